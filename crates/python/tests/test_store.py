@@ -329,7 +329,7 @@ def test_room_is_waited_for() -> None:
     with Served("64MiB") as served:
         client = served.client()
         client.put("first", np.zeros(40 << 20, np.uint8))
-        with pytest.raises(errors.OverQuota, match="cannot take 40 MiB more") as caught:
+        with pytest.raises(errors.OverQuota, match="cannot allocate 40 MiB") as caught:
             client.put("second", np.zeros(40 << 20, np.uint8))
         assert "timeout=10" in str(caught.value) and caught.value.code == "over-quota"
         with pytest.raises(errors.OverQuota) as caught:

@@ -39,7 +39,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
             BackendChoice::Auto => Backend::open(BackendKind::Cuda).ok().map(|_| BackendKind::Cuda),
         };
     }
-    Ok(part.take_part(role, socket, &launch)?)
+    Ok(part.run_role(role, socket, &launch)?)
 }
 
 /// Starts this program again, with the same settings.

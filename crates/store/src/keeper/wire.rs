@@ -1,15 +1,15 @@
-//! What keeper and server say to each other, and the keys under which descriptors are kept.
+//! The messages between keeper and server, and the keys of parked descriptors.
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{AllocationId, ClientId, ID_BITS};
 
-/// What a kept descriptor is of.
+/// The key of a parked descriptor: the resource that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     /// The index.
     Index,
-    /// The socket at which clients come.
+    /// The socket that clients connect to.
     Listener,
     /// The process of the server, for a keeper that is not its parent.
     Server,
@@ -17,11 +17,11 @@ pub(crate) enum Key {
     Allocation(AllocationId),
     /// The connection of a client.
     Socket(ClientId),
-    /// A client's page of pins.
+    /// The pin page of a client.
     Pins(ClientId),
     /// The process of a client.
     Process(ClientId),
-    /// The file of the socket at which clients come, as a descriptor that only names it.
+    /// The file of the listening socket, opened with `O_PATH`.
     SocketFile,
 }
 
@@ -56,23 +56,23 @@ impl Key {
     }
 }
 
-/// What a server says to its keeper.
+/// A message of a server to its keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToKeeper {
-    /// Keep the descriptors that come along, under these keys.
+    /// Hold the attached descriptors under these keys.
     Park(Vec<u64>),
-    /// Keep these no longer.
+    /// Close the descriptors with these keys.
     Unpark(Vec<u64>),
-    /// Clients are served.
+    /// The server accepts clients.
     Ready,
 }
 
-/// What a keeper says to its server.
+/// A message of a keeper to its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToServer {
-    /// What came under these keys is kept.
+    /// The descriptors with these keys are held.
     Parked(Vec<u64>),
-    /// Everything is to end.
+    /// The server is to stop.
     Stop,
 }
 
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_tell_what_they_are_of() {
+    fn keys_decode_to_their_resource() {
         let client = ClientId(7 << 32 | 9);
         let keys = [
             Key::Index,

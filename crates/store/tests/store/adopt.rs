@@ -43,10 +43,10 @@ fn host_memory_is_taken_in_without_a_copy_and_can_never_be_written_again() {
     served.kill("server");
     assert_eq!(served.client().get("given").unwrap().to_vec().unwrap()[5], 7);
     reader.delete(sealed.id).unwrap();
-    assert!(!reader.has_gone(sealed.id), "somebody holds it");
+    assert!(!reader.is_freed(sealed.id), "somebody holds it");
     drop(object);
     assert_eq!(reader.status().unwrap().host.used, 0);
-    assert!(reader.has_gone(sealed.id));
+    assert!(reader.is_freed(sealed.id));
 }
 
 #[test]
@@ -71,20 +71,20 @@ fn parts_have_names_of_their_own_and_hold_the_whole() {
     let memory = filled(&host(), 0);
     memory.map(Rights::ReadWrite).unwrap().bytes().unwrap().write_at(1000, b"hello").unwrap();
     let first = client.adopt("first", b"", &memory, 0..10).unwrap();
-    client.publish_part("hello", b"word", first.id, 1000..1005).unwrap();
+    client.publish_range("hello", b"word", first.id, 1000..1005).unwrap();
     client.delete(first.id).unwrap();
     assert_eq!(client.get("hello").unwrap().to_vec().unwrap(), b"hello");
     assert_eq!(client.status().unwrap().host.used, LEN as u64);
     let hello = client.stat("hello").unwrap();
     for range in [0..LEN + 1, LEN..LEN + 1, usize::MAX - 1..usize::MAX] {
-        assert_eq!(client.publish_part("x", b"", hello.id, range).unwrap_err().code(), "out-of-range");
+        assert_eq!(client.publish_range("x", b"", hello.id, range).unwrap_err().code(), "out-of-range");
     }
     // So it is with what the store has made.
     client.put("small", b"0123456789").unwrap();
     let small = client.stat("small").unwrap();
-    client.publish_part("digits", b"", small.id, 3..6).unwrap();
+    client.publish_range("digits", b"", small.id, 3..6).unwrap();
     assert_eq!(client.get("digits").unwrap().to_vec().unwrap(), b"345");
-    assert_eq!(client.publish_part("x", b"", small.id, 3..11).unwrap_err().code(), "out-of-range");
+    assert_eq!(client.publish_range("x", b"", small.id, 3..11).unwrap_err().code(), "out-of-range");
 }
 
 #[test]
@@ -200,7 +200,7 @@ pub(crate) mod suite {
         let segments = Allocation::adopt(&device, map.address() + 4096, 4096).unwrap();
         assert_eq!((segments.len(), segments[0].address), (1, map.address()));
         let first = maker.adopt("first", b"", &segments[0].allocation, 0..1000).unwrap();
-        maker.publish_part("second", b"", first.id, LEN - 10..LEN).unwrap();
+        maker.publish_range("second", b"", first.id, LEN - 10..LEN).unwrap();
         assert_eq!(first_and_last(&reader, &device, "first"), (5, 5));
         let stream = device.stream().unwrap();
         stream.fill(&map.span(LEN - 1, 1).unwrap(), 6).unwrap();

@@ -59,7 +59,7 @@ enum Attack {
     /// Watches for everything and reads nothing, while objects are published.
     Watch,
     /// Kicks for a deleted object, with full pages of pins.
-    Kick,
+    PinReleased,
     /// Waits for names that no object has, and for one that many get at once.
     Find,
     /// Connects, says hello and closes.
@@ -68,8 +68,15 @@ enum Attack {
     All,
 }
 
-const ATTACKS: [Attack; 7] =
-    [Attack::Spin, Attack::Unfinished, Attack::Watch, Attack::Kick, Attack::Find, Attack::Churn, Attack::All];
+const ATTACKS: [Attack; 7] = [
+    Attack::Spin,
+    Attack::Unfinished,
+    Attack::Watch,
+    Attack::PinReleased,
+    Attack::Find,
+    Attack::Churn,
+    Attack::All,
+];
 
 fn connections() -> usize {
     if exhaustive() { 3000 / ATTACKERS } else { 240 / ATTACKERS }
@@ -198,7 +205,7 @@ impl Attacker<'_> {
                     self.put("watched");
                 }
             }
-            Attack::Kick => {
+            Attack::PinReleased => {
                 if !is_open {
                     self.open(at, true);
                 }
@@ -241,7 +248,7 @@ impl Attacker<'_> {
         let start = Instant::now();
         self.wires.resize_with(connections(), || None);
         // An object that is deleted, and kept by pins: every kick has all pins read.
-        let held = (attack == Attack::Kick).then(|| self.hold_deleted()).flatten();
+        let held = (attack == Attack::PinReleased).then(|| self.hold_deleted()).flatten();
         let pinned = held.as_ref().map_or(1, |object| object.id().as_u64());
         let mut round = 0;
         loop {

@@ -75,9 +75,9 @@ fn write(
 }
 
 /// Asks again where two servers were killed during the request, which is refused then and was not done.
-fn despite_deaths<T>(mut ask: impl FnMut() -> Result<T, Error>) -> T {
+fn despite_deaths<T>(mut request: impl FnMut() -> Result<T, Error>) -> T {
     loop {
-        match ask() {
+        match request() {
             Err(Error::Refused(Refusal::ServersDied { .. })) => {}
             outcome => return outcome.unwrap(),
         }

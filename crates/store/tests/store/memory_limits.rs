@@ -56,8 +56,8 @@ fn a_request_during_which_two_servers_died_is_refused_by_the_third() {
     assert!(matches!(error, Error::Refused(Refusal::ServersDied { servers: 2 })), "{error:?}");
     assert_eq!(
         error.to_string(),
-        "2 servers died while this request was in progress, and it is not tried again; ask for less memory, or give \
-         the server more, before the next request"
+        "2 servers died while this request was in progress, so it is not retried; request less memory, or give the \
+         server more, and try again"
     );
     // The third serves all others, and this client too.
     assert_eq!(other.status().unwrap().epoch, 3);

@@ -270,7 +270,7 @@ fn names_that_no_object_can_have_are_refused_by_every_call() {
         assert_eq!(client.list(&name).unwrap(), []);
     }
     assert_eq!(code(client.publish("", id)), "empty-name");
-    let described = |len| client.create_described("name", &vec![0; len], 1);
+    let described = |len| client.create_with_meta("name", &vec![0; len], 1);
     assert_eq!(code(described(217)), "meta-too-long");
     assert_eq!(client.get("name").unwrap().id(), id, "the connection is as good as before");
 }
@@ -283,7 +283,7 @@ fn packs_that_cannot_be_are_refused_before_anything_is_written() {
         let twice = client.create_pack(&Pack::new("p").add("a", len).add("b", 1).add("a", len));
         assert_eq!(
             twice.unwrap_err().to_string(),
-            "the request breaks the protocol: two objects of a pack are named `a`"
+            "the request violates the protocol: two objects of a pack are named `a`"
         );
         let itself = client.create_pack(&Pack::new("p").add("p", len));
         assert_eq!(code(itself), "malformed");

@@ -119,7 +119,7 @@ fn nothing_waits_to_be_dropped_while_another_thread_asks() {
 fn an_object_is_got_without_asking_once_its_memory_is_mapped() {
     let served = Served::start();
     let (maker, reader) = (served.client(), served.client());
-    let mut draft = maker.create_described("name", b"a meaning", LARGE).unwrap();
+    let mut draft = maker.create_with_meta("name", b"a meaning", LARGE).unwrap();
     draft.write_at(0, &pattern(LARGE, 3)).unwrap();
     let sealed = draft.seal().unwrap();
     assert!(reader.get_mapped("name").unwrap().is_none(), "not mapped yet");
@@ -138,11 +138,11 @@ fn room_is_waited_for_until_somebody_makes_it_or_the_deadline_comes() {
     let client = served.client();
     let draft = client.create("first", MOST).unwrap();
     let over_quota = Refusal::OverQuota { wanted: 100 << 20, used: MOST as u64, quota: 256 << 20 };
-    let brief = client.waiting_for_room(Duration::from_millis(50));
+    let brief = client.waiting_for_space(Duration::from_millis(50));
     assert_eq!(refusal(client.create("second", 100 << 20)), over_quota);
     assert_eq!(refusal(brief.create("second", 100 << 20)), over_quota);
     // As long as it takes.
-    let patient = client.waiting_for_room(Duration::MAX);
+    let patient = client.waiting_for_space(Duration::MAX);
     assert_eq!(refusal(patient.create("never", 300 << 20)).code(), "over-quota");
     // Who waited says goodbye, though its process goes on.
     while client.status().unwrap().clients > 1 {
@@ -234,9 +234,9 @@ fn a_pack_is_one_map_and_many_names() {
     let served = Served::start();
     let (maker, reader) = (served.client(), served.client());
     for (name, len) in [("small", 100), ("large", 2 << 20)] {
-        let mut pack = Pack::new(name).described(b"a model");
+        let mut pack = Pack::new(name).with_meta(b"a model");
         for member in 0..5 {
-            pack = pack.add_described(&format!("{name}/{member}"), &[member], len + usize::from(member));
+            pack = pack.add_with_meta(&format!("{name}/{member}"), &[member], len + usize::from(member));
         }
         let mut draft = maker.create_pack(&pack).unwrap();
         for member in 0..5 {
@@ -340,12 +340,16 @@ fn one_more_name_is_one_more_object_over_the_same_bytes() {
     let served = Served::start();
     let client = served.client();
     let first = client.put("first", &pattern(LARGE, 1)).unwrap();
-    let second = client.publish_described("second", b"the same", first.id).unwrap();
+    let second = client.publish_with_meta("second", b"the same", first.id).unwrap();
     client.delete(first.id).unwrap();
     let object = client.get("second").unwrap();
     assert_eq!((object.id(), object.to_vec().unwrap()), (second.id, pattern(LARGE, 1)));
     assert_eq!(object.meta(), b"the same");
-    assert!(client.gave(&object) && client.clone().gave(&object) && !served.client().gave(&object));
+    assert!(
+        client.is_source_of(&object)
+            && client.clone().is_source_of(&object)
+            && !served.client().is_source_of(&object)
+    );
 }
 
 #[test]
@@ -358,7 +362,7 @@ fn a_watcher_is_told_what_happens() {
     client.delete(sealed.id).unwrap();
     let patience = Deadline::after(Duration::from_secs(60));
     let events: Vec<_> =
-        (0..2).map(|_| watch.next(patience).unwrap()).map(|event| (event.name, event.what)).collect();
+        (0..2).map(|_| watch.next(patience).unwrap()).map(|event| (event.name, event.kind)).collect();
     let expected =
         [("a/1".to_owned(), EventKind::Published { version: 1 }), ("a/1".to_owned(), EventKind::Deleted)];
     assert_eq!(events, expected);
@@ -414,7 +418,10 @@ fn nobody_serves_is_said_so_and_so_is_who_serves_already() {
     let again = wholemem_store::Serve::at(served.socket());
     let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("nothing is started") };
     let error = again.run(&launch, &mut || ()).unwrap_err();
-    assert_eq!(error.to_string(), format!("a store is served at `{}` already", served.socket().display()));
+    assert_eq!(
+        error.to_string(),
+        format!("another server already listens at `{}`", served.socket().display())
+    );
 }
 
 #[test]
@@ -427,10 +434,7 @@ fn a_place_that_is_none_for_a_socket_is_named_and_left_alone() {
     };
     let file = folder.path().join("file");
     std::fs::write(&file, b"precious").unwrap();
-    assert_eq!(
-        serve(&file),
-        ("not-a-socket", format!("`{}` is a file already, and no socket", file.display()))
-    );
+    assert_eq!(serve(&file), ("not-a-socket", format!("`{}` exists and is not a socket", file.display())));
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
     for path in [folder.path().join("missing/socket"), folder.path().join("x".repeat(120))] {
         assert_eq!(serve(&path), ("socket", format!("cannot use the socket `{}`", path.display())));

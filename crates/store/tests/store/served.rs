@@ -91,7 +91,7 @@ fn a_process_of_a_store() {
         other => {
             let role = if other == "server" { Role::Server } else { Role::Keeper };
             let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-            serve.take_part(role, socket, &start)
+            serve.run_role(role, socket, &start)
         }
     };
     outcome.unwrap();

@@ -15,7 +15,7 @@ use wholemem_os::{Deadline, PacketSocket, memfd};
 use super::clients::Clients;
 use super::poller::{Fixed, Interest, Poller};
 use crate::Result;
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorTable, Key};
 use crate::protocol::frame;
 use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 
@@ -55,7 +55,7 @@ impl Acceptor {
     }
 
     /// Adds the descriptors that another keeper has to have.
-    pub(super) fn keep(&self, kept: &mut Kept) -> Result<()> {
+    pub(super) fn keep(&self, kept: &mut DescriptorTable) -> Result<()> {
         kept.insert(Key::Listener, self.listener.share_fd()?);
         if let Some(file) = &self.file {
             kept.insert(Key::SocketFile, memfd::share_fd(file.as_fd())?);
@@ -208,8 +208,8 @@ mod tests {
         assert_eq!(setup.clients.iter().count(), 0);
         let mut packet = [0; 200];
         let len = client.recv(&mut packet, Deadline::NEVER).unwrap();
-        let mut assembly = frame::Assembly::default();
-        let message = assembly.push(&packet[..len]).unwrap().unwrap();
+        let mut assembler = frame::MessageAssembler::default();
+        let message = assembler.push(&packet[..len]).unwrap().unwrap();
         let (response, _) = frame::decode::<Response>(&message).unwrap();
         assert_eq!(response, Response { id: 0, answer: Answer::Refused(Refusal::NoDescriptors) });
         assert!(setup.acceptor.spare.is_some(), "for the next one");

@@ -17,7 +17,7 @@ use super::index_memory::IndexMemory;
 use super::keeper_link::{KeeperLink, Parking};
 use super::memory_table::MemoryTable;
 use crate::id::ClientId;
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorTable, Key};
 use crate::protocol::{Answer, Request, Response};
 use crate::{Refusal, Result};
 
@@ -36,7 +36,7 @@ impl Admission {
     }
 
     /// Adds the descriptor of the index that another keeper has to have.
-    pub(super) fn keep(&self, kept: &mut Kept) -> Result<()> {
+    pub(super) fn keep(&self, kept: &mut DescriptorTable) -> Result<()> {
         kept.insert(Key::Index, self.index.share_fd()?);
         Ok(())
     }

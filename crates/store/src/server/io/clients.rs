@@ -17,7 +17,7 @@ use super::message_slots::{MessageSlots, Next};
 use super::poller::Poller;
 use super::watchers::{Sent, Watchers};
 use crate::id::ClientId;
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorTable, Key};
 use crate::protocol::{Answer, Event, Response};
 use crate::server::budget::{Account, Amount, Budget, CONNECTION};
 use crate::{Refusal, Result};
@@ -76,7 +76,11 @@ impl Clients {
     }
 
     /// Takes over a client of a server that died; `None` if the keeper has no page of pins for it.
-    pub(super) fn take_over(&mut self, client: ClientId, kept: &mut Kept) -> Result<Option<&Connection>> {
+    pub(super) fn take_over(
+        &mut self,
+        client: ClientId,
+        kept: &mut DescriptorTable,
+    ) -> Result<Option<&Connection>> {
         let budget = &mut self.budget;
         let Some(connection) = Connection::take_over(client, kept, |user| budget.open(user))? else {
             return Ok(None);

@@ -10,10 +10,10 @@ use super::headroom::{Headroom, Purpose};
 use super::outbox::{Flushed, Outbox};
 use super::poller::Interest;
 use crate::id::ClientId;
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorTable, Key};
 use crate::pin::PINS_LEN;
-use crate::protocol::frame::{self, Assembly, MAX_MESSAGE, Payload};
-use crate::protocol::{Ask, Request, Response};
+use crate::protocol::frame::{self, MAX_MESSAGE, MessageAssembler, Payload};
+use crate::protocol::{Request, RequestKind, Response};
 use crate::server::budget::{Account, Amount, CONNECTION, Charge};
 use crate::{Error, Refusal, Result};
 
@@ -79,7 +79,7 @@ pub(super) struct Connection {
     outbox: Outbox,
     /// Whether it has closed its end.
     is_peer_closed: bool,
-    assembly: Assembly,
+    assembler: MessageAssembler,
     /// For a message of several packets that is being put together.
     message: Option<Charge>,
     /// Whether that covers the beginning of the message only, and the connection waits for a slot.
@@ -120,7 +120,7 @@ impl Connection {
     /// A client of a server that died.
     pub(super) fn take_over(
         client: ClientId,
-        kept: &mut Kept,
+        kept: &mut DescriptorTable,
         open: impl FnOnce(u32) -> Account,
     ) -> Result<Option<Self>> {
         let socket = kept.take(Key::Socket(client)).map(PacketSocket::adopt).transpose()?;
@@ -136,7 +136,7 @@ impl Connection {
         let charge = account.charge_held(CONNECTION);
         let admitted = Admitted { process, pins, _charge: account.charge_held(ADMISSION) };
         let mut connection = Self::new(socket, Some(admitted), account, Phase::Open, charge);
-        connection.assembly = Assembly::inherited();
+        connection.assembler = MessageAssembler::inherited();
         Ok(Some(connection))
     }
 
@@ -155,7 +155,7 @@ impl Connection {
             interest: Interest::default(),
             outbox: Outbox::default(),
             is_peer_closed: false,
-            assembly: Assembly::default(),
+            assembler: MessageAssembler::default(),
             message: None,
             needs_slot: false,
             last_packet: Instant::now(),
@@ -215,7 +215,7 @@ impl Connection {
     /// Drops all messages that are queued or being received.
     pub(super) fn drop_messages(&mut self) {
         self.outbox = Outbox::default();
-        self.assembly = Assembly::default();
+        self.assembler = MessageAssembler::default();
         self.message = None;
         self.needs_slot = false;
     }
@@ -280,7 +280,7 @@ impl Connection {
     /// Charges the rest of a message that has begun.
     pub(super) fn take_slot(&mut self) -> Result<(), Refusal> {
         if let Some(charge) = self.message.as_mut().filter(|_| self.needs_slot) {
-            charge.grow(Amount::bytes(SLOT.bytes - self.assembly.len() as u64))?;
+            charge.grow(Amount::bytes(SLOT.bytes - self.assembler.len() as u64))?;
             self.needs_slot = false;
         }
         Ok(())
@@ -329,12 +329,12 @@ impl Connection {
                 Err(malformed) => return self.broken(malformed),
             }
         };
-        let message = self.assembly.push(&packet[..len]);
+        let message = self.assembler.push(&packet[..len]);
         let charge = self.message.take();
         match message.map(|message| message.map(Payload::split::<Request>)) {
             Ok(None) => Received::Nothing,
             Ok(Some(Ok((request, payload)))) => {
-                let is_wanted = matches!(request.ask, Ask::Adopt { .. });
+                let is_wanted = matches!(request.kind, RequestKind::Adopt { .. });
                 if fd.is_some() && !is_wanted {
                     return self.broken(UNWANTED);
                 }
@@ -351,15 +351,15 @@ impl Connection {
 
     /// Takes in a packet that is not the last of its message. Says if reading has to stop.
     fn push_part(&mut self, packet: &[u8]) -> Result<Option<Received<'static>>, frame::Malformed> {
-        self.assembly.push(packet)?;
-        if self.is_within_message() || self.assembly.len() == 0 {
+        self.assembler.push(packet)?;
+        if self.is_within_message() || self.assembler.len() == 0 {
             return Ok(None);
         }
         if let Ok(charge) = self.account.charge(SLOT) {
             self.message = Some(charge);
             return Ok(Some(Received::TookSlot));
         }
-        match self.account.charge(Amount::bytes(self.assembly.len() as u64)) {
+        match self.account.charge(Amount::bytes(self.assembler.len() as u64)) {
             Ok(charge) => {
                 (self.message, self.needs_slot) = (Some(charge), true);
                 Ok(Some(Received::NeedsSlot))
@@ -429,7 +429,7 @@ mod tests {
         let mut budget = ample();
         let client = ClientId(1);
         let pins = Memfd::create("pins", PINS_LEN).unwrap();
-        let mut kept = Kept::default();
+        let mut kept = DescriptorTable::default();
         kept.insert(Key::Pins(client), pins.share_fd().unwrap());
         kept.insert(Key::Process(client), PidFd::of_self().unwrap().into());
         let taken = Connection::take_over(client, &mut kept, |user| budget.open(user)).unwrap().unwrap();
@@ -450,12 +450,12 @@ mod tests {
         assert_eq!(budget.held(), CONNECTION);
         send(&there, BEGIN_MORE, 10);
         assert!(matches!(connection.receive(&mut [0; 2000], 0), Received::Broken), "a hello is one packet");
-        assert_eq!((budget.held(), connection.assembly.len()), (CONNECTION, 0));
+        assert_eq!((budget.held(), connection.assembler.len()), (CONNECTION, 0));
         let (mut connection, there) = connection_in(&mut budget);
         send(&there, 2, LONGEST_HELLO);
         assert!(matches!(connection.receive(&mut [0; 2000], 0), Received::Broken), "and a short one");
         let (mut connection, there) = connection_in(&mut budget);
-        let hello = Request { id: 1, again: 0, ask: Ask::Hello { protocol: PROTOCOL } };
+        let hello = Request { id: 1, resends: 0, kind: RequestKind::Hello { protocol: PROTOCOL } };
         frame::send_message(&there, &hello, &[], &[], Deadline::NOW).unwrap().unwrap();
         assert!(
             matches!(connection.receive(&mut [0; 2000], 0), Received::Request(request, ..) if request == hello)
@@ -468,8 +468,8 @@ mod tests {
         let (mut connection, there) = admitted(&mut budget);
         let before = budget.held();
         let label = crate::protocol::Label { name: "x".to_owned(), meta: Vec::new() };
-        let ask = Ask::Create { label, len: 150_000, members: Vec::new(), place: 0 };
-        let packets = frame::encode(&Request { id: 9, again: 0, ask }, &[5; 150_000]).unwrap();
+        let kind = RequestKind::Create { label, len: 150_000, members: Vec::new(), place: 0 };
+        let packets = frame::encode(&Request { id: 9, resends: 0, kind }, &[5; 150_000]).unwrap();
         there.send(&packets[0], &[], Deadline::NOW).unwrap();
         let mut packet = vec![0; wholemem_os::packet::MAX_PACKET];
         assert!(matches!(connection.receive(&mut packet, 0), Received::TookSlot));
@@ -539,7 +539,7 @@ mod tests {
         let mut budget = ample();
         let (mut connection, there) = admitted(&mut budget);
         // Behind a message whose beginning another server has read, any number of packets may be.
-        connection.assembly = Assembly::inherited();
+        connection.assembler = MessageAssembler::inherited();
         (0..20).for_each(|_| send(&there, MORE, 0));
         assert!(matches!(connection.receive(&mut [0; 8], 0), Received::Nothing));
         let socket = connection.socket.as_ref().unwrap();

@@ -22,9 +22,9 @@ use super::startup;
 use crate::cells::MappedCells;
 use crate::id::ClientId;
 use crate::index::Geometry;
-use crate::keeper::{Kept, Key, Launch, ToKeeper};
+use crate::keeper::{DescriptorTable, Key, Launch, ToKeeper};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Ask, Request};
+use crate::protocol::{Request, RequestKind};
 use crate::server::budget::Charge;
 use crate::server::machine::{Input, Now, Output, Server, Settings};
 use crate::{Refusal, Result};
@@ -79,7 +79,7 @@ pub(crate) fn run(
     launch: &Launch<'_>,
 ) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
-    let kept = Kept::receive(&socket)?;
+    let kept = DescriptorTable::receive(&socket)?;
     let mut event_loop = startup::start(kept, socket, settings, geometry, devices, launch)?;
     event_loop.executor.keeper.tell(&ToKeeper::Ready, Vec::new());
     while !event_loop.is_stopping {
@@ -217,18 +217,18 @@ impl<'a> EventLoop<'a> {
         fd: Option<OwnedFd>,
         charge: Option<Charge>,
     ) {
-        match request.ask {
-            Ask::Goodbye => return self.end(client, Ending::Gone),
-            Ask::AwaitChild => {
+        match request.kind {
+            RequestKind::Goodbye => return self.end(client, Ending::Gone),
+            RequestKind::AwaitChild => {
                 let follow_up = self.executor.await_child(client, request.id);
                 return self.follow(follow_up);
             }
-            Ask::Claim { client: page, secret } => {
+            RequestKind::Claim { client: page, secret } => {
                 let follow_up = self.executor.claim(client, request.id, page, secret);
                 return self.follow(follow_up);
             }
             // The machine knows a client from its hello on.
-            Ask::Hello { .. } => {
+            RequestKind::Hello { .. } => {
                 if let Some(account) = self.executor.clients.account(client) {
                     self.step(Input::Joined { client, account });
                 }

@@ -15,7 +15,7 @@ use super::keeper_link::{KeeperLink, Parking};
 use super::memory_table::{Closing, MemoryTable};
 use super::workers::{Done, Job, Workers};
 use crate::id::{AllocationId, ClientId};
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorTable, Key};
 use crate::protocol::{Answer, Response};
 use crate::server::machine::{HOST, Input, Output, Requester};
 use crate::{Refusal, Result};
@@ -217,8 +217,8 @@ impl Executor<'_> {
         self.keeper.start(kept, self.clients.poller());
     }
 
-    fn everything(&self, acceptor: &Acceptor) -> Result<Kept> {
-        let mut kept = Kept::default();
+    fn everything(&self, acceptor: &Acceptor) -> Result<DescriptorTable> {
+        let mut kept = DescriptorTable::default();
         self.admission.keep(&mut kept)?;
         acceptor.keep(&mut kept)?;
         kept.insert(Key::Server, PidFd::of_self()?.into());
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::index::Geometry;
     use crate::keeper::{Role, ToKeeper, ToServer};
-    use crate::protocol::frame::{Assembly, decode};
+    use crate::protocol::frame::{MessageAssembler, decode};
     use crate::server::budget::tests::ample;
     use crate::server::machine::Share;
 
@@ -296,8 +296,8 @@ mod tests {
     fn response(client: &PacketSocket) -> (Response, usize) {
         let mut packet = [0; 500];
         let (len, fds) = client.recv_with_fds(&mut packet, 8, Deadline::NEVER).unwrap();
-        let mut assembly = Assembly::default();
-        let message = assembly.push(&packet[..len]).unwrap().unwrap();
+        let mut assembler = MessageAssembler::default();
+        let message = assembler.push(&packet[..len]).unwrap().unwrap();
         (decode::<Response>(&message).unwrap().0, fds.len())
     }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use wholemem_os::Size;
 use wholemem_os::meminfo::{Available, MemoryProbe};
 
-use crate::protocol::{Ask, Refusal, Request};
+use crate::protocol::{Refusal, Request, RequestKind};
 
 /// What objects leave for the memory of the server itself, of its keeper and of the index.
 const RESERVE: usize = 8 << 20;
@@ -40,9 +40,9 @@ const PER_OBJECT: usize = 1 << 10;
 /// How much the server and the index grow by what a request creates, without its memory. A repeated request may have been
 /// processed by another server, and takes nothing then.
 pub(super) fn bookkeeping(request: &Request) -> usize {
-    match &request.ask {
-        Ask::Create { members, .. } if request.again == 0 => PER_OBJECT * (1 + members.len()),
-        Ask::Publish { .. } | Ask::Adopt { .. } if request.again == 0 => PER_OBJECT,
+    match &request.kind {
+        RequestKind::Create { members, .. } if request.resends == 0 => PER_OBJECT * (1 + members.len()),
+        RequestKind::Publish { .. } | RequestKind::Adopt { .. } if request.resends == 0 => PER_OBJECT,
         _ => 0,
     }
 }

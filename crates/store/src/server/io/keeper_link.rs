@@ -11,7 +11,7 @@ use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 use super::outbox::{Flushed, Outbox};
 use super::poller::{Fixed, Interest, Poller};
 use crate::id::{AllocationId, ClientId};
-use crate::keeper::{Kept, Key, Launch, Role, ToKeeper, ToServer};
+use crate::keeper::{DescriptorTable, Key, Launch, Role, ToKeeper, ToServer};
 use crate::{Error, Result};
 
 /// How long the keeper may take to answer. A keeper that has no descriptor left never answers.
@@ -280,14 +280,14 @@ impl<'a> KeeperLink<'a> {
     }
 
     /// Starts another keeper, and hands over what it has to keep. If that fails, [`Self::take_retry`] says when to try again.
-    pub(super) fn start(&mut self, kept: Result<Kept>, poller: &mut Poller) {
+    pub(super) fn start(&mut self, kept: Result<DescriptorTable>, poller: &mut Poller) {
         if let Err(error) = kept.and_then(|kept| self.launch(&kept, poller)) {
             tracing::error!(%error, "cannot start a keeper");
             self.retry_at = Some(Instant::now() + RETRY);
         }
     }
 
-    fn launch(&mut self, kept: &Kept, poller: &mut Poller) -> Result<()> {
+    fn launch(&mut self, kept: &DescriptorTable, poller: &mut Poller) -> Result<()> {
         let (socket, theirs) = PacketSocket::pair()?;
         let child = (self.launch)(Role::Keeper, theirs.into()).map_err(|source| Error::Launch { source })?;
         kept.send(&socket)?;
@@ -357,7 +357,7 @@ mod tests {
         );
         let now = Instant::now();
         assert!(link.takes_clients() && link.timeout(now).is_none());
-        link.start(Ok(Kept::default()), &mut poller);
+        link.start(Ok(DescriptorTable::default()), &mut poller);
         assert!(!link.takes_clients() && !link.take_retry(now), "it could not be started");
         assert!(link.timeout(now).is_some() && link.take_retry(now + 2 * RETRY));
         assert!(link.takes_clients(), "the caller starts it now");

@@ -272,7 +272,7 @@ mod tests {
     fn memory_that_cannot_be_opened_is_refused_with_its_length_and_the_limit_that_was_met() {
         let limit = wholemem_os::descriptors::limit();
         let reason =
-            format!("the server has as many descriptors open as it may: the limit is {limit} (`ulimit -n`)");
+            format!("the server has reached its limit of {limit} open descriptors (`ulimit -n`)");
         let expected = Refusal::NoMemory { len: LEN as u64, reason };
         let fstat_then_open = 2;
         for share in [true, false] {

@@ -24,14 +24,14 @@ use super::workers::Workers;
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
 use crate::index::{Geometry, Index};
-use crate::keeper::{Kept, Key, Launch};
+use crate::keeper::{DescriptorTable, Key, Launch};
 use crate::server::budget::{Budget, Limits};
 use crate::server::machine::{HOST, Server, Settings, Survivors};
 use crate::{Error, Result};
 
 /// Builds the event loop of a server from what the keeper had, and carries out what recovery decides.
 pub(super) fn start<'a>(
-    mut kept: Kept,
+    mut kept: DescriptorTable,
     socket: PacketSocket,
     mut settings: Settings,
     geometry: Geometry,
@@ -73,12 +73,12 @@ pub(super) fn start<'a>(
 
 /// Takes over the clients of the server before. Returns the memory that the keeper had.
 fn take_over_clients(
-    kept: Kept,
+    kept: DescriptorTable,
     clients: &mut Clients,
     memory: &mut MemoryTable,
 ) -> BTreeMap<AllocationId, OwnedFd> {
     let (mut allocations, mut known) = (BTreeMap::new(), BTreeSet::<ClientId>::new());
-    let mut rest = Kept::default();
+    let mut rest = DescriptorTable::default();
     for (key, fd) in kept.into_iter() {
         match key {
             Key::Allocation(allocation) => drop(allocations.insert(allocation, fd)),

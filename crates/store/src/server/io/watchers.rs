@@ -241,7 +241,7 @@ mod tests {
     use crate::server::budget::{Amount, tests::ample};
 
     fn event(name: &str) -> Event {
-        Event { name: name.to_owned(), object: ObjectId::new(1, 1), what: EventKind::Deleted }
+        Event { name: name.to_owned(), object: ObjectId::new(1, 1), kind: EventKind::Deleted }
     }
 
     fn watchers(count: u64, user: u32) -> Watchers {

@@ -19,7 +19,7 @@ use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, memfd}
 use super::headroom::{Headroom, Purpose};
 use crate::Result;
 use crate::id::AllocationId;
-use crate::protocol::{Refusal, limit_met};
+use crate::protocol::{Refusal, describe_error};
 use crate::server::fair_queue::FairQueue;
 use crate::server::machine::Requester;
 
@@ -255,7 +255,7 @@ fn allocate(
     let Some(device) = place.checked_sub(1) else {
         // If there is too little memory, the kernel kills instead of refusing.
         let _claim = headroom.claim_in_turn(len, purpose).map_err(|shortage| shortage.to_string())?;
-        let memory = Memfd::create_large("wholemem-object", len).map_err(|error| limit_met(&error))?;
+        let memory = Memfd::create_large("wholemem-object", len).map_err(|error| describe_error(&error))?;
         return Ok(memory.into_fd());
     };
     let on_device = || {

@@ -23,9 +23,9 @@ use super::ledger::HOST;
 use super::pending::{ArenaFailure, PendingMemory, PendingRequest};
 use super::state::StoreState;
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Ask, Label, Part, Refusal, Request};
+use crate::protocol::{ByteRange, Label, Refusal, Request, RequestKind};
 use crate::server::budget::Charge;
 
 /// How many requests are resumed in one step: of those that waited for an arena of each place, and of those that found the
@@ -71,7 +71,7 @@ impl Creation {
         server_memory: &mut impl ServerMemory,
     ) {
         let id = request.id;
-        if self.is_known(store, client, id, request.again != 0) {
+        if self.is_known(store, client, id, request.resends != 0) {
             return;
         }
         let progress = match begin(store, client, &request, &payload, server_memory) {
@@ -91,10 +91,11 @@ impl Creation {
     /// Makes an object of memory that came with a request, as soon as it was checked and parked.
     pub(super) fn adopt<C: Cells>(&mut self, store: &mut StoreState<C>, client: ClientId, request: Request) {
         let id = request.id;
-        if self.is_known(store, client, id, request.again != 0) {
+        if self.is_known(store, client, id, request.resends != 0) {
             return;
         }
-        let begun = request.check_deaths().and_then(|()| adoption::begin(store, client, &request.ask));
+        let begun =
+            request.check_server_deaths().and_then(|()| adoption::begin(store, client, &request.kind));
         let pending = begun.and_then(|allocation| {
             // If the request cannot wait, the memory is released when it was checked.
             let payload = Payload::default();
@@ -114,7 +115,7 @@ impl Creation {
         (client, id, is_repeated): (ClientId, u64, bool),
         label: Label,
         object: ObjectId,
-        part: Option<Part>,
+        part: Option<ByteRange>,
     ) {
         if self.is_known(store, client, id, is_repeated) {
             return;
@@ -122,11 +123,11 @@ impl Creation {
         let outcome = label.check().and_then(|()| {
             store.check_owner(client, &label.name)?;
             let record = match store.objects.read(object) {
-                Some((State::Sealed, record)) => record,
-                Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
+                Some((SlotState::Sealed, record)) => record,
+                Some((SlotState::Created, _)) => return Err(Refusal::NotSealed { object }),
                 _ => return Err(Refusal::NoSuchObject { object }),
             };
-            let own = Part { offset: record.offset - record.region.offset, len: record.len };
+            let own = ByteRange { offset: record.offset - record.region.offset, len: record.len };
             let part = part.unwrap_or(own);
             part.check(record.region.len)?;
             store.insert_part(client, id, label, record.region, part)
@@ -244,8 +245,8 @@ impl Creation {
         if record.is_arena {
             self.pending.finish_arena(record.place, Err(ArenaFailure { len, reason }));
         } else if let Some(PendingRequest { client, request, .. }) = self.pending.take(allocation) {
-            let refusal = match request.ask {
-                Ask::Adopt { .. } => Refusal::CannotAdopt { len, reason },
+            let refusal = match request.kind {
+                RequestKind::Adopt { .. } => Refusal::CannotAdopt { len, reason },
                 _ => Refusal::NoMemory { len, reason },
             };
             store.answer(client, request.id, Err(refusal));
@@ -264,8 +265,8 @@ impl Creation {
             return Some(Requester::Everyone);
         }
         let pending = self.pending.waits_for(allocation)?;
-        let is_allocated =
-            !matches!(pending.request.ask, Ask::Adopt { .. }) && pending.request.check_deaths().is_ok();
+        let is_allocated = !matches!(pending.request.kind, RequestKind::Adopt { .. })
+            && pending.request.check_server_deaths().is_ok();
         is_allocated.then(|| store.sessions.requester(pending.client))
     }
 

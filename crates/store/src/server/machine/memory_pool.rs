@@ -11,7 +11,7 @@ use super::outputs::Outputs;
 use super::prealloc::Prealloc;
 use super::slots::Slots;
 use crate::cells::Cells;
-use crate::id::{AllocationId, State};
+use crate::id::{AllocationId, SlotState};
 use crate::index::{AllocationRecord, Index, Region};
 use crate::protocol::Refusal;
 
@@ -210,7 +210,7 @@ impl MemoryPool {
         }
         for slot in 0..used_slots(index) {
             let word = index.allocation_word(slot);
-            if word.state == State::Free {
+            if word.state == SlotState::Free {
                 self.ledger.recover_slot(slot, word.generation);
             }
         }

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::plan::Plan;
 use super::slots::Slots;
 use crate::cells::Cells;
-use crate::id::{ClientId, ObjectId, State};
-use crate::index::{Index, Record, Region};
+use crate::id::{ClientId, ObjectId, SlotState};
+use crate::index::{Index, ObjectRecord, Region};
 use crate::protocol::{Label, Refusal};
 
 /// How many objects there are in the states that clients are told about.
@@ -26,11 +26,11 @@ pub(super) struct Census {
 }
 
 impl Census {
-    fn of(&mut self, state: State) -> Option<&mut u64> {
+    fn of(&mut self, state: SlotState) -> Option<&mut u64> {
         match state {
-            State::Sealed => Some(&mut self.sealed),
-            State::Created => Some(&mut self.created),
-            State::Free | State::Deleted => None,
+            SlotState::Sealed => Some(&mut self.sealed),
+            SlotState::Created => Some(&mut self.created),
+            SlotState::Free | SlotState::Deleted => None,
         }
     }
 }
@@ -49,7 +49,7 @@ pub(super) struct Origin {
 /// A name that has just been given to an object.
 #[derive(Debug)]
 pub(super) struct Named {
-    pub(super) record: Record,
+    pub(super) record: ObjectRecord,
     /// The object that had the name before.
     pub(super) replaced: Option<ObjectId>,
 }
@@ -84,11 +84,11 @@ impl<C: Cells> ObjectTable<C> {
     }
 
     /// An object's state and record; `None` if it does not exist.
-    pub(super) fn read(&self, id: ObjectId) -> Option<(State, Record)> {
+    pub(super) fn read(&self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         self.index.read(id)
     }
 
-    pub(super) fn state(&self, id: ObjectId) -> Option<State> {
+    pub(super) fn state(&self, id: ObjectId) -> Option<SlotState> {
         self.index.state(id)
     }
 
@@ -125,9 +125,9 @@ impl<C: Cells> ObjectTable<C> {
 
     /// Whether an object belongs to a pack whose first object is sealed. The record of such an object stays as long as its
     /// pack, because it says where the bytes are.
-    pub(super) fn is_in_sealed_pack(&self, id: ObjectId, record: &Record) -> bool {
+    pub(super) fn is_in_sealed_pack(&self, id: ObjectId, record: &ObjectRecord) -> bool {
         let first = record.pack.filter(|first| *first != id);
-        first.is_some_and(|first| self.index.state(first) == Some(State::Sealed))
+        first.is_some_and(|first| self.index.state(first) == Some(SlotState::Sealed))
     }
 
     /// Refuses if the index has room for less than so many more objects.
@@ -151,7 +151,7 @@ impl<C: Cells> ObjectTable<C> {
         let (slot, generation) = self.slots.take().ok_or_else(|| self.full())?;
         let object = ObjectId::new(slot, generation);
         let version = self.next_version(&label.name);
-        let record = Record {
+        let record = ObjectRecord {
             version,
             name: label.name,
             meta: label.meta,
@@ -164,8 +164,8 @@ impl<C: Cells> ObjectTable<C> {
             request: origin.request,
             pack: None,
         };
-        self.index.fill(object, &record);
-        self.commit(object, State::Sealed);
+        self.index.write_record(object, &record);
+        self.commit(object, SlotState::Sealed);
         Ok((object, version))
     }
 
@@ -179,7 +179,7 @@ impl<C: Cells> ObjectTable<C> {
         origin: Origin,
         plan: &Plan<'_>,
         region: Region,
-        state: State,
+        state: SlotState,
     ) -> ObjectId {
         let mut take = || {
             let (slot, generation) = self.slots.take().expect("the caller has checked that there is room");
@@ -189,13 +189,13 @@ impl<C: Cells> ObjectTable<C> {
         let mut others: Vec<_> = plan.members.iter().map(|_| take()).collect();
         // Readers order objects that begin at the same offset by their slots, since some have no bytes.
         others.sort_unstable_by_key(|id| id.slot());
-        let record = |label: &Label, offset: u64, len: u64| Record {
+        let record = |label: &Label, offset: u64, len: u64| ObjectRecord {
             name: label.name.clone(),
             meta: label.meta.clone(),
             region,
             offset: region.offset + offset,
             len,
-            version: if state == State::Sealed { self.next_version(&label.name) } else { 0 },
+            version: if state == SlotState::Sealed { self.next_version(&label.name) } else { 0 },
             created: origin.created,
             owner: origin.owner,
             client: origin.client,
@@ -207,10 +207,10 @@ impl<C: Cells> ObjectTable<C> {
             laid_out.map(|(member, offset)| record(&member.label, *offset, member.len)).collect();
         let whole = record(plan.label, 0, plan.len);
         for (id, record) in others.iter().zip(records) {
-            self.index.fill(*id, &record);
-            self.commit(*id, State::Created);
+            self.index.write_record(*id, &record);
+            self.commit(*id, SlotState::Created);
         }
-        self.index.fill(first, &whole);
+        self.index.write_record(first, &whole);
         self.commit(first, state);
         if !others.is_empty() {
             self.members.insert(first, others.into_iter().collect());
@@ -219,7 +219,7 @@ impl<C: Cells> ObjectTable<C> {
     }
 
     /// Changes the state of an object: the store that commits it.
-    fn commit(&mut self, id: ObjectId, state: State) {
+    fn commit(&mut self, id: ObjectId, state: SlotState) {
         if let Some(count) = self.index.state(id).and_then(|before| self.census.of(before)) {
             *count -= 1;
         }
@@ -238,7 +238,7 @@ impl<C: Cells> ObjectTable<C> {
             self.index.set_version(*id, next);
             version = if *id == first { next } else { version };
         }
-        self.commit(first, State::Sealed);
+        self.commit(first, SlotState::Sealed);
         version
     }
 
@@ -246,7 +246,7 @@ impl<C: Cells> ObjectTable<C> {
     pub(super) fn seal_members(&mut self, first: ObjectId) -> Vec<ObjectId> {
         let pack: Vec<_> = self.pack(first).collect();
         for other in pack.iter().filter(|id| **id != first) {
-            self.commit(*other, State::Sealed);
+            self.commit(*other, SlotState::Sealed);
         }
         pack
     }
@@ -255,19 +255,19 @@ impl<C: Cells> ObjectTable<C> {
     pub(super) fn give_name(&mut self, id: ObjectId) -> Option<Named> {
         let (_, record) = self.index.read(id).filter(|(_, record)| !record.name.is_empty())?;
         let replaced = self.names.insert(record.name.clone(), id);
-        self.index.point(&record.name, replaced, id);
+        self.index.set_name(&record.name, replaced, id);
         Some(Named { record, replaced })
     }
 
     /// Removes an object's name, if it has one, and marks the object as deleted. Returns its state before, and its record.
-    pub(super) fn mark_deleted(&mut self, id: ObjectId) -> Option<(State, Record)> {
+    pub(super) fn mark_deleted(&mut self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         let (state, record) = self.index.read(id)?;
-        if state != State::Deleted {
+        if state != SlotState::Deleted {
             if self.find(&record.name) == Some(id) {
                 self.names.remove(&record.name);
-                self.index.forget(&record.name, id);
+                self.index.remove_name(&record.name, id);
             }
-            self.commit(id, State::Deleted);
+            self.commit(id, SlotState::Deleted);
         }
         Some((state, record))
     }
@@ -283,13 +283,13 @@ impl<C: Cells> ObjectTable<C> {
     }
 
     /// Frees the slot of a deleted object. Returns its record.
-    pub(super) fn free(&mut self, id: ObjectId) -> Option<Record> {
+    pub(super) fn free(&mut self, id: ObjectId) -> Option<ObjectRecord> {
         self.members.remove(&id);
         let (_, record) = self.index.read(id)?;
         if let Some(others) = record.pack.and_then(|first| self.members.get_mut(&first)) {
             others.remove(&id);
         }
-        self.commit(id, State::Free);
+        self.commit(id, SlotState::Free);
         self.slots.give_back(id.slot(), id.generation() + 1);
         Some(record)
     }
@@ -303,7 +303,7 @@ impl<C: Cells> ObjectTable<C> {
     }
 
     /// Enters an object that was found in the index, in the state that it has or gets now.
-    pub(super) fn recover_object(&mut self, id: ObjectId, state: State, record: &Record) {
+    pub(super) fn recover_object(&mut self, id: ObjectId, state: SlotState, record: &ObjectRecord) {
         if self.index.state(id) != Some(state) {
             self.index.commit(id, state);
         }
@@ -314,7 +314,7 @@ impl<C: Cells> ObjectTable<C> {
 
     /// Frees a slot whose object cannot be kept.
     pub(super) fn recover_lost(&mut self, id: ObjectId) {
-        self.index.commit(id, State::Free);
+        self.index.commit(id, SlotState::Free);
         self.slots.give_back(id.slot(), id.generation() + 1);
     }
 
@@ -328,7 +328,7 @@ impl<C: Cells> ObjectTable<C> {
         }
         let mut replaced = Vec::new();
         let mut newest: BTreeMap<String, (u64, ObjectId)> = BTreeMap::new();
-        let sealed = self.index.objects().filter(|(_, state, _)| *state == State::Sealed);
+        let sealed = self.index.objects().filter(|(_, state, _)| *state == SlotState::Sealed);
         for (id, _, record) in sealed.filter(|(_, _, record)| !record.name.is_empty()) {
             let entry = newest.entry(record.name).or_insert((record.version, id));
             if *entry != (record.version, id) {
@@ -339,7 +339,7 @@ impl<C: Cells> ObjectTable<C> {
         }
         self.index.clear_names();
         for (name, (_, id)) in newest {
-            self.index.point(&name, None, id);
+            self.index.set_name(&name, None, id);
             self.names.insert(name, id);
         }
         replaced
@@ -365,8 +365,8 @@ mod tests {
 
     /// A sealed pack of three objects, with their names.
     fn sealed_pack(table: &mut ObjectTable<RecordedCells>) -> ObjectId {
-        let ask = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
-        let first = table.insert(ORIGIN, &Plan::new(&ask).unwrap(), region(), State::Created);
+        let kind = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
+        let first = table.insert(ORIGIN, &Plan::new(&kind).unwrap(), region(), SlotState::Created);
         assert_eq!(table.census(), Census { sealed: 0, created: 3 });
         let name = |id| (id, table.read(id).unwrap().1.name);
         let names: Vec<_> = table.pack(first).map(name).collect();
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(table.find("p"), Some(first));
         let member = table.find("p/b").unwrap();
         let (state, record) = table.read(member).unwrap();
-        assert_eq!((state, record.pack, record.owner), (State::Sealed, Some(first), 7));
+        assert_eq!((state, record.pack, record.owner), (SlotState::Sealed, Some(first), 7));
         assert!(table.is_in_sealed_pack(member, &record) && table.has_members(first));
         assert_eq!((table.owner_of_name("p/b"), table.owner_of_name("p/c")), (Some(7), None));
     }
@@ -408,9 +408,9 @@ mod tests {
         let first = sealed_pack(&mut table);
         let pack: Vec<_> = table.pack(first).collect();
         for id in &pack {
-            assert_eq!(table.mark_deleted(*id).unwrap().0, State::Sealed);
+            assert_eq!(table.mark_deleted(*id).unwrap().0, SlotState::Sealed);
         }
-        assert_eq!(table.mark_deleted(first).unwrap().0, State::Deleted);
+        assert_eq!(table.mark_deleted(first).unwrap().0, SlotState::Deleted);
         assert_eq!((table.find("p"), table.census()), (None, Census::default()));
         for id in pack.iter().rev() {
             assert_eq!(table.free(*id).unwrap().request, 3);

@@ -34,8 +34,8 @@ impl Outputs {
     }
 
     /// Notifies the clients that watch for a name.
-    pub(super) fn notify(&mut self, name: &str, object: ObjectId, what: EventKind) {
-        self.push(Output::Notify(Event { name: name.to_owned(), object, what }));
+    pub(super) fn notify(&mut self, name: &str, object: ObjectId, kind: EventKind) {
+        self.push(Output::Notify(Event { name: name.to_owned(), object, kind }));
     }
 
     /// The allocations that this step releases.

@@ -50,7 +50,7 @@ impl PendingRequest {
         sessions: &Sessions,
     ) -> Result<Self, Refusal> {
         let mut held = sessions.charge(client, Amount::bytes(REQUEST_COST))?;
-        held.grow(Amount::bytes(request.ask.decoded_len()))?;
+        held.grow(Amount::bytes(request.kind.decoded_len()))?;
         let charge = match charge {
             Some(mut charge) => {
                 charge.absorb(held);
@@ -264,13 +264,13 @@ impl PendingMemory {
 mod tests {
     use super::super::simulation::create;
     use super::*;
-    use crate::protocol::Ask;
+    use crate::protocol::RequestKind;
     use crate::server::budget::tests::ample;
 
     const PLACE: u32 = 0;
 
     fn request(client: u64, id: u64) -> PendingRequest {
-        let request = Request { id, again: 0, ask: Ask::Status };
+        let request = Request { id, resends: 0, kind: RequestKind::Status };
         let charge = ample().open(7).charge(Amount::default()).unwrap();
         PendingRequest { client: ClientId(client), request, payload: Payload::default(), _charge: charge }
     }
@@ -285,9 +285,9 @@ mod tests {
         sessions.join(client, budget.open(7));
         let names: Vec<_> = (0..1000).map(|number| format!("member {number}")).collect();
         let members: Vec<_> = names.iter().map(|name| (&name[..], 1)).collect();
-        let request = Request { id: 9, again: 0, ask: create("pack", 0, &members, 0) };
+        let request = Request { id: 9, resends: 0, kind: create("pack", 0, &members, 0) };
         let texts = names.iter().map(String::len).sum::<usize>();
-        let least = 1000 * size_of::<crate::protocol::Member>() + texts;
+        let least = 1000 * size_of::<crate::protocol::MemberSpec>() + texts;
         let charge = sessions.charge(client, Amount::bytes(REQUEST_COST)).unwrap();
         for charge in [None, Some(charge)] {
             let payload = vec![7; 1000].into();

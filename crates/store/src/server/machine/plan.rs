@@ -1,6 +1,6 @@
 //! A request to create an object or a pack, after validation: names, lengths and offsets of all objects.
 
-use crate::protocol::{Ask, Label, Member, Refusal, check_labels, lay_out};
+use crate::protocol::{Label, MemberSpec, Refusal, RequestKind, check_labels, pack_layout};
 
 /// What is to be created.
 #[derive(Debug)]
@@ -8,7 +8,7 @@ pub(super) struct Plan<'a> {
     /// The name and description of the object, or of the pack as a whole.
     pub(super) label: &'a Label,
     /// The objects of a pack besides its first; empty for a single object.
-    pub(super) members: &'a [Member],
+    pub(super) members: &'a [MemberSpec],
     /// Where the bytes of each member begin.
     pub(super) offsets: Vec<u64>,
     /// How long the memory is that holds all bytes.
@@ -17,13 +17,13 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(ask: &'a Ask) -> Result<Self, Refusal> {
-        let Ask::Create { label, len, members, place } = ask else {
+    pub(super) fn new(kind: &'a RequestKind) -> Result<Self, Refusal> {
+        let RequestKind::Create { label, len, members, place } = kind else {
             return Err(Refusal::malformed("only creation is planned"));
         };
         check_labels(label, members)?;
         let too_long = || Refusal::malformed("a pack is longer than there are numbers");
-        let (offsets, total) = lay_out(members.iter().map(|member| member.len)).ok_or_else(too_long)?;
+        let (offsets, total) = pack_layout(members.iter().map(|member| member.len)).ok_or_else(too_long)?;
         let len = if members.is_empty() { *len } else { total };
         Ok(Self { label, members, offsets, len, place: *place })
     }
@@ -47,8 +47,8 @@ mod tests {
 
     #[test]
     fn the_members_of_a_pack_follow_each_other_in_its_memory() {
-        let ask = create("p", 7, &[("p/a", 100), ("p/b", 0), ("p/c", 5000)], 1);
-        let plan = Plan::new(&ask).unwrap();
+        let kind = create("p", 7, &[("p/a", 100), ("p/b", 0), ("p/c", 5000)], 1);
+        let plan = Plan::new(&kind).unwrap();
         assert_eq!((plan.count(), plan.place), (4, 1));
         assert_eq!(plan.names().collect::<Vec<_>>(), ["p/a", "p/b", "p/c", "p"]);
         assert!(plan.offsets.is_sorted() && plan.offsets[0] == 0, "{:?}", plan.offsets);
@@ -57,14 +57,17 @@ mod tests {
 
     #[test]
     fn a_single_object_has_the_length_that_was_asked_for() {
-        let ask = create("x", 7, &[], 0);
-        let plan = Plan::new(&ask).unwrap();
+        let kind = create("x", 7, &[], 0);
+        let plan = Plan::new(&kind).unwrap();
         assert_eq!((plan.count(), plan.len, plan.offsets.len()), (1, 7, 0));
     }
 
     #[test]
     fn what_creates_nothing_has_no_plan() {
-        assert_eq!(Plan::new(&Ask::Status).unwrap_err(), Refusal::malformed("only creation is planned"));
+        assert_eq!(
+            Plan::new(&RequestKind::Status).unwrap_err(),
+            Refusal::malformed("only creation is planned")
+        );
         let endless = create("p", 0, &[("p/a", u64::MAX), ("p/b", 1)], 0);
         let refused = Refusal::malformed("a pack is longer than there are numbers");
         assert_eq!(Plan::new(&endless).unwrap_err(), refused);

@@ -241,7 +241,7 @@ mod tests {
     use super::super::simulation::{GEOMETRY, Simulation, TERMS, USER, create, sealed};
     use super::super::{Input, Now};
     use super::*;
-    use crate::protocol::{Answer, Ask, Refusal};
+    use crate::protocol::{Answer, Refusal, RequestKind};
 
     fn prealloc(lens: &[(u64, bool)]) -> Prealloc {
         let piece = |(slot, (len, is_ready)): (usize, &(u64, bool))| Piece {
@@ -285,7 +285,7 @@ mod tests {
     fn put(sim: &mut Simulation, client: crate::id::ClientId, name: &str, len: u64) -> crate::ObjectId {
         let (made, answer) = sim.create(client, name, len);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
-        sealed(&sim.one(client, Ask::Seal { create: made }, &[]))
+        sealed(&sim.one(client, RequestKind::Seal { create: made }, &[]))
     }
 
     #[test]
@@ -309,7 +309,7 @@ mod tests {
         let client = sim.join(1);
         let object = put(&mut sim, client, "object", LEN);
         sim.server.state.memory.prealloc().wishes.clear();
-        sim.one(client, Ask::Delete { object }, &[]);
+        sim.one(client, RequestKind::Delete { object }, &[]);
         sim.rest(REST);
         assert_eq!((sim.server.state.memory.prealloc().held(), sim.status(client).host.used), (LEN, 0));
     }
@@ -319,7 +319,7 @@ mod tests {
         let mut sim = Simulation::with_ahead(TERMS.quota);
         let client = sim.join(1);
         let object = put(&mut sim, client, "object", LEN);
-        sim.one(client, Ask::Delete { object }, &[]);
+        sim.one(client, RequestKind::Delete { object }, &[]);
         sim.rest(REST);
         assert!(sim.server.state.memory.prealloc().held() > 0);
         put(&mut sim, client, "all", TERMS.quota);
@@ -360,7 +360,7 @@ mod tests {
         sim.server.state.memory.prealloc().pieces.truncate(1);
         let id = sim.server.state.memory.prealloc().ids().next().expect("one");
         sim.server.state.memory.prealloc().pieces[0].is_ready = false;
-        let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", LEN, &[], 0) };
+        let request = crate::protocol::Request { id: 99, resends: 0, kind: create("next", LEN, &[], 0) };
         let input = Input::Request { client, request, payload: Vec::new().into(), charge: None };
         let outputs = sim.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut sim.memory);
         assert_eq!(outputs, [Output::Promote { allocation: id, user: USER }], "it is no longer made last");
@@ -391,7 +391,7 @@ mod tests {
     }
 
     fn ask(sim: &mut Simulation, client: crate::id::ClientId, len: u64) -> Vec<Output> {
-        let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", len, &[], 0) };
+        let request = crate::protocol::Request { id: 99, resends: 0, kind: create("next", len, &[], 0) };
         step(sim, Input::Request { client, request, payload: Vec::new().into(), charge: None })
     }
 

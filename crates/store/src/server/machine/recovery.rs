@@ -10,8 +10,8 @@ use super::interface::{Now, Output, ServerMemory, Settings};
 use super::server::Server;
 use super::state::StoreState;
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, ObjectId, State};
-use crate::index::{Index, Record};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
+use crate::index::{Index, ObjectRecord};
 use crate::protocol::Answer;
 use crate::server::budget::Account;
 
@@ -57,7 +57,7 @@ impl<C: Cells> Server<C> {
 fn recover_objects<C: Cells>(state: &mut StoreState<C>, survivors: &Survivors) {
     for slot in 0..state.objects.index().used_slots() {
         let word = state.objects.index().word(slot);
-        if word.state == State::Free {
+        if word.state == SlotState::Free {
             state.objects.recover_free_slot(slot, word.generation);
             continue;
         }
@@ -71,13 +71,18 @@ fn recover_objects<C: Cells>(state: &mut StoreState<C>, survivors: &Survivors) {
 }
 
 /// Enters an object in the state that its pack has. Returns whether it can be kept.
-fn recover_object<C: Cells>(state: &mut StoreState<C>, id: ObjectId, found: State, record: &Record) -> bool {
+fn recover_object<C: Cells>(
+    state: &mut StoreState<C>,
+    id: ObjectId,
+    found: SlotState,
+    record: &ObjectRecord,
+) -> bool {
     let first = record.pack.filter(|first| *first != id);
     let recovered = match first.map(|first| state.objects.state(first)) {
         // The pack was never committed.
         Some(None) => return false,
-        Some(Some(State::Deleted)) if found != State::Deleted => State::Deleted,
-        Some(Some(State::Sealed)) if found == State::Created => State::Sealed,
+        Some(Some(SlotState::Deleted)) if found != SlotState::Deleted => SlotState::Deleted,
+        Some(Some(SlotState::Sealed)) if found == SlotState::Created => SlotState::Sealed,
         _ => found,
     };
     if !state.memory.recover_region(record.region) {
@@ -88,7 +93,7 @@ fn recover_object<C: Cells>(state: &mut StoreState<C>, id: ObjectId, found: Stat
     if first.is_none() {
         state.history.insert(record.client, record.request, id);
     }
-    if recovered == State::Deleted && !state.objects.is_in_sealed_pack(id, record) {
+    if recovered == SlotState::Deleted && !state.objects.is_in_sealed_pack(id, record) {
         state.retirement.recover(id, record.pack.unwrap_or(id));
     }
     true
@@ -111,19 +116,20 @@ fn release_idle<C: Cells>(state: &mut StoreState<C>, survivors: &Survivors) {
 /// Gives drafts back to their clients, and deletes those whose clients have left. An object that was deleted before it was
 /// sealed is a draft too: it has no version.
 fn recover_drafts<C: Cells>(state: &mut StoreState<C>) {
-    let is_draft = |state, version| state == State::Created || state == State::Deleted && version == 0;
+    let is_draft =
+        |state, version| state == SlotState::Created || state == SlotState::Deleted && version == 0;
     let index = state.objects.index();
     let drafts = index.objects().filter(|(_, state, record)| is_draft(*state, record.version));
     let drafts: Vec<_> = drafts.map(|(id, state, record)| (id, state, record.client, record.pack)).collect();
     for (id, found, client, pack) in drafts {
-        if found == State::Created {
+        if found == SlotState::Created {
             // The server before may have begun to seal it.
             state.objects.index().set_version(id, 0);
         }
         let is_first = pack.is_none_or(|first| first == id);
         match state.sessions.user(client) {
             Some(_) if is_first => state.sessions.add_draft(client, id),
-            None if found == State::Created => state.retire(id),
+            None if found == SlotState::Created => state.retire(id),
             _ => {}
         }
     }

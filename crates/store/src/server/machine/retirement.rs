@@ -8,7 +8,7 @@ use super::objects::ObjectTable;
 use super::outputs::Outputs;
 use super::pin_scan::{PinScan, WORK_OF_FREEING};
 use crate::cells::Cells;
-use crate::id::{ObjectId, State};
+use crate::id::{ObjectId, SlotState};
 use crate::protocol::EventKind;
 
 /// The deleted objects that are not free yet, and the search for their pins.
@@ -61,7 +61,7 @@ impl Retirement {
             if !objects.is_in_sealed_pack(id, &record) {
                 self.scan.add(id);
             }
-            if state == State::Sealed && !record.name.is_empty() {
+            if state == SlotState::Sealed && !record.name.is_empty() {
                 outputs.notify(&record.name, id, EventKind::Deleted);
             }
         }
@@ -149,7 +149,7 @@ mod tests {
     use crate::cells::recorded::RecordedCells;
     use crate::id::{AllocationId, ClientId};
     use crate::index::{Index, Region};
-    use crate::protocol::{Answer, Ask, Refusal};
+    use crate::protocol::{Answer, Refusal, RequestKind};
     use crate::server::Server;
 
     /// The objects that one pass over these pins finds unpinned.
@@ -169,10 +169,10 @@ mod tests {
     fn the_objects_of_a_pack_are_freed_when_none_is_pinned_and_the_first_last() {
         let mut objects = ObjectTable::new(Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY));
         let (mut retirement, mut outputs) = (Retirement::new(GEOMETRY.slots), Outputs::default());
-        let ask = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
+        let kind = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
         let origin = Origin { client: ClientId(1), owner: 7, request: 1, created: 0 };
         let region = Region { allocation: AllocationId::new(0, 0), offset: 0, len: 4096 };
-        let first = objects.insert(origin, &Plan::new(&ask).unwrap(), region, State::Created);
+        let first = objects.insert(origin, &Plan::new(&kind).unwrap(), region, SlotState::Created);
         let pack: Vec<_> = objects.pack(first).collect();
         retirement.unpinned(first, &objects);
         assert!(!retirement.is_active(), "it is not deleted");
@@ -201,7 +201,7 @@ mod tests {
         let members = [("p/a", 5000), ("p/b", 6000), ("p/c", 20_000)];
         sim.one(client, create("p", 0, &members, 0), &[]);
         let made = sim.requests;
-        let first = sealed(&sim.one(client, Ask::Seal { create: made }, &[]));
+        let first = sealed(&sim.one(client, RequestKind::Seal { create: made }, &[]));
         (sim, client, first)
     }
 
@@ -209,7 +209,7 @@ mod tests {
     fn all_pins_are_looked_at_once_for_a_pack() {
         let (mut sim, client, first) = packed();
         let before = sim.memory.looks.get();
-        sim.one(client, Ask::Delete { object: first }, &[]);
+        sim.one(client, RequestKind::Delete { object: first }, &[]);
         assert_eq!(sim.memory.looks.get() - before, 1);
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let (mut sim, client, first) = packed();
         let before = sim.memory.looks.get();
         for object in [first, ObjectId::new(20, 7)] {
-            assert_eq!(sim.ask(client, Ask::Kick { object }, &[]), []);
+            assert_eq!(sim.ask(client, RequestKind::PinReleased { object }, &[]), []);
         }
         assert_eq!(sim.memory.looks.get(), before);
     }
@@ -241,8 +241,8 @@ mod tests {
         let (made, answer) = sim.create(client, "draft", 100_000);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
         // Another request with the same id.
-        let ask = Ask::Publish { label: label("other"), object: first, part: None };
-        let request = crate::protocol::Request { id: made, again: 0, ask };
+        let kind = RequestKind::Publish { label: label("other"), object: first, part: None };
+        let request = crate::protocol::Request { id: made, resends: 0, kind };
         let answers = sim.run(Input::Request { client, request, payload: Vec::new().into(), charge: None });
         let refused = Refusal::malformed("a request has an id that was used before");
         assert_eq!(answers, [Answer::Refused(refused)]);
@@ -259,10 +259,10 @@ mod tests {
         let member = names_of(&sim.server, "p/b");
         let before = sim.memory.looks.get();
         // A pass that began now could free the objects if they were deleted before its end.
-        sim.one(client, Ask::Abandon { create: made }, &[]);
-        sim.one(client, Ask::Delete { object: member }, &[]);
+        sim.one(client, RequestKind::Abandon { create: made }, &[]);
+        sim.one(client, RequestKind::Delete { object: member }, &[]);
         assert_eq!(sim.memory.looks.get(), before);
-        sim.one(client, Ask::Delete { object }, &[]);
+        sim.one(client, RequestKind::Delete { object }, &[]);
         assert_eq!(sim.memory.looks.get(), before + 1);
     }
 
@@ -274,8 +274,8 @@ mod tests {
         let Answer::Created { object: first, .. } = answer else { panic!("{answer:?}") };
         let object = names_of(&sim.server, "p/b");
         let refused = Answer::Refused(Refusal::NotSealed { object });
-        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), refused);
-        assert_eq!(sim.one(root, Ask::Delete { object: first }, &[]), Answer::Done);
+        assert_eq!(sim.one(root, RequestKind::Delete { object }, &[]), refused);
+        assert_eq!(sim.one(root, RequestKind::Delete { object: first }, &[]), Answer::Done);
         assert_eq!(names(&sim.server), Vec::<String>::new());
     }
 
@@ -286,13 +286,13 @@ mod tests {
         let (made, answer) = sim.create(writer, "draft", 100_000);
         let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
         assert_eq!(
-            sim.one(other, Ask::Delete { object }, &[]),
+            sim.one(other, RequestKind::Delete { object }, &[]),
             Answer::Refused(Refusal::NotSealed { object })
         );
-        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!(sim.one(root, RequestKind::Delete { object }, &[]), Answer::Done);
         assert_eq!((sim.status(root).unsealed, sim.status(root).host.used), (0, 0));
         let refused = Answer::Refused(Refusal::NothingToSeal);
-        assert_eq!(sim.one(writer, Ask::Seal { create: made }, &[]), refused);
+        assert_eq!(sim.one(writer, RequestKind::Seal { create: made }, &[]), refused);
     }
 
     #[test]
@@ -301,7 +301,7 @@ mod tests {
         let (writer, root) = (sim.join(1), sim.join_as(3, 0));
         let answer = sim.one(writer, create("draft", 1000, &[], 1), &[]);
         let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
-        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!(sim.one(root, RequestKind::Delete { object }, &[]), Answer::Done);
         assert_eq!(sim.status(root).retired, 1);
         sim.clients.remove(&writer);
         sim.run(Input::Left { client: writer });
@@ -312,11 +312,11 @@ mod tests {
     fn a_deleted_pack_that_is_pinned_is_kept_whole() {
         let (mut sim, client, first) = packed();
         sim.memory.pins.insert(first);
-        sim.one(client, Ask::Delete { object: first }, &[]);
+        sim.one(client, RequestKind::Delete { object: first }, &[]);
         assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/c"]);
         assert_eq!(sim.status(client).retired, 4);
         sim.memory.pins.clear();
-        assert_eq!(sim.ask(client, Ask::Kick { object: first }, &[]), []);
+        assert_eq!(sim.ask(client, RequestKind::PinReleased { object: first }, &[]), []);
         assert_eq!(names(&sim.server), Vec::<String>::new());
         assert_eq!((sim.status(client).retired, sim.status(client).host.used), (0, 0));
     }
@@ -328,10 +328,10 @@ mod tests {
         assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/b", "p/c"]);
         let status = sim.status(client);
         assert_eq!((status.objects, status.retired), (4, 0), "it is not waiting to be freed");
-        sim.one(client, Ask::Delete { object: first }, &[]);
+        sim.one(client, RequestKind::Delete { object: first }, &[]);
         assert_eq!(names(&sim.server), ["p/b"]);
         assert_eq!(
-            sim.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[]),
+            sim.one(client, RequestKind::Find { name: "p/b".to_owned(), wait: 0 }, &[]),
             Answer::Found { object: other }
         );
     }

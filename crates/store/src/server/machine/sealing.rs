@@ -7,7 +7,7 @@ use super::ledger::HOST;
 use super::pending::REQUEST_COST;
 use super::state::StoreState;
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
 use crate::protocol::{Answer, Refusal, Request};
 use crate::server::budget::{Amount, Charge};
 
@@ -47,9 +47,9 @@ impl Sealing {
         };
         let allocation = record.region.allocation;
         match (state, store.memory.ledger().record(allocation)) {
-            (State::Created, Some(memory)) if memory.place == HOST && !memory.is_arena => {
+            (SlotState::Created, Some(memory)) if memory.place == HOST && !memory.is_arena => {
                 let charge = request
-                    .check_deaths()
+                    .check_server_deaths()
                     .and_then(|()| store.sessions.charge(client, Amount::bytes(REQUEST_COST)));
                 match charge {
                     Ok(charge) => {
@@ -59,11 +59,11 @@ impl Sealing {
                     Err(refusal) => store.answer(client, id, Err(refusal)),
                 }
             }
-            (State::Created, _) => {
+            (SlotState::Created, _) => {
                 let outcome = store.seal(client, object);
                 store.answer(client, id, outcome);
             }
-            (State::Sealed, _) => {
+            (SlotState::Sealed, _) => {
                 store.answer(client, id, Ok(Answer::Sealed { object, version: record.version }));
             }
             _ => store.answer(client, id, Err(Refusal::NothingToSeal)),
@@ -99,7 +99,7 @@ impl Sealing {
     ) {
         let Some(Closing { client, object, seals }) = self.closing.remove(&allocation) else { return };
         // Its writer may have abandoned it meanwhile, or left.
-        let is_there = store.objects.state(object) == Some(State::Created);
+        let is_there = store.objects.state(object) == Some(SlotState::Created);
         let outcome = outcome.and(if is_there { Ok(()) } else { Err(Refusal::NothingToSeal) });
         let outcome = outcome.and_then(|()| store.seal(client, object));
         for (id, _charge) in seals {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::cells::recorded::RecordedCells;
     use crate::index::Index;
-    use crate::protocol::Ask;
+    use crate::protocol::RequestKind;
     use crate::server::budget::tests::ample;
 
     const CREATE: u64 = 1;
@@ -133,14 +133,14 @@ mod tests {
         let id = store.memory.allocate(place, LEN, false, requester, &mut store.outputs).unwrap();
         store.memory.ready(id, store.objects.index());
         let region = store.memory.ledger().whole(id).unwrap();
-        let ask = create("draft", LEN, &[], place);
-        store.insert(client, CREATE, &Plan::new(&ask).unwrap(), region, State::Created);
+        let kind = create("draft", LEN, &[], place);
+        store.insert(client, CREATE, &Plan::new(&kind).unwrap(), region, SlotState::Created);
         store.outputs.take();
         (store, client, id)
     }
 
     fn request(id: u64) -> Request {
-        Request { id, again: 0, ask: Ask::Seal { create: CREATE } }
+        Request { id, resends: 0, kind: RequestKind::Seal { create: CREATE } }
     }
 
     fn answers(store: &mut StoreState<RecordedCells>) -> Vec<(u64, Answer)> {

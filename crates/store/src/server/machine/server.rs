@@ -12,7 +12,7 @@ use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId};
 use crate::index::Index;
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, check_name};
+use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, check_name};
 use crate::server::budget::Charge;
 
 /// How many entries of the request history of clients that have left one step drops.
@@ -118,46 +118,46 @@ impl<C: Cells> Server<C> {
         charge: Option<Charge>,
         server_memory: &mut impl ServerMemory,
     ) -> Option<Result<Answer, Refusal>> {
-        let (id, is_repeated) = (request.id, request.again != 0);
+        let (id, is_repeated) = (request.id, request.resends != 0);
         let state = &mut self.state;
-        match request.ask {
-            Ask::Hello { protocol } if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) => {
+        match request.kind {
+            RequestKind::Hello { protocol } if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) => {
                 return Some(Err(Refusal::OtherProtocol { server: PROTOCOL, client: protocol }));
             }
-            Ask::Hello { protocol } => {
+            RequestKind::Hello { protocol } => {
                 state.sessions.set_protocol(client, protocol);
                 state.outputs.push(Output::Admit { client, request: id });
             }
-            Ask::Create { .. } => {
+            RequestKind::Create { .. } => {
                 self.creation.create(state, client, request, payload, charge, server_memory);
             }
-            Ask::Seal { create } => self.sealing.seal(state, client, &request, create),
-            Ask::Abandon { create } => return Some(state.abandon(client, create)),
-            Ask::Publish { label, object, part } => {
+            RequestKind::Seal { create } => self.sealing.seal(state, client, &request, create),
+            RequestKind::Abandon { create } => return Some(state.abandon(client, create)),
+            RequestKind::Publish { label, object, part } => {
                 self.creation.alias(state, (client, id, is_repeated), label, object, part);
             }
-            Ask::Adopt { .. } => self.creation.adopt(state, client, request),
-            Ask::Delete { object } => return Some(state.delete(client, object, is_repeated)),
-            Ask::Find { name, wait } => {
+            RequestKind::Adopt { .. } => self.creation.adopt(state, client, request),
+            RequestKind::Delete { object } => return Some(state.delete(client, object, is_repeated)),
+            RequestKind::Find { name, wait } => {
                 return self.find(TimedRequest { client, request: id, wait }, name);
             }
-            Ask::AwaitRoom { len, place, wait } => {
+            RequestKind::AwaitSpace { len, place, wait } => {
                 let StoreState { memory, waiting, sessions, now, .. } = state;
                 let request = TimedRequest { client, request: id, wait };
                 return waiting.wait_for_room(request, place, len, now.elapsed, memory.ledger(), sessions);
             }
-            Ask::Fetch { object } => state.fetch(client, id, object),
-            Ask::Kick { object } => state.retirement.unpinned(object, &state.objects),
-            Ask::Watch { prefix } => {
+            RequestKind::Fetch { object } => state.fetch(client, id, object),
+            RequestKind::PinReleased { object } => state.retirement.unpinned(object, &state.objects),
+            RequestKind::Watch { prefix } => {
                 return Some(check_name(&prefix).map(|()| {
                     state.outputs.push(Output::Watch { client, prefix });
                     Answer::Done
                 }));
             }
-            Ask::Status => return Some(Ok(Answer::Status(state.status()))),
-            Ask::Goodbye => self.leave(client, server_memory),
+            RequestKind::Status => return Some(Ok(Answer::Status(state.status()))),
+            RequestKind::Goodbye => self.leave(client, server_memory),
             // The event loop processes both, because the machine knows nothing of processes.
-            Ask::AwaitChild | Ask::Claim { .. } => {
+            RequestKind::AwaitChild | RequestKind::Claim { .. } => {
                 return Some(Err(Refusal::malformed("a request about a process")));
             }
         }

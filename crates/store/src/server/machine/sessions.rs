@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::interface::Requester;
 use crate::id::{ClientId, ObjectId};
-use crate::protocol::{Ask, OLDEST_PROTOCOL, Refusal, Request};
+use crate::protocol::{OLDEST_PROTOCOL, Refusal, Request, RequestKind};
 use crate::server::budget::{Account, Amount, Charge};
 
 /// How many requests a client may have sent before it reads that the server was restarted.
@@ -73,9 +73,9 @@ impl Sessions {
     /// Decides whether a request is processed, and remembers its id where the client may send it again.
     pub(super) fn receive(&mut self, client: ClientId, request: &Request) -> Reception {
         let Some(session) = self.clients.get_mut(&client) else { return Reception::Ignore };
-        let is_repeated = request.again != 0;
+        let is_repeated = request.resends != 0;
         if let Some(unconfirmed) = &mut session.unconfirmed {
-            if request.again > 1 {
+            if request.resends > 1 {
                 // Clients of older protocols do not count.
                 session.protocol = session.protocol.max(Some(COUNTS_SERVERS));
             }
@@ -86,8 +86,8 @@ impl Sessions {
                 unconfirmed.insert(request.id);
             }
         }
-        match (session.protocol, &request.ask) {
-            (None, ask) if !matches!(ask, Ask::Hello { .. }) => Reception::Disconnect,
+        match (session.protocol, &request.kind) {
+            (None, kind) if !matches!(kind, RequestKind::Hello { .. }) => Reception::Disconnect,
             _ => Reception::Process,
         }
     }
@@ -169,18 +169,18 @@ mod tests {
     const CLIENT: ClientId = ClientId(1);
     const USER: u32 = 7;
 
-    fn request(id: u64, again: u8, ask: Ask) -> Request {
-        Request { id, again, ask }
+    fn request(id: u64, resends: u8, kind: RequestKind) -> Request {
+        Request { id, resends, kind }
     }
 
     #[test]
     fn a_client_says_hello_before_anything_else() {
         let mut sessions = Sessions::new(0);
-        let status = |id| request(id, 0, Ask::Status);
+        let status = |id| request(id, 0, RequestKind::Status);
         assert_eq!(sessions.receive(CLIENT, &status(1)), Reception::Ignore, "it has not joined");
         sessions.join(CLIENT, ample().open(USER));
         assert_eq!(sessions.receive(CLIENT, &status(1)), Reception::Disconnect);
-        let hello = request(2, 0, Ask::Hello { protocol: PROTOCOL });
+        let hello = request(2, 0, RequestKind::Hello { protocol: PROTOCOL });
         assert_eq!(sessions.receive(CLIENT, &hello), Reception::Process);
         sessions.set_protocol(CLIENT, PROTOCOL);
         assert_eq!(sessions.receive(CLIENT, &status(3)), Reception::Process);
@@ -191,12 +191,12 @@ mod tests {
     fn a_client_of_another_server_repeats_its_requests_and_each_is_processed_once() {
         let mut sessions = Sessions::new(0);
         sessions.take_over(CLIENT, ample().open(USER));
-        assert_eq!(sessions.receive(CLIENT, &request(1, 0, Ask::Status)), Reception::Process);
-        assert_eq!(sessions.receive(CLIENT, &request(1, 1, Ask::Status)), Reception::Ignore);
-        assert_eq!(sessions.receive(CLIENT, &request(2, 1, Ask::Status)), Reception::Process);
+        assert_eq!(sessions.receive(CLIENT, &request(1, 0, RequestKind::Status)), Reception::Process);
+        assert_eq!(sessions.receive(CLIENT, &request(1, 1, RequestKind::Status)), Reception::Ignore);
+        assert_eq!(sessions.receive(CLIENT, &request(2, 1, RequestKind::Status)), Reception::Process);
         assert_eq!(sessions.protocol(CLIENT), OLDEST_PROTOCOL);
         // A client that counts more than one dead server speaks a protocol that can.
-        assert_eq!(sessions.receive(CLIENT, &request(3, 2, Ask::Status)), Reception::Process);
+        assert_eq!(sessions.receive(CLIENT, &request(3, 2, RequestKind::Status)), Reception::Process);
         assert_eq!(sessions.protocol(CLIENT), COUNTS_SERVERS);
     }
 
@@ -206,10 +206,10 @@ mod tests {
         sessions.take_over(CLIENT, ample().open(USER));
         let last = MOST_UNCONFIRMED as u64;
         for id in 0..=last {
-            assert_eq!(sessions.receive(CLIENT, &request(id, 0, Ask::Status)), Reception::Process);
+            assert_eq!(sessions.receive(CLIENT, &request(id, 0, RequestKind::Status)), Reception::Process);
         }
-        assert_eq!(sessions.receive(CLIENT, &request(last - 1, 1, Ask::Status)), Reception::Ignore);
-        assert_eq!(sessions.receive(CLIENT, &request(last, 1, Ask::Status)), Reception::Process);
+        assert_eq!(sessions.receive(CLIENT, &request(last - 1, 1, RequestKind::Status)), Reception::Ignore);
+        assert_eq!(sessions.receive(CLIENT, &request(last, 1, RequestKind::Status)), Reception::Process);
     }
 
     #[test]

@@ -9,9 +9,9 @@ use super::pin_scan::PinPosition;
 use super::*;
 use crate::cells::Cells;
 use crate::cells::recorded::{Prefixes, RecordedCells};
-use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
 use crate::index::{Geometry, Index, Region};
-use crate::protocol::{Answer, Ask, Label, Member, PROTOCOL, Refusal, Request, Status};
+use crate::protocol::{Answer, Label, MemberSpec, PROTOCOL, Refusal, Request, RequestKind, Status};
 use crate::server::budget::{Budget, tests::ample};
 
 pub(super) const GEOMETRY: Geometry = Geometry { slots: 24, allocations: 6 };
@@ -78,7 +78,7 @@ impl ServerMemory for TestMemory {
 /// The state that must be as before an operation, or as after it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct View {
-    objects: Vec<(ObjectId, State, String, u64, Region, u64)>,
+    objects: Vec<(ObjectId, SlotState, String, u64, Region, u64)>,
     names: BTreeMap<String, ObjectId>,
     found: BTreeMap<String, Option<ObjectId>>,
     used: (u64, u64),
@@ -92,7 +92,7 @@ pub(super) fn view<C: Cells>(server: &Server<C>) -> View {
         .objects()
         .map(|(id, state, record)| {
             // A version counts when its object is sealed.
-            let version = if state == State::Sealed { record.version } else { 0 };
+            let version = if state == SlotState::Sealed { record.version } else { 0 };
             (id, state, record.name, version, record.region, record.len)
         })
         .collect();
@@ -300,32 +300,32 @@ impl Simulation {
         self.clients.insert(client, user);
         let account = self.budget.open(user);
         self.run(Input::Joined { client, account });
-        self.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
+        self.ask(client, RequestKind::Hello { protocol: PROTOCOL }, &[]);
         client
     }
 
-    pub(super) fn ask(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Vec<Answer> {
+    pub(super) fn ask(&mut self, client: ClientId, kind: RequestKind, payload: &[u8]) -> Vec<Answer> {
         self.requests += 1;
-        let request = Request { id: self.requests, again: 0, ask };
+        let request = Request { id: self.requests, resends: 0, kind };
         self.run(Input::Request { client, request, payload: payload.to_vec().into(), charge: None })
     }
 
-    pub(super) fn one(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Answer {
-        let mut answers = self.ask(client, ask, payload);
+    pub(super) fn one(&mut self, client: ClientId, kind: RequestKind, payload: &[u8]) -> Answer {
+        let mut answers = self.ask(client, kind, payload);
         assert_eq!(answers.len(), 1, "{answers:?}");
         answers.remove(0)
     }
 
     pub(super) fn create(&mut self, client: ClientId, name: &str, len: u64) -> (u64, Answer) {
-        let ask = create(name, len, &[], 0);
+        let kind = create(name, len, &[], 0);
         let is_small = len < TERMS.small;
         let payload = vec![7; if is_small { usize::try_from(len).unwrap() } else { 0 }];
-        let answer = self.one(client, ask, &payload);
+        let answer = self.one(client, kind, &payload);
         (self.requests, answer)
     }
 
     pub(super) fn status(&mut self, client: ClientId) -> Status {
-        match self.one(client, Ask::Status, &[]) {
+        match self.one(client, RequestKind::Status, &[]) {
             Answer::Status(status) => status,
             other => panic!("{other:?}"),
         }
@@ -336,9 +336,9 @@ pub(super) fn label(name: &str) -> Label {
     Label { name: name.to_owned(), meta: b"meta".to_vec() }
 }
 
-pub(super) fn create(name: &str, len: u64, members: &[(&str, u64)], place: u32) -> Ask {
-    let members = members.iter().map(|(name, len)| Member { label: label(name), len: *len }).collect();
-    Ask::Create { label: label(name), len, members, place }
+pub(super) fn create(name: &str, len: u64, members: &[(&str, u64)], place: u32) -> RequestKind {
+    let members = members.iter().map(|(name, len)| MemberSpec { label: label(name), len: *len }).collect();
+    RequestKind::Create { label: label(name), len, members, place }
 }
 
 pub(super) fn sealed(answer: &Answer) -> ObjectId {

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 use crate::id::LAST_GENERATION;
 
-/// How many slots are free before one is used again: few, so that the table stays short, but enough that generations last.
+/// How many slots are free before one is reused: few, so that the table stays short, but enough that generations last.
 const RESTING: usize = 64;
 
 /// The free slots of a table. The one that was freed first is used first.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Slots that were used before, with the generation they are free for.
-    again: VecDeque<(usize, u64)>,
+    freed: VecDeque<(usize, u64)>,
     /// The first slot that was never used.
     fresh: usize,
     count: usize,
@@ -20,7 +20,7 @@ pub(super) struct Slots {
 impl Slots {
     /// A table of `count` slots. Those below `used` are in use, or are given back one by one.
     pub(super) fn used_up_to(count: usize, used: usize) -> Self {
-        Self { again: VecDeque::new(), fresh: used, count }
+        Self { freed: VecDeque::new(), fresh: used, count }
     }
 
     /// How many there are.
@@ -30,21 +30,21 @@ impl Slots {
 
     /// How many can be taken.
     pub(super) fn left(&self) -> usize {
-        self.again.len() + self.count - self.fresh
+        self.freed.len() + self.count - self.fresh
     }
 
     pub(super) fn take(&mut self) -> Option<(usize, u64)> {
-        if self.again.len() < RESTING && self.fresh < self.count {
+        if self.freed.len() < RESTING && self.fresh < self.count {
             self.fresh += 1;
             return Some((self.fresh - 1, 0));
         }
-        self.again.pop_front()
+        self.freed.pop_front()
     }
 
     /// A slot is free for a generation, unless that was its last.
     pub(super) fn give_back(&mut self, slot: usize, generation: u64) {
         if generation <= LAST_GENERATION {
-            self.again.push_back((slot, generation));
+            self.freed.push_back((slot, generation));
         }
     }
 }

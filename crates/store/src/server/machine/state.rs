@@ -12,9 +12,9 @@ use super::retirement::Retirement;
 use super::sessions::Sessions;
 use super::waiting::WaitingRequests;
 use crate::cells::Cells;
-use crate::id::{ClientId, ObjectId, State};
-use crate::index::{Index, Record, Region};
-use crate::protocol::{Answer, EventKind, Label, Memory, Part, Refusal, Status};
+use crate::id::{ClientId, ObjectId, SlotState};
+use crate::index::{Index, ObjectRecord, Region};
+use crate::protocol::{Answer, ByteRange, EventKind, Label, MemoryRef, Refusal, Status};
 
 /// The objects, memory and clients of a store, and the outputs of the current step.
 #[derive(Debug)]
@@ -53,24 +53,24 @@ impl<C: Cells> StoreState<C> {
     /// Answers a request that has created an object, now or before it was repeated.
     pub(super) fn answer_created(&mut self, client: ClientId, id: u64, object: ObjectId) {
         match self.objects.read(object) {
-            Some((State::Created, record)) => match self.memory_of(&record) {
+            Some((SlotState::Created, record)) => match self.memory_of(&record) {
                 Some(memory) => {
                     let share = Share { allocation: memory.allocation, is_writable: true };
                     self.outputs.respond(client, id, Answer::Created { object, memory }, Some(share));
                 }
                 None => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
             },
-            Some((State::Sealed, record)) => {
+            Some((SlotState::Sealed, record)) => {
                 self.answer(client, id, Ok(Answer::Sealed { object, version: record.version }));
             }
             _ => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
         }
     }
 
-    fn memory_of(&self, record: &Record) -> Option<Memory> {
+    fn memory_of(&self, record: &ObjectRecord) -> Option<MemoryRef> {
         let allocation = record.region.allocation;
         let known = self.memory.ledger().record(allocation)?;
-        Some(Memory { allocation, allocation_len: known.len, place: known.place, offset: record.offset })
+        Some(MemoryRef { allocation, allocation_len: known.len, place: known.place, offset: record.offset })
     }
 
     /// Sends a client a descriptor of the memory of an object.
@@ -80,10 +80,10 @@ impl<C: Cells> StoreState<C> {
         };
         let is_own = self.history.get(client, record.request) == Some(object);
         // A client may still use a deleted object that it has pinned.
-        let may = state == State::Sealed || state == State::Deleted || is_own;
+        let may = state == SlotState::Sealed || state == SlotState::Deleted || is_own;
         match self.memory_of(&record).filter(|_| may) {
             Some(memory) => {
-                let share = Share { allocation: memory.allocation, is_writable: state == State::Created };
+                let share = Share { allocation: memory.allocation, is_writable: state == SlotState::Created };
                 self.outputs.respond(client, id, Answer::Fetched { memory }, Some(share));
             }
             None => self.answer(client, id, Err(Refusal::NotSealed { object })),
@@ -125,12 +125,12 @@ impl<C: Cells> StoreState<C> {
         request: u64,
         plan: &Plan<'_>,
         region: Region,
-        state: State,
+        state: SlotState,
     ) -> ObjectId {
         let object = self.objects.insert(self.origin(client, request), plan, region, state);
         self.memory.hold(region, plan.count());
         self.history.insert(client, request, object);
-        if state == State::Created {
+        if state == SlotState::Created {
             self.sessions.add_draft(client, object);
         } else {
             self.publish(object);
@@ -145,7 +145,7 @@ impl<C: Cells> StoreState<C> {
         request: u64,
         label: Label,
         region: Region,
-        part: Part,
+        part: ByteRange,
     ) -> Result<Answer, Refusal> {
         let origin = self.origin(client, request);
         let (object, version) = self.objects.insert_sealed(origin, label, region, (part.offset, part.len))?;
@@ -191,14 +191,14 @@ impl<C: Cells> StoreState<C> {
     ) -> Result<Answer, Refusal> {
         let is_trusted = self.sessions.is_trusted(client);
         let record = match self.objects.read(object) {
-            Some((State::Sealed, record)) => record,
+            Some((SlotState::Sealed, record)) => record,
             // A draft of a pack is deleted as a whole: its writer seals all of it or nothing.
-            Some((State::Created, record))
+            Some((SlotState::Created, record))
                 if is_trusted && record.pack.is_none_or(|first| first == object) =>
             {
                 record
             }
-            Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
+            Some((SlotState::Created, _)) => return Err(Refusal::NotSealed { object }),
             // Repeated after a restart, and done before it.
             _ if is_repeated => return Ok(Answer::Done),
             _ => return Err(Refusal::NoSuchObject { object }),
@@ -222,7 +222,7 @@ impl<C: Cells> StoreState<C> {
     /// Deletes a draft whose writer has abandoned it or left. If another client has deleted it before, it may be freed now.
     pub(super) fn drop_draft(&mut self, object: ObjectId) {
         match self.objects.state(object) {
-            Some(State::Created) => self.retire(object),
+            Some(SlotState::Created) => self.retire(object),
             _ => self.retirement.look_for(object, &self.objects),
         }
     }
@@ -308,23 +308,23 @@ mod tests {
         state: &mut StoreState<RecordedCells>,
         client: ClientId,
         request: u64,
-        kind: State,
+        slot_state: SlotState,
     ) -> ObjectId {
         let region = state.memory.carve(HOST, 100).unwrap();
-        let ask = create("name", 100, &[], HOST);
-        state.insert(client, request, &Plan::new(&ask).unwrap(), region, kind)
+        let kind = create("name", 100, &[], HOST);
+        state.insert(client, request, &Plan::new(&kind).unwrap(), region, slot_state)
     }
 
-    fn event(object: ObjectId, what: EventKind) -> Output {
-        Output::Notify(Event { name: "name".to_owned(), object, what })
+    fn event(object: ObjectId, kind: EventKind) -> Output {
+        Output::Notify(Event { name: "name".to_owned(), object, kind })
     }
 
     #[test]
     fn clients_that_wait_for_a_name_are_answered_before_its_events_and_the_old_object_is_deleted() {
         let mut state = state();
-        let first = insert(&mut state, OWNER, 1, State::Sealed);
+        let first = insert(&mut state, OWNER, 1, SlotState::Sealed);
         state.outputs.take();
-        let second = insert(&mut state, OWNER, 2, State::Sealed);
+        let second = insert(&mut state, OWNER, 2, SlotState::Sealed);
         let published = event(second, EventKind::Published { version: 2 });
         assert_eq!(state.outputs.take(), [published, event(first, EventKind::Deleted)]);
         assert_eq!((state.status().objects, state.status().retired), (1, 1));
@@ -333,7 +333,7 @@ mod tests {
         let request = TimedRequest { client: OTHER, request: 8, wait: 100 };
         let StoreState { waiting, sessions, now, .. } = &mut state;
         assert_eq!(waiting.wait_for_name(request, "name".to_owned(), now.elapsed, sessions), None);
-        let third = insert(&mut state, OWNER, 3, State::Sealed);
+        let third = insert(&mut state, OWNER, 3, SlotState::Sealed);
         let outputs = state.outputs.take();
         let [Output::Respond { client: OTHER, response, .. }, Output::Notify(_)] = &outputs[..] else {
             panic!("{outputs:?}")
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn a_name_and_an_object_belong_to_their_user_and_to_the_servers() {
         let mut state = state();
-        let object = insert(&mut state, OWNER, 1, State::Sealed);
+        let object = insert(&mut state, OWNER, 1, SlotState::Sealed);
         let taken = Refusal::NameTaken { name: "name".to_owned(), owner: 1001 };
         assert_eq!(state.check_owner(OTHER, "name"), Err(taken));
         assert_eq!([OWNER, TRUSTED].map(|client| state.check_owner(client, "name")), [Ok(()), Ok(())]);
@@ -360,7 +360,7 @@ mod tests {
     fn an_abandoned_draft_is_freed_with_its_memory_and_its_history() {
         let mut state = state();
         let before = state.memory.ledger().room_for(HOST, TERMS.small, 0);
-        let draft = insert(&mut state, OWNER, 1, State::Created);
+        let draft = insert(&mut state, OWNER, 1, SlotState::Created);
         assert_eq!(state.history.get(OWNER, 1), Some(draft));
         assert!(state.sessions.is_draft(OWNER, draft));
         assert_eq!(state.abandon(OWNER, 1), Ok(Answer::Done));
@@ -373,9 +373,9 @@ mod tests {
     #[test]
     fn a_part_of_an_object_has_a_name_of_its_own_and_holds_the_memory() {
         let mut state = state();
-        let object = insert(&mut state, OWNER, 1, State::Sealed);
+        let object = insert(&mut state, OWNER, 1, SlotState::Sealed);
         let region = state.objects.read(object).unwrap().1.region;
-        let part = Part { offset: 10, len: 5 };
+        let part = ByteRange { offset: 10, len: 5 };
         let answer = state.insert_part(OWNER, 2, label("part"), region, part).unwrap();
         let Answer::Sealed { object: alias, version: 1 } = answer else { panic!("{answer:?}") };
         state.retire(object);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::simulation::*;
 use super::*;
 use crate::cells::recorded::Prefixes;
-use crate::id::{ClientId, ObjectId, State};
+use crate::id::{ClientId, ObjectId, SlotState};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, PROTOCOL, Part, Refusal, Request};
+use crate::protocol::{Answer, ByteRange, PROTOCOL, Refusal, Request, RequestKind};
 
 #[test]
 fn a_small_object_is_there_at_once_and_gone_at_once() {
@@ -17,13 +17,13 @@ fn a_small_object_is_there_at_once_and_gone_at_once() {
     let object = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object, version: 1 });
     assert_eq!(
-        sim.one(client, Ask::Find { name: "small".to_owned(), wait: 0 }, &[]),
+        sim.one(client, RequestKind::Find { name: "small".to_owned(), wait: 0 }, &[]),
         Answer::Found { object }
     );
     assert_eq!(sim.memory.bytes.values().collect::<Vec<_>>(), [&vec![7; 100]]);
-    assert_eq!(sim.one(client, Ask::Delete { object }, &[]), Answer::Done);
+    assert_eq!(sim.one(client, RequestKind::Delete { object }, &[]), Answer::Done);
     let gone = Answer::Refused(Refusal::NoSuchObject { object });
-    assert_eq!(sim.one(client, Ask::Delete { object }, &[]), gone);
+    assert_eq!(sim.one(client, RequestKind::Delete { object }, &[]), gone);
     assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
 }
 
@@ -35,14 +35,14 @@ fn a_large_object_is_there_when_it_is_sealed_and_its_memory_goes_with_it() {
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
     assert_eq!((memory.offset, memory.allocation_len), (0, 100 << 10));
     let refused = Answer::Refused(Refusal::NoSuchName { name: "large".to_owned() });
-    assert_eq!(sim.one(client, Ask::Find { name: "large".to_owned(), wait: 0 }, &[]), refused);
+    assert_eq!(sim.one(client, RequestKind::Find { name: "large".to_owned(), wait: 0 }, &[]), refused);
     sim.writable = true;
-    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Refused(Refusal::StillMapped));
+    assert_eq!(sim.one(client, RequestKind::Seal { create }, &[]), Answer::Refused(Refusal::StillMapped));
     sim.writable = false;
-    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
-    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
+    assert_eq!(sim.one(client, RequestKind::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
+    assert_eq!(sim.one(client, RequestKind::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
     assert_eq!(sim.status(client).host.used, 100 << 10);
-    sim.one(client, Ask::Delete { object }, &[]);
+    sim.one(client, RequestKind::Delete { object }, &[]);
     assert_eq!((sim.status(client).host.used, sim.parked.len()), (0, 0));
 }
 
@@ -55,12 +55,12 @@ fn a_version_replaces_the_one_before_it_and_readers_keep_theirs() {
     let (_, answer) = sim.create(client, "name", 200);
     let second = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object: second, version: 2 });
-    let found = sim.one(client, Ask::Find { name: "name".to_owned(), wait: 0 }, &[]);
+    let found = sim.one(client, RequestKind::Find { name: "name".to_owned(), wait: 0 }, &[]);
     assert_eq!(found, Answer::Found { object: second });
     assert_eq!(sim.status(client).retired, 1);
     sim.memory.pins.clear();
     // A kick has no answer.
-    assert_eq!(sim.ask(client, Ask::Kick { object: first }, &[]), []);
+    assert_eq!(sim.ask(client, RequestKind::PinReleased { object: first }, &[]), []);
     assert_eq!(sim.status(client).retired, 0);
 }
 
@@ -73,13 +73,13 @@ fn a_pack_comes_and_goes_as_one() {
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
     let request = sim.requests;
     assert_eq!(memory.allocation_len, 28 << 10);
-    assert_eq!(sealed(&sim.one(client, Ask::Seal { create: request }, &[])), object);
+    assert_eq!(sealed(&sim.one(client, RequestKind::Seal { create: request }, &[])), object);
     let status = sim.status(client);
     assert_eq!((status.objects, status.host.used), (4, 28 << 10));
     // A member whose name is taken by another goes alone.
     sealed(&sim.create(client, "p/a", 10).1);
     assert_eq!(sim.status(client).objects, 4);
-    sim.one(client, Ask::Delete { object }, &[]);
+    sim.one(client, RequestKind::Delete { object }, &[]);
     let status = sim.status(client);
     assert_eq!((status.objects, status.host.used), (1, 64 << 10), "the arena of the small one is left");
 }
@@ -91,14 +91,14 @@ fn a_pinned_member_holds_the_memory_of_its_pack() {
     let answer = sim.one(client, create("p", 0, &[("p/a", 5000), ("p/b", 20_000)], 0), &[]);
     let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
     let request = sim.requests;
-    sim.one(client, Ask::Seal { create: request }, &[]);
+    sim.one(client, RequestKind::Seal { create: request }, &[]);
     let Answer::Found { object: member } =
-        sim.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[])
+        sim.one(client, RequestKind::Find { name: "p/b".to_owned(), wait: 0 }, &[])
     else {
         panic!("a member")
     };
     sim.memory.pins.insert(member);
-    sim.one(client, Ask::Delete { object }, &[]);
+    sim.one(client, RequestKind::Delete { object }, &[]);
     let status = sim.status(client);
     assert_eq!((status.objects, status.retired, status.host.used), (0, 2, 28 << 10));
     sim.memory.pins.clear();
@@ -111,11 +111,12 @@ fn one_more_name_keeps_the_bytes_when_the_first_has_gone() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "first", 20 << 10);
-    let object = sealed(&sim.one(client, Ask::Seal { create }, &[]));
-    let alias = sealed(&sim.one(client, Ask::Publish { label: label("second"), object, part: None }, &[]));
-    sim.one(client, Ask::Delete { object }, &[]);
+    let object = sealed(&sim.one(client, RequestKind::Seal { create }, &[]));
+    let alias =
+        sealed(&sim.one(client, RequestKind::Publish { label: label("second"), object, part: None }, &[]));
+    sim.one(client, RequestKind::Delete { object }, &[]);
     assert_eq!(sim.status(client).host.used, 20 << 10);
-    sim.one(client, Ask::Delete { object: alias }, &[]);
+    sim.one(client, RequestKind::Delete { object: alias }, &[]);
     assert_eq!(sim.status(client).host.used, 0);
 }
 
@@ -144,11 +145,11 @@ fn only_its_owner_deletes_an_object() {
         sim.clients.insert(client, user);
         let account = sim.budget.open(user);
         sim.run(Input::Joined { client, account });
-        sim.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
+        sim.ask(client, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     }
     let refused = Answer::Refused(Refusal::NotYours { object, owner: USER });
-    assert_eq!(sim.one(other, Ask::Delete { object }, &[]), refused);
-    assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+    assert_eq!(sim.one(other, RequestKind::Delete { object }, &[]), refused);
+    assert_eq!(sim.one(root, RequestKind::Delete { object }, &[]), Answer::Done);
 }
 
 #[test]
@@ -160,7 +161,7 @@ fn only_its_owner_gives_a_name_to_another_object() {
     sim.clients.insert(other, 1001);
     let account = sim.budget.open(1001);
     sim.run(Input::Joined { client: other, account });
-    sim.ask(other, Ask::Hello { protocol: PROTOCOL }, &[]);
+    sim.ask(other, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     let before = sim.status(owner);
     let taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
     assert_eq!(sim.create(other, "mine", 200).1, taken("mine"));
@@ -168,30 +169,30 @@ fn only_its_owner_gives_a_name_to_another_object() {
     let pack = create("pack", 0, &[("a", 5000), ("mine", 100 << 10)], 0);
     assert_eq!(sim.one(other, pack, &[]), taken("mine"));
     assert_eq!(
-        sim.one(other, Ask::Publish { label: label("mine"), object: mine, part: None }, &[]),
+        sim.one(other, RequestKind::Publish { label: label("mine"), object: mine, part: None }, &[]),
         taken("mine")
     );
     // A name that is taken while its next object is being written.
     let (create, _) = sim.create(other, "late", 100 << 10);
     sealed(&sim.create(owner, "late", 10).1);
-    assert_eq!(sim.one(other, Ask::Seal { create }, &[]), taken("late"));
-    sim.one(other, Ask::Abandon { create }, &[]);
+    assert_eq!(sim.one(other, RequestKind::Seal { create }, &[]), taken("late"));
+    sim.one(other, RequestKind::Abandon { create }, &[]);
     let after = sim.status(owner);
     assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
-    let find = Ask::Find { name: "mine".to_owned(), wait: 0 };
+    let find = RequestKind::Find { name: "mine".to_owned(), wait: 0 };
     assert_eq!(sim.one(other, find, &[]), Answer::Found { object: mine });
     // The server's user may, and every user may when the name is free.
     let root = ClientId(9);
     sim.clients.insert(root, 0);
     let account = sim.budget.open(0);
     sim.run(Input::Joined { client: root, account });
-    sim.ask(root, Ask::Hello { protocol: PROTOCOL }, &[]);
+    sim.ask(root, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     let roots = sealed(&sim.create(root, "mine", 10).1);
     assert_eq!(
         sim.create(owner, "mine", 10).1,
         Answer::Refused(Refusal::NameTaken { name: "mine".to_owned(), owner: 0 })
     );
-    sim.one(root, Ask::Delete { object: roots }, &[]);
+    sim.one(root, RequestKind::Delete { object: roots }, &[]);
     sealed(&sim.create(other, "mine", 10).1);
 }
 
@@ -202,7 +203,7 @@ fn invalid_requests_are_refused_and_change_nothing() {
     let before = sim.status(client);
     let long = "x".repeat(201);
     let unknown = ObjectId::new(3, 3);
-    for (ask, payload, code) in [
+    for (kind, payload, code) in [
         (create(&long, 1, &[], 0), 1, "name-too-long"),
         (create("a", 1 << 40, &[], 0), 0, "over-quota"),
         (create("a", 10, &[], 0), 9, "malformed"),
@@ -211,14 +212,14 @@ fn invalid_requests_are_refused_and_change_nothing() {
         (create("a", 0, &[("b", u64::MAX), ("c", 2)], 0), 0, "malformed"),
         (create("a", 0, &[("b", 1), ("b", 1)], 0), 0, "malformed"),
         (create("a", 0, &[("", 1); 24], 0), 0, "index-full"),
-        (Ask::Seal { create: 1 }, 0, "nothing-to-seal"),
-        (Ask::Fetch { object: unknown }, 0, "no-such-object"),
-        (Ask::Publish { label: label("a"), object: unknown, part: None }, 0, "no-such-object"),
-        (Ask::Find { name: long.clone(), wait: u64::MAX }, 0, "name-too-long"),
-        (Ask::Watch { prefix: long.clone() }, 0, "name-too-long"),
-        (Ask::Hello { protocol: 9 }, 0, "other-protocol"),
+        (RequestKind::Seal { create: 1 }, 0, "nothing-to-seal"),
+        (RequestKind::Fetch { object: unknown }, 0, "no-such-object"),
+        (RequestKind::Publish { label: label("a"), object: unknown, part: None }, 0, "no-such-object"),
+        (RequestKind::Find { name: long.clone(), wait: u64::MAX }, 0, "name-too-long"),
+        (RequestKind::Watch { prefix: long.clone() }, 0, "name-too-long"),
+        (RequestKind::Hello { protocol: 9 }, 0, "other-protocol"),
     ] {
-        match sim.one(client, ask, &vec![0; payload]) {
+        match sim.one(client, kind, &vec![0; payload]) {
             Answer::Refused(refusal) => assert_eq!(refusal.code(), code),
             other => panic!("{other:?} instead of {code}"),
         }
@@ -230,8 +231,8 @@ fn invalid_requests_are_refused_and_change_nothing() {
 fn a_request_for_a_name_is_answered_when_the_name_exists_or_when_its_time_is_over() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
-    assert_eq!(sim.ask(client, Ask::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
-    assert_eq!(sim.ask(client, Ask::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
+    assert_eq!(sim.ask(client, RequestKind::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
+    assert_eq!(sim.ask(client, RequestKind::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
     assert_eq!(sim.server.wake_at(), Some(Duration::from_millis(1500)));
     let answers = sim.ask(client, create("later", 0, &[], 0), &[]);
     let [Answer::Found { object }, Answer::Sealed { object: made, .. }] = answers[..] else {
@@ -250,10 +251,10 @@ fn a_request_for_a_name_is_answered_when_the_name_exists_or_when_its_time_is_ove
 fn a_watcher_is_notified_of_names_with_its_prefix() {
     let mut sim = Simulation::new();
     let (client, watcher) = (sim.join(1), sim.join(2));
-    sim.one(watcher, Ask::Watch { prefix: "a/".to_owned() }, &[]);
+    sim.one(watcher, RequestKind::Watch { prefix: "a/".to_owned() }, &[]);
     let events = |answers: Vec<Answer>| {
         let names = answers.into_iter().filter_map(|answer| match answer {
-            Answer::Event(event) => Some(format!("{} {:?}", event.name, event.what)),
+            Answer::Event(event) => Some(format!("{} {:?}", event.name, event.kind)),
             _ => None,
         });
         names.collect::<Vec<_>>()
@@ -273,7 +274,7 @@ fn a_request_that_comes_again_is_answered_as_before() {
     let small = sim.create(client, "small", 10);
     let large = sim.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
-    let alias = sim.one(client, Ask::Publish { label: label("alias"), object, part: None }, &[]);
+    let alias = sim.one(client, RequestKind::Publish { label: label("alias"), object, part: None }, &[]);
     let (publish, before) = (sim.requests, view(&sim.server));
     let (mut server, outputs) =
         sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
@@ -283,11 +284,11 @@ fn a_request_that_comes_again_is_answered_as_before() {
     let asks = [
         (small.0, create("small", 10, &[], 0), 10, small.1),
         (large.0, create("large", 30 << 10, &[], 0), 0, large.1),
-        (publish, Ask::Publish { label: label("alias"), object, part: None }, 0, alias),
-        (99, Ask::Delete { object: ObjectId::new(20, 0) }, 0, Answer::Done),
+        (publish, RequestKind::Publish { label: label("alias"), object, part: None }, 0, alias),
+        (99, RequestKind::Delete { object: ObjectId::new(20, 0) }, 0, Answer::Done),
     ];
-    for (id, ask, payload, expected) in asks {
-        let request = Request { id, again: 1, ask };
+    for (id, kind, payload, expected) in asks {
+        let request = Request { id, resends: 1, kind };
         let input = Input::Request { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut sim.memory);
         let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
@@ -304,8 +305,8 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
     let large = sim.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
     let (mut server, _) = sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
-    let mut ask = |id, again, ask, payload: usize| {
-        let request = Request { id, again, ask };
+    let mut send = |id, resends, kind, payload: usize| {
+        let request = Request { id, resends, kind };
         let input = Input::Request { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut sim.memory);
         let [.., Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
@@ -313,16 +314,19 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
     };
     let refused = |servers| Answer::Refused(Refusal::ServersDied { servers });
     let more = || create("more", 30 << 10, &[], 0);
-    assert_eq!(ask(small.0, 2, create("small", 10, &[], 0), 10), small.1, "it was done");
-    assert_eq!(ask(large.0, 3, create("large", 30 << 10, &[], 0), 0), large.1, "it was done");
-    assert_eq!(ask(90, 2, more(), 0), refused(2));
-    assert_eq!(ask(91, 255, more(), 0), refused(255));
-    assert_eq!(ask(92, 2, Ask::Seal { create: large.0 }, 0), refused(2));
+    assert_eq!(send(small.0, 2, create("small", 10, &[], 0), 10), small.1, "it was done");
+    assert_eq!(send(large.0, 3, create("large", 30 << 10, &[], 0), 0), large.1, "it was done");
+    assert_eq!(send(90, 2, more(), 0), refused(2));
+    assert_eq!(send(91, 255, more(), 0), refused(255));
+    assert_eq!(send(92, 2, RequestKind::Seal { create: large.0 }, 0), refused(2));
     // Requests that need no memory, or wait for other clients, are not refused.
-    assert!(matches!(ask(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }), "in the arena");
-    assert!(matches!(ask(93, 2, Ask::Fetch { object }, 0), Answer::Fetched { .. }));
-    assert!(matches!(ask(94, 9, Ask::Find { name: "small".to_owned(), wait: 0 }, 0), Answer::Found { .. }));
-    assert_eq!(ask(95, 9, Ask::Delete { object }, 0), Answer::Done);
+    assert!(matches!(send(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }), "in the arena");
+    assert!(matches!(send(93, 2, RequestKind::Fetch { object }, 0), Answer::Fetched { .. }));
+    assert!(matches!(
+        send(94, 9, RequestKind::Find { name: "small".to_owned(), wait: 0 }, 0),
+        Answer::Found { .. }
+    ));
+    assert_eq!(send(95, 9, RequestKind::Delete { object }, 0), Answer::Done);
 }
 
 #[test]
@@ -331,21 +335,21 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
     let (client, other) = (sim.join(1), sim.join(2));
     let snapshot = Prefixes { before: sim.cells.snapshot(), stores: vec![] };
     let (mut server, _) = sim.recover(snapshot.replay(0));
-    let mut ask = |client, id, again, ask, payload: Vec<u8>| {
-        let request = Request { id, again, ask };
+    let mut send = |client, id, resends, kind, payload: Vec<u8>| {
+        let request = Request { id, resends, kind };
         let input = Input::Request { client, request, payload: payload.into(), charge: None };
         server.step(now(), input, &mut sim.memory)
     };
     // Sent before its client has read that the server was restarted, and repeated after that.
-    let outputs = ask(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
+    let outputs = send(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
-    let outputs = ask(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
+    let outputs = send(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
     assert_eq!(outputs, [], "it was refused, and is not processed again now that there is room");
     // A request that the server before had received is processed, also after a later one.
-    let outputs = ask(client, 49, 1, Ask::Status, vec![]);
+    let outputs = send(client, 49, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     // Others are as before.
-    let outputs = ask(other, 50, 1, Ask::Status, vec![]);
+    let outputs = send(other, 50, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
 }
 
@@ -353,7 +357,7 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
 fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
-    let request = Request { id: 50, again: 0, ask: create("large", 30 << 10, &[], 0) };
+    let request = Request { id: 50, resends: 0, kind: create("large", 30 << 10, &[], 0) };
     let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     let [Output::Allocate { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
@@ -371,12 +375,12 @@ fn a_draft_that_is_abandoned_while_it_is_being_sealed_is_not_sealed() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "large", 30 << 10);
-    let request = Request { id: 50, again: 0, ask: Ask::Seal { create } };
+    let request = Request { id: 50, resends: 0, kind: RequestKind::Seal { create } };
     let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     let [Output::CloseForWriting { allocation, at_once: false, .. }] = outputs[..] else {
         panic!("{outputs:?}")
     };
-    assert_eq!(sim.one(client, Ask::Abandon { create }, &[]), Answer::Done);
+    assert_eq!(sim.one(client, RequestKind::Abandon { create }, &[]), Answer::Done);
     let outputs = sim.step(Input::ClosedForWriting { allocation, outcome: Ok(()) });
     let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((response.id, &response.answer), (50, &Answer::Refused(Refusal::NothingToSeal)));
@@ -390,7 +394,7 @@ fn two_requests_to_seal_a_draft_are_both_answered() {
     let (create, _) = sim.create(client, "large", 30 << 10);
     let mut closing = Vec::new();
     for id in [50, 51] {
-        let request = Request { id, again: 0, ask: Ask::Seal { create } };
+        let request = Request { id, resends: 0, kind: RequestKind::Seal { create } };
         closing.extend(sim.step(Input::Request {
             client,
             request,
@@ -414,7 +418,7 @@ fn a_client_that_does_not_greet_is_let_go() {
     let client = ClientId(4);
     let account = sim.budget.open(1);
     sim.step(Input::Joined { client, account });
-    let request = Request { id: 1, again: 0, ask: Ask::Status };
+    let request = Request { id: 1, resends: 0, kind: RequestKind::Status };
     let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     assert_eq!(outputs, [Output::Disconnect { client }]);
 }
@@ -437,7 +441,7 @@ fn random_operations_recover_after_every_store() {
         let client = clients[usize::try_from(roll(2)).unwrap()];
         let name = format!("n{}", roll(4));
         let sealed: Vec<_> =
-            sim.server.index().objects().filter(|object| object.1 == State::Sealed).collect();
+            sim.server.index().objects().filter(|object| object.1 == SlotState::Sealed).collect();
         let object =
             (!sealed.is_empty()).then(|| sealed[usize::try_from(roll(sealed.len() as u64)).unwrap()].0);
         match (roll(11), object) {
@@ -459,18 +463,18 @@ fn random_operations_recover_after_every_store() {
             (5, _) if !unsealed.is_empty() => {
                 let (client, create) = unsealed.remove(0);
                 if clients.contains(&client) {
-                    sim.ask(client, Ask::Seal { create }, &[]);
+                    sim.ask(client, RequestKind::Seal { create }, &[]);
                 }
             }
-            (6, Some(object)) => drop(sim.ask(client, Ask::Delete { object }, &[])),
+            (6, Some(object)) => drop(sim.ask(client, RequestKind::Delete { object }, &[])),
             (7, Some(object)) => {
-                let part = (roll(2) == 0).then_some(Part { offset: 0, len: 1 });
-                drop(sim.ask(client, Ask::Publish { label: label(&name), object, part }, &[]));
+                let part = (roll(2) == 0).then_some(ByteRange { offset: 0, len: 1 });
+                drop(sim.ask(client, RequestKind::Publish { label: label(&name), object, part }, &[]));
             }
             (10, _) => {
                 let (place, len) = (u32::try_from(roll(2)).unwrap(), (1 + roll(20)) * (4 << 10));
-                let part = Part { offset: roll(len), len: 1 };
-                drop(sim.ask(trusted, Ask::Adopt { label: label(&name), place, len, part }, &[]));
+                let part = ByteRange { offset: roll(len), len: 1 };
+                drop(sim.ask(trusted, RequestKind::Adopt { label: label(&name), place, len, part }, &[]));
             }
             (8, Some(object)) => {
                 sim.memory.pins.insert(object);

@@ -313,7 +313,7 @@ mod tests {
     use super::super::slots::Slots;
     use super::super::{Input, Now, Output};
     use super::*;
-    use crate::protocol::Ask;
+    use crate::protocol::RequestKind;
     use crate::server::budget::tests::ample;
 
     const HALF: u64 = TERMS.quota / 2;
@@ -349,8 +349,8 @@ mod tests {
         assert_eq!((waiting.waiters.len(), waiting.wake_at()), (0, None));
     }
 
-    fn room(len: u64, wait: u64) -> Ask {
-        Ask::AwaitRoom { len, place: HOST, wait }
+    fn room(len: u64, wait: u64) -> RequestKind {
+        RequestKind::AwaitSpace { len, place: HOST, wait }
     }
 
     fn over_quota(wanted: u64, used: u64) -> Answer {
@@ -362,7 +362,7 @@ mod tests {
         let mut sim = Simulation::new();
         let client = sim.join(1);
         let (made, _) = sim.create(client, "half", HALF);
-        let object = sealed(&sim.one(client, Ask::Seal { create: made }, &[]));
+        let object = sealed(&sim.one(client, RequestKind::Seal { create: made }, &[]));
         (sim, client, object)
     }
 
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(sim.one(client, room(HALF + 1, 0), &[]), over_quota(HALF + 1, HALF));
         let never = TERMS.quota + 1;
         assert_eq!(sim.one(client, room(never, 1000), &[]), over_quota(never, HALF));
-        let device = Ask::AwaitRoom { len: 1, place: 9, wait: 1000 };
+        let device = RequestKind::AwaitSpace { len: 1, place: 9, wait: 1000 };
         let refused = Answer::Refused(Refusal::NoSuchDevice { device: 8 });
         assert_eq!(sim.one(client, device, &[]), refused);
     }
@@ -386,9 +386,9 @@ mod tests {
         assert_eq!(sim.one(client, create("more", TERMS.quota, &[], 0), &[]), over_quota(TERMS.quota, HALF));
         // Pinned, it keeps its memory.
         sim.memory.pins.insert(object);
-        assert_eq!(sim.ask(client, Ask::Delete { object }, &[]), [Answer::Done]);
+        assert_eq!(sim.ask(client, RequestKind::Delete { object }, &[]), [Answer::Done]);
         sim.memory.pins.clear();
-        assert_eq!(sim.ask(client, Ask::Kick { object }, &[]), [Answer::Done]);
+        assert_eq!(sim.ask(client, RequestKind::PinReleased { object }, &[]), [Answer::Done]);
         let (_, answer) = sim.create(other, "more", TERMS.quota);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
     }
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(sim.ask(small, room(HALF / 4, 60_000), &[]), [], "there is room, but not for both");
         assert_eq!(sim.ask(late, room(HALF, 60_000), &[]), []);
         // Three quarters and a granule fit, and not half of it besides.
-        let mut answers = sim.ask(client, Ask::Delete { object }, &[]);
+        let mut answers = sim.ask(client, RequestKind::Delete { object }, &[]);
         assert_eq!(answers.len(), 3, "{answers:?}");
         answers.retain(|answer| *answer == Answer::Done);
         assert_eq!(answers.len(), 3);
@@ -433,8 +433,8 @@ mod tests {
         assert_eq!(sim.one(client, room(TERMS.small, 0), &[]), over_quota(TERMS.small, TERMS.quota));
     }
 
-    fn find(name: &str) -> Ask {
-        Ask::Find { name: name.to_owned(), wait: 60_000 }
+    fn find(name: &str) -> RequestKind {
+        RequestKind::Find { name: name.to_owned(), wait: 60_000 }
     }
 
     /// Publishes a name that so many requests of a user wait for, and one of another user: to which clients each step
@@ -469,9 +469,9 @@ mod tests {
         Now { elapsed: Duration::from_secs(seconds), unix: 0 }
     }
 
-    fn asked(requests: &mut u64, client: ClientId, ask: Ask) -> Input<'static> {
+    fn asked(requests: &mut u64, client: ClientId, kind: RequestKind) -> Input<'static> {
         *requests += 1;
-        let request = crate::protocol::Request { id: *requests, again: 0, ask };
+        let request = crate::protocol::Request { id: *requests, resends: 0, kind };
         Input::Request { client, request, payload: Vec::new().into(), charge: None }
     }
 
@@ -491,11 +491,11 @@ mod tests {
         let (owner, other) = (sim.join(1), sim.join(2));
         let (full, _) = sim.create(owner, "all", TERMS.quota);
         for _ in 0..WAITING {
-            let ask = Ask::AwaitRoom { len: TERMS.small, place: 0, wait: 60_000 };
-            let input = asked(&mut sim.requests, other, ask);
+            let kind = RequestKind::AwaitSpace { len: TERMS.small, place: 0, wait: 60_000 };
+            let input = asked(&mut sim.requests, other, kind);
             assert_eq!(sim.server.step(now(1), input, &mut sim.memory), []);
         }
-        let input = asked(&mut sim.requests, owner, Ask::Abandon { create: full });
+        let input = asked(&mut sim.requests, owner, RequestKind::Abandon { create: full });
         let mut outputs = sim.server.step(now(1), input, &mut sim.memory);
         let mut told = Vec::new();
         loop {

@@ -5,7 +5,7 @@
 
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId};
-use crate::protocol::{Ask, Refusal};
+use crate::protocol::{Refusal, RequestKind};
 use crate::server::machine::pending::PendingRequest;
 use crate::server::machine::state::StoreState;
 
@@ -13,9 +13,9 @@ use crate::server::machine::state::StoreState;
 pub(super) fn begin<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
-    ask: &Ask,
+    kind: &RequestKind,
 ) -> Result<AllocationId, Refusal> {
-    let Ask::Adopt { label, place, len, part } = ask else {
+    let RequestKind::Adopt { label, place, len, part } = kind else {
         return Err(Refusal::malformed("only memory that came along is taken in"));
     };
     if !store.sessions.is_trusted(client) {
@@ -37,7 +37,7 @@ pub(super) fn finish<C: Cells>(
     allocation: AllocationId,
 ) {
     let (client, id) = (pending.client, pending.request.id);
-    let Ask::Adopt { label, part, .. } = &pending.request.ask else {
+    let RequestKind::Adopt { label, part, .. } = &pending.request.kind else {
         unreachable!("only a request to adopt memory waits for an import")
     };
     let region = store.memory.ledger().whole(allocation).expect("memory that is ready is in the ledger");
@@ -55,18 +55,18 @@ mod tests {
     use crate::cells::recorded::{Prefixes, RecordedCells};
     use crate::id::ObjectId;
     use crate::protocol::frame::Payload;
-    use crate::protocol::{Answer, Part, Request};
+    use crate::protocol::{Answer, ByteRange, Request};
     use crate::server::Output;
 
     /// The server's own user.
     const OWN: u32 = 0;
 
-    fn adopt(name: &str, place: u32, len: u64, offset: u64, part: u64) -> Ask {
-        Ask::Adopt { label: label(name), place, len, part: Part { offset, len: part } }
+    fn adopt(name: &str, place: u32, len: u64, offset: u64, part: u64) -> RequestKind {
+        RequestKind::Adopt { label: label(name), place, len, part: ByteRange { offset, len: part } }
     }
 
-    fn publish(name: &str, object: ObjectId, offset: u64, len: u64) -> Ask {
-        Ask::Publish { label: label(name), object, part: Some(Part { offset, len }) }
+    fn publish(name: &str, object: ObjectId, offset: u64, len: u64) -> RequestKind {
+        RequestKind::Publish { label: label(name), object, part: Some(ByteRange { offset, len }) }
     }
 
     /// The index as another server finds it.
@@ -90,8 +90,8 @@ mod tests {
             let object = sealed(&answer);
             assert_eq!(answer, Answer::Sealed { object, version: 1 });
             // Said again to another server, it is answered from the record.
-            let ask = adopt("name", place, 12 << 10, 5000, 6000);
-            let request = Request { id: sim.requests, again: 1, ask };
+            let kind = adopt("name", place, 12 << 10, 5000, 6000);
+            let request = Request { id: sim.requests, resends: 1, kind };
             let (mut another, _) = sim.recover(unchanged(&sim));
             let input = Input::Request { client, request, payload: Payload::default(), charge: None };
             let outputs = another.step(now(), input, &mut sim.memory);
@@ -102,11 +102,11 @@ mod tests {
             let status = sim.status(client);
             let used = if place == 0 { status.host.used } else { status.device.used };
             assert_eq!((used, sim.parked.len()), (12 << 10, 1));
-            let Answer::Fetched { memory } = sim.one(client, Ask::Fetch { object }, &[]) else {
+            let Answer::Fetched { memory } = sim.one(client, RequestKind::Fetch { object }, &[]) else {
                 panic!("memory")
             };
             assert_eq!((memory.offset, memory.allocation_len, memory.place), (5000, 12 << 10, place));
-            sim.one(client, Ask::Delete { object }, &[]);
+            sim.one(client, RequestKind::Delete { object }, &[]);
             assert_eq!(sim.parked.len(), 0);
         }
         assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
@@ -118,16 +118,16 @@ mod tests {
         let client = sim.join_as(1, OWN);
         let first = sealed(&sim.one(client, adopt("first", 1, 64 << 10, 0, 100), &[]));
         let second = sealed(&sim.one(client, publish("second", first, 60 << 10, 4 << 10), &[]));
-        sim.one(client, Ask::Delete { object: first }, &[]);
+        sim.one(client, RequestKind::Delete { object: first }, &[]);
         assert_eq!(sim.status(client).device.used, 64 << 10);
         let third = sealed(&sim.one(client, publish("third", second, 0, 1), &[]));
-        sim.one(client, Ask::Delete { object: second }, &[]);
+        sim.one(client, RequestKind::Delete { object: second }, &[]);
         // Its maker may go: what is sealed stays.
         sim.clients.remove(&client);
         sim.run(Input::Left { client });
         let other = sim.join_as(2, OWN);
         assert_eq!(sim.status(other).device.used, 64 << 10);
-        sim.one(other, Ask::Delete { object: third }, &[]);
+        sim.one(other, RequestKind::Delete { object: third }, &[]);
         assert_eq!((sim.status(other).device.used, sim.parked.len()), (0, 0));
     }
 
@@ -151,7 +151,7 @@ mod tests {
         sealed(&sim.create(other, "theirs", 10).1);
         let own = sealed(&sim.create(client, "own", 300).1);
         let long = "n".repeat(300);
-        for (ask, code) in [
+        for (kind, code) in [
             (adopt("a", 0, 4096, 4096, 1), "out-of-range"),
             (adopt("a", 0, 4096, u64::MAX, 2), "out-of-range"),
             (adopt("a", 0, 5000, 0, 1), "malformed"),
@@ -162,7 +162,7 @@ mod tests {
             (publish("a", own, 0, 301), "out-of-range"),
             (publish("a", own, 1, u64::MAX), "out-of-range"),
         ] {
-            assert_eq!(refused(sim.one(client, ask.clone(), &[])), code, "{ask:?}");
+            assert_eq!(refused(sim.one(client, kind.clone(), &[])), code, "{kind:?}");
         }
         assert_eq!(sim.status(client).host.used, 64 << 10, "the arena of the small ones");
     }
@@ -172,7 +172,7 @@ mod tests {
         let mut sim = Simulation::new();
         let client = sim.join_as(1, OWN);
         sim.requests += 1;
-        let request = Request { id: sim.requests, again: 0, ask: adopt("a", 1, 8 << 10, 0, 1) };
+        let request = Request { id: sim.requests, resends: 0, kind: adopt("a", 1, 8 << 10, 0, 1) };
         let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
         let [Output::Import { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         sim.clients.remove(&client);

@@ -3,8 +3,8 @@
 
 use super::adoption;
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, State};
-use crate::protocol::{Ask, Refusal, Request};
+use crate::id::{AllocationId, ClientId, SlotState};
+use crate::protocol::{Refusal, Request, RequestKind};
 use crate::server::machine::interface::{Output, ServerMemory};
 use crate::server::machine::ledger::HOST;
 use crate::server::machine::pending::PendingRequest;
@@ -32,7 +32,7 @@ pub(super) fn begin<C: Cells>(
     payload: &[u8],
     server_memory: &mut impl ServerMemory,
 ) -> Result<Progress, Refusal> {
-    let plan = Plan::new(&request.ask)?;
+    let plan = Plan::new(&request.kind)?;
     for name in plan.names() {
         store.check_owner(client, name)?;
     }
@@ -48,7 +48,7 @@ pub(super) fn begin<C: Cells>(
         return begin_large(store, client, request, &plan);
     }
     let Some(region) = store.memory.carve(plan.place, plan.len) else {
-        request.check_deaths()?;
+        request.check_server_deaths()?;
         return Ok(Progress::NeedsArena { place: plan.place, len: plan.len });
     };
     if brings_bytes && !server_memory.write(region.allocation, region.offset, payload) {
@@ -56,7 +56,7 @@ pub(super) fn begin<C: Cells>(
         let reason = "the arena cannot be mapped".to_owned();
         return Err(Refusal::NoMemory { len: plan.len, reason });
     }
-    let state = if brings_bytes { State::Sealed } else { State::Created };
+    let state = if brings_bytes { SlotState::Sealed } else { SlotState::Created };
     let object = store.insert(client, request.id, &plan, region, state);
     store.answer_created(client, request.id, object);
     Ok(Progress::Done)
@@ -71,7 +71,7 @@ fn begin_large<C: Cells>(
 ) -> Result<Progress, Refusal> {
     let StoreState { objects, memory, sessions, outputs, .. } = store;
     let Some((allocation, is_ready)) = memory.take_preallocated(plan.place, plan.len) else {
-        request.check_deaths()?;
+        request.check_server_deaths()?;
         let requester = sessions.requester(client);
         let allocation = memory.allocate(plan.place, plan.len, false, requester, outputs)?;
         return Ok(Progress::NeedsAllocation(allocation));
@@ -94,7 +94,7 @@ fn fill<C: Cells>(
     allocation: AllocationId,
 ) {
     let region = store.memory.ledger().whole(allocation).expect("memory that is ready is in the ledger");
-    let object = store.insert(client, request.id, plan, region, State::Created);
+    let object = store.insert(client, request.id, plan, region, SlotState::Created);
     store.answer_created(client, request.id, object);
 }
 
@@ -105,10 +105,10 @@ pub(super) fn finish<C: Cells>(
     allocation: AllocationId,
 ) {
     let PendingRequest { client, request, .. } = pending;
-    if matches!(request.ask, Ask::Adopt { .. }) {
+    if matches!(request.kind, RequestKind::Adopt { .. }) {
         adoption::finish(store, pending, allocation);
     } else {
-        let plan = Plan::new(&request.ask).expect("a request waits for memory only if it has a plan");
+        let plan = Plan::new(&request.kind).expect("a request waits for memory only if it has a plan");
         match store.objects.check_room(plan.count()) {
             Ok(()) => fill(store, *client, request, &plan, allocation),
             Err(refusal) => store.answer(*client, request.id, Err(refusal)),

@@ -15,7 +15,7 @@ fn step(sim: &mut Simulation, input: Input<'_>) -> Vec<Output> {
 }
 
 fn put(client: ClientId, id: u64) -> Input<'static> {
-    let request = Request { id, again: 0, ask: create(&format!("object {id}"), 1, &[], 0) };
+    let request = Request { id, resends: 0, kind: create(&format!("object {id}"), 1, &[], 0) };
     Input::Request { client, request, payload: vec![7].into(), charge: None }
 }
 
@@ -78,10 +78,10 @@ fn a_request_that_does_not_fit_has_another_arena_made_and_keeps_its_turn() {
     let mut sim = Simulation::new();
     let (client, other) = (sim.join_as(1, 1000), sim.join_as(2, 2000));
     let put = |client, id, len: usize| {
-        let ask = create(&format!("object {id}"), len as u64, &[], 0);
+        let kind = create(&format!("object {id}"), len as u64, &[], 0);
         Input::Request {
             client,
-            request: Request { id, again: 0, ask },
+            request: Request { id, resends: 0, kind },
             payload: vec![7; len].into(),
             charge: None,
         }
@@ -108,12 +108,12 @@ fn an_arena_for_which_nobody_waits_any_more_is_closed_beside_another_empty_one()
     let (client, other) = (sim.join(1), sim.join(2));
     let objects: Vec<_> =
         (0..4).map(|number| sealed(&sim.create(other, &format!("object {number}"), 15 << 10).1)).collect();
-    let request = Request { id: 100, again: 0, ask: create("last", 15 << 10, &[], 0) };
+    let request = Request { id: 100, resends: 0, kind: create("last", 15 << 10, &[], 0) };
     let payload = vec![7; 15 << 10].into();
     let outputs = step(&mut sim, Input::Request { client, request, payload, charge: None });
     let [Output::Allocate { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
     for object in objects {
-        let request = Request { id: object.as_u64(), again: 0, ask: Ask::Delete { object } };
+        let request = Request { id: object.as_u64(), resends: 0, kind: RequestKind::Delete { object } };
         let outputs = step(
             &mut sim,
             Input::Request { client: other, request, payload: Payload::default(), charge: None },
