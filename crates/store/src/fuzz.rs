@@ -14,7 +14,8 @@ use crate::index::{Geometry, Index};
 use crate::protocol::frame::{MessageAssembler, Payload, decode, encode};
 use crate::protocol::{PROTOCOL, Request, RequestKind, Response};
 use crate::server::{
-    Budget, Input, Limits, Now, Output, PinPosition, Server, ServerMemory, Settings, Survivors, Terms,
+    AllocationPolicy, Budget, BudgetLimits, InheritedState, Input, Output, PinPosition, Server, ServerMemory,
+    ServerSettings, StepTime,
 };
 
 /// Splits the input into packets, each prefixed by its length in two bytes.
@@ -54,8 +55,8 @@ fn reassemble<T: serde::de::DeserializeOwned>(packets: &[Vec<u8>]) -> Option<(T,
     decode(&message).ok().map(|(decoded, payload)| (decoded, payload.to_vec()))
 }
 
-const TERMS: Terms =
-    Terms { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
+const POLICY: AllocationPolicy =
+    AllocationPolicy { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
 
 /// The lengths of all allocations, to check that no byte is written outside of them.
 #[derive(Default)]
@@ -91,12 +92,17 @@ pub fn requests(bytes: &[u8]) {
     let memory = Memfd::create("fuzz", geometry.len()).expect("memory");
     let map = SharedMap::create(&memory, Protection::ReadWrite).expect("a map");
     let index = Index::format(MappedCells::new(map), geometry);
-    let settings =
-        Settings { host: TERMS, device: TERMS, devices: Vec::new(), user: 0, ahead: TERMS.quota / 4 };
-    let (mut memory, mut now) = (AllocationLens::default(), Now { elapsed: Duration::ZERO, unix: 0 });
-    let (mut server, _) = Server::recover(index, &settings, &Survivors::default(), now, &mut memory);
+    let settings = ServerSettings {
+        host: POLICY,
+        device: POLICY,
+        devices: Vec::new(),
+        user: 0,
+        prealloc_limit: POLICY.quota / 4,
+    };
+    let (mut memory, mut now) = (AllocationLens::default(), StepTime { elapsed: Duration::ZERO, unix: 0 });
+    let (mut server, _) = Server::recover(index, &settings, &InheritedState::default(), now, &mut memory);
     let client = ClientId(1);
-    let mut budget = Budget::new(0, Limits::of_server(TERMS.quota, 1 << 10));
+    let mut budget = Budget::new(0, BudgetLimits::of_server(POLICY.quota, 1 << 10));
     let hello = Request { id: 1, resends: 0, kind: RequestKind::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
         // A client of the server's own user, which may send every request.
@@ -136,7 +142,7 @@ pub fn requests(bytes: &[u8]) {
                     | Output::Promote { .. } => {}
                 }
             }
-            assert!(memory.0.values().sum::<u64>() <= TERMS.quota, "the allocations exceed the quota");
+            assert!(memory.0.values().sum::<u64>() <= POLICY.quota, "the allocations exceed the quota");
         }
     }
     server.step(now, Input::Left { client }, &mut memory);

@@ -11,7 +11,7 @@ use wholemem_os::{Errno, Error as OsError, PacketSocket, meminfo};
 use crate::index::Geometry;
 use crate::keeper::{self, KeeperOrigin, Launch, Role};
 use crate::protocol::SMALL;
-use crate::server::{self, Settings, Terms};
+use crate::server::{self, AllocationPolicy, ServerSettings};
 use crate::{Error, Result};
 
 const HOST_GRANULE: u64 = 64 << 10;
@@ -101,15 +101,15 @@ impl Serve {
         };
         let all = || infos.iter().map(|info| info.memory_len as u64).sum::<u64>() / 10 * 9;
         let device_size = self.device_size.unwrap_or_else(all);
-        let settings = Settings {
-            host: Terms {
+        let settings = ServerSettings {
+            host: AllocationPolicy {
                 quota: size,
                 granule: HOST_GRANULE,
                 page: LARGE_PAGE,
                 small: SMALL,
                 arena: 16 << 20,
             },
-            device: Terms {
+            device: AllocationPolicy {
                 quota: device_size,
                 granule: DEVICE_GRANULE,
                 page: DEVICE_GRANULE,
@@ -119,7 +119,7 @@ impl Serve {
             devices: infos.iter().map(|info| info.uuid).collect(),
             user: rustix::process::geteuid().as_raw(),
             // Computed from the quota when the index is opened: an existing index has its own quota.
-            ahead: 0,
+            prealloc_limit: 0,
         };
         let geometry = Geometry { slots: self.objects, allocations: self.objects.min(16 << 10) };
         server::run(socket, settings, geometry, devices.as_ref(), launch)

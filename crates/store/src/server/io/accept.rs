@@ -150,7 +150,7 @@ mod tests {
     use wholemem_os::packet::Address;
 
     use super::*;
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
     struct Setup {
         acceptor: Acceptor,
@@ -163,7 +163,7 @@ mod tests {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let address = Address::Path(folder.path().join("socket"));
         let acceptor = Acceptor::new(PacketListener::bind(&address).unwrap(), None);
-        let mut clients = Clients::new(0, ample()).unwrap();
+        let mut clients = Clients::new(0, unlimited()).unwrap();
         acceptor.register(clients.poller()).unwrap();
         Setup { acceptor, clients, address, _folder: folder }
     }

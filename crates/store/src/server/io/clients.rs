@@ -404,11 +404,11 @@ impl Clients {
 mod tests {
     use super::super::headroom::tests::Machine;
     use super::*;
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
     /// Connections of these users, the first of which has sent its hello.
     fn clients(users: &[u32]) -> (Clients, Vec<PacketSocket>) {
-        let mut clients = Clients::new(0, ample()).unwrap();
+        let mut clients = Clients::new(0, unlimited()).unwrap();
         let mut ends = Vec::new();
         for (number, user) in users.iter().enumerate() {
             let (here, there) = PacketSocket::pair().unwrap();

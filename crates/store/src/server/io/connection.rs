@@ -388,7 +388,7 @@ mod tests {
     use super::super::headroom::tests::Machine;
     use super::*;
     use crate::protocol::{Answer, PROTOCOL};
-    use crate::server::budget::{Budget, Limits, tests::ample};
+    use crate::server::budget::{Budget, BudgetLimits, tests::unlimited};
 
     fn connection_in(budget: &mut Budget) -> (Connection, PacketSocket) {
         let (here, there) = PacketSocket::pair().unwrap();
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_client_for_whose_pins_there_is_no_memory_is_refused() {
-        let mut budget = ample();
+        let mut budget = unlimited();
         let (mut connection, _there) = connection_in(&mut budget);
         let refused = connection.admit(1, &Headroom::new(Machine::with(2 << 20))).unwrap_err();
         let reason = "only 2 MiB are available on this machine, and 2 MiB stay free".to_owned();
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_page_without_a_connection_is_charged_to_the_user_of_its_process() {
-        let mut budget = ample();
+        let mut budget = unlimited();
         let client = ClientId(1);
         let pins = Memfd::create("pins", PINS_LEN).unwrap();
         let mut kept = DescriptorTable::default();
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn before_the_hello_almost_nothing_is_held() {
-        let mut budget = ample();
+        let mut budget = unlimited();
         let (mut connection, there) = connection_in(&mut budget);
         assert_eq!(budget.held(), CONNECTION);
         send(&there, BEGIN_MORE, 10);
@@ -464,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_long_message_is_charged_as_the_longest_until_it_is_complete() {
-        let mut budget = ample();
+        let mut budget = unlimited();
         let (mut connection, there) = admitted(&mut budget);
         let before = budget.held();
         let label = crate::protocol::Label { name: "x".to_owned(), meta: Vec::new() };
@@ -486,7 +486,7 @@ mod tests {
     #[test]
     fn a_connection_without_room_for_a_long_message_is_not_read_until_there_is_some() {
         let others = Amount { bytes: 2 * (MAX_MESSAGE as u64 + (1 << 20)), descriptors: 100 };
-        let mut budget = Budget::new(0, Limits { own: others, others });
+        let mut budget = Budget::new(0, BudgetLimits { own: others, others });
         let [(mut first, one), (mut second, two)] = [admitted(&mut budget), admitted(&mut budget)];
         let mut packet = [0; 2000];
         [&one, &two].into_iter().for_each(|there| send(there, BEGIN_MORE, 1000));
@@ -501,7 +501,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_for_a_connection_that_was_ended() {
-        let mut budget = ample();
+        let mut budget = unlimited();
         let (mut connection, there) = admitted(&mut budget);
         let before = budget.held();
         let done = Response { id: 1, answer: Answer::Done };
@@ -519,7 +519,7 @@ mod tests {
 
     #[test]
     fn a_client_that_does_not_read_is_refused_before_the_server_has_no_memory_or_descriptors_left() {
-        let mut budget = Budget::new(0, Limits::of_server(1 << 30, 1000));
+        let mut budget = Budget::new(0, BudgetLimits::of_server(1 << 30, 1000));
         let (mut connection, _there) = admitted(&mut budget);
         let done = Response { id: 1, answer: Answer::Done };
         let refused = (0..10_000_000).find_map(|_| connection.send(&done, Vec::new()).err());
@@ -536,7 +536,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_never_comes_to_an_end_is_read_in_turn_with_others() {
-        let mut budget = ample();
+        let mut budget = unlimited();
         let (mut connection, there) = admitted(&mut budget);
         // Behind a message whose beginning another server has read, any number of packets may be.
         connection.assembler = MessageAssembler::inherited();

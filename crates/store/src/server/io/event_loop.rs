@@ -26,7 +26,7 @@ use crate::keeper::{DescriptorTable, Key, Launch, ToKeeper};
 use crate::protocol::frame::Payload;
 use crate::protocol::{Request, RequestKind};
 use crate::server::budget::Charge;
-use crate::server::machine::{Input, Now, Output, Server, Settings};
+use crate::server::machine::{Input, Output, Server, ServerSettings, StepTime};
 use crate::{Refusal, Result};
 
 /// How long one turn serves a user whose events do not end. At least one event is served.
@@ -51,10 +51,10 @@ impl Clock {
     }
 
     /// The time of a step. A system clock before 1970 counts as 1970.
-    pub(super) fn now(&self) -> Now {
+    pub(super) fn now(&self) -> StepTime {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let unix = u64::try_from(unix.as_millis()).expect("a system time fits 64 bits of milliseconds");
-        Now { elapsed: self.elapsed(), unix }
+        StepTime { elapsed: self.elapsed(), unix }
     }
 }
 
@@ -73,7 +73,7 @@ pub(super) struct EventLoop<'a> {
 /// Serves until the keeper at the other end of the socket says to stop.
 pub(crate) fn run(
     socket: PacketSocket,
-    settings: Settings,
+    settings: ServerSettings,
     geometry: Geometry,
     devices: Option<&Backend>,
     launch: &Launch<'_>,

@@ -248,8 +248,8 @@ mod tests {
     use crate::index::Geometry;
     use crate::keeper::{Role, ToKeeper, ToServer};
     use crate::protocol::frame::{MessageAssembler, decode};
-    use crate::server::budget::tests::ample;
-    use crate::server::machine::Share;
+    use crate::server::budget::tests::unlimited;
+    use crate::server::machine::SharedAllocation;
 
     const LEN: usize = 64 << 10;
 
@@ -264,7 +264,7 @@ mod tests {
         let (index, _) = IndexMemory::create(Geometry { slots: 8, allocations: 4 }, 0, &socket).unwrap();
         keeper.recv_with_fds(&mut [0; 100], 1, Deadline::NEVER).unwrap();
         let headroom = Arc::new(Headroom::new(Machine::with(1 << 30)));
-        let mut clients = Clients::new(0, ample()).unwrap();
+        let mut clients = Clients::new(0, unlimited()).unwrap();
         let workers = Workers::start(None, &headroom).unwrap();
         let keeper_link = KeeperLink::new(socket, &no_launch, clients.poller()).unwrap();
         let admission = Admission::new(index, vec![[7; 16]], headroom);
@@ -399,7 +399,7 @@ mod tests {
         let allocation = add_memory(&mut executor, &keeper);
         let (client, there) = connected(&mut executor);
         let done = || Response { id: 9, answer: Answer::Done };
-        for (share, count) in [(None, 0), (Some(Share { allocation, is_writable: false }), 1)] {
+        for (share, count) in [(None, 0), (Some(SharedAllocation { allocation, is_writable: false }), 1)] {
             let output = Output::Respond { client, response: done(), share };
             assert!(perform(&mut executor, output).is_none());
             assert_eq!(response(&there), (done(), count));

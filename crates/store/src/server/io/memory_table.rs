@@ -14,8 +14,8 @@ use super::workers;
 use crate::cells::{Cells, MappedCells};
 use crate::convert::to_usize;
 use crate::id::{AllocationId, ClientId};
-use crate::server::machine::{PinPosition, WORK_OF_A_PAGE};
-use crate::server::machine::{ServerMemory, Share};
+use crate::server::machine::{PAGE_WORK, PinPosition};
+use crate::server::machine::{ServerMemory, SharedAllocation};
 use crate::{Refusal, Result, pin};
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl MemoryTable {
     }
 
     /// A descriptor for a client. If the client may not write, it is open for reading alone, where the memory allows that.
-    pub(super) fn share(&mut self, share: Share) -> Result<Option<Rc<OwnedFd>>, Refusal> {
+    pub(super) fn share(&mut self, share: SharedAllocation) -> Result<Option<Rc<OwnedFd>>, Refusal> {
         let Some(memory) = self.memories.get_mut(&share.allocation) else { return Ok(None) };
         if share.is_writable {
             return Ok(Some(Rc::clone(&memory.fd)));
@@ -195,7 +195,7 @@ impl ServerMemory for MemoryTable {
                 return Some(PinPosition { client: *client, cell });
             }
             if cell == 0 {
-                *work = work.saturating_sub(WORK_OF_A_PAGE);
+                *work = work.saturating_sub(PAGE_WORK);
                 cell = 1;
             }
             for cell in cell..pin::used(page) {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn shared(table: &mut MemoryTable, allocation: AllocationId, is_writable: bool) -> Rc<OwnedFd> {
-        table.share(Share { allocation, is_writable }).unwrap().unwrap()
+        table.share(SharedAllocation { allocation, is_writable }).unwrap().unwrap()
     }
 
     fn is_writable(fd: &OwnedFd) -> bool {
@@ -271,8 +271,7 @@ mod tests {
     #[test]
     fn memory_that_cannot_be_opened_is_refused_with_its_length_and_the_limit_that_was_met() {
         let limit = wholemem_os::descriptors::limit();
-        let reason =
-            format!("the server has reached its limit of {limit} open descriptors (`ulimit -n`)");
+        let reason = format!("the server has reached its limit of {limit} open descriptors (`ulimit -n`)");
         let expected = Refusal::NoMemory { len: LEN as u64, reason };
         let fstat_then_open = 2;
         for share in [true, false] {
@@ -280,7 +279,7 @@ mod tests {
             table.add(id, memory().into_fd(), true).unwrap();
             let armed = fault::arm(fstat_then_open, Errno::MFILE);
             let refused = match share {
-                true => table.share(Share { allocation: id, is_writable: false }).unwrap_err(),
+                true => table.share(SharedAllocation { allocation: id, is_writable: false }).unwrap_err(),
                 false => match table.close(id, true) {
                     Closing::Done(Err(refused)) => refused,
                     outcome => panic!("{outcome:?}"),

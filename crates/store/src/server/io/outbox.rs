@@ -86,12 +86,12 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
     #[test]
     fn packets_that_a_socket_does_not_take_are_queued_in_order() {
         let (here, there) = PacketSocket::pair().unwrap();
-        let (mut outbox, mut budget) = (Outbox::default(), ample());
+        let (mut outbox, mut budget) = (Outbox::default(), unlimited());
         let account = budget.open(7);
         let zero = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
         for number in 0..20_u8 {

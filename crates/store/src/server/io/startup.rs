@@ -25,15 +25,15 @@ use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
 use crate::index::{Geometry, Index};
 use crate::keeper::{DescriptorTable, Key, Launch};
-use crate::server::budget::{Budget, Limits};
-use crate::server::machine::{HOST, Server, Settings, Survivors};
+use crate::server::budget::{Budget, BudgetLimits};
+use crate::server::machine::{HOST, InheritedState, Server, ServerSettings};
 use crate::{Error, Result};
 
 /// Builds the event loop of a server from what the keeper had, and carries out what recovery decides.
 pub(super) fn start<'a>(
     mut kept: DescriptorTable,
     socket: PacketSocket,
-    mut settings: Settings,
+    mut settings: ServerSettings,
     geometry: Geometry,
     devices: Option<&Backend>,
     launch: &'a Launch<'a>,
@@ -45,12 +45,12 @@ pub(super) fn start<'a>(
         None => IndexMemory::create(geometry, settings.host.quota, &socket)?,
     };
     // Less memory is available now than for the first server, because objects have taken some.
-    settings.limit_host(index.quota());
-    let limits = Limits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
+    settings.set_host_quota(index.quota());
+    let limits = BudgetLimits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
     let mut clients = Clients::new(settings.user, Budget::new(settings.user, limits))?;
     let mut memory = MemoryTable::default();
     let allocations = take_over_clients(kept, &mut clients, &mut memory);
-    let survivors = Survivors {
+    let survivors = InheritedState {
         allocations: allocations.keys().copied().collect(),
         clients: clients.iter().map(|(client, connection)| (client, connection.account.clone())).collect(),
     };

@@ -238,14 +238,14 @@ mod tests {
     use super::*;
     use crate::id::ObjectId;
     use crate::protocol::EventKind;
-    use crate::server::budget::{Amount, tests::ample};
+    use crate::server::budget::{Amount, tests::unlimited};
 
     fn event(name: &str) -> Event {
         Event { name: name.to_owned(), object: ObjectId::new(1, 1), kind: EventKind::Deleted }
     }
 
     fn watchers(count: u64, user: u32) -> Watchers {
-        let (mut watchers, mut budget) = (Watchers::default(), ample());
+        let (mut watchers, mut budget) = (Watchers::default(), unlimited());
         for client in 0..count {
             let charge = budget.open(user).charge(Amount::bytes(100)).unwrap();
             watchers.add(ClientId(client), user, String::new(), charge);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     fn add(watchers: &mut Watchers, client: u64, user: u32, prefix: &str) {
-        let charge = ample().open(user).charge(Amount::bytes(100)).unwrap();
+        let charge = unlimited().open(user).charge(Amount::bytes(100)).unwrap();
         watchers.add(ClientId(client), user, prefix.to_owned(), charge);
     }
 

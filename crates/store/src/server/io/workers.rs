@@ -83,26 +83,26 @@ impl Job {
 struct Jobs {
     requested: FairQueue<Requester, Job>,
     /// Memory that is preallocated. The machine bounds how many pieces there are.
-    ahead: VecDeque<Job>,
+    prealloc_limit: VecDeque<Job>,
     is_closed: bool,
 }
 
 impl Jobs {
     fn push(&mut self, requester: Requester, job: Job) {
         match requester {
-            Requester::Server => self.ahead.push_back(job),
+            Requester::Server => self.prealloc_limit.push_back(job),
             Requester::User(_) | Requester::Everyone => self.requested.push(requester, job),
         }
     }
 
     /// The next job, and on whose behalf it is done.
     fn pop(&mut self) -> Option<(Requester, Job)> {
-        self.requested.pop().or_else(|| Some((Requester::Server, self.ahead.pop_front()?)))
+        self.requested.pop().or_else(|| Some((Requester::Server, self.prealloc_limit.pop_front()?)))
     }
 
     fn promote(&mut self, allocation: AllocationId, user: u32) {
-        let at = self.ahead.iter().position(|job| job.allocation() == allocation);
-        if let Some(job) = at.and_then(|at| self.ahead.remove(at)) {
+        let at = self.prealloc_limit.iter().position(|job| job.allocation() == allocation);
+        if let Some(job) = at.and_then(|at| self.prealloc_limit.remove(at)) {
             self.requested.push(Requester::User(user), job);
         }
     }

@@ -10,44 +10,56 @@ use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, ByteRange, PROTOCOL, Refusal, Request, RequestKind};
 
 #[test]
-fn a_small_object_is_there_at_once_and_gone_at_once() {
+fn a_small_object_exists_at_once_and_is_deleted_at_once() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (_, answer) = sim.create(client, "small", 100);
     let object = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object, version: 1 });
     assert_eq!(
-        sim.one(client, RequestKind::Find { name: "small".to_owned(), wait: 0 }, &[]),
+        sim.request_one(client, RequestKind::Find { name: "small".to_owned(), wait: 0 }, &[]),
         Answer::Found { object }
     );
     assert_eq!(sim.memory.bytes.values().collect::<Vec<_>>(), [&vec![7; 100]]);
-    assert_eq!(sim.one(client, RequestKind::Delete { object }, &[]), Answer::Done);
+    assert_eq!(sim.request_one(client, RequestKind::Delete { object }, &[]), Answer::Done);
     let gone = Answer::Refused(Refusal::NoSuchObject { object });
-    assert_eq!(sim.one(client, RequestKind::Delete { object }, &[]), gone);
+    assert_eq!(sim.request_one(client, RequestKind::Delete { object }, &[]), gone);
     assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
 }
 
 #[test]
-fn a_large_object_is_there_when_it_is_sealed_and_its_memory_goes_with_it() {
+fn a_large_object_exists_once_sealed_and_is_freed_with_its_memory() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, answer) = sim.create(client, "large", 100 << 10);
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
     assert_eq!((memory.offset, memory.allocation_len), (0, 100 << 10));
     let refused = Answer::Refused(Refusal::NoSuchName { name: "large".to_owned() });
-    assert_eq!(sim.one(client, RequestKind::Find { name: "large".to_owned(), wait: 0 }, &[]), refused);
+    assert_eq!(
+        sim.request_one(client, RequestKind::Find { name: "large".to_owned(), wait: 0 }, &[]),
+        refused
+    );
     sim.writable = true;
-    assert_eq!(sim.one(client, RequestKind::Seal { create }, &[]), Answer::Refused(Refusal::StillMapped));
+    assert_eq!(
+        sim.request_one(client, RequestKind::Seal { create }, &[]),
+        Answer::Refused(Refusal::StillMapped)
+    );
     sim.writable = false;
-    assert_eq!(sim.one(client, RequestKind::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
-    assert_eq!(sim.one(client, RequestKind::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
+    assert_eq!(
+        sim.request_one(client, RequestKind::Seal { create }, &[]),
+        Answer::Sealed { object, version: 1 }
+    );
+    assert_eq!(
+        sim.request_one(client, RequestKind::Seal { create }, &[]),
+        Answer::Sealed { object, version: 1 }
+    );
     assert_eq!(sim.status(client).host.used, 100 << 10);
-    sim.one(client, RequestKind::Delete { object }, &[]);
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     assert_eq!((sim.status(client).host.used, sim.parked.len()), (0, 0));
 }
 
 #[test]
-fn a_version_replaces_the_one_before_it_and_readers_keep_theirs() {
+fn a_version_replaces_the_previous_one_and_readers_keep_theirs() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let first = sealed(&sim.create(client, "name", 100).1);
@@ -55,84 +67,87 @@ fn a_version_replaces_the_one_before_it_and_readers_keep_theirs() {
     let (_, answer) = sim.create(client, "name", 200);
     let second = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object: second, version: 2 });
-    let found = sim.one(client, RequestKind::Find { name: "name".to_owned(), wait: 0 }, &[]);
+    let found = sim.request_one(client, RequestKind::Find { name: "name".to_owned(), wait: 0 }, &[]);
     assert_eq!(found, Answer::Found { object: second });
     assert_eq!(sim.status(client).retired, 1);
     sim.memory.pins.clear();
-    // A kick has no answer.
-    assert_eq!(sim.ask(client, RequestKind::PinReleased { object: first }, &[]), []);
+    // The notification of a released pin has no answer.
+    assert_eq!(sim.request(client, RequestKind::PinReleased { object: first }, &[]), []);
     assert_eq!(sim.status(client).retired, 0);
 }
 
 #[test]
-fn a_pack_comes_and_goes_as_one() {
+fn a_pack_is_sealed_and_deleted_as_a_whole() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let members = [("p/a", 5000), ("p/b", 0), ("p/c", 20_000)];
-    let answer = sim.one(client, create("p", 0, &members, 0), &[]);
+    let answer = sim.request_one(client, create("p", 0, &members, 0), &[]);
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
     let request = sim.requests;
     assert_eq!(memory.allocation_len, 28 << 10);
-    assert_eq!(sealed(&sim.one(client, RequestKind::Seal { create: request }, &[])), object);
+    assert_eq!(sealed(&sim.request_one(client, RequestKind::Seal { create: request }, &[])), object);
     let status = sim.status(client);
     assert_eq!((status.objects, status.host.used), (4, 28 << 10));
-    // A member whose name is taken by another goes alone.
+    // A member whose name is assigned to another object is deleted separately.
     sealed(&sim.create(client, "p/a", 10).1);
     assert_eq!(sim.status(client).objects, 4);
-    sim.one(client, RequestKind::Delete { object }, &[]);
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     let status = sim.status(client);
-    assert_eq!((status.objects, status.host.used), (1, 64 << 10), "the arena of the small one is left");
+    assert_eq!((status.objects, status.host.used), (1, 64 << 10), "the arena of the small object is left");
 }
 
 #[test]
-fn a_pinned_member_holds_the_memory_of_its_pack() {
+fn a_pinned_member_retains_the_memory_of_its_pack() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
-    let answer = sim.one(client, create("p", 0, &[("p/a", 5000), ("p/b", 20_000)], 0), &[]);
+    let answer = sim.request_one(client, create("p", 0, &[("p/a", 5000), ("p/b", 20_000)], 0), &[]);
     let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
     let request = sim.requests;
-    sim.one(client, RequestKind::Seal { create: request }, &[]);
+    sim.request_one(client, RequestKind::Seal { create: request }, &[]);
     let Answer::Found { object: member } =
-        sim.one(client, RequestKind::Find { name: "p/b".to_owned(), wait: 0 }, &[])
+        sim.request_one(client, RequestKind::Find { name: "p/b".to_owned(), wait: 0 }, &[])
     else {
-        panic!("a member")
+        panic!("the object is not a member")
     };
     sim.memory.pins.insert(member);
-    sim.one(client, RequestKind::Delete { object }, &[]);
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     let status = sim.status(client);
     assert_eq!((status.objects, status.retired, status.host.used), (0, 2, 28 << 10));
     sim.memory.pins.clear();
-    sim.rest(Duration::from_secs(1));
+    sim.advance(Duration::from_secs(1));
     assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
-fn one_more_name_keeps_the_bytes_when_the_first_has_gone() {
+fn another_name_retains_the_bytes_after_the_first_is_deleted() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "first", 20 << 10);
-    let object = sealed(&sim.one(client, RequestKind::Seal { create }, &[]));
-    let alias =
-        sealed(&sim.one(client, RequestKind::Publish { label: label("second"), object, part: None }, &[]));
-    sim.one(client, RequestKind::Delete { object }, &[]);
+    let object = sealed(&sim.request_one(client, RequestKind::Seal { create }, &[]));
+    let alias = sealed(&sim.request_one(
+        client,
+        RequestKind::Publish { label: label("second"), object, part: None },
+        &[],
+    ));
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     assert_eq!(sim.status(client).host.used, 20 << 10);
-    sim.one(client, RequestKind::Delete { object: alias }, &[]);
+    sim.request_one(client, RequestKind::Delete { object: alias }, &[]);
     assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
-fn a_dead_client_takes_along_what_it_had_not_sealed() {
+fn drafts_of_a_dead_client_are_deleted() {
     let mut sim = Simulation::new();
     let (first, second) = (sim.join(1), sim.join(2));
     sim.create(first, "unsealed", 100 << 10);
     sealed(&sim.create(first, "sealed", 100).1);
-    let device = sim.one(first, create("gpu", 100, &[], 1), &[]);
+    let device = sim.request_one(first, create("gpu", 100, &[], 1), &[]);
     assert!(matches!(device, Answer::Created { .. }), "{device:?}");
     sim.clients.remove(&first);
     sim.run(Input::Left { client: first });
     let status = sim.status(second);
     assert_eq!((status.objects, status.unsealed, status.clients), (1, 0, 1));
-    assert_eq!((status.host.used, status.device.used), (64 << 10, 64 << 10), "an arena each");
+    assert_eq!((status.host.used, status.device.used), (64 << 10, 64 << 10), "one arena each");
 }
 
 #[test]
@@ -145,15 +160,15 @@ fn only_its_owner_deletes_an_object() {
         sim.clients.insert(client, user);
         let account = sim.budget.open(user);
         sim.run(Input::Joined { client, account });
-        sim.ask(client, RequestKind::Hello { protocol: PROTOCOL }, &[]);
+        sim.request(client, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     }
     let refused = Answer::Refused(Refusal::NotYours { object, owner: USER });
-    assert_eq!(sim.one(other, RequestKind::Delete { object }, &[]), refused);
-    assert_eq!(sim.one(root, RequestKind::Delete { object }, &[]), Answer::Done);
+    assert_eq!(sim.request_one(other, RequestKind::Delete { object }, &[]), refused);
+    assert_eq!(sim.request_one(root, RequestKind::Delete { object }, &[]), Answer::Done);
 }
 
 #[test]
-fn only_its_owner_gives_a_name_to_another_object() {
+fn only_its_owner_assigns_a_name_to_another_object() {
     let mut sim = Simulation::new();
     let owner = sim.join(1);
     let mine = sealed(&sim.create(owner, "mine", 100).1);
@@ -161,38 +176,38 @@ fn only_its_owner_gives_a_name_to_another_object() {
     sim.clients.insert(other, 1001);
     let account = sim.budget.open(1001);
     sim.run(Input::Joined { client: other, account });
-    sim.ask(other, RequestKind::Hello { protocol: PROTOCOL }, &[]);
+    sim.request(other, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     let before = sim.status(owner);
     let taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
     assert_eq!(sim.create(other, "mine", 200).1, taken("mine"));
     assert_eq!(sim.create(other, "mine", 100 << 10).1, taken("mine"));
     let pack = create("pack", 0, &[("a", 5000), ("mine", 100 << 10)], 0);
-    assert_eq!(sim.one(other, pack, &[]), taken("mine"));
+    assert_eq!(sim.request_one(other, pack, &[]), taken("mine"));
     assert_eq!(
-        sim.one(other, RequestKind::Publish { label: label("mine"), object: mine, part: None }, &[]),
+        sim.request_one(other, RequestKind::Publish { label: label("mine"), object: mine, part: None }, &[]),
         taken("mine")
     );
-    // A name that is taken while its next object is being written.
+    // The name is taken by another user while its next object is being written.
     let (create, _) = sim.create(other, "late", 100 << 10);
     sealed(&sim.create(owner, "late", 10).1);
-    assert_eq!(sim.one(other, RequestKind::Seal { create }, &[]), taken("late"));
-    sim.one(other, RequestKind::Abandon { create }, &[]);
+    assert_eq!(sim.request_one(other, RequestKind::Seal { create }, &[]), taken("late"));
+    sim.request_one(other, RequestKind::Abandon { create }, &[]);
     let after = sim.status(owner);
     assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
     let find = RequestKind::Find { name: "mine".to_owned(), wait: 0 };
-    assert_eq!(sim.one(other, find, &[]), Answer::Found { object: mine });
-    // The server's user may, and every user may when the name is free.
+    assert_eq!(sim.request_one(other, find, &[]), Answer::Found { object: mine });
+    // The server's user may, and every user may if the name is free.
     let root = ClientId(9);
     sim.clients.insert(root, 0);
     let account = sim.budget.open(0);
     sim.run(Input::Joined { client: root, account });
-    sim.ask(root, RequestKind::Hello { protocol: PROTOCOL }, &[]);
+    sim.request(root, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     let roots = sealed(&sim.create(root, "mine", 10).1);
     assert_eq!(
         sim.create(owner, "mine", 10).1,
         Answer::Refused(Refusal::NameTaken { name: "mine".to_owned(), owner: 0 })
     );
-    sim.one(root, RequestKind::Delete { object: roots }, &[]);
+    sim.request_one(root, RequestKind::Delete { object: roots }, &[]);
     sealed(&sim.create(other, "mine", 10).1);
 }
 
@@ -219,7 +234,7 @@ fn invalid_requests_are_refused_and_change_nothing() {
         (RequestKind::Watch { prefix: long.clone() }, 0, "name-too-long"),
         (RequestKind::Hello { protocol: 9 }, 0, "other-protocol"),
     ] {
-        match sim.one(client, kind, &vec![0; payload]) {
+        match sim.request_one(client, kind, &vec![0; payload]) {
             Answer::Refused(refusal) => assert_eq!(refusal.code(), code),
             other => panic!("{other:?} instead of {code}"),
         }
@@ -228,18 +243,18 @@ fn invalid_requests_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn a_request_for_a_name_is_answered_when_the_name_exists_or_when_its_time_is_over() {
+fn a_request_for_a_name_is_answered_when_the_name_exists_or_on_timeout() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
-    assert_eq!(sim.ask(client, RequestKind::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
-    assert_eq!(sim.ask(client, RequestKind::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
+    assert_eq!(sim.request(client, RequestKind::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
+    assert_eq!(sim.request(client, RequestKind::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
     assert_eq!(sim.server.wake_at(), Some(Duration::from_millis(1500)));
-    let answers = sim.ask(client, create("later", 0, &[], 0), &[]);
-    let [Answer::Found { object }, Answer::Sealed { object: made, .. }] = answers[..] else {
+    let answers = sim.request(client, create("later", 0, &[], 0), &[]);
+    let [Answer::Found { object }, Answer::Sealed { object: created, .. }] = answers[..] else {
         panic!("{answers:?}")
     };
-    assert_eq!(object, made);
-    let late = Now { elapsed: Duration::from_secs(2), unix: 0 };
+    assert_eq!(object, created);
+    let late = StepTime { elapsed: Duration::from_secs(2), unix: 0 };
     let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
     assert!(matches!(
         &outputs[..],
@@ -251,7 +266,7 @@ fn a_request_for_a_name_is_answered_when_the_name_exists_or_when_its_time_is_ove
 fn a_watcher_is_notified_of_names_with_its_prefix() {
     let mut sim = Simulation::new();
     let (client, watcher) = (sim.join(1), sim.join(2));
-    sim.one(watcher, RequestKind::Watch { prefix: "a/".to_owned() }, &[]);
+    sim.request_one(watcher, RequestKind::Watch { prefix: "a/".to_owned() }, &[]);
     let events = |answers: Vec<Answer>| {
         let names = answers.into_iter().filter_map(|answer| match answer {
             Answer::Event(event) => Some(format!("{} {:?}", event.name, event.kind)),
@@ -259,23 +274,24 @@ fn a_watcher_is_notified_of_names_with_its_prefix() {
         });
         names.collect::<Vec<_>>()
     };
-    let made = sim.ask(client, create("a/x", 0, &[], 0), &[]);
-    assert_eq!(events(made), ["a/x Published { version: 1 }"]);
-    let made = sim.ask(client, create("b/x", 0, &[], 0), &[]);
-    assert_eq!(events(made), Vec::<String>::new());
-    let made = sim.ask(client, create("a/x", 0, &[], 0), &[]);
-    assert_eq!(events(made), ["a/x Published { version: 2 }", "a/x Deleted"]);
+    let created = sim.request(client, create("a/x", 0, &[], 0), &[]);
+    assert_eq!(events(created), ["a/x Published { version: 1 }"]);
+    let created = sim.request(client, create("b/x", 0, &[], 0), &[]);
+    assert_eq!(events(created), Vec::<String>::new());
+    let created = sim.request(client, create("a/x", 0, &[], 0), &[]);
+    assert_eq!(events(created), ["a/x Published { version: 2 }", "a/x Deleted"]);
 }
 
 #[test]
-fn a_request_that_comes_again_is_answered_as_before() {
+fn a_request_that_is_sent_again_gets_the_same_answer() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let small = sim.create(client, "small", 10);
     let large = sim.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
-    let alias = sim.one(client, RequestKind::Publish { label: label("alias"), object, part: None }, &[]);
-    let (publish, before) = (sim.requests, view(&sim.server));
+    let alias =
+        sim.request_one(client, RequestKind::Publish { label: label("alias"), object, part: None }, &[]);
+    let (publish, before) = (sim.requests, snapshot(&sim.server));
     let (mut server, outputs) =
         sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
     assert!(
@@ -294,11 +310,11 @@ fn a_request_that_comes_again_is_answered_as_before() {
         let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(response.answer, expected);
     }
-    assert_eq!(view(&server), before);
+    assert_eq!(snapshot(&server), before);
 }
 
 #[test]
-fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
+fn a_request_during_which_two_servers_died_is_refused_unless_completed() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let small = sim.create(client, "small", 10);
@@ -314,13 +330,16 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
     };
     let refused = |servers| Answer::Refused(Refusal::ServersDied { servers });
     let more = || create("more", 30 << 10, &[], 0);
-    assert_eq!(send(small.0, 2, create("small", 10, &[], 0), 10), small.1, "it was done");
-    assert_eq!(send(large.0, 3, create("large", 30 << 10, &[], 0), 0), large.1, "it was done");
+    assert_eq!(send(small.0, 2, create("small", 10, &[], 0), 10), small.1, "it was completed before");
+    assert_eq!(send(large.0, 3, create("large", 30 << 10, &[], 0), 0), large.1, "it was completed before");
     assert_eq!(send(90, 2, more(), 0), refused(2));
     assert_eq!(send(91, 255, more(), 0), refused(255));
     assert_eq!(send(92, 2, RequestKind::Seal { create: large.0 }, 0), refused(2));
     // Requests that need no memory, or wait for other clients, are not refused.
-    assert!(matches!(send(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }), "in the arena");
+    assert!(
+        matches!(send(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }),
+        "it fits the arena"
+    );
     assert!(matches!(send(93, 2, RequestKind::Fetch { object }, 0), Answer::Fetched { .. }));
     assert!(matches!(
         send(94, 9, RequestKind::Find { name: "small".to_owned(), wait: 0 }, 0),
@@ -330,7 +349,7 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
 }
 
 #[test]
-fn a_request_that_one_server_hears_twice_is_done_once() {
+fn a_request_that_one_server_receives_twice_is_processed_once() {
     let mut sim = Simulation::new();
     let (client, other) = (sim.join(1), sim.join(2));
     let snapshot = Prefixes { before: sim.cells.snapshot(), stores: vec![] };
@@ -340,21 +359,21 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
         let input = Input::Request { client, request, payload: payload.into(), charge: None };
         server.step(now(), input, &mut sim.memory)
     };
-    // Sent before its client has read that the server was restarted, and repeated after that.
+    // Sent before its client has read that the server was replaced, and again after that.
     let outputs = send(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     let outputs = send(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
-    assert_eq!(outputs, [], "it was refused, and is not processed again now that there is room");
-    // A request that the server before had received is processed, also after a later one.
+    assert_eq!(outputs, [], "a refused request is not processed again although there is space now");
+    // A request that the previous server had received is processed, also after a later one.
     let outputs = send(client, 49, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
-    // Others are as before.
+    // Other clients are not affected.
     let outputs = send(other, 50, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
 }
 
 #[test]
-fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
+fn a_failed_allocation_is_answered_and_loses_nothing() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let request = Request { id: 50, resends: 0, kind: create("large", 30 << 10, &[], 0) };
@@ -371,7 +390,7 @@ fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
 }
 
 #[test]
-fn a_draft_that_is_abandoned_while_it_is_being_sealed_is_not_sealed() {
+fn a_draft_that_is_abandoned_during_its_seal_is_not_sealed() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "large", 30 << 10);
@@ -380,7 +399,7 @@ fn a_draft_that_is_abandoned_while_it_is_being_sealed_is_not_sealed() {
     let [Output::CloseForWriting { allocation, at_once: false, .. }] = outputs[..] else {
         panic!("{outputs:?}")
     };
-    assert_eq!(sim.one(client, RequestKind::Abandon { create }, &[]), Answer::Done);
+    assert_eq!(sim.request_one(client, RequestKind::Abandon { create }, &[]), Answer::Done);
     let outputs = sim.step(Input::ClosedForWriting { allocation, outcome: Ok(()) });
     let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((response.id, &response.answer), (50, &Answer::Refused(Refusal::NothingToSeal)));
@@ -413,7 +432,7 @@ fn two_requests_to_seal_a_draft_are_both_answered() {
 }
 
 #[test]
-fn a_client_that_does_not_greet_is_let_go() {
+fn a_client_that_does_not_send_a_hello_is_disconnected() {
     let mut sim = Simulation::new();
     let client = ClientId(4);
     let account = sim.budget.open(1);
@@ -432,7 +451,7 @@ fn random_operations_recover_after_every_store() {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % below
     };
-    let mut sim = Simulation::with_ahead(TERMS.quota / 4);
+    let mut sim = Simulation::with_prealloc_limit(POLICY.quota / 4);
     let mut next = 3;
     let mut clients = vec![sim.join(1), sim.join(2)];
     let trusted = sim.join_as(100, settings(0).user);
@@ -454,8 +473,11 @@ fn random_operations_recover_after_every_store() {
             }
             (4, _) => {
                 let members = [("m0", roll(9000)), (&name[..], roll(9000)), ("m2", 10_000)];
-                let answer =
-                    sim.one(client, create("pack", 0, &members, u32::try_from(roll(2)).unwrap()), &[]);
+                let answer = sim.request_one(
+                    client,
+                    create("pack", 0, &members, u32::try_from(roll(2)).unwrap()),
+                    &[],
+                );
                 if matches!(answer, Answer::Created { .. }) {
                     unsealed.push((client, sim.requests));
                 }
@@ -463,18 +485,18 @@ fn random_operations_recover_after_every_store() {
             (5, _) if !unsealed.is_empty() => {
                 let (client, create) = unsealed.remove(0);
                 if clients.contains(&client) {
-                    sim.ask(client, RequestKind::Seal { create }, &[]);
+                    sim.request(client, RequestKind::Seal { create }, &[]);
                 }
             }
-            (6, Some(object)) => drop(sim.ask(client, RequestKind::Delete { object }, &[])),
+            (6, Some(object)) => drop(sim.request(client, RequestKind::Delete { object }, &[])),
             (7, Some(object)) => {
                 let part = (roll(2) == 0).then_some(ByteRange { offset: 0, len: 1 });
-                drop(sim.ask(client, RequestKind::Publish { label: label(&name), object, part }, &[]));
+                drop(sim.request(client, RequestKind::Publish { label: label(&name), object, part }, &[]));
             }
             (10, _) => {
                 let (place, len) = (u32::try_from(roll(2)).unwrap(), (1 + roll(20)) * (4 << 10));
                 let part = ByteRange { offset: roll(len), len: 1 };
-                drop(sim.ask(trusted, RequestKind::Adopt { label: label(&name), place, len, part }, &[]));
+                drop(sim.request(trusted, RequestKind::Adopt { label: label(&name), place, len, part }, &[]));
             }
             (8, Some(object)) => {
                 sim.memory.pins.insert(object);
@@ -489,8 +511,8 @@ fn random_operations_recover_after_every_store() {
             }
             _ => {
                 sim.memory.pins.clear();
-                // Deleted objects are searched for again, and preallocated memory is released.
-                sim.rest(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
+                // Deleted objects are scanned for again, and preallocated memory is released.
+                sim.advance(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
             }
         }
     }
