@@ -1,4 +1,4 @@
-//! The memory of the index: created by the first server of a store, and opened by every server after it.
+//! The memory of the index: created by the first server of a store, and opened by its successors.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -16,12 +16,12 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct IndexMemory {
     memory: Memfd,
-    /// What clients get: a descriptor that is open for reading alone.
+    /// The read-only descriptor for clients.
     reader: Rc<OwnedFd>,
 }
 
 impl IndexMemory {
-    /// Opens the index that the keeper has.
+    /// Opens the index of the keeper.
     pub(super) fn open(fd: OwnedFd) -> Result<(Self, Index<MappedCells>)> {
         let len = memfd::len_of(fd.as_fd())?;
         let memory = Memfd::import(fd, len)?;
@@ -29,7 +29,7 @@ impl IndexMemory {
         Ok((Self::new(memory)?, Index::open(cells)?))
     }
 
-    /// Creates the index of a new store, and waits until the keeper has it.
+    /// Creates the index of a new store, and waits until the keeper has parked it.
     pub(super) fn create(
         geometry: Geometry,
         quota: u64,
@@ -40,7 +40,7 @@ impl IndexMemory {
         let index = Index::format(cells, geometry);
         index.set_quota(quota);
         let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
-        let park = park.map_err(|_| Error::Protocol { rule: "a word for the keeper cannot be encoded" })?;
+        let park = park.map_err(|_| Error::Protocol { rule: "a message to the keeper cannot be encoded" })?;
         keeper.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
         keeper.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;
         Ok((Self::new(memory)?, index))
@@ -51,12 +51,12 @@ impl IndexMemory {
         Ok(Self { memory, reader })
     }
 
-    /// How many bytes it has.
+    /// The length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    /// The descriptor for a client.
+    /// The read-only descriptor for a client.
     pub(super) fn reader(&self) -> Rc<OwnedFd> {
         Rc::clone(&self.reader)
     }
@@ -72,9 +72,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_is_created_with_a_keeper_and_opened_by_the_next_server() {
+    fn an_index_is_parked_and_opened_by_the_next_server() {
         let (here, keeper) = PacketSocket::pair().unwrap();
-        // The answer of the keeper: it is sent before, since this is one thread.
+        // The answer of the keeper, sent in advance because the test has one thread.
         keeper.send(&[0], &[], Deadline::NEVER).unwrap();
         let geometry = Geometry { slots: 8, allocations: 4 };
         let (memory, index) = IndexMemory::create(geometry, 77, &here).unwrap();

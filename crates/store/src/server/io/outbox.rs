@@ -1,4 +1,4 @@
-//! A queue of packets that the other end has not read yet: sends never block. What it holds is charged to the client.
+//! A queue of packets that the peer has not read yet, so that sends never block. Its memory is charged to the client.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,38 +8,38 @@ use wholemem_os::{Deadline, Errno, Error, PacketSocket};
 
 use crate::server::budget::{Amount, Charge};
 
-/// A packet, its descriptors, and on the last packet of a message the charge for the message.
-type Item = (Vec<u8>, Vec<Rc<OwnedFd>>, Option<Charge>);
+/// A packet, its descriptors, and on the last packet of a message the charge of the message.
+type QueuedPacket = (Vec<u8>, Vec<Rc<OwnedFd>>, Option<Charge>);
 
 /// The memory of a packet besides its bytes.
-const COST: u64 = 64;
+const PACKET_COST: u64 = 64;
 
-/// Packets, each with its descriptors.
+/// Queued packets, each with its descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    queue: VecDeque<Item>,
+    queue: VecDeque<QueuedPacket>,
     len: usize,
 }
 
-/// How a flush ended.
+/// The result of a flush.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Flushed {
+pub(super) enum FlushResult {
     All,
-    /// The other end has to read first.
+    /// The peer has to read first.
     Full,
-    /// The other end has closed, or sending fails.
+    /// The peer has closed the socket, or sending fails.
     Broken,
 }
 
 impl Outbox {
-    /// How many bytes are queued.
+    /// The number of queued bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// What a message costs while it is queued.
+    /// The cost of a queued message.
     pub(super) fn cost(packets: &[Vec<u8>], fds: &[Rc<OwnedFd>]) -> Amount {
-        let bytes = packets.iter().map(|packet| packet.len() as u64 + COST).sum();
+        let bytes = packets.iter().map(|packet| packet.len() as u64 + PACKET_COST).sum();
         Amount { bytes, descriptors: fds.len() as u64 }
     }
 
@@ -63,8 +63,8 @@ impl Outbox {
         }
     }
 
-    /// Sends what the socket takes now.
-    pub(super) fn flush(&mut self, socket: &PacketSocket) -> Flushed {
+    /// Sends packets as far as the socket accepts them.
+    pub(super) fn flush(&mut self, socket: &PacketSocket) -> FlushResult {
         while let Some((packet, fds, _)) = self.queue.front() {
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
             match socket.send(packet, &borrowed, Deadline::NOW) {
@@ -72,14 +72,14 @@ impl Outbox {
                     self.len -= packet.len();
                     self.queue.pop_front();
                 }
-                // Too many descriptors of this user are in flight: some will be received.
+                // Too many descriptors of this user are in flight: retried when some have been received.
                 Err(Error::TimedOut | Error::Call { errno: Errno::TOOMANYREFS | Errno::NOBUFS, .. }) => {
-                    return Flushed::Full;
+                    return FlushResult::Full;
                 }
-                Err(_) => return Flushed::Broken,
+                Err(_) => return FlushResult::Broken,
             }
         }
-        Flushed::All
+        FlushResult::All
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
     use crate::server::budget::tests::unlimited;
 
     #[test]
-    fn packets_that_a_socket_does_not_take_are_queued_in_order() {
+    fn packets_that_a_full_socket_rejects_are_queued_in_order() {
         let (here, there) = PacketSocket::pair().unwrap();
         let (mut outbox, mut budget) = (Outbox::default(), unlimited());
         let account = budget.open(7);
@@ -100,8 +100,8 @@ mod tests {
             outbox.push(packets, vec![zero.clone()], Some(charge));
         }
         assert_eq!(outbox.len(), 20 * 30_010);
-        assert_eq!(budget.held(), Amount { bytes: 20 * (30_010 + 2 * COST), descriptors: 20 });
-        assert_eq!(outbox.flush(&here), Flushed::Full);
+        assert_eq!(budget.held(), Amount { bytes: 20 * (30_010 + 2 * PACKET_COST), descriptors: 20 });
+        assert_eq!(outbox.flush(&here), FlushResult::Full);
         let mut buffer = vec![0; 40_000];
         for number in 0..20_u8 {
             let (len, fds) = there.recv_with_fds(&mut buffer, 1, Deadline::NEVER).unwrap();
@@ -113,6 +113,6 @@ mod tests {
         assert_eq!((outbox.queue.len(), outbox.len(), budget.held()), (0, 0, Amount::default()));
         drop(there);
         outbox.push(vec![vec![1]], vec![], None);
-        assert_eq!(outbox.flush(&here), Flushed::Broken);
+        assert_eq!(outbox.flush(&here), FlushResult::Broken);
     }
 }
