@@ -226,7 +226,7 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
             ]),
         ),
         (
-            "room",
+            "await_space",
             encode_packets(vec![
                 request(2, create("large", 1 << 19)),
                 request(3, RequestKind::AwaitSpace { len: 1 << 20, place: 0, wait: 5 }),
@@ -248,7 +248,7 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
                 request(3, RequestKind::PinReleased { object }),
             ]),
         ),
-        ("answers", encode_packets(vec![answer(Answer::Restarted), answer(Answer::Found { object })])),
+        ("responses", encode_packets(vec![answer(Answer::Restarted), answer(Answer::Found { object })])),
         ("refused", encode_packets(vec![answer(Answer::Refused(Refusal::NoSuchObject { object }))])),
     ]
 }

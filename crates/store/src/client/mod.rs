@@ -136,8 +136,8 @@ impl Client {
     /// ```no_run
     /// # use std::time::Duration;
     /// # let client = wholemem_store::Client::connect("socket")?;
-    /// let patient = client.waiting_for_room(Duration::from_secs(10));
-    /// let draft = patient.create("weights", 16 << 30)?;
+    /// let waiting = client.waiting_for_space(Duration::from_secs(10));
+    /// let draft = waiting.create("weights", 16 << 30)?;
     /// # Ok::<(), wholemem_store::Error>(())
     /// ```
     #[must_use]

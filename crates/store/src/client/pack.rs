@@ -19,7 +19,7 @@ use crate::{ObjectId, Result};
 /// ```
 /// use wholemem_store::Pack;
 ///
-/// let pack = Pack::new("model").add("model/a", 1000).add_described("model/b", b"f32 [2, 3]", 24);
+/// let pack = Pack::new("model").add("model/a", 1000).add_with_meta("model/b", b"f32 [2, 3]", 24);
 /// assert_eq!(pack.count(), 2);
 /// ```
 #[derive(Debug, Clone)]
