@@ -381,7 +381,7 @@ impl Draft {
     /// The memory as a span, for copies by streams and for kernels; `None` for a small object in host memory.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`].
+    /// [`Error::Memory`].
     #[doc(alias = "mutable_data")]
     pub fn span(&self) -> Result<Option<Span>> {
         self.memory.span(0, self.len)
@@ -396,7 +396,7 @@ impl Draft {
     /// Seals the object: it becomes immutable and visible to all clients under its name. Writes by streams must have completed.
     ///
     /// # Errors
-    /// [`Refusal::StillMapped`](crate::Refusal::StillMapped) if its memory is still mapped for writing: by a [`Span`] that is not
+    /// [`Refusal::StillMapped`] if its memory is still mapped for writing: by a [`Span`] that is not
     /// dropped, or by a child that was forked while a span or [bytes](Draft::bytes) existed. The error returns the draft, which
     /// can be sealed once the maps are gone.
     #[doc(alias = "Seal")]
@@ -412,7 +412,7 @@ impl Draft {
     /// is never sealed.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`] if the event cannot be recorded on the stream.
+    /// [`Error::Memory`] if the event cannot be recorded on the stream.
     pub fn seal_after(self, stream: &Stream) -> Result<PendingSeal> {
         let reached = Event::create(stream.device(), EventKind::Order)?;
         stream.record(&reached)?;

@@ -24,7 +24,7 @@ impl Mirror {
     /// Creates a host copy of a draft; with its present bytes if `copy_in`, else uninitialized.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`]; [`Error::Protocol`] for a small draft in host memory, which can be written directly.
+    /// [`Error::Memory`]; [`Error::Protocol`] for a small draft in host memory, which can be written directly.
     pub fn of_draft(draft: &Draft, copy_in: bool) -> Result<Self> {
         let rule = "a small object in host memory is written directly";
         let (span, device) = draft.span()?.zip(draft.device()).ok_or(Error::Protocol { rule })?;
@@ -34,7 +34,7 @@ impl Mirror {
     /// As [`Mirror::of_draft`], for the [span](Draft::span) of a draft on its device.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`].
+    /// [`Error::Memory`].
     pub fn of_span(span: Span, device: &Device, copy_in: bool) -> Result<Self> {
         let mut mirror = Self::create(&span, copy_in, device)?;
         mirror.destination = Mutex::new(Some(span));
@@ -44,7 +44,7 @@ impl Mirror {
     /// Creates a host copy of an object.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`].
+    /// [`Error::Memory`].
     pub fn of_object(object: &Object) -> Result<Self> {
         Self::create(&object.span()?, true, &object.device())
     }
@@ -67,7 +67,7 @@ impl Mirror {
     /// The bytes: read-only for an object, writable for a draft.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`].
+    /// [`Error::Memory`].
     #[doc(alias = "data")]
     #[doc(alias = "mutable_data")]
     pub fn bytes(&self) -> Result<SharedSlice<'_>> {
@@ -79,7 +79,7 @@ impl Mirror {
     /// Writes the copy of a draft back, and returns errors. Dropping does the same, but only logs errors.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`].
+    /// [`Error::Memory`].
     pub fn write_back(self) -> Result<()> {
         self.flush()
     }

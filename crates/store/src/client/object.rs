@@ -144,7 +144,7 @@ impl Object {
     /// memory. Writes are not visible outside of the new map. It shows the object's bytes only while this object is held.
     ///
     /// # Errors
-    /// [`Error::OnDevice`]; [`Error::OutOfRange`]; [`Error::MemoryRef`] if `len` is zero or the mapping fails.
+    /// [`Error::OnDevice`]; [`Error::OutOfRange`]; [`Error::Memory`] if `len` is zero or the mapping fails.
     #[doc(alias = "MAP_PRIVATE")]
     pub fn map_private(&self, offset: usize, len: usize) -> Result<Arc<PrivateMap>> {
         if !self.is_cpu() {
@@ -174,7 +174,7 @@ impl Object {
     /// The memory as a span, for copies by streams and for kernels.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`].
+    /// [`Error::Memory`].
     #[doc(alias = "data")]
     pub fn span(&self) -> Result<Span> {
         Ok(self.mapping.span(self.offset, self.len)?)

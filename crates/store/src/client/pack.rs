@@ -117,7 +117,7 @@ impl PackDraft {
     /// The memory of one object as a span, for streams and kernels; `None` for a small pack in host memory.
     ///
     /// # Errors
-    /// [`Error::MemoryRef`](crate::Error::Memory).
+    /// [`Error::Memory`](crate::Error::Memory).
     pub fn span(&self, member: usize) -> Result<Option<Span>> {
         let (start, len) = self.range(member);
         self.memory.span(start, len)
@@ -214,7 +214,7 @@ impl PackObject {
     /// The memory of the object with a name as a span, for streams and kernels.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchName`]; [`Error::MemoryRef`](crate::Error::Memory).
+    /// [`Refusal::NoSuchName`]; [`Error::Memory`](crate::Error::Memory).
     pub fn span(&self, name: &str) -> Result<Span> {
         let member = self.find(name)?;
         Ok(self.object.span()?.part(member.offset, member.len)?)
