@@ -39,12 +39,12 @@ pub fn messages(bytes: &[u8]) {
     for packet in packets(bytes) {
         let Ok(Some(message)) = assembler.push(packet) else { continue };
         if let Ok((request, payload)) = decode::<Request>(&message) {
-            let again = encode(&request, payload).expect("a decoded message can be encoded");
-            assert_eq!(reassemble(&again), Some((request, payload.to_vec())));
+            let encoded = encode(&request, payload).expect("a decoded message can be encoded");
+            assert_eq!(reassemble(&encoded), Some((request, payload.to_vec())));
         }
         if let Ok((response, payload)) = decode::<Response>(&message) {
-            let again = encode(&response, payload).expect("a decoded message can be encoded");
-            assert_eq!(reassemble(&again), Some((response, payload.to_vec())));
+            let encoded = encode(&response, payload).expect("a decoded message can be encoded");
+            assert_eq!(reassemble(&encoded), Some((response, payload.to_vec())));
         }
     }
 }

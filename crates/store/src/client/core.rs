@@ -115,10 +115,10 @@ impl ClientCore {
     /// Unmaps memory of allocations that were freed since the last call.
     #[inline]
     pub(super) fn trim(&self) {
-        let gone = self.index.freed_allocations();
-        if self.seen_freed.load(Ordering::Relaxed) != gone {
+        let freed = self.index.freed_allocations();
+        if self.seen_freed.load(Ordering::Relaxed) != freed {
             // Stored first: an allocation that is freed during the scan is found by the next one.
-            self.seen_freed.store(gone, Ordering::Relaxed);
+            self.seen_freed.store(freed, Ordering::Relaxed);
             self.maps.trim(&self.index);
         }
     }
@@ -135,7 +135,7 @@ impl ClientCore {
             for found in self.index.candidates(name) {
                 match self.pins.pin(&self.index, found.id) {
                     PinOutcome::Pinned(pin_at) if self.index.is_named(found.id, name) => {
-                        return self.hold(found.id, pin_at).map(Some);
+                        return self.guard_pin(found.id, pin_at).map(Some);
                     }
                     PinOutcome::Pinned(pin_at) => self.unpin(found.id, pin_at),
                     PinOutcome::NotSealed { must_notify } => {
@@ -204,8 +204,8 @@ impl ClientCore {
             _ => None,
         };
         loop {
-            let known = self.index.candidates(name).find_map(|found| named(found.id));
-            let entry = match known {
+            let cached = self.index.candidates(name).find_map(|found| named(found.id));
+            let entry = match cached {
                 Some(entry) => Some(entry),
                 // If the object was freed in the meantime, the name is looked up again.
                 None => named(self.find(name, Deadline::NOW, Deadline::after(Client::TIMEOUT))?),
@@ -220,7 +220,7 @@ impl ClientCore {
     pub(super) fn pin(self: &Arc<Self>, id: ObjectId) -> Result<Option<Object>> {
         match self.pins.pin(&self.index, id) {
             PinOutcome::Pinned(pin_at) => {
-                let (guard, location) = self.hold(id, pin_at)?;
+                let (guard, location) = self.guard_pin(id, pin_at)?;
                 self.with_memory(guard, location).map(Some)
             }
             PinOutcome::NotSealed { must_notify } => {
@@ -232,7 +232,7 @@ impl ClientCore {
     }
 
     /// A guard for a pin that was taken, and the location of the object.
-    fn hold(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<(PinGuard, ObjectLocation)> {
+    fn guard_pin(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<(PinGuard, ObjectLocation)> {
         let guard = PinGuard::new(self, id, pin_at);
         let location = self
             .index
@@ -438,8 +438,8 @@ mod tests {
 
     #[test]
     fn a_relative_socket_path_becomes_absolute_if_it_is_short_enough() {
-        let here = std::env::current_dir().unwrap();
-        assert_eq!(absolute_path(Path::new("socket")), here.join("socket"));
+        let folder = std::env::current_dir().unwrap();
+        assert_eq!(absolute_path(Path::new("socket")), folder.join("socket"));
         assert_eq!(absolute_path(Path::new("/run/socket")), Path::new("/run/socket"));
         let long = "x".repeat(107);
         assert_eq!(absolute_path(Path::new(&long)), Path::new(&long), "an absolute path would be too long");

@@ -34,10 +34,10 @@ pub struct Sealed {
 /// # let client = Client::connect("socket")?;
 /// let draft = client.create("weights", 64 << 20)?;
 /// let span = draft.span()?;
-/// if let Err(unsealed) = draft.seal() {
-///     assert!(matches!(unsealed.error, Error::Refused(Refusal::StillMapped)));
+/// if let Err(failed) = draft.seal() {
+///     assert!(matches!(failed.error, Error::Refused(Refusal::StillMapped)));
 ///     drop(span);
-///     unsealed.draft.expect("a draft that is still mapped is returned").seal()?;
+///     failed.draft.expect("a draft that is still mapped is returned").seal()?;
 /// }
 /// # Ok::<(), Error>(())
 /// ```
@@ -298,7 +298,7 @@ pub struct Draft {
 
 /// A draft that is sealed in the background as soon as a stream reaches a point.
 #[derive(Debug)]
-#[must_use = "dropping this does not keep the object from being sealed, but nobody hears if it cannot be"]
+#[must_use = "dropping this does not cancel the seal, but its error is lost"]
 pub struct PendingSeal(JoinHandle<Result<Sealed>>);
 
 impl PendingSeal {

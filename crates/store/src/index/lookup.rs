@@ -37,13 +37,13 @@ impl<C: Cells> Index<C> {
 
     /// Sets the object of a name to `id` by one store; replaces `before` if that is in the table.
     pub(crate) fn set_name(&self, name: &str, before: Option<ObjectId>, id: ObjectId) {
-        let known = before.and_then(|before| self.candidates(name).find(|found| found.id == before));
+        let existing = before.and_then(|before| self.candidates(name).find(|found| found.id == before));
         let free = || {
             let is_free = |bucket: &usize| [0, TOMBSTONE].contains(&self.cells().load(*bucket));
             self.buckets(name).find(is_free)
         };
         // If no bucket is free, clients ask the server for the name.
-        if let Some(bucket) = known.map(|found| found.bucket).or_else(free) {
+        if let Some(bucket) = existing.map(|found| found.bucket).or_else(free) {
             self.cells().store_release(bucket, id.as_u64());
         }
     }

@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(keeper.step(at(500), KeeperInput::ServerDied), Some(KeeperOutput::StartServer));
         // From here on every server fails early, before or right after it is ready.
         let mut now = at(500);
-        let mut rests = Vec::new();
+        let mut backoffs = Vec::new();
         for round in 0..9 {
             if round % 2 == 0 {
                 assert_eq!(keeper.step(now, KeeperInput::Ready), None);
@@ -144,10 +144,10 @@ mod tests {
             let until = keeper.wake_at().expect("a backoff");
             assert_eq!(keeper.step(until - at(1), KeeperInput::Tick), None);
             assert_eq!(keeper.step(until, KeeperInput::Tick), Some(KeeperOutput::StartServer));
-            rests.push((until - now).as_millis());
+            backoffs.push((until - now).as_millis());
             now = until;
         }
-        assert_eq!(rests, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+        assert_eq!(backoffs, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
         // A server that lives long enough resets the backoff.
         assert_eq!(keeper.step(now, KeeperInput::Ready), None);
         assert_eq!(keeper.step(now + STABLE_AFTER, KeeperInput::ServerDied), Some(KeeperOutput::StartServer));
@@ -159,12 +159,12 @@ mod tests {
         assert_eq!(keeper.step(at(1), KeeperInput::StopRequested), Some(KeeperOutput::StopServer));
         assert_eq!(keeper.step(at(2), KeeperInput::Tick), None);
         assert_eq!(keeper.step(at(3), KeeperInput::ServerDied), Some(KeeperOutput::End { success: true }));
-        let mut resting = KeeperMachine::new(true);
-        resting.step(at(1), KeeperInput::ServerDied);
-        resting.step(at(1), KeeperInput::ServerDied);
-        assert!(resting.wake_at().is_some());
+        let mut backing_off = KeeperMachine::new(true);
+        backing_off.step(at(1), KeeperInput::ServerDied);
+        backing_off.step(at(1), KeeperInput::ServerDied);
+        assert!(backing_off.wake_at().is_some());
         assert_eq!(
-            resting.step(at(2), KeeperInput::StopRequested),
+            backing_off.step(at(2), KeeperInput::StopRequested),
             Some(KeeperOutput::End { success: true })
         );
     }

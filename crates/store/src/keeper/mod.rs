@@ -17,9 +17,9 @@
 //! keeper and the server die together, the memory is freed with the last process that has it mapped.
 
 mod machine;
+mod messages;
 mod run;
-mod wire;
 
+pub(crate) use messages::{Key, ToKeeper, ToServer};
 pub(crate) use run::{DescriptorTable, KeeperOrigin, run};
 pub use run::{Launch, Role};
-pub(crate) use wire::{Key, ToKeeper, ToServer};

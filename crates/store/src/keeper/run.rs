@@ -14,7 +14,7 @@ use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket, PidFd};
 
 use super::machine::{KeeperInput, KeeperMachine, KeeperOutput};
-use super::wire::{Key, ToKeeper, ToServer};
+use super::messages::{Key, ToKeeper, ToServer};
 use crate::{Error, Result};
 
 /// The timeout of a hand-over to a server or to a keeper.
@@ -95,8 +95,8 @@ struct ServerProcess {
 
 impl ServerProcess {
     fn start(descriptors: &DescriptorTable, launch: &Launch<'_>) -> Result<Self> {
-        let (socket, theirs) = PacketSocket::pair()?;
-        let child = launch(Role::Server, theirs.into()).map_err(|source| Error::Launch { source })?;
+        let (socket, child_end) = PacketSocket::pair()?;
+        let child = launch(Role::Server, child_end.into()).map_err(|source| Error::Launch { source })?;
         let process = PidFd::open(child.id())?;
         let running = Self { socket, process, child: Some(child) };
         match descriptors.send(&running.socket) {

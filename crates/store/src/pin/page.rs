@@ -203,9 +203,9 @@ mod tests {
         let page = PinPage::new(cells.clone());
         let id = ObjectId::new(0, 0);
         index.commit(id, SlotState::Sealed);
-        let taken: Vec<_> = (0..4).map(|_| page.pin(&index, id)).collect();
+        let outcomes: Vec<_> = (0..4).map(|_| page.pin(&index, id)).collect();
         assert_eq!(
-            taken,
+            outcomes,
             [PinOutcome::Pinned(1), PinOutcome::Pinned(2), PinOutcome::Pinned(3), PinOutcome::NoFreePin]
         );
         page.unpin(&index, id, 1);

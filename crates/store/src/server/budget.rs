@@ -160,8 +160,8 @@ impl Budget {
 
     /// Opens an account for a connection of a user.
     pub(crate) fn open(&mut self, uid: u32) -> Account {
-        let known = self.users.get(&uid).and_then(Weak::upgrade);
-        let user = known.unwrap_or_else(|| {
+        let existing = self.users.get(&uid).and_then(Weak::upgrade);
+        let user = existing.unwrap_or_else(|| {
             self.users.retain(|_, user| user.strong_count() > 0);
             let pool = Rc::clone(if uid == self.own_uid { &self.own } else { &self.others });
             let user = Rc::new(BudgetUser { uid, pool, held: Cell::default() });
@@ -258,15 +258,15 @@ impl Charge {
 
     /// Releases all but this amount.
     pub(crate) fn shrink_to(&mut self, amount: Amount) {
-        let kept = Amount {
+        let remaining = Amount {
             bytes: self.amount.bytes.min(amount.bytes),
             descriptors: self.amount.descriptors.min(amount.descriptors),
         };
-        let released = self.amount.minus(kept);
+        let released = self.amount.minus(remaining);
         for held in self.counters() {
             held.set(held.get().minus(released));
         }
-        self.amount = kept;
+        self.amount = remaining;
     }
 
     fn counters(&self) -> [&Cell<Amount>; 3] {

@@ -76,7 +76,10 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// Removes all items of a key, in order.
-    #[cfg_attr(not(test), allow(dead_code, reason = "part of the type, and not needed by its first users"))]
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "part of the interface of a queue, currently used by tests only")
+    )]
     pub(super) fn remove_key(&mut self, key: &K) -> impl ExactSizeIterator<Item = T> + use<K, T> {
         let queue = self.queues.remove(key);
         if let Some(queue) = &queue {
@@ -87,7 +90,10 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// The number of items of all keys.
-    #[cfg_attr(not(test), allow(dead_code, reason = "part of the type, and not needed by its first users"))]
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "part of the interface of a queue, currently used by tests only")
+    )]
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -29,11 +29,11 @@ fn filled(device: &Device, value: u8) -> Allocation {
 #[test]
 fn adopted_host_memory_is_not_copied_and_becomes_immutable() {
     let store = TestStore::start();
-    let (maker, reader) = (store.client(), store.client());
+    let (creator, reader) = (store.client(), store.client());
     let memory = filled(&host(), 7);
-    let sealed = maker.adopt("given", b"seven", &memory, 100..LEN - 100).unwrap();
-    assert_eq!((sealed.version, maker.stat("given").unwrap().len), (1, LEN - 200));
-    assert_eq!(maker.status().unwrap().host.used, LEN as u64);
+    let sealed = creator.adopt("given", b"seven", &memory, 100..LEN - 100).unwrap();
+    assert_eq!((sealed.version, creator.stat("given").unwrap().len), (1, LEN - 200));
+    assert_eq!(creator.status().unwrap().host.used, LEN as u64);
     let object = reader.get("given").unwrap();
     assert_eq!(object.meta(), b"seven");
     assert!(object.to_vec().unwrap().iter().all(|byte| *byte == 7));
@@ -42,7 +42,7 @@ fn adopted_host_memory_is_not_copied_and_becomes_immutable() {
         "the client that created the memory cannot write it either"
     );
     // The object is the same memory, and survives the client that created it and the server.
-    drop((memory, maker));
+    drop((memory, creator));
     store.kill("server");
     assert_eq!(store.client().get("given").unwrap().to_vec().unwrap()[5], 7);
     reader.delete(sealed.id).unwrap();
@@ -196,20 +196,20 @@ pub(crate) mod suite {
         let Some(backend) = cuda::backend() else { return };
         let store = TestStore::start_with("cuda");
         let device = backend.device(0).unwrap();
-        let (maker, reader) = (connect(&store, &backend), connect(&store, &backend));
+        let (creator, reader) = (connect(&store, &backend), connect(&store, &backend));
         let memory = filled(&device, 5);
         let map = memory.map(Rights::ReadWrite).unwrap();
         // Frameworks look up the allocation of their memory by its address.
         let segments = Allocation::adopt(&device, map.address() + 4096, 4096).unwrap();
         assert_eq!((segments.len(), segments[0].address), (1, map.address()));
-        let first = maker.adopt("first", b"", &segments[0].allocation, 0..1000).unwrap();
-        maker.publish_range("second", b"", first.id, LEN - 10..LEN).unwrap();
+        let first = creator.adopt("first", b"", &segments[0].allocation, 0..1000).unwrap();
+        creator.publish_range("second", b"", first.id, LEN - 10..LEN).unwrap();
         assert_eq!(first_and_last(&reader, &device, "first"), (5, 5));
         let stream = device.stream().unwrap();
         stream.fill(&map.span(LEN - 1, 1).unwrap(), 6).unwrap();
         stream.synchronize(Deadline::NEVER).unwrap();
         assert_eq!(first_and_last(&reader, &device, "second"), (5, 6), "the object is the same memory");
-        drop((memory, map, segments, stream, maker));
+        drop((memory, map, segments, stream, creator));
         store.kill("server");
         assert_eq!(first_and_last(&connect(&store, &backend), &device, "second"), (5, 6));
         assert_eq!(reader.status().unwrap().device.used, LEN as u64);

@@ -126,8 +126,8 @@ fn force(address: u64) -> bool {
 fn intruder(rank: &Rank) {
     // The store sees the user outside of the namespace; the kernel's checks may see the one inside.
     let inside = std::fs::read_to_string("/proc/self/uid_map").unwrap();
-    let is_rooted = inside.split_whitespace().nth(1) == Some("65534");
-    assert_eq!(rustix::process::geteuid().as_raw(), if is_rooted { 0 } else { NOBODY });
+    let is_namespace_root = inside.split_whitespace().nth(1) == Some("65534");
+    assert_eq!(rustix::process::geteuid().as_raw(), if is_namespace_root { 0 } else { NOBODY });
     let parameter = rank.parameter();
     let socket = std::path::Path::new(&parameter);
     let client = Client::connect(socket).unwrap();
@@ -181,7 +181,7 @@ fn another_user_can_read_and_nothing_else() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    play(test_name!(), |ranks| ranks.as_user(1, NOBODY));
+    run_attack(test_name!(), |ranks| ranks.as_user(1, NOBODY));
 }
 
 #[test]
@@ -192,10 +192,10 @@ fn root_of_a_user_namespace_can_read_and_nothing_else() {
     if !Ranks::can_be_root_within(NOBODY) {
         return skipped("another user cannot have a user namespace here");
     }
-    play(test_name!(), |ranks| ranks.as_root_within(1, NOBODY));
+    run_attack(test_name!(), |ranks| ranks.as_root_within(1, NOBODY));
 }
 
-fn play(test: &str, intrude: impl Fn(Ranks) -> Ranks) {
+fn run_attack(test: &str, intrude: impl Fn(Ranks) -> Ranks) {
     if Ranks::is_rank() {
         return Ranks::of(2).run(test, body);
     }

@@ -39,10 +39,10 @@ mod suite {
     fn device_objects_are_shared_and_outlive_their_creator_and_the_server() {
         let Some(backend) = cuda::backend() else { return };
         let store = TestStore::start_with("cuda");
-        let maker = connect(&store, &backend);
-        fill(&maker, &backend, "small", 1000, 3);
-        fill(&maker, &backend, "large", 5 << 20, 4);
-        drop(maker);
+        let creator = connect(&store, &backend);
+        fill(&creator, &backend, "small", 1000, 3);
+        fill(&creator, &backend, "large", 5 << 20, 4);
+        drop(creator);
         store.kill("server");
         let reader = connect(&store, &backend);
         assert_eq!(first_and_last(&reader, "small"), (3, 3));
@@ -53,13 +53,13 @@ mod suite {
     fn a_pack_on_a_device_is_one_mapping() {
         let Some(backend) = cuda::backend() else { return };
         let store = TestStore::start_with("cuda");
-        let (maker, reader) = (connect(&store, &backend), connect(&store, &backend));
+        let (creator, reader) = (connect(&store, &backend), connect(&store, &backend));
         let device = backend.device(0).unwrap();
         let mut pack = Pack::new("p").on(&device);
         for member in 0..100 {
             pack = pack.add(&format!("p/{member}"), 64 << 10);
         }
-        let draft = maker.create_pack(&pack).unwrap();
+        let draft = creator.create_pack(&pack).unwrap();
         let stream = device.stream().unwrap();
         for member in 0..100_u8 {
             stream.fill(&draft.span(usize::from(member)).unwrap().unwrap(), member).unwrap();
@@ -83,19 +83,19 @@ mod suite {
         let Some(backend) = cuda::backend() else { return };
         let store = TestStore::start_with("cuda");
         let device = backend.device(0).unwrap();
-        let (maker, reader) = (connect(&store, &backend), connect(&store, &backend));
+        let (creator, reader) = (connect(&store, &backend), connect(&store, &backend));
         let kernels = Pattern::load(&device).unwrap();
         let stream = device.stream().unwrap();
-        let draft = maker.create_on(&device, "object", LEN).unwrap();
+        let draft = creator.create_on(&device, "object", LEN).unwrap();
         kernels.fill(&stream, &draft.span().unwrap().unwrap(), 5).unwrap();
         draft.seal_after(&stream).unwrap().wait().unwrap();
         let expected = pattern::expected(5, LEN);
         let object = reader.get("object").unwrap();
-        let (begun, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (begun, has_finished) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             // One kernel after the other, so that one always reads the object.
             let reading = scope.spawn(|| {
-                while !is_over.load(Ordering::Acquire) {
+                while !has_finished.load(Ordering::Acquire) {
                     begun.fetch_add(1, Ordering::AcqRel);
                     assert_eq!(kernels.checksum(&stream, &object.span().unwrap()).unwrap(), expected);
                 }
@@ -107,7 +107,7 @@ mod suite {
                 }
                 store.kill("server");
             }
-            is_over.store(true, Ordering::Release);
+            has_finished.store(true, Ordering::Release);
             reading.join().unwrap();
         });
         assert_eq!(
@@ -137,9 +137,9 @@ mod suite {
         client.delete(client.stat("object").unwrap().id).unwrap();
         drop(client);
         let after = device.available().unwrap();
-        let taken = before.saturating_sub(after);
+        let used = before.saturating_sub(after);
         // If other processes use the GPU too, the difference may be theirs.
-        assert!(taken <= MAX_USED, "{taken} bytes");
+        assert!(used <= MAX_USED, "{used} bytes");
     }
 
     #[test]

@@ -123,8 +123,8 @@ fn server_stepper(rank: &Rank) {
         let Some((pid, nth)) = order.split_once(' ') else { return };
         let stepper = Stepper::attach(pid.parse().unwrap());
         rank.send(0, b"attached", &[]);
-        let walk = stepper.walk_on(nth.parse().unwrap());
-        rank.send(0, format!("{} {}", walk.calls, walk.killed_at.is_some()).as_bytes(), &[]);
+        let run = stepper.walk_on(nth.parse().unwrap());
+        rank.send(0, format!("{} {}", run.calls, run.killed_at.is_some()).as_bytes(), &[]);
     }
 }
 
@@ -198,8 +198,8 @@ fn client_body(rank: &Rank) {
         assert_eq!(rank.recv(0).0, b"ready");
         let stepper = Stepper::attach(rank.pid(0));
         rank.send(0, b"go", &[]);
-        let walk = stepper.walk(nth.or(Some(u64::MAX)), Fate::Kill);
-        std::fs::write(outcome, walk.calls.to_string()).unwrap();
+        let run = stepper.walk(nth.or(Some(u64::MAX)), Fate::Kill);
+        std::fs::write(outcome, run.calls.to_string()).unwrap();
         return;
     }
     stepper::allow();

@@ -199,7 +199,7 @@ fn a_mapped_object_is_obtained_without_a_system_call_or_a_server() {
         drop((client.get("small").unwrap(), client.get("large").unwrap()));
         store.freeze();
         // Every 100 ms a get checks the connection. On a busy machine this may happen during one attempt, but not during all.
-        let is_silent = (0..100).any(|_| {
+        let makes_no_call = (0..100).any(|_| {
             let threads = client.clone();
             without_system_calls(move || {
                 for _ in 0..100 {
@@ -209,7 +209,7 @@ fn a_mapped_object_is_obtained_without_a_system_call_or_a_server() {
                 std::mem::forget(threads);
             })
         });
-        assert!(is_silent);
+        assert!(makes_no_call);
         // The control: a missing name is requested from the server.
         let threads = client.clone();
         assert!(!without_system_calls(move || drop(threads.get("nothing"))));
@@ -221,13 +221,13 @@ fn a_mapped_object_is_obtained_without_a_system_call_or_a_server() {
 fn readers_find_whole_packs_while_writers_replace_them() {
     const MEMBERS: usize = 300;
     let store = TestStore::start();
-    let (maker, reader) = (store.client(), store.client());
+    let (creator, reader) = (store.client(), store.client());
     let make = |version: u64| {
         let mut pack = Pack::new("pack");
         for member in 0..MEMBERS {
             pack = pack.add(&format!("pack/{member}"), 100);
         }
-        let mut draft = maker.create_pack(&pack).unwrap();
+        let mut draft = creator.create_pack(&pack).unwrap();
         for member in 0..MEMBERS {
             draft.write_at(member, 0, &content("pack", version, 100)).unwrap();
         }

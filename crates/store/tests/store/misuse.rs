@@ -46,11 +46,11 @@ fn a_watcher_receives_the_events_of_every_object_of_a_large_pack() {
     let pack = (0..COUNT).fold(Pack::new("model"), |pack, number| pack.add(&name(number), 1));
     client.create_pack(&pack).unwrap().seal().unwrap();
     let timeout = Deadline::after(Duration::from_secs(60));
-    let mut told: Vec<_> = (0..COUNT).map(|_| watch.next(timeout).unwrap().name).collect();
+    let mut names: Vec<_> = (0..COUNT).map(|_| watch.next(timeout).unwrap().name).collect();
     let mut expected: Vec<_> = (0..COUNT).map(name).collect();
-    told.sort();
+    names.sort();
     expected.sort();
-    assert!(told == expected);
+    assert!(names == expected);
 }
 
 #[test]
@@ -122,8 +122,8 @@ fn a_forked_child_cannot_use_or_release_resources_of_its_parent() {
         draft.seal().unwrap();
         assert_eq!(client.get("draft").unwrap().to_vec().unwrap(), vec![3; LARGE]);
         let timeout = Deadline::after(Duration::from_secs(60));
-        let told: Vec<_> = (0..2).map(|_| watch.next(timeout).unwrap().name).collect();
-        assert_eq!(told, ["name", "draft"]);
+        let names: Vec<_> = (0..2).map(|_| watch.next(timeout).unwrap().name).collect();
+        assert_eq!(names, ["name", "draft"]);
     });
 }
 
@@ -203,14 +203,14 @@ fn a_draft_that_a_child_can_write_is_sealed_after_the_child_exits() {
         draft.bytes().unwrap().unwrap().fill(3).unwrap();
         pack.write_at(0, 0, &[4; LARGE]).unwrap();
         drop(pack.span(0).unwrap());
-        let (mut ready, tells) = std::io::pipe().unwrap();
-        let (waits, end) = std::io::pipe().unwrap();
+        let (mut ready, sender) = std::io::pipe().unwrap();
+        let (receiver, end) = std::io::pipe().unwrap();
         std::thread::scope(|scope| {
-            let (mut tells, mut waits) = (tells, waits);
+            let (mut sender, mut receiver) = (sender, receiver);
             let child = scope.spawn(move || {
                 in_forked_child(|| {
-                    tells.write_all(b"x").unwrap();
-                    drop(waits.read(&mut [0]));
+                    sender.write_all(b"x").unwrap();
+                    drop(receiver.read(&mut [0]));
                 });
             });
             ready.read_exact(&mut [0]).unwrap();
@@ -238,14 +238,14 @@ fn a_draft_that_a_child_can_write_is_sealed_after_the_child_exits() {
 fn an_object_on_a_hidden_device_can_be_listed() {
     let store = TestStore::start();
     let devices = Backend::open(BackendKind::Host).unwrap();
-    let maker = Client::connect_with(store.socket(), Some(devices.clone())).unwrap();
-    let sealed = maker.create_on(&devices.device(0).unwrap(), "far", 10).unwrap().seal().unwrap();
-    let blind = store.client();
-    assert_eq!(code(blind.get("far")), "device-hidden");
-    let entry = blind.stat("far").unwrap();
+    let creator = Client::connect_with(store.socket(), Some(devices.clone())).unwrap();
+    let sealed = creator.create_on(&devices.device(0).unwrap(), "far", 10).unwrap().seal().unwrap();
+    let without_devices = store.client();
+    assert_eq!(code(without_devices.get("far")), "device-hidden");
+    let entry = without_devices.stat("far").unwrap();
     assert_eq!((entry.id, entry.len, entry.is_cpu, entry.version), (sealed.id, 10, false, 1));
-    blind.delete(entry.id).unwrap();
-    assert_eq!(code(blind.stat("far")), "no-such-name");
+    without_devices.delete(entry.id).unwrap();
+    assert_eq!(code(without_devices.stat("far")), "no-such-name");
 }
 
 #[test]
@@ -270,8 +270,8 @@ fn invalid_names_are_refused_by_every_call() {
         assert_eq!(client.list(&name).unwrap(), []);
     }
     assert_eq!(code(client.publish("", id)), "empty-name");
-    let described = |len| client.create_with_meta("name", &vec![0; len], 1);
-    assert_eq!(code(described(217)), "meta-too-long");
+    let with_meta = |len| client.create_with_meta("name", &vec![0; len], 1);
+    assert_eq!(code(with_meta(217)), "meta-too-long");
     assert_eq!(client.get("name").unwrap().id(), id, "the connection still works");
 }
 
@@ -306,18 +306,18 @@ fn invalid_packs_are_refused_before_anything_is_written() {
 fn a_deadline_holds_even_if_the_server_does_not_answer() {
     Ranks::of(1).run(test_name!(), |_| {
         let store = TestStore::start();
-        let (client, patient) = (store.client(), store.client());
+        let (client, waiting) = (store.client(), store.client());
         store.freeze();
         let (ended, first) = channel();
         std::thread::scope(|scope| {
             let late = ended.clone();
             scope.spawn(move || {
-                assert_eq!(code(patient.get("nothing")), "no-such-name");
+                assert_eq!(code(waiting.get("nothing")), "no-such-name");
                 late.send("without a deadline").unwrap();
             });
             scope.spawn(move || {
-                let brief = Deadline::after(Duration::from_millis(50));
-                assert_eq!(code(client.get_within("nothing", brief)), "timed-out");
+                let short = Deadline::after(Duration::from_millis(50));
+                assert_eq!(code(client.get_within("nothing", short)), "timed-out");
                 ended.send("with a deadline").unwrap();
             });
             assert_eq!(first.recv().unwrap(), "with a deadline");

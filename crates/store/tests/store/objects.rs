@@ -28,10 +28,10 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 #[test]
 fn another_client_reads_objects_of_any_length_as_written() {
     let store = TestStore::start();
-    let (maker, reader) = (store.client(), store.client());
+    let (creator, reader) = (store.client(), store.client());
     for len in [0, 1, 1000, 65_536, 300_000, (1 << 20) - 1, 1 << 20, LARGE + 5] {
         let name = format!("object-{len}");
-        let sealed = maker.put(&name, &pattern(len, 3)).unwrap();
+        let sealed = creator.put(&name, &pattern(len, 3)).unwrap();
         assert_eq!(sealed.version, 1);
         let object = reader.get(&name).unwrap();
         assert_eq!(
@@ -48,20 +48,20 @@ fn another_client_reads_objects_of_any_length_as_written() {
 #[test]
 fn a_replaced_object_stays_readable_and_is_freed_with_its_last_reader() {
     let store = TestStore::start();
-    let (maker, reader) = (store.client(), store.client());
+    let (creator, reader) = (store.client(), store.client());
     for len in [1000, LARGE] {
-        maker.put("name", &pattern(len, 1)).unwrap();
-        let before = maker.status().unwrap();
+        creator.put("name", &pattern(len, 1)).unwrap();
+        let before = creator.status().unwrap();
         let old = reader.get("name").unwrap();
-        assert_eq!(maker.put("name", &pattern(len, 2)).unwrap().version, 2);
+        assert_eq!(creator.put("name", &pattern(len, 2)).unwrap().version, 2);
         let new = reader.get("name").unwrap();
         assert_eq!((old.to_vec().unwrap(), new.to_vec().unwrap()), (pattern(len, 1), pattern(len, 2)));
-        assert_eq!(maker.status().unwrap().retired, 1);
+        assert_eq!(creator.status().unwrap().retired, 1);
         drop((old, new));
         // Requested by the client that released the pin: messages of one connection are processed in order.
         let after = reader.status().unwrap();
         assert_eq!((after.retired, after.host), (0, before.host));
-        maker.delete(maker.stat("name").unwrap().id).unwrap();
+        creator.delete(creator.stat("name").unwrap().id).unwrap();
     }
     assert_eq!(refusal(reader.get("name")), Refusal::NoSuchName { name: "name".to_owned() });
 }
@@ -70,8 +70,8 @@ fn a_replaced_object_stays_readable_and_is_freed_with_its_last_reader() {
 fn a_wait_for_a_name_ends_when_it_exists_or_at_the_deadline() {
     let store = TestStore::start();
     let client = store.client();
-    let brief = Deadline::after(Duration::from_millis(50));
-    assert_eq!(refusal(client.get_within("late", brief)).code(), "no-such-name");
+    let short = Deadline::after(Duration::from_millis(50));
+    assert_eq!(refusal(client.get_within("late", short)).code(), "no-such-name");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| client.get_within("late", Deadline::after(Duration::from_secs(60))));
         store.client().put("late", b"here").unwrap();
@@ -99,16 +99,16 @@ fn dropping_never_blocks_while_another_thread_waits_for_an_answer() {
     let draft = client.create("given up", LARGE).unwrap();
     store.freeze();
     let dropped = Arc::new(AtomicBool::new(false));
-    let (asked, asks) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::scope(|scope| {
         let (client, seen) = (&client, Arc::clone(&dropped));
         let request_kind = move || {
-            let _ = asked.send(());
+            let _ = sender.send(());
             seen.load(Ordering::Relaxed)
         };
         let answer = scope.spawn(move || interruptible(request_kind, || client.status()));
         // The other thread waits for an answer that does not arrive.
-        asks.recv().unwrap();
+        receiver.recv().unwrap();
         drop(draft);
         dropped.store(true, Ordering::Relaxed);
         assert!(matches!(answer.join().unwrap(), Err(Error::Interrupted)));
@@ -118,8 +118,8 @@ fn dropping_never_blocks_while_another_thread_waits_for_an_answer() {
 #[test]
 fn an_object_with_mapped_memory_is_obtained_without_a_request() {
     let store = TestStore::start();
-    let (maker, reader) = (store.client(), store.client());
-    let mut draft = maker.create_with_meta("name", b"a meaning", LARGE).unwrap();
+    let (creator, reader) = (store.client(), store.client());
+    let mut draft = creator.create_with_meta("name", b"a meaning", LARGE).unwrap();
     draft.write_at(0, &pattern(LARGE, 3)).unwrap();
     let sealed = draft.seal().unwrap();
     assert!(reader.get_mapped("name").unwrap().is_none(), "not mapped yet");
@@ -138,18 +138,18 @@ fn a_wait_for_space_ends_when_space_is_freed_or_at_the_deadline() {
     let client = store.client();
     let draft = client.create("first", OBJECT_LEN).unwrap();
     let over_quota = Refusal::OverQuota { wanted: 100 << 20, used: OBJECT_LEN as u64, quota: 256 << 20 };
-    let brief = client.waiting_for_space(Duration::from_millis(50));
+    let short = client.waiting_for_space(Duration::from_millis(50));
     assert_eq!(refusal(client.create("second", 100 << 20)), over_quota);
-    assert_eq!(refusal(brief.create("second", 100 << 20)), over_quota);
+    assert_eq!(refusal(short.create("second", 100 << 20)), over_quota);
     // Without a deadline.
-    let patient = client.waiting_for_space(Duration::MAX);
-    assert_eq!(refusal(patient.create("never", 300 << 20)).code(), "over-quota");
+    let waiting = client.waiting_for_space(Duration::MAX);
+    assert_eq!(refusal(waiting.create("never", 300 << 20)).code(), "over-quota");
     // The connection that waited sends a goodbye although its process continues.
     while client.status().unwrap().clients > 1 {
         std::thread::yield_now();
     }
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| patient.create("second", 100 << 20));
+        let waiting = scope.spawn(|| waiting.create("second", 100 << 20));
         // Waits until the other thread waits for space, on a separate connection; this connection is usable meanwhile.
         while client.status().unwrap().clients < 2 && !waiting.is_finished() {
             std::thread::yield_now();
@@ -182,8 +182,8 @@ fn maps_of_deleted_objects_are_released_by_the_next_call() {
         return;
     }
     let store = TestStore::start();
-    let (maker, reader) = (store.client(), store.client());
-    maker.put("stays", b"small").unwrap();
+    let (creator, reader) = (store.client(), store.client());
+    creator.put("stays", b"small").unwrap();
     let arena = {
         reader.get("stays").unwrap();
         mapped_objects()
@@ -195,17 +195,17 @@ fn maps_of_deleted_objects_are_released_by_the_next_call() {
         Client::trim,
     ];
     for call in calls {
-        let sealed = maker.put("large", &pattern(LARGE, 1)).unwrap();
+        let sealed = creator.put("large", &pattern(LARGE, 1)).unwrap();
         drop(reader.get("large").unwrap());
         assert!(mapped_objects() >= arena + LARGE, "cached for the next get");
-        maker.delete(sealed.id).unwrap();
+        creator.delete(sealed.id).unwrap();
         call(&reader);
         assert_eq!(mapped_objects(), arena);
     }
     // And the map of a deleted object is released with its last pin, without any call.
-    let sealed = maker.put("large", &pattern(LARGE, 1)).unwrap();
+    let sealed = creator.put("large", &pattern(LARGE, 1)).unwrap();
     let held = reader.get("large").unwrap();
-    maker.delete(sealed.id).unwrap();
+    creator.delete(sealed.id).unwrap();
     assert_eq!(held.to_vec().unwrap(), pattern(LARGE, 1));
     drop(held);
     assert_eq!(mapped_objects(), arena);
@@ -232,13 +232,13 @@ fn empty_objects_of_a_pack_keep_their_order() {
 #[test]
 fn a_pack_is_one_map_with_many_names() {
     let store = TestStore::start();
-    let (maker, reader) = (store.client(), store.client());
+    let (creator, reader) = (store.client(), store.client());
     for (name, len) in [("small", 100), ("large", 2 << 20)] {
         let mut pack = Pack::new(name).with_meta(b"a model");
         for member in 0..5 {
             pack = pack.add_with_meta(&format!("{name}/{member}"), &[member], len + usize::from(member));
         }
-        let mut draft = maker.create_pack(&pack).unwrap();
+        let mut draft = creator.create_pack(&pack).unwrap();
         for member in 0..5 {
             draft.write_at(member, 0, &pattern(len + member, member)).unwrap();
         }
@@ -258,7 +258,7 @@ fn a_pack_is_one_map_with_many_names() {
             assert_eq!(alone.entry().unwrap().meta, [member.to_le_bytes()[0]]);
         }
         // Held by one pin, although its names are deleted.
-        maker.delete(sealed.id).unwrap();
+        creator.delete(sealed.id).unwrap();
         assert_eq!(refusal(reader.get(&format!("{name}/0"))).code(), "no-such-name");
         let mut bytes = vec![0; len + 4];
         held.bytes(&format!("{name}/4")).unwrap().read_at(0, &mut bytes).unwrap();
@@ -375,9 +375,9 @@ fn objects_on_a_device_are_written_by_streams_and_copied_to_the_host() {
     let devices = Backend::open(BackendKind::Host).unwrap();
     let device = devices.device(0).unwrap();
     let connect = || Client::connect_with(store.socket(), Some(devices.clone())).unwrap();
-    let (maker, reader) = (connect(), connect());
+    let (creator, reader) = (connect(), connect());
     for (name, len) in [("small", 1000), ("large", 3 << 20)] {
-        let draft = maker.create_on(&device, name, len).unwrap();
+        let draft = creator.create_on(&device, name, len).unwrap();
         assert!(draft.is_mutable() && !draft.is_empty());
         let mirror = Mirror::of_draft(&draft, false).unwrap();
         mirror.bytes().unwrap().write_at(0, &pattern(len, 5)).unwrap();
@@ -389,10 +389,10 @@ fn objects_on_a_device_are_written_by_streams_and_copied_to_the_host() {
         let mut bytes = vec![0; len];
         Mirror::of_object(&object).unwrap().bytes().unwrap().read_at(0, &mut bytes).unwrap();
         assert_eq!(bytes, pattern(len, 5));
-        maker.delete(sealed.id).unwrap();
+        creator.delete(sealed.id).unwrap();
     }
     let hidden = Client::connect(store.socket()).unwrap();
-    maker.create_on(&device, "unseen", 10).unwrap().seal().unwrap();
+    creator.create_on(&device, "unseen", 10).unwrap().seal().unwrap();
     assert!(matches!(hidden.get("unseen"), Err(Error::DeviceHidden)));
 }
 
@@ -413,11 +413,11 @@ fn an_abandoned_mirror_does_not_change_its_draft() {
 #[test]
 fn a_missing_server_and_a_second_server_are_reported() {
     let store = TestStore::start();
-    let nobody = Client::connect(store.socket().with_extension("other")).unwrap_err();
-    assert_eq!(nobody.code(), "not-served");
-    let again = wholemem_store::Serve::at(store.socket());
+    let not_served = Client::connect(store.socket().with_extension("other")).unwrap_err();
+    assert_eq!(not_served.code(), "not-served");
+    let second = wholemem_store::Serve::at(store.socket());
     let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("no process must be started") };
-    let error = again.run(&launch, &mut || ()).unwrap_err();
+    let error = second.run(&launch, &mut || ()).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("another server already listens at `{}`", store.socket().display())

@@ -403,8 +403,8 @@ fn thousands_of_connections_of_another_user_do_not_exhaust_memory_or_block_other
         let (start, mut spinning) = (held(folder), None);
         for (number, attack) in ATTACKS.into_iter().enumerate() {
             let parameter = format!("{number} {of_attackers} {}", store.socket().display());
-            let as_nobody = |ranks: Ranks, rank| ranks.as_user(rank, NOBODY);
-            let ranks = (FIRST_ATTACKER..RANKS).fold(Ranks::of(RANKS), as_nobody);
+            let as_other_user = |ranks: Ranks, rank| ranks.as_user(rank, NOBODY);
+            let ranks = (FIRST_ATTACKER..RANKS).fold(Ranks::of(RANKS), as_other_user);
             ranks.parameter(parameter).run(test, body);
             let ended = Instant::now();
             while client.status().unwrap().clients > 1 || held(folder) > start + SLACK {

@@ -417,12 +417,12 @@ mod tests {
         let mut clients = Clients::new(0, unlimited()).unwrap();
         let mut ends = Vec::new();
         for (number, user) in users.iter().enumerate() {
-            let (here, there) = PacketSocket::pair().unwrap();
+            let (local, peer) = PacketSocket::pair().unwrap();
             let account = clients.budget.open(*user);
             let charge = account.charge(CONNECTION).unwrap();
-            let connection = ClientConnection::accept(here, account, charge, false);
+            let connection = ClientConnection::accept(local, account, charge, false);
             clients.register(ClientId(number as u64), connection).unwrap();
-            ends.push(there);
+            ends.push(peer);
         }
         let headroom = Headroom::new(TestMachine::with(1 << 30));
         clients.admit(ClientId(0), 1, &headroom).unwrap().unwrap();

@@ -395,17 +395,17 @@ mod tests {
     use crate::server::budget::{Budget, BudgetLimits, tests::unlimited};
 
     fn connection_in(budget: &mut Budget) -> (ClientConnection, PacketSocket) {
-        let (here, there) = PacketSocket::pair().unwrap();
+        let (local, peer) = PacketSocket::pair().unwrap();
         let account = budget.open(7);
         let charge = account.charge(CONNECTION).unwrap();
-        (ClientConnection::accept(here, account, charge, false), there)
+        (ClientConnection::accept(local, account, charge, false), peer)
     }
 
     fn admitted(budget: &mut Budget) -> (ClientConnection, PacketSocket) {
-        let (mut connection, there) = connection_in(budget);
+        let (mut connection, peer) = connection_in(budget);
         connection.admit(1, &Headroom::new(TestMachine::with(1 << 30))).unwrap();
         connection.phase = ConnectionPhase::Open;
-        (connection, there)
+        (connection, peer)
     }
 
     #[test]
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn a_client_is_refused_if_there_is_no_memory_for_its_pins() {
         let mut budget = unlimited();
-        let (mut connection, _there) = connection_in(&mut budget);
+        let (mut connection, _peer) = connection_in(&mut budget);
         let refused = connection.admit(1, &Headroom::new(TestMachine::with(2 << 20))).unwrap_err();
         let reason = "only 2 MiB are available on this machine, of which 2 MiB are reserved".to_owned();
         assert_eq!(refused, Refusal::NoMemory { len: PINS_LEN as u64, reason });
@@ -436,35 +436,35 @@ mod tests {
         let mut descriptors = DescriptorTable::default();
         descriptors.insert(Key::Pins(client), pins.share_fd().unwrap());
         descriptors.insert(Key::Process(client), PidFd::of_self().unwrap().into());
-        let taken =
+        let inherited =
             ClientConnection::take_over(client, &mut descriptors, |user| budget.open(user)).unwrap().unwrap();
-        assert_eq!(taken.account.uid(), rustix::process::getuid().as_raw());
+        assert_eq!(inherited.account.uid(), rustix::process::getuid().as_raw());
     }
 
     const BEGIN_MORE: u8 = 3;
     const MORE: u8 = 1;
 
-    fn send(there: &PacketSocket, kind: u8, len: usize) {
-        there.send(&[&[kind][..], &vec![0; len]].concat(), &[], Deadline::NOW).unwrap();
+    fn send(peer: &PacketSocket, kind: u8, len: usize) {
+        peer.send(&[&[kind][..], &vec![0; len]].concat(), &[], Deadline::NOW).unwrap();
     }
 
     #[test]
     fn a_connection_before_its_hello_holds_almost_nothing() {
         let mut budget = unlimited();
-        let (mut connection, there) = connection_in(&mut budget);
+        let (mut connection, peer) = connection_in(&mut budget);
         assert_eq!(budget.held(), CONNECTION);
-        send(&there, BEGIN_MORE, 10);
+        send(&peer, BEGIN_MORE, 10);
         assert!(
             matches!(connection.receive(&mut [0; 2000], 0), ReceiveResult::Broken),
             "a hello is one packet"
         );
         assert_eq!((budget.held(), connection.assembler.len()), (CONNECTION, 0));
-        let (mut connection, there) = connection_in(&mut budget);
-        send(&there, 2, MAX_HELLO);
+        let (mut connection, peer) = connection_in(&mut budget);
+        send(&peer, 2, MAX_HELLO);
         assert!(matches!(connection.receive(&mut [0; 2000], 0), ReceiveResult::Broken), "a hello is short");
-        let (mut connection, there) = connection_in(&mut budget);
+        let (mut connection, peer) = connection_in(&mut budget);
         let hello = Request { id: 1, resends: 0, kind: RequestKind::Hello { protocol: PROTOCOL } };
-        frame::send_message(&there, &hello, &[], &[], Deadline::NOW).unwrap().unwrap();
+        frame::send_message(&peer, &hello, &[], &[], Deadline::NOW).unwrap().unwrap();
         assert!(
             matches!(connection.receive(&mut [0; 2000], 0), ReceiveResult::Request(request, ..) if request == hello)
         );
@@ -473,16 +473,16 @@ mod tests {
     #[test]
     fn an_incomplete_message_is_charged_at_the_maximum_length() {
         let mut budget = unlimited();
-        let (mut connection, there) = admitted(&mut budget);
+        let (mut connection, peer) = admitted(&mut budget);
         let before = budget.held();
         let label = crate::protocol::Label { name: "x".to_owned(), meta: Vec::new() };
         let kind = RequestKind::Create { label, len: 150_000, members: Vec::new(), place: 0 };
         let packets = frame::encode(&Request { id: 9, resends: 0, kind }, &[5; 150_000]).unwrap();
-        there.send(&packets[0], &[], Deadline::NOW).unwrap();
+        peer.send(&packets[0], &[], Deadline::NOW).unwrap();
         let mut packet = vec![0; wholemem_os::packet::MAX_PACKET];
         assert!(matches!(connection.receive(&mut packet, 0), ReceiveResult::TookSlot));
         assert_eq!(budget.held().bytes - before.bytes, SLOT.bytes);
-        packets[1..].iter().for_each(|packet| there.send(packet, &[], Deadline::NOW).unwrap());
+        packets[1..].iter().for_each(|packet| peer.send(packet, &[], Deadline::NOW).unwrap());
         let received = connection.receive(&mut packet, 0);
         let ReceiveResult::Request(request, payload, _, charge) = received else { panic!("{received:?}") };
         assert_eq!((request.id, payload.len()), (9, 150_000));
@@ -497,7 +497,7 @@ mod tests {
         let mut budget = Budget::new(0, BudgetLimits { own: others, others });
         let [(mut first, one), (mut second, two)] = [admitted(&mut budget), admitted(&mut budget)];
         let mut packet = [0; 2000];
-        [&one, &two].into_iter().for_each(|there| send(there, BEGIN_MORE, 1000));
+        [&one, &two].into_iter().for_each(|peer| send(peer, BEGIN_MORE, 1000));
         assert!(matches!(first.receive(&mut packet, 0), ReceiveResult::TookSlot));
         assert!(matches!(second.receive(&mut packet, 0), ReceiveResult::NeedsSlot));
         assert_eq!((first.wanted().read, second.wanted().read), (true, false));
@@ -510,14 +510,14 @@ mod tests {
     #[test]
     fn nothing_is_held_for_a_connection_that_was_ended() {
         let mut budget = unlimited();
-        let (mut connection, there) = admitted(&mut budget);
+        let (mut connection, peer) = admitted(&mut budget);
         let before = budget.held();
         let done = Response { id: 1, answer: Answer::Done };
         // The client does not read, and has begun to send a long message.
         while connection.has_sent_all() {
             connection.send(&done, Vec::new()).unwrap();
         }
-        send(&there, BEGIN_MORE, 1000);
+        send(&peer, BEGIN_MORE, 1000);
         assert!(matches!(connection.receive(&mut [0; 2000], 0), ReceiveResult::TookSlot));
         connection.disconnect();
         assert_eq!(budget.held(), before);
@@ -528,12 +528,12 @@ mod tests {
     #[test]
     fn a_client_that_does_not_read_is_refused_before_resources_run_out() {
         let mut budget = Budget::new(0, BudgetLimits::of_server(1 << 30, 1000));
-        let (mut connection, _there) = admitted(&mut budget);
+        let (mut connection, _peer) = admitted(&mut budget);
         let done = Response { id: 1, answer: Answer::Done };
         let refused = (0..10_000_000).find_map(|_| connection.send(&done, Vec::new()).err());
         assert!(matches!(refused, Some(Refusal::ClientLimit { user: 7, .. })), "{refused:?}");
         assert!(budget.held().bytes <= 2 * MAX_MESSAGE as u64);
-        let (mut connection, _there) = admitted(&mut budget);
+        let (mut connection, _peer) = admitted(&mut budget);
         let fd = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
         let refused = (0..1000).find_map(|_| connection.send(&done, vec![Rc::clone(&fd)]).err());
         let Some(Refusal::ClientLimit { what, .. }) = refused else { panic!("{refused:?}") };
@@ -545,10 +545,10 @@ mod tests {
     #[test]
     fn a_connection_with_endless_packets_does_not_starve_others() {
         let mut budget = unlimited();
-        let (mut connection, there) = admitted(&mut budget);
+        let (mut connection, peer) = admitted(&mut budget);
         // Any number of packets may follow a message whose first packet was read by the previous server.
         connection.assembler = MessageAssembler::inherited();
-        (0..20).for_each(|_| send(&there, MORE, 0));
+        (0..20).for_each(|_| send(&peer, MORE, 0));
         assert!(matches!(connection.receive(&mut [0; 8], 0), ReceiveResult::Nothing));
         let socket = connection.socket.as_ref().unwrap();
         let left = std::iter::from_fn(|| socket.recv(&mut [0; 8], Deadline::NOW).ok()).count();

@@ -280,9 +280,9 @@ mod tests {
 
     /// A client that has connected, and its end of the socket.
     fn connected(executor: &mut Executor<'_>) -> (ClientId, PacketSocket) {
-        let (here, there) = PacketSocket::pair().unwrap();
-        executor.clients.accept(here).unwrap();
-        (executor.clients.iter().last().unwrap().0, there)
+        let (local, peer) = PacketSocket::pair().unwrap();
+        executor.clients.accept(local).unwrap();
+        (executor.clients.iter().last().unwrap().0, peer)
     }
 
     fn perform(executor: &mut Executor<'_>, output: Output) -> Option<FollowUp> {
@@ -405,24 +405,24 @@ mod tests {
     fn a_response_carries_a_descriptor_if_memory_is_shared() {
         let (mut executor, keeper) = executor();
         let allocation = add_memory(&mut executor, &keeper);
-        let (client, there) = connected(&mut executor);
+        let (client, peer) = connected(&mut executor);
         let done = || Response { id: 9, answer: Answer::Done };
         for (share, count) in [(None, 0), (Some(SharedAllocation { allocation, is_writable: false }), 1)] {
             let output = Output::Respond { client, response: done(), share };
             assert!(perform(&mut executor, output).is_none());
-            assert_eq!(response(&there), (done(), count));
+            assert_eq!(response(&peer), (done(), count));
         }
     }
 
     #[test]
     fn a_client_is_welcomed_when_the_keeper_has_its_descriptors() {
         let (mut executor, keeper) = executor();
-        let (client, there) = connected(&mut executor);
+        let (client, peer) = connected(&mut executor);
         assert!(perform(&mut executor, Output::Admit { client, request: 5 }).is_none());
         let (ToKeeper::Park(keys), count) = keeper_message(&mut executor, &keeper) else { panic!("parked") };
         assert_eq!((keys[0], count), (Key::Pins(client).encode(), keys.len()));
         assert!(executor.parked(ParkAction::Client(client)).is_none());
-        let (Response { id, answer }, fds) = response(&there);
+        let (Response { id, answer }, fds) = response(&peer);
         let Answer::Welcome { devices, .. } = answer else { panic!("{answer:?}") };
         assert_eq!((id, fds, devices), (5, 2, vec![[7; 16]]));
         let refused = perform(&mut executor, Output::Admit { client, request: 6 });
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn a_page_is_claimed_with_its_secret_only() {
         let (mut executor, _keeper) = executor();
-        let (client, _there) = connected(&mut executor);
+        let (client, _peer) = connected(&mut executor);
         let refused = executor.claim(client, 3, ClientId(77), 1);
         let Some(FollowUp::Reject { request: 3, refusal, ending: EndReason::Disconnected, .. }) = refused
         else {

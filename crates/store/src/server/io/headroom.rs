@@ -337,8 +337,8 @@ pub(super) mod tests {
             assert_eq!(second.join().unwrap(), Ok(()));
         });
         machine.left.store(RESERVE + 2 * MIB, Ordering::SeqCst);
-        let alone = headroom.claim_waiting(4 * MIB, MemoryPurpose::Objects).unwrap_err();
-        assert_eq!(alone, short(RESERVE + 2 * MIB));
+        let shortage = headroom.claim_waiting(4 * MIB, MemoryPurpose::Objects).unwrap_err();
+        assert_eq!(shortage, short(RESERVE + 2 * MIB));
     }
 
     proptest! {

@@ -73,15 +73,15 @@ mod tests {
 
     #[test]
     fn an_index_is_parked_and_opened_by_the_next_server() {
-        let (here, keeper) = PacketSocket::pair().unwrap();
+        let (local, keeper) = PacketSocket::pair().unwrap();
         // The answer of the keeper, sent in advance because the test has one thread.
         keeper.send(&[0], &[], Deadline::NEVER).unwrap();
         let geometry = Geometry { slots: 8, allocations: 4 };
-        let (memory, index) = IndexMemory::create(geometry, 77, &here).unwrap();
+        let (memory, index) = IndexMemory::create(geometry, 77, &local).unwrap();
         let (_, fds) = keeper.recv_with_fds(&mut [0; 100], 1, Deadline::NEVER).unwrap();
-        let (again, opened) = IndexMemory::open(fds.into_iter().next().unwrap()).unwrap();
+        let (reopened, opened) = IndexMemory::open(fds.into_iter().next().unwrap()).unwrap();
         assert_eq!((opened.geometry(), opened.quota()), (geometry, 77));
-        assert_eq!((memory.len(), again.len()), (geometry.len() as u64, geometry.len() as u64));
+        assert_eq!((memory.len(), reopened.len()), (geometry.len() as u64, geometry.len() as u64));
         index.begin_epoch();
         assert_eq!(opened.epoch(), 1, "both map the same memory");
         let flags = rustix::fs::fcntl_getfl(&*memory.reader()).unwrap();

@@ -295,8 +295,9 @@ impl<'a> KeeperLink<'a> {
     }
 
     fn launch(&mut self, descriptors: &DescriptorTable, poller: &mut Poller) -> Result<()> {
-        let (socket, theirs) = PacketSocket::pair()?;
-        let child = (self.launch)(Role::Keeper, theirs.into()).map_err(|source| Error::Launch { source })?;
+        let (socket, child_end) = PacketSocket::pair()?;
+        let child =
+            (self.launch)(Role::Keeper, child_end.into()).map_err(|source| Error::Launch { source })?;
         descriptors.send(&socket)?;
         self.attach(
             KeeperProcess { socket, outbox: Outbox::default(), child: Some(child), interest: READ },
@@ -321,9 +322,9 @@ mod tests {
 
     #[test]
     fn waits_for_released_memory_end_with_the_answer_or_exit_of_the_keeper() {
-        let (here, there) = PacketSocket::pair().unwrap();
+        let (local, peer) = PacketSocket::pair().unwrap();
         let mut poller = Poller::create().unwrap();
-        let mut link = KeeperLink::new(here, &no_launch, &mut poller).unwrap();
+        let mut link = KeeperLink::new(local, &no_launch, &mut poller).unwrap();
         let [one, two, three] = [1, 2, 3].map(|slot| ParkAction::Retry(AllocationId::new(slot, 0)));
         assert_eq!((link.after_releases(one), link.after_releases(two)), (None, None));
         assert_eq!(link.fences.len(), 1, "no memory was released in between");
@@ -336,7 +337,7 @@ mod tests {
         link.fences[0].0 -= ANSWER_TIMEOUT;
         assert_eq!(link.take_late(), [one, two]);
         let answer = postcard::to_allocvec(&ToServer::Parked(Vec::new())).unwrap();
-        there.send(&answer, &[], Deadline::NEVER).unwrap();
+        peer.send(&answer, &[], Deadline::NEVER).unwrap();
         assert_eq!(link.receive(&mut [0; 100]).parked, []);
         assert_eq!(link.on_exit(&mut poller), [three]);
         assert_eq!(link.after_releases(one), Some(one), "there is no keeper");
@@ -344,20 +345,20 @@ mod tests {
 
     #[test]
     fn parking_ends_with_the_answer_or_exit_of_the_keeper() {
-        let (here, there) = PacketSocket::pair().unwrap();
+        let (local, peer) = PacketSocket::pair().unwrap();
         let mut poller = Poller::create().unwrap();
-        let mut link = KeeperLink::new(here, &no_launch, &mut poller).unwrap();
+        let mut link = KeeperLink::new(local, &no_launch, &mut poller).unwrap();
         let [one, two] = [1, 2].map(ClientId);
         for client in [one, two] {
             assert_eq!(link.park(ParkAction::Client(client), fds(client)), None);
         }
         assert!(link.flush(&mut poller) && link.take_late().is_empty());
-        let (len, received) = there.recv_with_fds(&mut [0; 100], 4, Deadline::NEVER).unwrap();
+        let (len, received) = peer.recv_with_fds(&mut [0; 100], 4, Deadline::NEVER).unwrap();
         assert!(len > 0 && received.len() == 1);
         let answer = postcard::to_allocvec(&ToServer::Parked(vec![Key::Pins(one).encode()])).unwrap();
-        there.send(&answer, &[], Deadline::NEVER).unwrap();
+        peer.send(&answer, &[], Deadline::NEVER).unwrap();
         assert_eq!(link.receive(&mut [0; 100]).parked, [ParkAction::Client(one)]);
-        drop(there);
+        drop(peer);
         assert!(link.receive(&mut [0; 100]).is_lost);
         assert_eq!(link.on_exit(&mut poller), [ParkAction::Client(two)]);
         assert_eq!(

@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn packets_that_a_full_socket_rejects_are_queued_in_order() {
-        let (here, there) = PacketSocket::pair().unwrap();
+        let (local, peer) = PacketSocket::pair().unwrap();
         let (mut outbox, mut budget) = (Outbox::default(), unlimited());
         let account = budget.open(7);
         let zero = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
@@ -101,18 +101,18 @@ mod tests {
         }
         assert_eq!(outbox.len(), 20 * 30_010);
         assert_eq!(budget.held(), Amount { bytes: 20 * (30_010 + 2 * PACKET_COST), descriptors: 20 });
-        assert_eq!(outbox.flush(&here), FlushResult::Full);
+        assert_eq!(outbox.flush(&local), FlushResult::Full);
         let mut buffer = vec![0; 40_000];
         for number in 0..20_u8 {
-            let (len, fds) = there.recv_with_fds(&mut buffer, 1, Deadline::NEVER).unwrap();
+            let (len, fds) = peer.recv_with_fds(&mut buffer, 1, Deadline::NEVER).unwrap();
             assert_eq!((len, fds.len(), buffer[0]), (30_000, 0, number));
-            let (len, fds) = there.recv_with_fds(&mut buffer, 1, Deadline::NEVER).unwrap();
+            let (len, fds) = peer.recv_with_fds(&mut buffer, 1, Deadline::NEVER).unwrap();
             assert_eq!((len, fds.len(), buffer[0]), (10, 1, number));
-            outbox.flush(&here);
+            outbox.flush(&local);
         }
         assert_eq!((outbox.queue.len(), outbox.len(), budget.held()), (0, 0, Amount::default()));
-        drop(there);
+        drop(peer);
         outbox.push(vec![vec![1]], vec![], None);
-        assert_eq!(outbox.flush(&here), FlushResult::Broken);
+        assert_eq!(outbox.flush(&local), FlushResult::Broken);
     }
 }

@@ -271,10 +271,10 @@ mod tests {
         for (user, count) in users {
             for number in 0..*count {
                 let client = ClientId(u64::from(*user) << 16 | number as u64);
-                let (here, there) = PacketSocket::pair().unwrap();
-                poller.add_socket(*user, client, &here, READ).unwrap();
-                there.send(b"x", &[], Deadline::NOW).unwrap();
-                sockets.insert(client, (*user, here, there));
+                let (local, peer) = PacketSocket::pair().unwrap();
+                poller.add_socket(*user, client, &local, READ).unwrap();
+                peer.send(b"x", &[], Deadline::NOW).unwrap();
+                sockets.insert(client, (*user, local, peer));
             }
         }
         (poller, sockets)
@@ -282,13 +282,13 @@ mod tests {
 
     /// The next events of a user, at most `most`.
     fn take(poller: &mut Poller, user: u32, most: usize) -> Vec<ClientEvent> {
-        let mut taken = Vec::new();
-        while taken.len() < most {
+        let mut events = Vec::new();
+        while events.len() < most {
             poller.fetch_events(user).unwrap();
             let Some(event) = poller.next_event(user) else { break };
-            taken.push(event);
+            events.push(event);
         }
-        taken
+        events
     }
 
     fn clients(events: &[ClientEvent]) -> Vec<ClientId> {
@@ -332,10 +332,10 @@ mod tests {
     #[test]
     fn a_socket_without_interest_still_reports_a_close() {
         let (mut poller, mut sockets) = poller(&[(7, 1)]);
-        let (client, (user, here, there)) = sockets.pop_first().unwrap();
-        poller.set_interest(user, client, &here, Interest::default()).unwrap();
+        let (client, (user, local, peer)) = sockets.pop_first().unwrap();
+        poller.set_interest(user, client, &local, Interest::default()).unwrap();
         assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), ReadySources::default());
-        drop(there);
+        drop(peer);
         let closed = ClientEvent::Socket { client, is_readable: false, is_writable: false, is_closed: true };
         assert_eq!(take(&mut poller, user, 1), [closed]);
     }
@@ -343,10 +343,10 @@ mod tests {
     #[test]
     fn a_removed_descriptor_is_not_reported_although_another_process_has_it_open() {
         let (mut poller, mut sockets) = poller(&[(7, 1)]);
-        let (_, (user, here, _there)) = sockets.pop_first().unwrap();
-        let _kept = wholemem_os::memfd::share_fd(here.as_fd()).unwrap();
-        poller.remove(user, &here);
-        drop(here);
+        let (_, (user, local, _peer)) = sockets.pop_first().unwrap();
+        let _kept = wholemem_os::memfd::share_fd(local.as_fd()).unwrap();
+        poller.remove(user, &local);
+        drop(local);
         assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), ReadySources::default());
         assert!(poller.users.is_empty(), "a user without connections has no set");
     }

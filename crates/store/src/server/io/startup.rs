@@ -78,24 +78,24 @@ fn take_over_clients(
     clients: &mut Clients,
     memory: &mut MemoryTable,
 ) -> BTreeMap<AllocationId, OwnedFd> {
-    let (mut allocations, mut known) = (BTreeMap::new(), BTreeSet::<ClientId>::new());
-    let mut rest = DescriptorTable::default();
+    let (mut allocations, mut client_ids) = (BTreeMap::new(), BTreeSet::<ClientId>::new());
+    let mut client_descriptors = DescriptorTable::default();
     for (key, fd) in descriptors.into_iter() {
         match key {
             Key::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
             Key::Socket(client) | Key::Pins(client) | Key::Process(client) => {
-                known.insert(client);
-                rest.insert(key, fd);
+                client_ids.insert(client);
+                client_descriptors.insert(key, fd);
             }
             Key::Index | Key::Listener | Key::SocketFile | Key::Server => {}
         }
     }
-    for client in known {
-        let taken = clients.take_over(client, &mut rest).and_then(|connection| {
+    for client in client_ids {
+        let outcome = clients.take_over(client, &mut client_descriptors).and_then(|connection| {
             let admitted = connection.and_then(|connection| connection.admitted.as_ref());
             admitted.map(|admitted| memory.add_pins(client, &admitted.pins)).transpose()
         });
-        if let Err(error) = taken {
+        if let Err(error) = outcome {
             // The other clients are served.
             tracing::error!(%client, %error, "cannot take over a client");
             clients.end(client, EndReason::Left, || false);

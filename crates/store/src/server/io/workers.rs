@@ -279,8 +279,8 @@ fn check(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>) -
         close(memory.as_fd()).map_err(|refusal| refusal.to_string())?;
         return Ok(memory.into_fd());
     };
-    let again = || memfd::share_fd(fd.as_fd()).map_err(|error| error.to_string());
-    let (first, second) = (again()?, again()?);
+    let duplicate = || memfd::share_fd(fd.as_fd()).map_err(|error| error.to_string());
+    let (first, second) = (duplicate()?, duplicate()?);
     // No device gets access to the mapping, so no CUDA context is needed.
     let map = |memory: &Allocation| -> wholemem_hal::Result<()> {
         let reservation = Reservation::create(memory.device().backend(), memory.len())?;

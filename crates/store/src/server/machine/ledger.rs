@@ -344,8 +344,8 @@ mod tests {
         assert_eq!(ledger.check_place(2), Err(Refusal::NoSuchDevice { device: 1 }));
         ledger.close(first);
         assert_eq!(ledger.usage().0.used, 0);
-        let again = ledger.open(HOST, u64::MAX, false).unwrap_err();
-        assert_eq!(again, Refusal::OverQuota { wanted: u64::MAX, used: 0, quota: 100 << 10 });
+        let refused = ledger.open(HOST, u64::MAX, false).unwrap_err();
+        assert_eq!(refused, Refusal::OverQuota { wanted: u64::MAX, used: 0, quota: 100 << 10 });
     }
 
     #[test]

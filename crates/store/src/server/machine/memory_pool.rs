@@ -310,13 +310,13 @@ mod tests {
         pool.expect_next(region.allocation, NOW);
         pool.update(LATER, &mut outputs);
         outputs.take();
-        let pieces: Vec<_> = pool.preallocated_ids().collect();
-        for piece in &pieces {
-            assert!(pool.preallocated(*piece, true, LATER, &mut outputs));
+        let blocks: Vec<_> = pool.preallocated_ids().collect();
+        for block in &blocks {
+            assert!(pool.preallocated(*block, true, LATER, &mut outputs));
         }
         assert!(pool.may_retry(id, &mut outputs));
-        let reclaimed: Vec<_> = pieces.iter().map(|id| Output::Reclaim { allocation: *id }).collect();
-        assert_eq!((outputs.take(), pieces.len()), (reclaimed, 2));
+        let reclaimed: Vec<_> = blocks.iter().map(|id| Output::Reclaim { allocation: *id }).collect();
+        assert_eq!((outputs.take(), blocks.len()), (reclaimed, 2));
         pool.failed(id, &mut outputs);
         assert_eq!(outputs.take(), [Output::Release { allocation: id }]);
         assert_eq!(pool.ledger().usage().0.used, LEN, "the existing object");
@@ -325,11 +325,11 @@ mod tests {
     #[test]
     fn allocations_whose_memory_is_lost_are_removed_from_the_index() {
         let (mut pool, index, mut outputs) = pool();
-        let [kept, lost] = [(); 2].map(|()| filled(&mut pool, &index, &mut outputs));
-        let mut again = MemoryPool::new(&settings(0), &index);
-        again.recover(&index, |id| id == kept.allocation);
-        assert_eq!(again.ledger().allocations().collect::<Vec<_>>(), [kept.allocation]);
-        assert_eq!((index.allocation(lost.allocation), again.ledger().usage().0.used), (None, LEN));
-        assert!(again.recover_region(kept) && !again.recover_region(lost));
+        let [retained, lost] = [(); 2].map(|()| filled(&mut pool, &index, &mut outputs));
+        let mut recovered = MemoryPool::new(&settings(0), &index);
+        recovered.recover(&index, |id| id == retained.allocation);
+        assert_eq!(recovered.ledger().allocations().collect::<Vec<_>>(), [retained.allocation]);
+        assert_eq!((index.allocation(lost.allocation), recovered.ledger().usage().0.used), (None, LEN));
+        assert!(recovered.recover_region(retained) && !recovered.recover_region(lost));
     }
 }

@@ -426,12 +426,15 @@ mod tests {
         let first = sealed_pack(&mut table);
         let (other, _) = table.insert_sealed(CREATOR, label("p"), region(), (0, 1)).unwrap();
         // The server died before it assigned the name to the other object.
-        let mut again = ObjectTable::new(table.index().clone());
+        let mut recovered = ObjectTable::new(table.index().clone());
         for (id, state, record) in table.index().objects() {
-            again.recover_object(id, state, &record);
+            recovered.recover_object(id, state, &record);
         }
-        assert_eq!(again.recover_names(), [first]);
-        assert_eq!((again.find("p"), again.counts()), (Some(other), ObjectCounts { sealed: 4, created: 0 }));
-        assert_eq!(again.pack(first).collect::<Vec<_>>(), table.pack(first).collect::<Vec<_>>());
+        assert_eq!(recovered.recover_names(), [first]);
+        assert_eq!(
+            (recovered.find("p"), recovered.counts()),
+            (Some(other), ObjectCounts { sealed: 4, created: 0 })
+        );
+        assert_eq!(recovered.pack(first).collect::<Vec<_>>(), table.pack(first).collect::<Vec<_>>());
     }
 }

@@ -113,8 +113,8 @@ impl Prealloc {
             return;
         }
         let demands = &mut self.demands;
-        let known = demands.iter().position(|demand| demand.len == len).map(|at| demands.remove(at));
-        let count = known.map_or(count, |known| known.count.max(count));
+        let earlier = demands.iter().position(|demand| demand.len == len).map(|at| demands.remove(at));
+        let count = earlier.map_or(count, |earlier| earlier.count.max(count));
         if demands.len() == MAX_BLOCKS {
             demands.remove(0);
         }
@@ -430,10 +430,13 @@ mod tests {
         let reclaim = |at: usize| Output::Reclaim { allocation: ready[at] };
         let requester = Requester::User(USER);
         let len = sim.server.state.memory.ledger().record(allocation).unwrap().len;
-        let again = Output::Allocate { allocation, len, place: HOST, requester };
-        assert_eq!(step(&mut sim, fail()), [reclaim(0), reclaim(1), again]);
+        let retried = Output::Allocate { allocation, len, place: HOST, requester };
+        assert_eq!(step(&mut sim, fail()), [reclaim(0), reclaim(1), retried]);
         let outputs = step(&mut sim, fail());
-        assert!(matches!(&outputs[..], [Output::Release { .. }, said] if is_refused(said)), "{outputs:?}");
+        assert!(
+            matches!(&outputs[..], [Output::Release { .. }, refused] if is_refused(refused)),
+            "{outputs:?}"
+        );
         assert_eq!(sim.server.state.memory.ledger().usage().0.used, LEN);
     }
 
@@ -454,6 +457,9 @@ mod tests {
             "{outputs:?}"
         );
         let outputs = step(&mut sim, fail());
-        assert!(matches!(&outputs[..], [Output::Release { .. }, said] if is_refused(said)), "{outputs:?}");
+        assert!(
+            matches!(&outputs[..], [Output::Release { .. }, refused] if is_refused(refused)),
+            "{outputs:?}"
+        );
     }
 }

@@ -297,9 +297,9 @@ impl Simulation {
             preallocated,
             "nothing but preallocated memory is released: {outputs:?}"
         );
-        let known: BTreeSet<_> =
+        let listed: BTreeSet<_> =
             self.server.state.memory.ledger().allocations().chain(preallocated).collect();
-        assert_eq!(known, self.parked);
+        assert_eq!(listed, self.parked);
     }
 
     pub(super) fn join(&mut self, client: u64) -> ClientId {

@@ -69,8 +69,13 @@ impl<C: Cells> StoreState<C> {
 
     fn memory_of(&self, record: &ObjectRecord) -> Option<MemoryRef> {
         let allocation = record.region.allocation;
-        let known = self.memory.ledger().record(allocation)?;
-        Some(MemoryRef { allocation, allocation_len: known.len, place: known.place, offset: record.offset })
+        let allocation_record = self.memory.ledger().record(allocation)?;
+        Some(MemoryRef {
+            allocation,
+            allocation_len: allocation_record.len,
+            place: allocation_record.place,
+            offset: record.offset,
+        })
     }
 
     /// Sends a client a descriptor of the memory of an object.
@@ -349,8 +354,8 @@ mod tests {
     fn only_the_owner_and_the_servers_user_change_a_name_or_an_object() {
         let mut state = state();
         let object = insert(&mut state, OWNER, 1, SlotState::Sealed);
-        let taken = Refusal::NameTaken { name: "name".to_owned(), owner: 1001 };
-        assert_eq!(state.check_owner(OTHER, "name"), Err(taken));
+        let name_taken = Refusal::NameTaken { name: "name".to_owned(), owner: 1001 };
+        assert_eq!(state.check_owner(OTHER, "name"), Err(name_taken));
         assert_eq!([OWNER, TRUSTED].map(|client| state.check_owner(client, "name")), [Ok(()), Ok(())]);
         assert_eq!(state.check_owner(OTHER, "another"), Ok(()));
         let refused = Refusal::NotYours { object, owner: 1001 };

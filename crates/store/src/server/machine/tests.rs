@@ -22,8 +22,8 @@ fn a_small_object_exists_at_once_and_is_deleted_at_once() {
     );
     assert_eq!(sim.memory.bytes.values().collect::<Vec<_>>(), [&vec![7; 100]]);
     assert_eq!(sim.request_one(client, RequestKind::Delete { object }, &[]), Answer::Done);
-    let gone = Answer::Refused(Refusal::NoSuchObject { object });
-    assert_eq!(sim.request_one(client, RequestKind::Delete { object }, &[]), gone);
+    let no_object = Answer::Refused(Refusal::NoSuchObject { object });
+    assert_eq!(sim.request_one(client, RequestKind::Delete { object }, &[]), no_object);
     assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
 }
 
@@ -171,31 +171,31 @@ fn only_its_owner_deletes_an_object() {
 fn only_its_owner_assigns_a_name_to_another_object() {
     let mut sim = Simulation::new();
     let owner = sim.join(1);
-    let mine = sealed(&sim.create(owner, "mine", 100).1);
+    let owned = sealed(&sim.create(owner, "mine", 100).1);
     let other = ClientId(8);
     sim.clients.insert(other, 1001);
     let account = sim.budget.open(1001);
     sim.run(Input::Joined { client: other, account });
     sim.request(other, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     let before = sim.status(owner);
-    let taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
-    assert_eq!(sim.create(other, "mine", 200).1, taken("mine"));
-    assert_eq!(sim.create(other, "mine", 100 << 10).1, taken("mine"));
+    let name_taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
+    assert_eq!(sim.create(other, "mine", 200).1, name_taken("mine"));
+    assert_eq!(sim.create(other, "mine", 100 << 10).1, name_taken("mine"));
     let pack = create("pack", 0, &[("a", 5000), ("mine", 100 << 10)], 0);
-    assert_eq!(sim.request_one(other, pack, &[]), taken("mine"));
+    assert_eq!(sim.request_one(other, pack, &[]), name_taken("mine"));
     assert_eq!(
-        sim.request_one(other, RequestKind::Publish { label: label("mine"), object: mine, part: None }, &[]),
-        taken("mine")
+        sim.request_one(other, RequestKind::Publish { label: label("mine"), object: owned, part: None }, &[]),
+        name_taken("mine")
     );
     // The name is taken by another user while its next object is being written.
     let (create, _) = sim.create(other, "late", 100 << 10);
     sealed(&sim.create(owner, "late", 10).1);
-    assert_eq!(sim.request_one(other, RequestKind::Seal { create }, &[]), taken("late"));
+    assert_eq!(sim.request_one(other, RequestKind::Seal { create }, &[]), name_taken("late"));
     sim.request_one(other, RequestKind::Abandon { create }, &[]);
     let after = sim.status(owner);
     assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
     let find = RequestKind::Find { name: "mine".to_owned(), wait: 0 };
-    assert_eq!(sim.request_one(other, find, &[]), Answer::Found { object: mine });
+    assert_eq!(sim.request_one(other, find, &[]), Answer::Found { object: owned });
     // The server's user may, and every user may if the name is free.
     let root = ClientId(9);
     sim.clients.insert(root, 0);
@@ -297,13 +297,13 @@ fn a_request_that_is_sent_again_gets_the_same_answer() {
     assert!(
         matches!(&outputs[..], [Output::Respond { response, .. }] if response.answer == Answer::Restarted)
     );
-    let asks = [
+    let requests = [
         (small.0, create("small", 10, &[], 0), 10, small.1),
         (large.0, create("large", 30 << 10, &[], 0), 0, large.1),
         (publish, RequestKind::Publish { label: label("alias"), object, part: None }, 0, alias),
         (99, RequestKind::Delete { object: ObjectId::new(20, 0) }, 0, Answer::Done),
     ];
-    for (id, kind, payload, expected) in asks {
+    for (id, kind, payload, expected) in requests {
         let request = Request { id, resends: 1, kind };
         let input = Input::Request { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut sim.memory);
@@ -446,10 +446,10 @@ fn a_client_that_does_not_send_a_hello_is_disconnected() {
 #[test]
 fn random_operations_recover_after_every_store() {
     let rounds = if wholemem_testkit::exhaustive() { 4000 } else { 150 };
-    let mut dice = wholemem_testkit::seed();
-    let mut roll = |below: u64| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) % below
+    let mut random = wholemem_testkit::seed();
+    let mut below = |limit: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % limit
     };
     let mut sim = Simulation::with_prealloc_limit(POLICY.quota / 4);
     let mut next = 3;
@@ -457,25 +457,25 @@ fn random_operations_recover_after_every_store() {
     let trusted = sim.join_as(100, settings(0).user);
     let mut unsealed: Vec<(ClientId, u64)> = Vec::new();
     for _ in 0..rounds {
-        let client = clients[usize::try_from(roll(2)).unwrap()];
-        let name = format!("n{}", roll(4));
+        let client = clients[usize::try_from(below(2)).unwrap()];
+        let name = format!("n{}", below(4));
         let sealed: Vec<_> =
             sim.server.index().objects().filter(|object| object.1 == SlotState::Sealed).collect();
         let object =
-            (!sealed.is_empty()).then(|| sealed[usize::try_from(roll(sealed.len() as u64)).unwrap()].0);
-        match (roll(11), object) {
-            (0..=2, _) => drop(sim.create(client, &name, roll(16 << 10))),
+            (!sealed.is_empty()).then(|| sealed[usize::try_from(below(sealed.len() as u64)).unwrap()].0);
+        match (below(11), object) {
+            (0..=2, _) => drop(sim.create(client, &name, below(16 << 10))),
             (3, _) => {
-                let (create, answer) = sim.create(client, &name, (1 + roll(4)) * (48 << 10));
+                let (create, answer) = sim.create(client, &name, (1 + below(4)) * (48 << 10));
                 if matches!(answer, Answer::Created { .. }) {
                     unsealed.push((client, create));
                 }
             }
             (4, _) => {
-                let members = [("m0", roll(9000)), (&name[..], roll(9000)), ("m2", 10_000)];
+                let members = [("m0", below(9000)), (&name[..], below(9000)), ("m2", 10_000)];
                 let answer = sim.request_one(
                     client,
-                    create("pack", 0, &members, u32::try_from(roll(2)).unwrap()),
+                    create("pack", 0, &members, u32::try_from(below(2)).unwrap()),
                     &[],
                 );
                 if matches!(answer, Answer::Created { .. }) {
@@ -490,29 +490,29 @@ fn random_operations_recover_after_every_store() {
             }
             (6, Some(object)) => drop(sim.request(client, RequestKind::Delete { object }, &[])),
             (7, Some(object)) => {
-                let part = (roll(2) == 0).then_some(ByteRange { offset: 0, len: 1 });
+                let part = (below(2) == 0).then_some(ByteRange { offset: 0, len: 1 });
                 drop(sim.request(client, RequestKind::Publish { label: label(&name), object, part }, &[]));
             }
             (10, _) => {
-                let (place, len) = (u32::try_from(roll(2)).unwrap(), (1 + roll(20)) * (4 << 10));
-                let part = ByteRange { offset: roll(len), len: 1 };
+                let (place, len) = (u32::try_from(below(2)).unwrap(), (1 + below(20)) * (4 << 10));
+                let part = ByteRange { offset: below(len), len: 1 };
                 drop(sim.request(trusted, RequestKind::Adopt { label: label(&name), place, len, part }, &[]));
             }
             (8, Some(object)) => {
                 sim.memory.pins.insert(object);
             }
-            (8, None) | (9, _) if roll(3) == 0 => {
-                let gone = clients.remove(0);
-                sim.clients.remove(&gone);
+            (8, None) | (9, _) if below(3) == 0 => {
+                let departed = clients.remove(0);
+                sim.clients.remove(&departed);
                 sim.memory.pins.clear();
-                sim.run(Input::Left { client: gone });
+                sim.run(Input::Left { client: departed });
                 clients.push(sim.join(next));
                 next += 1;
             }
             _ => {
                 sim.memory.pins.clear();
                 // Deleted objects are scanned for again, and preallocated memory is released.
-                sim.advance(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
+                sim.advance(Duration::from_millis([1000, 1010, 20_000][usize::try_from(below(3)).unwrap()]));
             }
         }
     }

@@ -428,8 +428,8 @@ mod tests {
         let late = StepTime { elapsed: Duration::from_secs(2), unix: 0 };
         let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
         let refused = over_quota(POLICY.quota, HALF);
-        let said = |output: &Output| matches!(output, Output::Respond { response, .. } if response.answer == refused);
-        assert!(outputs.iter().any(said), "{outputs:?}");
+        let is_refusal = |output: &Output| matches!(output, Output::Respond { response, .. } if response.answer == refused);
+        assert!(outputs.iter().any(is_refusal), "{outputs:?}");
     }
 
     #[test]
@@ -438,8 +438,8 @@ mod tests {
         let client = sim.join(1);
         sealed(&sim.create(client, "small", 100).1);
         // An arena has space although the quota is used up.
-        let rest = POLICY.quota - POLICY.arena;
-        sim.create(client, "rest", rest);
+        let remaining = POLICY.quota - POLICY.arena;
+        sim.create(client, "rest", remaining);
         assert_eq!(sim.request_one(client, await_space(100, 0), &[]), Answer::Done);
         assert_eq!(
             sim.request_one(client, await_space(POLICY.small, 0), &[]),
