@@ -25,7 +25,7 @@ pub(crate) enum Fence {
 /// # Panics
 /// Every access panics if the index is out of bounds, as a slice does; a store panics if the memory is mapped read-only.
 pub(crate) trait Cells {
-    /// The number of cells.
+    /// Returns the number of cells.
     fn count(&self) -> usize;
     /// Loads a cell with relaxed ordering.
     fn load(&self, at: usize) -> u64;

@@ -82,7 +82,7 @@ pub enum Error {
     /// The server sent a message that violates the protocol.
     #[error("the store violated the protocol: {rule}")]
     Protocol {
-        /// The rule that was violated.
+        /// The rule of the protocol that was violated.
         rule: &'static str,
     },
 
@@ -111,7 +111,7 @@ pub enum Error {
     /// The object is in device memory, which the CPU cannot access directly.
     #[error("object {object} is in device memory: copy its bytes with a stream")]
     OnDevice {
-        /// The object.
+        /// The id of the object.
         object: ObjectId,
     },
 

@@ -37,7 +37,7 @@ pub struct Serve {
     pub device_size: Option<u64>,
     /// The backend whose device memory the store offers, if any.
     pub devices: Option<BackendKind>,
-    /// The maximum number of objects.
+    /// The maximum number of objects of the store.
     pub objects: usize,
     /// The process id of a process with which the store ends, if any.
     pub parent: Option<u32>,

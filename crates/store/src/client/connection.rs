@@ -30,7 +30,7 @@ pub(super) struct Connection {
     timed_out: BTreeSet<u64>,
     /// A forked child must not use the connection, which belongs to its parent.
     epoch: ForkEpoch,
-    /// Whether a goodbye is sent on drop.
+    /// Whether dropping the connection sends a goodbye to the server.
     sends_goodbye: bool,
 }
 
@@ -101,7 +101,7 @@ impl Connection {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// The id of the last request.
+    /// The id of the last request on this connection.
     pub(super) fn last_id(&self) -> u64 {
         self.last_id
     }
@@ -154,7 +154,7 @@ impl Connection {
                     return Err(refusal.into());
                 }
                 answer if response.id == request.id => return Ok((answer, received)),
-                // The object of a request that timed out.
+                // The answer has created an object for a request that timed out: abandon it.
                 Answer::Created { .. } if self.timed_out.remove(&response.id) => {
                     self.notify(RequestKind::Abandon { create: response.id });
                 }
@@ -188,7 +188,7 @@ impl Connection {
         self.socket.is_closed() == Ok(true)
     }
 
-    /// The user id of the peer.
+    /// The user id of the server's process.
     pub(super) fn server_user(&self) -> Result<u32> {
         Ok(self.socket.peer_uid()?)
     }
@@ -233,7 +233,7 @@ impl Drop for Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the packet buffer, which is long.
+        // The packet buffer is omitted, because it is long.
         f.debug_struct("Connection")
             .field("socket", &self.socket)
             .field("last_id", &self.last_id)

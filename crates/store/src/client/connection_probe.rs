@@ -17,7 +17,7 @@ const CHECK_INTERVAL_MS: i64 = 100;
 #[derive(Debug, Default)]
 pub(super) struct ConnectionProbe {
     is_lost: AtomicBool,
-    /// The time of the last check, in milliseconds.
+    /// The time of the last check of the connection, in milliseconds.
     checked_at: AtomicI64,
 }
 

@@ -32,7 +32,7 @@ const FAULT_HANDLER: &str = "WHOLEMEM_FAULT_HANDLER";
 /// How often a lookup is retried while the name changes, before the client asks the server.
 const MAX_LOOKUPS: usize = 8;
 
-/// The shared state of a client.
+/// The state that all clones of a client share.
 #[derive(Debug)]
 pub(crate) struct ClientCore {
     pub(super) path: PathBuf,
@@ -241,7 +241,7 @@ impl ClientCore {
         Ok((guard, location))
     }
 
-    /// The object of a pin, with its memory mapped.
+    /// Builds an object from a pin, and maps its memory if necessary.
     fn with_memory(&self, guard: PinGuard, location: ObjectLocation) -> Result<Object> {
         let mapping = match self.maps.get(location.allocation) {
             Some(mapping) => mapping,

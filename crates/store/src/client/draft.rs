@@ -20,7 +20,7 @@ use crate::{Error, ObjectId, Refusal, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sealed {
-    /// The id of the object.
+    /// The id of the sealed object.
     pub id: ObjectId,
     /// The version of the object among those with the same name.
     pub version: u64,
@@ -44,7 +44,7 @@ pub struct Sealed {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SealError<D> {
-    /// The reason.
+    /// The reason for which the draft was not sealed.
     pub error: Error,
     /// The draft, which can be written further and sealed again. A small draft is always returned; if the server did not answer,
     /// it may have sealed it nevertheless. A larger draft is returned if its memory is still mapped or if servers died while it
@@ -75,7 +75,7 @@ impl<D> From<SealError<D>> for Error {
 pub(super) enum DraftMemory {
     /// A small object in host memory: its bytes are sent to the server with the request.
     Small { label: Label, members: Vec<MemberSpec>, bytes: Vec<u8>, wait: Duration },
-    /// Shared memory, mapped in this process.
+    /// A large object, or one on a device: shared memory, mapped in this process.
     MappedDraft(MappedDraft),
 }
 
@@ -323,25 +323,25 @@ impl Draft {
         Ok(Self { memory, len, is_cpu: place == 0, core: Arc::clone(core) })
     }
 
-    /// The length in bytes.
+    /// The length of the draft in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the length is zero.
+    /// Whether the draft has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the object is in host memory.
+    /// Whether the draft is in host memory.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         self.is_cpu
     }
 
-    /// Always true: a draft is not sealed.
+    /// Always true: a draft can be written until it is sealed.
     #[must_use]
     pub fn is_mutable(&self) -> bool {
         true

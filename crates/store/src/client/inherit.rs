@@ -79,14 +79,14 @@ struct PinHolder {
 }
 
 impl PinHolder {
-    /// The arenas of the pinned objects.
+    /// The arenas that contain the pinned objects.
     fn arenas(&self) -> Arc<[Arc<Mapping>]> {
         let core = &self.core;
         if core.epoch.is_current() { core.maps.arenas(&core.index).into() } else { Arc::clone(&self.arenas) }
     }
 }
 
-/// A fork in progress.
+/// The state of a fork in progress, from `before` to `in_parent` or `in_child`.
 #[derive(Debug)]
 struct Fork {
     registry: MutexGuard<'static, Registry>,
@@ -106,14 +106,14 @@ struct ChildAccess {
     private: Vec<Arc<PrivateMap>>,
 }
 
-/// What keeps the objects valid for the child.
+/// How the pinned objects stay valid for the child.
 #[derive(Debug)]
 enum PinTransfer {
     /// A pin page that the child claims.
     Claim(PageClaim),
     /// The store has ended, so that its memory is never overwritten.
     NotNeeded,
-    /// Nothing: the child must not read small objects.
+    /// No pins could be obtained: the child must not read small objects.
     Failed,
 }
 
@@ -121,7 +121,7 @@ enum PinTransfer {
 #[derive(Debug)]
 struct PageClaim {
     page: MappedCells,
-    /// Keeps the page valid until it is claimed.
+    /// The connection that keeps the pin page valid until it is claimed.
     connection: PacketSocket,
     address: EncodedAddress,
     request: Vec<u8>,
@@ -182,7 +182,7 @@ impl Registry {
     }
 }
 
-/// Runs in the parent, before the fork.
+/// Fork hook in the parent, before the fork: gets pin pages for the child and copies the pins.
 fn before() {
     // May run twice for one fork. In a thread that is exiting, whose thread-local data is destroyed, it cannot run.
     if !FORK.try_with(|fork| fork.borrow().is_none()).unwrap_or(false) {
@@ -231,7 +231,7 @@ fn take_fork() -> Option<Fork> {
     FORK.try_with(RefCell::take).ok().flatten()
 }
 
-/// Runs in the parent, after the fork.
+/// Fork hook in the parent, after the fork: allows new pins again.
 fn in_parent() {
     let Some(fork) = take_fork() else { return };
     fork.paused.iter().for_each(|core| core.pins.resume());
@@ -239,7 +239,7 @@ fn in_parent() {
     drop(fork.registry);
 }
 
-/// Runs in the child, before `fork` returns.
+/// Fork hook in the child, before `fork` returns: claims the pin pages.
 fn in_child() {
     let Some(mut fork) = take_fork() else { return };
     let deadline = Deadline::after(TIMEOUT);
@@ -256,7 +256,7 @@ fn in_child() {
     // Nothing is freed here: another thread may have held the allocator's locks at the fork.
     std::mem::swap(&mut fork.registry.inherited, &mut fork.inherited);
     let Fork { registry, accesses, inherited, paused } = fork;
-    // The buffer of the list is leaked too.
+    // The buffer of the list is leaked, because freeing it could deadlock.
     let mut accesses = std::mem::ManuallyDrop::new(accesses);
     for access in accesses.drain(..) {
         let ChildAccess { transfer, arenas, private } = access;

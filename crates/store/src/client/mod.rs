@@ -86,13 +86,13 @@ impl Eq for Client {}
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
-    /// The id.
+    /// The id of the object.
     pub id: ObjectId,
-    /// The name; empty for an object without one.
+    /// The name of the object; empty if it has none.
     pub name: String,
-    /// The metadata that the creator attached.
+    /// The metadata that the creator of the object attached to it.
     pub meta: Vec<u8>,
-    /// The length in bytes.
+    /// The length of the object in bytes.
     pub len: usize,
     /// The version of the object among those with the same name.
     pub version: u64,
@@ -208,7 +208,7 @@ impl Client {
         Ok(draft.seal()?)
     }
 
-    /// The object that has a name.
+    /// Returns the object that has a name.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`]; [`Error::TooManyPins`]; [`Error::Disconnected`] if the store has ended.
@@ -257,7 +257,7 @@ impl Client {
         self.core.get_on_new_connection(name, deadline, timeout)
     }
 
-    /// The object with an id.
+    /// Returns the object with an id.
     ///
     /// # Errors
     /// [`Refusal::NoSuchObject`]; [`Error::TooManyPins`].
@@ -268,7 +268,7 @@ impl Client {
         self.core.pin(id)?.ok_or_else(|| Refusal::NoSuchObject { object: id }.into())
     }
 
-    /// The objects with these names, in the given order.
+    /// Returns the objects with these names, in the given order.
     ///
     /// # Errors
     /// As [`Client::get`], for the first name that fails.
@@ -278,7 +278,7 @@ impl Client {
         names.into_iter().map(|name| self.get(name)).collect()
     }
 
-    /// All objects of a pack, held by one pin.
+    /// Returns all objects of a pack, held by one pin.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -380,7 +380,7 @@ impl Client {
         Watch::open(&self.core.path, prefix)
     }
 
-    /// The usage of the store.
+    /// Returns the number of objects and clients of the store, and its memory usage.
     ///
     /// # Errors
     /// [`Error::Disconnected`].

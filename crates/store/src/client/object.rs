@@ -43,7 +43,7 @@ impl Drop for PinGuard {
 /// or the server is replaced.
 #[derive(Debug)]
 pub struct Object {
-    /// Registers the name for the fault handler, if that is installed.
+    /// The registration of the object's name with the fault handler, if that is installed.
     _fault_name: Option<NamedRange>,
     // Fields are dropped in this order: the memory must not be used after the pin is released.
     mapping: Arc<Mapping>,
@@ -74,20 +74,20 @@ impl Object {
         Ok(NamedRange::register(at, self.len, &name))
     }
 
-    /// The id.
+    /// The id of the object.
     #[must_use]
     #[doc(alias = "ObjectID")]
     pub fn id(&self) -> ObjectId {
         self.guard.id
     }
 
-    /// The length in bytes.
+    /// The length of the object in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the length is zero.
+    /// Whether the object has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -99,7 +99,7 @@ impl Object {
         self.mapping.device().backend().kind() == BackendKind::Host
     }
 
-    /// Always false: the object is sealed.
+    /// Always false: a sealed object cannot be written.
     #[must_use]
     pub fn is_mutable(&self) -> bool {
         false

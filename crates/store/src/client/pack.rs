@@ -30,7 +30,7 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// An empty pack with a name.
+    /// Creates the specification of an empty pack with a name.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { label: label(name, &[]), members: Vec::new(), device: None }
@@ -49,20 +49,20 @@ impl Pack {
         Self { device: Some(device.clone()), ..self }
     }
 
-    /// Adds an object.
+    /// Adds an object of `len` bytes to the pack.
     #[must_use]
     pub fn add(self, name: &str, len: usize) -> Self {
         self.add_with_meta(name, &[], len)
     }
 
-    /// Adds an object with metadata.
+    /// Adds an object of `len` bytes with metadata to the pack.
     #[must_use]
     pub fn add_with_meta(mut self, name: &str, meta: &[u8], len: usize) -> Self {
         self.members.push(MemberSpec { label: label(name, meta), len: len as u64 });
         self
     }
 
-    /// The number of objects.
+    /// The number of objects of the pack.
     #[must_use]
     pub fn count(&self) -> usize {
         self.members.len()
@@ -73,7 +73,7 @@ impl Pack {
 #[derive(Debug)]
 pub struct PackDraft {
     memory: DraftMemory,
-    /// Offset and length of each object, in bytes.
+    /// Offset and length of each object of the pack, in bytes.
     ranges: Vec<(usize, usize)>,
     len: usize,
     core: Arc<ClientCore>,
@@ -151,15 +151,15 @@ impl PackDraft {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PackMember {
-    /// The id.
+    /// The id of the object.
     pub id: ObjectId,
     /// The index of the object in the pack, in the order in which objects were added.
     pub number: usize,
-    /// The metadata that the creator attached.
+    /// The metadata that the creator of the object attached to it.
     pub meta: Vec<u8>,
-    /// The offset in the pack, in bytes.
+    /// The offset of the object in the pack, in bytes.
     pub offset: usize,
-    /// The length in bytes.
+    /// The length of the object in bytes.
     pub len: usize,
 }
 
@@ -196,7 +196,7 @@ impl PackObject {
         self.members.iter().map(|(name, member)| (name.as_str(), member))
     }
 
-    /// The object with a name.
+    /// Returns the object of the pack that has a name.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<&PackMember> {
         self.members.get(name)

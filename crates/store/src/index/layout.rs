@@ -17,7 +17,7 @@ pub(crate) const LAYOUT: u64 = 3;
 const HEADER_CELLS: usize = 64;
 const ALLOCATION_CELLS: usize = 4;
 
-/// Cells of the header.
+/// Positions of the fields in the header, as cell numbers.
 const AT_MAGIC: usize = 0;
 const AT_LAYOUT: usize = 1;
 const AT_RECORD_CELLS: usize = 2;
@@ -41,15 +41,15 @@ pub enum IndexError {
     UnknownLayout {
         /// The layout of the index.
         found: u64,
-        /// The supported layout.
+        /// The layout that this version supports.
         known: u64,
     },
     /// The memory is too short for the header's numbers, or the numbers are invalid.
     #[error("the index is damaged: {slots} slots and {allocations} allocations do not fit {}", Size(*len))]
     Damaged {
-        /// The number of slots in the header.
+        /// The number of slots according to the header.
         slots: u64,
-        /// The number of allocations in the header.
+        /// The number of allocations according to the header.
         allocations: u64,
         /// The length of the memory, in bytes.
         len: usize,
@@ -281,7 +281,7 @@ impl<C: Cells> Index<C> {
         self.cells.store(AT_FREED_ALLOCATIONS, self.freed_allocations() + 1);
     }
 
-    /// All allocations.
+    /// Iterates over all allocations of the index.
     pub(crate) fn allocations(&self) -> impl Iterator<Item = (AllocationId, AllocationRecord)> {
         (0..self.geometry.allocations).filter_map(|slot| {
             let word = self.allocation_word(slot);

@@ -116,7 +116,7 @@ impl<C: Cells> Index<C> {
         }
     }
 
-    /// All objects, in no order.
+    /// Iterates over all objects of the index, in no particular order.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, SlotState, ObjectRecord)> {
         (0..self.used_slots()).filter_map(|slot| {
             let SlotWord { generation, state } = self.word(slot);

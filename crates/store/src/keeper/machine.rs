@@ -28,7 +28,7 @@ pub(super) enum KeeperInput {
     Ready,
     /// The process of the server has exited.
     ServerDied,
-    /// The store is to be stopped.
+    /// A signal, or the exit of a watched process, requests the end of the store.
     StopRequested,
     Tick,
 }

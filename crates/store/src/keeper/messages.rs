@@ -7,7 +7,7 @@ use crate::id::{AllocationId, ClientId, ID_BITS};
 /// The key of a parked descriptor: the resource that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
-    /// The index.
+    /// The memory of the index.
     Index,
     /// The socket that clients connect to.
     Listener,
@@ -72,7 +72,7 @@ pub(crate) enum ToKeeper {
 pub(crate) enum ToServer {
     /// The descriptors with these keys are held.
     Parked(Vec<u64>),
-    /// The server is to stop.
+    /// The server has to stop.
     Stop,
 }
 

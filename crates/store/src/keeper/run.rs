@@ -27,13 +27,13 @@ pub(crate) const MAX_DESCRIPTORS: usize = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Role {
-    /// Serves clients.
+    /// The server process, which serves clients.
     Server,
-    /// Holds the descriptors of the server.
+    /// The keeper process, which holds the descriptors of the server.
     Keeper,
 }
 
-/// Parked descriptors by key.
+/// The table of parked descriptors, by key.
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorTable(BTreeMap<Key, OwnedFd>);
 
@@ -59,13 +59,13 @@ impl DescriptorTable {
         Ok(())
     }
 
-    /// Sends all descriptors to the peer.
+    /// Sends all parked descriptors to the next server or keeper.
     pub(crate) fn send(&self, socket: &PacketSocket) -> Result<()> {
         let fds: Vec<_> = self.0.iter().map(|(key, fd)| (key.encode(), fd.as_fd())).collect();
         Ok(socket.send_tagged(&fds, Deadline::after(HANDOVER_TIMEOUT))?)
     }
 
-    /// Receives all descriptors from the peer.
+    /// Receives all parked descriptors from the keeper or server.
     pub(crate) fn receive(socket: &PacketSocket) -> Result<Self> {
         let fds = socket.recv_tagged(MAX_DESCRIPTORS, Deadline::after(HANDOVER_TIMEOUT))?;
         let keyed = fds.into_iter().filter_map(|(key, fd)| Some((Key::decode(key)?, fd)));
@@ -85,7 +85,7 @@ pub(crate) enum KeeperOrigin {
     Replacement { server: PacketSocket, path: PathBuf },
 }
 
-/// A running server.
+/// A running server process, and the connection to it.
 struct ServerProcess {
     socket: PacketSocket,
     process: PidFd,
@@ -260,7 +260,7 @@ fn wait(
                 }
                 PollSource::Signal => {}
                 PollSource::Parent => {
-                    // Reported only once.
+                    // The exit of the process is reported only once.
                     stops.parent = None;
                     return Ok(KeeperInput::StopRequested);
                 }

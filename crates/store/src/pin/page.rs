@@ -15,7 +15,7 @@ pub(crate) const PINS_LEN: usize = 64 << 10;
 /// The number of pins of a client.
 pub(crate) const MAX_PINS: usize = PINS_LEN / size_of::<u64>() - 2;
 
-/// Writes the secret of a page.
+/// Writes the secret of a pin page, by which a forked child claims it.
 pub(crate) fn set_secret(page: &impl Cells, secret: u64) {
     page.store_release(page.count() - 1, secret);
 }
@@ -51,7 +51,7 @@ pub(crate) enum PinOutcome {
     Pinned(usize),
     /// The object does not exist or is not sealed. If `must_notify`, the server may have seen the pin and must be notified.
     NotSealed { must_notify: bool },
-    /// All pins are in use.
+    /// All pins of the page are in use.
     NoFreePin,
 }
 
@@ -77,7 +77,7 @@ impl<P: Cells> PinPage<P> {
         self.resumed.notify_all();
     }
 
-    /// The cells of the page.
+    /// The cells of the pin page.
     pub(crate) fn cells(&self) -> &P {
         &self.cells
     }

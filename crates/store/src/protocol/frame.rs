@@ -70,7 +70,7 @@ impl<'a> Payload<'a> {
         Ok((decoded, Self { message, start }))
     }
 
-    /// Copies the payload if it is borrowed.
+    /// Makes the payload independent of the packet buffer, by a copy if necessary.
     pub(crate) fn into_owned(self) -> Payload<'static> {
         Payload { message: Cow::Owned(self.message.into_owned()), start: self.start }
     }
@@ -115,7 +115,7 @@ pub(crate) struct MessageAssembler {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 enum AssemblyPhase {
-    /// Between two messages.
+    /// The next packet begins a message.
     #[default]
     Between,
     Within,

@@ -35,7 +35,7 @@ pub(crate) const SMALL: u64 = 1 << 20;
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// Never zero, and never used twice by a client.
+    /// The id of the request: never zero, and never used twice on a connection.
     pub(crate) id: u64,
     /// The number of earlier attempts, each sent to a server that was then replaced. Clients of protocol 4 always send 1: the
     /// byte was a boolean.
@@ -217,11 +217,11 @@ pub(crate) struct MemoryRef {
 /// A change of the object that has a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// The name.
+    /// The name of the object.
     pub name: String,
-    /// The object.
+    /// The id of the object.
     pub object: ObjectId,
-    /// The kind of change.
+    /// The kind of change of the object.
     pub kind: EventKind,
 }
 

@@ -25,15 +25,15 @@ pub enum Refusal {
     /// The object is not sealed yet.
     #[error("object {object} is not sealed yet")]
     NotSealed {
-        /// The object.
+        /// The id of the object.
         object: ObjectId,
     },
     /// The object was created by another user.
     #[error("object {object} belongs to user {owner}")]
     NotYours {
-        /// The object.
+        /// The id of the object.
         object: ObjectId,
-        /// The user who created it.
+        /// The user who created the object.
         owner: u32,
     },
     /// The client has no unsealed object of that request.
@@ -61,7 +61,7 @@ pub enum Refusal {
     /// A pack has too many objects.
     #[error("a pack of {count} objects is too large: the limit is {limit}")]
     TooManyMembers {
-        /// The number of objects.
+        /// The number of objects of the pack.
         count: usize,
         /// The maximum number of objects.
         limit: usize,
@@ -72,9 +72,9 @@ pub enum Refusal {
         Size(to_usize(*.wanted)), Size(to_usize(*.used)), Size(to_usize(*.quota))
     )]
     OverQuota {
-        /// The requested bytes.
+        /// The number of requested bytes.
         wanted: u64,
-        /// The bytes in use.
+        /// The number of bytes in use.
         used: u64,
         /// The quota, in bytes.
         quota: u64,
@@ -94,7 +94,7 @@ pub enum Refusal {
     /// The memory could not be allocated.
     #[error("cannot allocate {}: {reason}", Size(to_usize(*.len)))]
     NoMemory {
-        /// The requested bytes.
+        /// The number of requested bytes.
         len: u64,
         /// The error of the allocation.
         reason: String,
@@ -104,7 +104,7 @@ pub enum Refusal {
     CannotAdopt {
         /// The length of the memory according to the client, in bytes.
         len: u64,
-        /// The reason.
+        /// The reason for which the memory cannot be adopted.
         reason: String,
     },
     /// Memory is only adopted from clients of the server's own user.
@@ -145,7 +145,7 @@ pub enum Refusal {
     /// An object of another user has the name.
     #[error("`{}` is the name of an object of user {owner}; use another name, or have it deleted", Visible(.name))]
     NameTaken {
-        /// The name.
+        /// The name that was requested.
         name: String,
         /// The user who created the object with this name.
         owner: u32,
@@ -153,7 +153,7 @@ pub enum Refusal {
     /// The request violates the protocol.
     #[error("the request violates the protocol: {rule}")]
     Malformed {
-        /// The rule that was violated.
+        /// The rule of the protocol that was violated.
         rule: String,
     },
     /// The request would exceed the resources that the server holds for this client or for its user.
@@ -166,11 +166,11 @@ pub enum Refusal {
         user: u32,
         /// The resource: bytes or descriptors.
         what: String,
-        /// The required amount.
+        /// The amount that the request requires.
         wanted: u64,
-        /// The amount in use.
+        /// The amount of the resource in use.
         held: u64,
-        /// The limit.
+        /// The limit of the resource.
         limit: u64,
     },
     /// Servers died while the request was in progress. The current server does not try it again.

@@ -60,7 +60,7 @@ pub(crate) const CONNECTION: Amount = Amount { bytes: 4 << 10, descriptors: 1 };
 /// The limit of one connection: a message of the maximum length, its pin page, and as much again for short messages.
 const MAX_PER_CONNECTION: Amount = Amount { bytes: 2 * MAX_MESSAGE as u64, descriptors: 128 };
 
-/// The limits of a server.
+/// The limits of the resources that a server holds for clients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BudgetLimits {
     /// The limit of all clients of the server's own user.
@@ -105,7 +105,7 @@ impl BudgetUser {
         Amount { bytes: bytes - (bytes / 2).min(MAX_MESSAGE as u64), descriptors }
     }
 
-    /// The current limit of this user.
+    /// The current limit of the resources of this user.
     fn limit(&self) -> Amount {
         let BudgetPool { limit, held, is_shared } = &*self.pool;
         if !is_shared {
@@ -171,7 +171,7 @@ impl Budget {
         Account(Rc::new(ConnectionAccount { user, held: Cell::default() }))
     }
 
-    /// The total amount that is charged.
+    /// The total amount that is charged to all clients.
     pub(crate) fn held(&self) -> Amount {
         self.own.held.get().plus(self.others.held.get())
     }
@@ -209,7 +209,7 @@ impl Account {
 }
 
 impl Charge {
-    /// Charges more to the same account.
+    /// Charges another amount to the same account.
     pub(crate) fn grow(&mut self, more: Amount) -> Result<(), Refusal> {
         let limit = self.connection.user.limit();
         self.grow_within(limit, more)
@@ -256,7 +256,7 @@ impl Charge {
         self.amount = self.amount.plus(std::mem::take(&mut other.amount));
     }
 
-    /// Releases all but this amount.
+    /// Releases all of the charge but this amount.
     pub(crate) fn shrink_to(&mut self, amount: Amount) {
         let remaining = Amount {
             bytes: self.amount.bytes.min(amount.bytes),

@@ -103,7 +103,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 }
 
-/// Adds a position behind all others.
+/// Assigns a key the position behind all other keys.
 fn add_position<K>(order: &mut BTreeMap<i64, K>, key: K) -> i64 {
     let position = order.last_key_value().map_or(0, |(last, _)| last + 1);
     order.insert(position, key);

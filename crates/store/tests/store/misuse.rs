@@ -172,7 +172,7 @@ fn a_child_forked_during_a_put_does_not_prevent_sealing() {
                 ends.push(write);
                 std::thread::sleep(Duration::from_millis(3));
             }
-            // Before the children exit.
+            // Sealed before the children exit.
             let put = put.join();
             ends.iter_mut().for_each(|end| end.write_all(b"x").unwrap());
             put.unwrap().unwrap();

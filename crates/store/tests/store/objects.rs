@@ -141,7 +141,7 @@ fn a_wait_for_space_ends_when_space_is_freed_or_at_the_deadline() {
     let short = client.waiting_for_space(Duration::from_millis(50));
     assert_eq!(refusal(client.create("second", 100 << 20)), over_quota);
     assert_eq!(refusal(short.create("second", 100 << 20)), over_quota);
-    // Without a deadline.
+    // A wait without a deadline.
     let waiting = client.waiting_for_space(Duration::MAX);
     assert_eq!(refusal(waiting.create("never", 300 << 20)).code(), "over-quota");
     // The connection that waited sends a goodbye although its process continues.

@@ -73,7 +73,7 @@ fn store_process() {
         MemoryGroup::join(Path::new(&group));
     }
     if let (Ok(len), "server") = (std::fs::read_to_string(folder.join("longest")), role.as_str()) {
-        // Without a core dump.
+        // Killed servers must not write core dumps.
         for (resource, limit) in [(Resource::Core, 0), (Resource::Fsize, len.parse().unwrap())] {
             setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
         }

@@ -38,7 +38,7 @@ pub(super) struct Acceptor {
     spare: Option<OwnedFd>,
     /// The descriptor limit of this process.
     limit: u64,
-    /// The end of a pause after a failure.
+    /// The end of a pause in accepting connections, after a failure.
     paused_until: Option<Instant>,
     is_accepting: bool,
 }
@@ -63,7 +63,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// The remaining time of a pause.
+    /// The remaining time of a pause in accepting connections.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.paused_until.map(|until| until.saturating_duration_since(now))
     }

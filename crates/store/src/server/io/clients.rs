@@ -28,7 +28,7 @@ const WATCH_COST: u64 = 256;
 /// The cause of the end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// The client has closed it.
+    /// The client has closed the connection.
     Closed,
     /// The process of the client has exited, or the client has sent a goodbye: it uses no object any more.
     Left,
@@ -36,7 +36,7 @@ pub(super) enum EndReason {
     Disconnected,
 }
 
-/// All connections.
+/// The connections of all clients.
 #[derive(Debug)]
 pub(super) struct Clients {
     connections: BTreeMap<ClientId, ClientConnection>,

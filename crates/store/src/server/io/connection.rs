@@ -46,7 +46,7 @@ const UNEXPECTED_DESCRIPTOR: frame::Malformed = frame::Malformed("the request mu
 const NO_HELLO: frame::Malformed =
     frame::Malformed("the first message of a connection must be a hello of one short packet");
 
-/// The state of a connection.
+/// The state of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionPhase {
     /// The client has not sent its hello. The server holds almost nothing for it.
@@ -85,7 +85,7 @@ pub(super) struct ClientConnection {
     message: Option<Charge>,
     /// Whether the charge only covers the first packet, and the connection waits for a slot.
     needs_slot: bool,
-    /// The time of the last received packet.
+    /// The time at which the last packet was received.
     pub(super) last_packet: Instant,
     _charge: Charge,
 }
@@ -95,7 +95,7 @@ pub(super) struct ClientConnection {
 pub(super) enum ReceiveResult<'a> {
     /// A request, its payload, the descriptor that was sent with it, and the charge of the payload if that has memory of its own.
     Request(Request, Payload<'a>, Option<OwnedFd>, Option<Charge>),
-    /// No complete message yet.
+    /// No complete message has been received yet.
     Nothing,
     /// A long message has begun, and its memory is charged.
     TookSlot,
@@ -118,7 +118,7 @@ impl ClientConnection {
         Self::new(Some(socket), None, account, ConnectionPhase::AwaitingHello, charge)
     }
 
-    /// A client of the previous server.
+    /// Takes over a client of the previous server; `None` if the keeper has no pin page for it.
     pub(super) fn take_over(
         client: ClientId,
         descriptors: &mut DescriptorTable,
@@ -183,7 +183,7 @@ impl ClientConnection {
         Ok(self.admitted.insert(AdmittedClient { process, pins, _charge: charge }))
     }
 
-    /// The client's descriptors for the keeper.
+    /// Returns duplicates of the client's descriptors, to be parked with the keeper.
     pub(super) fn park(&self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>> {
         let Some(admitted) = &self.admitted else { return Ok(Vec::new()) };
         let mut fds = vec![(Key::Pins(client), admitted.pins.share_fd()?)];
@@ -235,7 +235,7 @@ impl ClientConnection {
         }
     }
 
-    /// Whether no packet is queued.
+    /// Whether no packet is queued for the client.
     pub(super) fn has_sent_all(&self) -> bool {
         self.outbox.is_empty()
     }

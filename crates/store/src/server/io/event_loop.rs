@@ -58,7 +58,7 @@ impl Clock {
     }
 }
 
-/// A running server.
+/// A running server: the state machine, its executor and the listening socket.
 pub(super) struct EventLoop<'a> {
     server: Server<MappedCells>,
     executor: Executor<'a>,
@@ -151,7 +151,7 @@ impl<'a> EventLoop<'a> {
         self.acceptor.update(keeper.accepts_clients(), now, clients.poller())
     }
 
-    /// The timeout of the next wait.
+    /// How long the event loop may wait for the next event.
     fn timeout(&self) -> Option<Duration> {
         let Executor { keeper, clients, .. } = &self.executor;
         if clients.has_events() {

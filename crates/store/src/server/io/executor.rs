@@ -23,7 +23,7 @@ use crate::{Refusal, Result};
 /// The next action of the event loop after an output.
 #[derive(Debug)]
 pub(super) enum FollowUp {
-    /// Step the state machine.
+    /// Step the state machine with this input.
     Step(Input<'static>),
     /// End a connection.
     End(ClientId, EndReason),
@@ -39,7 +39,7 @@ pub(super) struct RetryJob {
     reason: String,
 }
 
-/// The parts that outputs act on.
+/// Carries out outputs of the state machine, and owns the parts that they act on.
 pub(super) struct Executor<'a> {
     pub(super) memory: MemoryTable,
     pub(super) clients: Clients,

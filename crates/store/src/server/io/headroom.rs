@@ -47,7 +47,7 @@ pub(super) fn bookkeeping(request: &Request) -> usize {
     }
 }
 
-/// The purpose of memory.
+/// The purpose of memory that is claimed; it determines the reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MemoryPurpose {
     /// Objects of a request, or an arena for them.
@@ -162,7 +162,7 @@ impl Headroom {
     }
 
     fn lock(&self) -> MutexGuard<'_, HeadroomState> {
-        // The numbers are consistent between calls.
+        // The counters are consistent after every call, even if a thread panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -355,7 +355,7 @@ pub(super) mod tests {
                 let purpose = [MemoryPurpose::Objects, MemoryPurpose::Prealloc, MemoryPurpose::Objects][usize::from(purpose)];
                 let before = machine.left.load(Ordering::SeqCst);
                 if state.claim(now, len * MIB, purpose).is_ok() {
-                    // Filled at once.
+                    // The claim is filled at once.
                     machine.left.store(before - len * MIB, Ordering::SeqCst);
                     state.in_flight -= len * MIB;
                     prop_assert!(len == 0 || before - len * MIB >= RESERVE, "{len} of {before}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Memory is returned when the amount that clients hold has decreased by this.
 const FALL: u64 = 1 << 20;
 
-/// The minimum interval between two returns.
+/// The minimum interval between two returns of heap memory.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The maximum that clients have held since memory was last returned.

@@ -21,7 +21,7 @@ pub(super) struct IndexMemory {
 }
 
 impl IndexMemory {
-    /// Opens the index of the keeper.
+    /// Opens an existing index, whose descriptor the keeper has sent.
     pub(super) fn open(fd: OwnedFd) -> Result<(Self, Index<MappedCells>)> {
         let len = memfd::len_of(fd.as_fd())?;
         let memory = Memfd::import(fd, len)?;

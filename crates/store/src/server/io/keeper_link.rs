@@ -34,7 +34,7 @@ const RELEASE_DELAY: Duration = Duration::from_millis(1);
 /// The number of released allocations that are sent without delay.
 const MAX_RELEASED: usize = 64;
 
-/// The action that waits until the keeper has parked descriptors.
+/// An action that the server takes once the keeper has parked descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ParkAction {
     Memory(AllocationId),
@@ -48,7 +48,7 @@ pub(super) enum ParkAction {
     },
 }
 
-/// The process of the keeper.
+/// The connection to a keeper process, and its queue of messages.
 #[derive(Debug)]
 struct KeeperProcess {
     socket: PacketSocket,

@@ -13,18 +13,18 @@ use crate::id::ClientId;
 /// How long a connection with a slot may send nothing while another waits.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a connection waits for a slot.
+/// How long a connection waits for a message slot.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct UserSlots {
-    /// Connections with a slot.
+    /// Connections that have a message slot.
     holders: BTreeSet<ClientId>,
     /// Connections that wait for a slot, and the start of their wait.
     waiting: VecDeque<(Instant, ClientId)>,
 }
 
-/// The slots of all users.
+/// The message slots of all users.
 #[derive(Debug, Default)]
 pub(super) struct MessageSlots {
     users: BTreeMap<u32, UserSlots>,
@@ -60,7 +60,7 @@ impl MessageSlots {
         }
     }
 
-    /// Whether any connection waits.
+    /// Whether any connection waits for a message slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.users.values().any(|user_slots| !user_slots.waiting.is_empty())
     }

@@ -11,7 +11,7 @@ use crate::server::budget::{Amount, Charge};
 /// A packet, its descriptors, and on the last packet of a message the charge of the message.
 type QueuedPacket = (Vec<u8>, Vec<Rc<OwnedFd>>, Option<Charge>);
 
-/// The memory of a packet besides its bytes.
+/// The memory of a queued packet besides its bytes.
 const PACKET_COST: u64 = 64;
 
 /// Queued packets, each with its descriptors.
@@ -21,11 +21,11 @@ pub(super) struct Outbox {
     len: usize,
 }
 
-/// The result of a flush.
+/// The result of sending queued packets.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FlushResult {
     All,
-    /// The peer has to read first.
+    /// The socket is full: the peer has to read first.
     Full,
     /// The peer has closed the socket, or sending fails.
     Broken,

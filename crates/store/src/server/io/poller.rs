@@ -29,10 +29,10 @@ const MAX_EVENTS: usize = 64;
 const WORKERS: u64 = 0;
 const KEEPER: u64 = 1;
 const LISTENER: u64 = 2;
-/// Tokens of users: this, plus the user id.
+/// The epoll token of a user is this value plus the user id.
 const FIRST_USER: u64 = 1 << 32;
 
-/// The ready event sources.
+/// The event sources that are ready.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ReadySources {
     pub(super) workers: bool,
@@ -42,7 +42,7 @@ pub(super) struct ReadySources {
     pub(super) users: Vec<u32>,
 }
 
-/// The sources that do not belong to a client.
+/// The event sources that do not belong to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FixedSource {
     Workers,
@@ -50,10 +50,10 @@ pub(super) enum FixedSource {
     Listener,
 }
 
-/// An event of a client.
+/// An event of a client's socket or process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientEvent {
-    /// The process has exited.
+    /// The process of the client has exited.
     Exited(ClientId),
     /// The socket is readable or writable, or was closed by the peer.
     Socket { client: ClientId, is_readable: bool, is_writable: bool, is_closed: bool },
@@ -124,7 +124,7 @@ impl Poller {
 
     /// Removes a descriptor that is about to be closed.
     pub(super) fn remove_fixed(&mut self, fd: impl AsFd) {
-        // It may never have been added.
+        // An error is ignored: the descriptor may never have been added.
         let _ = epoll::delete(&self.all, fd);
     }
 

@@ -96,7 +96,7 @@ fn take_over_clients(
             admitted.map(|admitted| memory.add_pins(client, &admitted.pins)).transpose()
         });
         if let Err(error) = outcome {
-            // The other clients are served.
+            // The failure concerns this client only; the others are served.
             tracing::error!(%client, %error, "cannot take over a client");
             clients.end(client, EndReason::Left, || false);
         }

@@ -18,7 +18,7 @@ use crate::server::budget::Charge;
 /// The maximum number of bytes of the log: twice the events of the largest pack.
 const MAX_LOG_BYTES: usize = 8 << 20;
 
-/// The memory of an entry besides its bytes.
+/// The memory of a log entry besides its bytes.
 const ENTRY_COST: usize = 96;
 
 /// The number of events that one iteration compares with watched prefixes.
@@ -45,7 +45,7 @@ struct Watcher {
     prefix: String,
     /// The number of the next event that it is compared with.
     next: u64,
-    /// Whether its socket is full.
+    /// Whether the socket of the watcher is full.
     is_blocked: bool,
     _charge: Charge,
 }
@@ -58,11 +58,11 @@ pub(super) enum SendResult {
     Full,
 }
 
-/// The log, and the positions of watchers in it.
+/// The log of events, and the positions of watchers in it.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     log: VecDeque<LogEntry>,
-    /// The number of the first entry.
+    /// The number of the first event in the log.
     first: u64,
     bytes: usize,
     watchers: BTreeMap<ClientId, Watcher>,
@@ -70,7 +70,7 @@ pub(super) struct Watchers {
     ready: BTreeMap<u32, BTreeSet<(u64, ClientId)>>,
     /// Watchers whose sockets are full, by their positions.
     blocked: BTreeSet<(u64, ClientId)>,
-    /// The user that was served last.
+    /// The user whose watcher was served last.
     last_user: u32,
     #[cfg(test)]
     compared: usize,
@@ -109,7 +109,7 @@ impl Watchers {
         }
     }
 
-    /// The number of the next event.
+    /// The number of the next event of the log.
     fn end(&self) -> u64 {
         self.first + self.log.len() as u64
     }

@@ -25,7 +25,7 @@ use crate::server::machine::Requester;
 
 const THREADS: usize = 2;
 
-/// A slow call.
+/// A slow call, executed by a worker thread.
 #[derive(Debug)]
 pub(super) enum WorkerJob {
     /// If the first attempt fails, the second is made after released memory has been freed.
@@ -47,7 +47,7 @@ pub(super) enum WorkerJob {
     },
 }
 
-/// The result of a job.
+/// The result of a worker's job.
 #[derive(Debug)]
 pub(super) enum JobResult {
     Allocated {
@@ -78,7 +78,7 @@ impl WorkerJob {
     }
 }
 
-/// Jobs that have not started.
+/// The queues of jobs that have not started.
 #[derive(Debug, Default)]
 struct JobQueues {
     requested: FairQueue<Requester, WorkerJob>,
@@ -137,12 +137,12 @@ impl JobQueue {
     }
 }
 
-/// The threads, and the results of their jobs.
+/// The worker threads, and the results of their jobs.
 #[derive(Debug)]
 pub(super) struct Workers {
     queue: Arc<JobQueue>,
     done: Receiver<JobResult>,
-    /// Readable when a job is finished.
+    /// A socket that is readable when a job is finished.
     wakeup: PacketSocket,
 }
 

@@ -21,9 +21,9 @@ use crate::id::AllocationId;
 pub(super) struct Arenas {
     /// The tree: node `n` has the children `2 n` and `2 n + 1`, and the leaves are the second half.
     tree: Vec<usize>,
-    /// The arena of each slot.
+    /// The arena in each slot that has one.
     ids: BTreeMap<usize, AllocationId>,
-    /// The arenas without objects.
+    /// The arenas that contain no object.
     empty: BTreeSet<AllocationId>,
     /// The number of tree levels that were visited.
     #[cfg(test)]
@@ -31,7 +31,7 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    /// No arenas, in a table of `slots` allocations.
+    /// Creates an empty set of arenas, for a table of `slots` allocations.
     pub(super) fn new(slots: usize) -> Self {
         Self {
             tree: vec![0; 2 * slots.next_power_of_two()],
@@ -55,7 +55,7 @@ impl Arenas {
         self.set_free_len(id.slot(), free_len);
     }
 
-    /// Removes an arena.
+    /// Removes an arena from the set.
     pub(super) fn remove(&mut self, id: AllocationId) {
         self.ids.remove(&id.slot());
         self.empty.remove(&id);

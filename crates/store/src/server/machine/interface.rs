@@ -9,7 +9,7 @@ use crate::protocol::frame::Payload;
 use crate::protocol::{Event, Refusal, Request, Response};
 use crate::server::budget::{Account, Charge};
 
-/// The settings of a server.
+/// The quotas, devices and user of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct ServerSettings {
     pub(crate) host: AllocationPolicy,
@@ -46,7 +46,7 @@ pub(crate) trait ServerMemory {
     fn take_pins(&mut self, client: ClientId) -> Vec<u64>;
 }
 
-/// The time of a step.
+/// The time of a step of the state machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepTime {
     /// The time since an arbitrary start; never decreases.
@@ -74,7 +74,7 @@ pub(crate) enum Input<'a> {
     Allocated { allocation: AllocationId, outcome: Result<(), String> },
     /// Memory of a `CloseForWriting` is sealed against writes; or is still mapped for writing.
     ClosedForWriting { allocation: AllocationId, outcome: Result<(), Refusal> },
-    /// Time has passed.
+    /// No event: only time has passed.
     Tick,
 }
 

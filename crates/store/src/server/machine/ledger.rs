@@ -24,14 +24,14 @@ pub(crate) const HOST: u32 = 0;
 /// The quota and the sizes of allocations for one kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AllocationPolicy {
-    /// The maximum number of bytes in use.
+    /// The quota: the maximum number of bytes in use.
     pub(crate) quota: u64,
-    /// All allocations are multiples of this.
+    /// The lengths of all allocations are multiples of this.
     pub(crate) granule: u64,
     /// Allocations for one object are multiples of this if the quota allows it: large pages are allocated and mapped much faster,
     /// which is worth the unused rest of the last page.
     pub(crate) page: u64,
-    /// Shorter objects share an arena.
+    /// Objects shorter than this share an arena.
     pub(crate) small: u64,
     /// The length of an arena.
     pub(crate) arena: u64,
@@ -55,7 +55,7 @@ struct AllocationEntry {
     is_ready: bool,
 }
 
-/// All memory of a store.
+/// The account of all memory of a store.
 #[derive(Debug)]
 pub(super) struct Ledger {
     host: KindUsage,
@@ -298,7 +298,7 @@ impl Ledger {
         entry.is_ready && entry.regions.is_empty() && (!entry.record.is_arena || empty_arenas() > 1)
     }
 
-    /// Removes an allocation.
+    /// Removes an allocation from the ledger.
     pub(super) fn close(&mut self, id: AllocationId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.kind(entry.record.place).used -= entry.record.len;
@@ -309,7 +309,7 @@ impl Ledger {
         }
     }
 
-    /// All allocations, ready or not.
+    /// Iterates over all allocations, ready or not.
     pub(super) fn allocations(&self) -> impl Iterator<Item = AllocationId> {
         self.entries.keys().copied()
     }
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!((ledger.remove_object(region), ledger.remove_object(region)), (None, None));
         assert_eq!(ledger.carve(HOST, 100), Some(region));
         ledger.free_region(region);
-        // One empty arena is retained, and no second.
+        // One empty arena is retained; a second one is released.
         let second = ledger.open(HOST, 1, true).unwrap();
         ledger.ready(second);
         assert!(ledger.is_idle(arena));

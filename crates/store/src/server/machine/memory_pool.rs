@@ -15,7 +15,7 @@ use crate::id::{AllocationId, SlotState};
 use crate::index::{AllocationRecord, Index, Region};
 use crate::protocol::Refusal;
 
-/// All memory of a store.
+/// The memory of a store: its ledger, and preallocated memory.
 #[derive(Debug)]
 pub(super) struct MemoryPool {
     ledger: Ledger,
@@ -31,7 +31,7 @@ impl MemoryPool {
         Self { ledger, prealloc: Prealloc::new(settings.prealloc_limit) }
     }
 
-    /// The ledger, for queries.
+    /// The ledger of allocations, for queries.
     pub(super) fn ledger(&self) -> &Ledger {
         &self.ledger
     }

@@ -39,10 +39,10 @@ impl ObjectCounts {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Creator {
     pub(super) client: ClientId,
-    /// The user of the client.
+    /// The user who owns the object.
     pub(super) owner: u32,
     pub(super) request: u64,
-    /// Milliseconds since the Unix epoch.
+    /// The time of creation, in milliseconds since the Unix epoch.
     pub(super) created: u64,
 }
 
@@ -54,12 +54,12 @@ pub(super) struct NamedObject {
     pub(super) replaced: Option<ObjectId>,
 }
 
-/// All objects of a store.
+/// The table of all objects of a store.
 #[derive(Debug)]
 pub(super) struct ObjectTable<C> {
     index: Index<C>,
     slots: Slots,
-    /// The object of each name.
+    /// The current object of each name.
     names: BTreeMap<String, ObjectId>,
     /// The other objects of each pack, by its first object.
     members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,

@@ -5,7 +5,7 @@ use super::sessions::Sessions;
 use crate::id::{AllocationId, ClientId, ObjectId};
 use crate::protocol::{Answer, Event, EventKind, Refusal, Response};
 
-/// The outputs of a step.
+/// The outputs of the current step of the state machine.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
     list: Vec<Output>,
@@ -52,7 +52,7 @@ impl Outputs {
         })
     }
 
-    /// Removes and returns all outputs.
+    /// Removes and returns all outputs of the step.
     pub(super) fn take(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.list)
     }

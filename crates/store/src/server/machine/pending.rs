@@ -35,7 +35,7 @@ pub(super) struct PendingRequest {
     pub(super) client: ClientId,
     pub(super) request: Request,
     pub(super) payload: Payload<'static>,
-    /// For the request and its payload.
+    /// The charge of the request and its payload.
     _charge: Charge,
 }
 
@@ -81,7 +81,7 @@ type RequestKey = (ClientId, u64);
 struct ArenaQueue {
     /// The keys of requests, by the user of their client. Includes requests of departed clients.
     queue: FairQueue<u32, RequestKey>,
-    /// The arena that is being allocated.
+    /// The arena that is being allocated for this queue.
     allocating: Option<AllocationId>,
     /// The last allocated arena, until all requests for which it has space have been resumed.
     allocated: Option<AllocationId>,
@@ -90,7 +90,7 @@ struct ArenaQueue {
 }
 
 impl ArenaQueue {
-    /// Whether requests can be resumed.
+    /// Whether requests of this queue can be resumed.
     fn is_ready(&self) -> bool {
         self.allocating.is_none() && !self.queue.is_empty()
     }

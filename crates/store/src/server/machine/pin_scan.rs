@@ -40,7 +40,7 @@ pub(crate) struct PinPosition {
     pub(crate) cell: usize,
 }
 
-/// One pass over all pages.
+/// One pass over all pin pages.
 #[derive(Debug)]
 struct ScanPass {
     /// The objects that the pass checks: packs, each by its first object, or single objects.
@@ -61,7 +61,7 @@ pub(super) struct PinScan {
     /// The objects that the next pass checks.
     next: BTreeSet<ObjectId>,
     pass: Option<ScanPass>,
-    /// The number of completed passes.
+    /// The number of completed passes over all pin pages.
     passes: u64,
     rechecked: Duration,
     /// The next recheck begins behind this object.
@@ -69,7 +69,7 @@ pub(super) struct PinScan {
 }
 
 impl PinScan {
-    /// For an index with this many slots.
+    /// Creates a scan for an index with `slots` slots, without deleted objects.
     pub(super) fn new(slots: usize) -> Self {
         Self {
             retired: BTreeSet::new(),
@@ -122,7 +122,7 @@ impl PinScan {
         self.pass.is_some() || !self.next.is_empty()
     }
 
-    /// The number of completed passes.
+    /// The number of completed passes over all pin pages.
     pub(super) fn passes(&self) -> u64 {
         self.passes
     }

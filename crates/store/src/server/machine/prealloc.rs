@@ -21,13 +21,13 @@ use crate::id::AllocationId;
 /// and would have to share the CPU.
 const IDLE_DELAY: Duration = Duration::from_millis(5);
 
-/// How long an unused block is retained.
+/// How long an unused preallocated block is retained.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 
 /// Memory up to this length is preallocated even before any of it was freed.
 const MAX_SHORT_LEN: u64 = 16 << 20;
 
-/// The number of blocks of one short length.
+/// The number of blocks of one short length that are preallocated.
 const BLOCKS_PER_LENGTH: usize = 2;
 
 /// The maximum number of blocks, and of lengths in demand. Bounds the work of a step.
@@ -45,7 +45,7 @@ struct PreallocBlock {
 #[derive(Debug)]
 struct Demand {
     len: u64,
-    /// The number of blocks of this length.
+    /// The number of blocks of this length that should exist.
     count: usize,
     at: Duration,
 }
@@ -59,7 +59,7 @@ pub(super) struct Prealloc {
     /// Blocks that requests have taken before they were ready. Preallocation may use less of the available memory than requests
     /// may: a block that cannot be preallocated is tried again as memory of its request.
     taken_early: BTreeSet<AllocationId>,
-    /// The maximum number of bytes.
+    /// The maximum number of preallocated bytes.
     limit: u64,
 }
 
@@ -161,7 +161,7 @@ impl Prealloc {
         }
     }
 
-    /// The current limit in bytes.
+    /// The current limit of preallocated bytes, given the free part of the quota.
     fn current_limit(&self, ledger: &Ledger) -> u64 {
         let host = ledger.usage().0;
         self.limit.min(host.quota.saturating_sub(host.used))

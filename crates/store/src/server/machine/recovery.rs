@@ -17,9 +17,9 @@ use crate::server::budget::Account;
 /// The resources that the keeper held, besides the index.
 #[derive(Debug, Default)]
 pub(crate) struct InheritedState {
-    /// Memory.
+    /// The allocations whose memory the keeper holds.
     pub(crate) allocations: BTreeSet<AllocationId>,
-    /// Clients, with their accounts.
+    /// The connected clients, with their accounts.
     pub(crate) clients: BTreeMap<ClientId, Account>,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Retirement {
 }
 
 impl Retirement {
-    /// For an index with this many slots.
+    /// Creates the state for an index with `slots` slots, without deleted objects.
     pub(super) fn new(slots: usize) -> Self {
         Self { scan: PinScan::new(slots) }
     }
@@ -214,9 +214,9 @@ mod tests {
     #[test]
     fn all_pins_are_read_once_for_a_pack() {
         let (mut sim, client, first) = packed();
-        let before = sim.memory.looks.get();
+        let before = sim.memory.scans.get();
         sim.request_one(client, RequestKind::Delete { object: first }, &[]);
-        assert_eq!(sim.memory.looks.get() - before, 1);
+        assert_eq!(sim.memory.scans.get() - before, 1);
     }
 
     fn names<C: Cells>(server: &Server<C>) -> Vec<String> {
@@ -233,11 +233,11 @@ mod tests {
     #[test]
     fn a_released_pin_starts_no_scan_if_nothing_is_deleted() {
         let (mut sim, client, first) = packed();
-        let before = sim.memory.looks.get();
+        let before = sim.memory.scans.get();
         for object in [first, ObjectId::new(20, 7)] {
             assert_eq!(sim.request(client, RequestKind::PinReleased { object }, &[]), []);
         }
-        assert_eq!(sim.memory.looks.get(), before);
+        assert_eq!(sim.memory.scans.get(), before);
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         let client = sim.join(2);
         let (created, answer) = sim.create(client, "draft", 100_000);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
-        // Another request with the same id.
+        // Another request that uses the same id.
         let kind = RequestKind::Publish { label: label("other"), object: first, part: None };
         let request = crate::protocol::Request { id: created, resends: 0, kind };
         let answers = sim.run(Input::Request { client, request, payload: Vec::new().into(), charge: None });
@@ -263,13 +263,13 @@ mod tests {
         let (created, answer) = sim.create(client, "single", 10);
         let object = sealed(&answer);
         let member = names_of(&sim.server, "p/b");
-        let before = sim.memory.looks.get();
+        let before = sim.memory.scans.get();
         // A pass that begins now could free the objects if they were deleted before its end.
         sim.request_one(client, RequestKind::Abandon { create: created }, &[]);
         sim.request_one(client, RequestKind::Delete { object: member }, &[]);
-        assert_eq!(sim.memory.looks.get(), before);
+        assert_eq!(sim.memory.scans.get(), before);
         sim.request_one(client, RequestKind::Delete { object }, &[]);
-        assert_eq!(sim.memory.looks.get(), before + 1);
+        assert_eq!(sim.memory.scans.get(), before + 1);
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Sessions {
         Self { clients: BTreeMap::new(), server_user }
     }
 
-    /// The number of clients.
+    /// The number of clients that have a session.
     pub(super) fn count(&self) -> usize {
         self.clients.len()
     }
@@ -76,7 +76,7 @@ impl Sessions {
         let is_repeated = request.resends != 0;
         if let Some(unconfirmed) = &mut session.unconfirmed {
             if request.resends > 1 {
-                // Clients of older protocols do not count.
+                // Clients of older protocols never send a count above one.
                 session.protocol = session.protocol.max(Some(COUNTS_SERVERS));
             }
             if is_repeated && unconfirmed.contains(&request.id) {

@@ -23,7 +23,7 @@ pub(super) fn settings(prealloc_limit: u64) -> ServerSettings {
     ServerSettings { host: POLICY, device: POLICY, devices: vec![[1; 16]], user: 0, prealloc_limit }
 }
 
-/// The pins of one client.
+/// The simulated pins of one client.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TestPins {
     held: BTreeSet<ObjectId>,
@@ -41,13 +41,13 @@ impl TestPins {
     }
 }
 
-/// The pins, and the bytes that were written to arenas.
+/// Simulated memory of the server: the clients' pins, and the bytes that were written to arenas.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TestMemory {
     pub(super) pins: TestPins,
     pub(super) bytes: BTreeMap<(AllocationId, u64), Vec<u8>>,
-    /// The number of passes over all pins.
-    pub(super) looks: Cell<usize>,
+    /// The number of passes over all pins that the server has made.
+    pub(super) scans: Cell<usize>,
 }
 
 impl ServerMemory for TestMemory {
@@ -62,14 +62,14 @@ impl ServerMemory for TestMemory {
         work: &mut usize,
         visit: &mut dyn FnMut(u64) -> usize,
     ) -> Option<PinPosition> {
-        self.looks.set(self.looks.get() + 1);
+        self.scans.set(self.scans.get() + 1);
         for pin in &self.pins.held {
             *work = work.saturating_sub(visit(pin.as_u64()));
         }
         None
     }
 
-    /// A client that leaves has released the pins that were released before.
+    /// Returns the pins that the departed client had cleared before.
     fn take_pins(&mut self, _: ClientId) -> Vec<u64> {
         self.pins.released.iter().map(|id| id.as_u64()).collect()
     }
@@ -213,7 +213,7 @@ impl Simulation {
             let expected = if is_done { &last } else { &first };
             assert_eq!(&recovered, expected, "after {stores} of {count} stores");
             self.prefixes += 1;
-            // And from every prefix of the stores of that recovery.
+            // Recovery itself is killed after every store, too.
             let recovery = Prefixes { before: begin, ..cells.take() };
             for stores in (0..recovery.stores.len()).step_by(7) {
                 assert_eq!(&snapshot(&self.recover(recovery.replay(stores)).0), expected);
@@ -286,7 +286,7 @@ impl Simulation {
         let (recovered, outputs) =
             self.recover(Prefixes { before: self.cells.snapshot(), stores: vec![] }.replay(0));
         assert_eq!(snapshot(&recovered), snapshot(&self.server));
-        // Preallocated memory is released.
+        // Recovery releases preallocated memory.
         let preallocated: BTreeSet<_> = self.server.state.memory.preallocated_ids().collect();
         let released = outputs.iter().filter_map(|output| match output {
             Output::Release { allocation } => Some(*allocation),

@@ -24,12 +24,12 @@ impl Slots {
         Self { freed: VecDeque::new(), fresh: used, count }
     }
 
-    /// The number of slots.
+    /// The number of slots of the table.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The number of free slots.
+    /// The number of slots that can be allocated.
     pub(super) fn free_count(&self) -> usize {
         self.freed.len() + self.count - self.fresh
     }

@@ -48,7 +48,7 @@ pub(super) struct TimedRequest {
     pub(super) wait: u64,
 }
 
-/// Numbers of requests, by user.
+/// Numbers of waiting requests, by user.
 type NumbersByUser = BTreeMap<u32, BTreeSet<u64>>;
 
 /// All waiting requests, by a growing number.
@@ -63,7 +63,7 @@ pub(super) struct WaitingRequests {
     clients: BTreeMap<ClientId, BTreeSet<u64>>,
     /// The requests of a user for a name that has an object now.
     found: VecDeque<(BTreeSet<u64>, ObjectId)>,
-    /// The number of these that this step has answered.
+    /// The number of requests for names that this step has answered.
     answered: usize,
     /// Whether the last step answered the maximum number of requests for space and left others.
     has_more_space: bool,
@@ -252,7 +252,7 @@ impl WaitingRequests {
             let mut promised = self.promised[queue];
             for answered in 0.. {
                 if answered == ANSWERED_AT_ONCE {
-                    // The next step answers the others.
+                    // The next step answers the other requests for space.
                     self.has_more_space = !self.space_queues[queue].is_empty();
                     self.promised[queue] = promised;
                     break;
