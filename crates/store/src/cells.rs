@@ -9,7 +9,7 @@ use wholemem_os::SharedMap;
 
 /// The sequentially consistent fences of the protocols between processes. Tests remove each of them by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fence {
+pub(crate) enum FencePoint {
     /// A reader has written its pin and next checks that the object is still sealed.
     Pin,
     /// A reader has cleared its pin and next checks whether the server waits for that.
@@ -36,7 +36,7 @@ pub(crate) trait Cells {
     /// Stores to a cell with release ordering.
     fn store_release(&self, at: usize, value: u64);
     /// A sequentially consistent fence.
-    fn fence(&self, place: Fence);
+    fn fence(&self, place: FencePoint);
 }
 
 /// The cells of a mapped memory file.
@@ -72,7 +72,7 @@ impl Cells for MappedCells {
         self.0.bytes().atomic_u64(at * size_of::<u64>()).expect(WITHIN).store(value, Ordering::Release);
     }
 
-    fn fence(&self, _: Fence) {
+    fn fence(&self, _: FencePoint) {
         fence(Ordering::SeqCst);
     }
 }
@@ -83,14 +83,14 @@ pub(crate) mod recorded {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    use super::{Cells, Fence};
+    use super::{Cells, FencePoint};
 
     /// Clones share the same cells.
     #[derive(Debug, Clone)]
-    pub(crate) struct RecordedCells(Rc<RefCell<Recording>>);
+    pub(crate) struct RecordedCells(Rc<RefCell<CellRecording>>);
 
     #[derive(Debug)]
-    struct Recording {
+    struct CellRecording {
         cells: Vec<u64>,
         stores: Vec<(usize, u64)>,
     }
@@ -101,7 +101,7 @@ pub(crate) mod recorded {
         }
 
         pub(crate) fn from_cells(cells: Vec<u64>) -> Self {
-            Self(Rc::new(RefCell::new(Recording { cells, stores: Vec::new() })))
+            Self(Rc::new(RefCell::new(CellRecording { cells, stores: Vec::new() })))
         }
 
         /// The stores since the last call. `before` is left empty.
@@ -156,7 +156,7 @@ pub(crate) mod recorded {
             self.store(at, value);
         }
 
-        fn fence(&self, _: Fence) {}
+        fn fence(&self, _: FencePoint) {}
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!((writer.count(), reader.count()), (512, 512));
         writer.store(511, 7);
         writer.store_release(0, 9);
-        writer.fence(Fence::Record);
+        writer.fence(FencePoint::Record);
         assert_eq!((reader.load_acquire(0), reader.load(511)), (9, 7));
     }
 }

@@ -10,7 +10,7 @@ use wholemem_os::{Memfd, SharedMap};
 
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId, ObjectId};
-use crate::index::{Geometry, Index};
+use crate::index::{Geometry, ObjectIndex};
 use crate::protocol::frame::{MessageAssembler, Payload, decode, encode};
 use crate::protocol::{PROTOCOL, Request, RequestKind, Response};
 use crate::server::{
@@ -91,7 +91,7 @@ pub fn requests(bytes: &[u8]) {
     let geometry = Geometry { slots: 16, allocations: 4 };
     let memory = Memfd::create("fuzz", geometry.len()).expect("memory");
     let map = SharedMap::create(&memory, Protection::ReadWrite).expect("a map");
-    let index = Index::format(MappedCells::new(map), geometry);
+    let index = ObjectIndex::format(MappedCells::new(map), geometry);
     let settings = ServerSettings {
         host: POLICY,
         device: POLICY,

@@ -61,7 +61,7 @@ pub use client::{
 pub use error::{Error, Result};
 pub use id::{AllocationId, ObjectId, ParseIdError};
 pub use index::IndexError;
-pub use keeper::{Launch, Role};
+pub use keeper::{Launch, ProcessRole};
 pub use protocol::{Event, EventKind, Refusal, Status, Usage};
 pub use serve::Serve;
 pub use socket::socket;

@@ -9,7 +9,7 @@ use wholemem_os::packet::PacketListener;
 use wholemem_os::{Errno, Error as OsError, PacketSocket, meminfo};
 
 use crate::index::Geometry;
-use crate::keeper::{self, KeeperOrigin, Launch, Role};
+use crate::keeper::{self, KeeperOrigin, Launch, ProcessRole};
 use crate::protocol::SMALL;
 use crate::server::{self, AllocationPolicy, ServerSettings};
 use crate::{Error, Result};
@@ -81,14 +81,14 @@ impl Serve {
     ///
     /// # Errors
     /// [`Error::Index`] if the index has another layout; errors of system calls.
-    pub fn run_role(&self, role: Role, socket: OwnedFd, launch: &Launch<'_>) -> Result<()> {
+    pub fn run_role(&self, role: ProcessRole, socket: OwnedFd, launch: &Launch<'_>) -> Result<()> {
         let socket = PacketSocket::adopt(socket)?;
         match role {
-            Role::Keeper => {
+            ProcessRole::Keeper => {
                 let origin = KeeperOrigin::Replacement { server: socket, path: self.listen.clone() };
                 keeper::run(origin, self.parent, launch, &mut || {})
             }
-            Role::Server => self.serve(socket, launch),
+            ProcessRole::Server => self.serve(socket, launch),
         }
     }
 

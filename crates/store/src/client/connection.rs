@@ -214,7 +214,7 @@ impl Connection {
                 received => received.map_err(connection_error)?,
             };
             all.extend(fds);
-            let malformed = |malformed: frame::Malformed| Error::Protocol { rule: malformed.0 };
+            let malformed = |malformed: frame::MalformedMessage| Error::Protocol { rule: malformed.0 };
             if let Some(message) = self.assembler.push(&self.packet[..len]).map_err(malformed)? {
                 let (response, _) = frame::decode::<Response>(&message).map_err(malformed)?;
                 return Ok((response, all));

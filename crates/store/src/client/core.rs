@@ -21,7 +21,7 @@ use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
 use crate::convert::to_usize;
 use crate::id::SlotState;
-use crate::index::{Index, ObjectLocation, ObjectRecord};
+use crate::index::{ObjectIndex, ObjectLocation, ObjectRecord};
 use crate::pin::{MAX_PINS, PINS_LEN, PinOutcome, PinPage};
 use crate::protocol::{Answer, RequestKind, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
@@ -36,7 +36,7 @@ const MAX_LOOKUPS: usize = 8;
 #[derive(Debug)]
 pub(crate) struct ClientCore {
     pub(super) path: PathBuf,
-    pub(super) index: Index<MappedCells>,
+    pub(super) index: ObjectIndex<MappedCells>,
     /// The identity of the index file, which is unique to the store.
     pub(super) identity: FileIdentity,
     pub(super) pins: PinPage<MappedCells>,
@@ -64,7 +64,7 @@ impl ClientCore {
         let pins = SharedMap::create(&Memfd::import(pins, PINS_LEN)?, Protection::ReadWrite)?;
         Ok(Self {
             path: absolute_path(path),
-            index: Index::open(MappedCells::new(index))?,
+            index: ObjectIndex::open(MappedCells::new(index))?,
             identity,
             pins: PinPage::new(MappedCells::new(pins)),
             maps: MappingCache::new(uuids, devices)?,

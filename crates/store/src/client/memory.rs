@@ -12,7 +12,7 @@ use wholemem_hal::{
 use crate::cells::MappedCells;
 use crate::convert::to_usize;
 use crate::id::AllocationId;
-use crate::index::Index;
+use crate::index::ObjectIndex;
 use crate::protocol::MemoryRef;
 use crate::{Error, Result};
 
@@ -81,7 +81,7 @@ impl MappingCache {
     }
 
     /// The maps of host arenas, whose memory is reused for other objects.
-    pub(super) fn arenas(&self, index: &Index<MappedCells>) -> Vec<Arc<Mapping>> {
+    pub(super) fn arenas(&self, index: &ObjectIndex<MappedCells>) -> Vec<Arc<Mapping>> {
         let is_arena = |id: AllocationId| index.allocation(id).is_none_or(|record| record.is_arena);
         let is_host = |mapping: &Mapping| mapping.device().backend().kind() == BackendKind::Host;
         let cached = self.lock();
@@ -90,12 +90,12 @@ impl MappingCache {
     }
 
     /// Drops cached maps of freed allocations that are not in use.
-    pub(super) fn trim(&self, index: &Index<MappedCells>) {
+    pub(super) fn trim(&self, index: &ObjectIndex<MappedCells>) {
         self.lock().retain(|id, mapping| index.allocation(*id).is_some() || Arc::strong_count(mapping) > 1);
     }
 
     /// Drops the cached map of an allocation whose object was deleted, unless it is in use or is an arena.
-    pub(super) fn evict(&self, index: &Index<MappedCells>, allocation: AllocationId) {
+    pub(super) fn evict(&self, index: &ObjectIndex<MappedCells>, allocation: AllocationId) {
         let is_shared = index.allocation(allocation).is_some_and(|record| record.is_arena);
         if let Entry::Occupied(cached) = self.lock().entry(allocation)
             && !is_shared

@@ -2,7 +2,7 @@
 
 use wholemem_os::Size;
 
-use crate::cells::{Cells, Fence};
+use crate::cells::{Cells, FencePoint};
 use crate::convert::{low_u32, to_usize};
 use crate::id::{AllocationId, MAX_SLOTS, ObjectId, SlotState, SlotWord};
 
@@ -115,12 +115,12 @@ pub(crate) struct ObjectLocation {
 
 /// The index over a set of cells. The server writes it; clients use the functions that read.
 #[derive(Debug, Clone)]
-pub(crate) struct Index<C> {
+pub(crate) struct ObjectIndex<C> {
     pub(super) cells: C,
     geometry: Geometry,
 }
 
-impl<C: Cells> Index<C> {
+impl<C: Cells> ObjectIndex<C> {
     /// Formats zeroed cells as an empty index. The magic number is stored last.
     pub(crate) fn format(cells: C, geometry: Geometry) -> Self {
         assert!(
@@ -234,7 +234,7 @@ impl<C: Cells> Index<C> {
         }
         self.cells.store_release(self.word_cell(id.slot()), SlotWord { generation, state }.encode());
         if state == SlotState::Deleted {
-            self.cells.fence(Fence::Retire);
+            self.cells.fence(FencePoint::Retire);
         }
     }
 
@@ -255,7 +255,7 @@ impl<C: Cells> Index<C> {
         }
         let at = self.allocation_cell(id.slot());
         let (len, kind) = (self.cells.load(at + 1), self.cells.load(at + 2));
-        self.cells.fence(Fence::Record);
+        self.cells.fence(FencePoint::Record);
         if self.allocation_word(id.slot()) != live {
             return None;
         }
@@ -266,7 +266,7 @@ impl<C: Cells> Index<C> {
     /// Writes and commits the record of an allocation.
     pub(crate) fn add_allocation(&self, id: AllocationId, record: &AllocationRecord) {
         let at = self.allocation_cell(id.slot());
-        self.cells.fence(Fence::Record);
+        self.cells.fence(FencePoint::Record);
         self.cells.store(at + 1, record.len);
         self.cells.store(at + 2, u64::from(record.place) | u64::from(record.is_arena) << 32);
         let word = SlotWord { generation: id.generation(), state: SlotState::Sealed };
@@ -298,22 +298,22 @@ pub(crate) mod tests {
 
     pub(crate) const SMALL: Geometry = Geometry { slots: 8, allocations: 4 };
 
-    pub(crate) fn small() -> Index<RecordedCells> {
-        Index::format(RecordedCells::new(SMALL.cells()), SMALL)
+    pub(crate) fn small() -> ObjectIndex<RecordedCells> {
+        ObjectIndex::format(RecordedCells::new(SMALL.cells()), SMALL)
     }
 
     #[test]
     fn a_formatted_index_can_be_opened() {
         let made = small();
         made.set_quota(7);
-        let found = Index::open(made.cells().clone()).unwrap();
+        let found = ObjectIndex::open(made.cells().clone()).unwrap();
         assert_eq!((found.geometry(), found.quota()), (SMALL, 7));
         assert_eq!((made.begin_epoch(), made.begin_epoch(), found.epoch()), (1, 2, 2));
     }
 
     #[test]
     fn open_rejects_foreign_memory_another_layout_and_a_short_index() {
-        let refused = |cells: RecordedCells| Index::open(cells).unwrap_err();
+        let refused = |cells: RecordedCells| ObjectIndex::open(cells).unwrap_err();
         assert_eq!(refused(RecordedCells::new(10)), IndexError::NotAnIndex);
         assert_eq!(refused(RecordedCells::new(1000)), IndexError::NotAnIndex);
         let newer = small();
@@ -334,17 +334,17 @@ pub(crate) mod tests {
     fn an_index_without_its_magic_number_is_rejected() {
         let cells = RecordedCells::new(SMALL.cells());
         let before = cells.snapshot();
-        Index::format(cells.clone(), SMALL);
+        ObjectIndex::format(cells.clone(), SMALL);
         let prefixes = crate::cells::recorded::Prefixes { before, ..cells.take() };
         for count in 0..prefixes.stores.len() {
-            assert_eq!(Index::open(prefixes.replay(count)).unwrap_err(), IndexError::NotAnIndex);
+            assert_eq!(ObjectIndex::open(prefixes.replay(count)).unwrap_err(), IndexError::NotAnIndex);
         }
     }
 
     #[test]
     fn all_maps_of_a_superseded_index_see_that_it_is() {
         let index = small();
-        let mapped = Index::open(index.cells().clone()).unwrap();
+        let mapped = ObjectIndex::open(index.cells().clone()).unwrap();
         assert!(!mapped.is_superseded());
         index.supersede();
         assert!(mapped.is_superseded());

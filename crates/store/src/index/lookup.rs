@@ -7,7 +7,7 @@ use crate::cells::Cells;
 use crate::convert::to_usize;
 use crate::id::ObjectId;
 
-use super::layout::Index;
+use super::layout::ObjectIndex;
 
 /// The number of buckets that a lookup probes.
 const PROBES: usize = 32;
@@ -22,7 +22,7 @@ pub(crate) struct NameCandidate {
     bucket: usize,
 }
 
-impl<C: Cells> Index<C> {
+impl<C: Cells> ObjectIndex<C> {
     /// The objects that may have a name; their records decide.
     pub(crate) fn candidates(&self, name: &str) -> impl Iterator<Item = NameCandidate> {
         let buckets = self.buckets(name);
@@ -100,9 +100,9 @@ mod tests {
     use super::*;
     use crate::cells::recorded::RecordedCells;
 
-    fn index(slots: usize) -> Index<RecordedCells> {
+    fn index(slots: usize) -> ObjectIndex<RecordedCells> {
         let geometry = Geometry { slots, allocations: 1 };
-        Index::format(RecordedCells::new(geometry.cells()), geometry)
+        ObjectIndex::format(RecordedCells::new(geometry.cells()), geometry)
     }
 
     proptest! {

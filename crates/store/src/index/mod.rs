@@ -22,5 +22,5 @@ mod lookup;
 mod record;
 
 pub use layout::IndexError;
-pub(crate) use layout::{AllocationRecord, Geometry, Index, ObjectLocation};
+pub(crate) use layout::{AllocationRecord, Geometry, ObjectIndex, ObjectLocation};
 pub(crate) use record::{MAX_META, MAX_NAME, ObjectRecord, Region};

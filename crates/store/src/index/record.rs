@@ -1,10 +1,10 @@
 //! The records of objects: written while their slot is free, immutable while it is in use.
 
-use crate::cells::{Cells, Fence};
+use crate::cells::{Cells, FencePoint};
 use crate::convert::{low_u32, to_usize};
 use crate::id::{AllocationId, ClientId, ObjectId, SlotState, SlotWord};
 
-use super::layout::{Index, ObjectLocation};
+use super::layout::{ObjectIndex, ObjectLocation};
 
 /// The maximum length of a name, in bytes.
 pub(crate) const MAX_NAME: usize = 200;
@@ -64,7 +64,7 @@ pub(crate) struct ObjectRecord {
     pub(crate) pack: Option<ObjectId>,
 }
 
-impl<C: Cells> Index<C> {
+impl<C: Cells> ObjectIndex<C> {
     fn record_cell(&self, slot: usize) -> usize {
         self.geometry().first_record() + slot * RECORD_CELLS
     }
@@ -75,7 +75,7 @@ impl<C: Cells> Index<C> {
         let at = self.record_cell(id.slot());
         let store = |cell: usize, value: u64| self.cells().store(at + cell, value);
         // Seqlock: a reader that sees one of these stores sees afterwards that the word has changed.
-        self.cells().fence(Fence::Record);
+        self.cells().fence(FencePoint::Record);
         store(AT_ID, id.as_u64());
         store(AT_ALLOCATION, record.region.allocation.as_u64());
         store(AT_REGION, record.region.offset);
@@ -106,7 +106,7 @@ impl<C: Cells> Index<C> {
         let mut state = self.state(id)?;
         loop {
             let record = self.record(id);
-            self.cells().fence(Fence::Record);
+            self.cells().fence(FencePoint::Record);
             let now = self.state(id)?;
             if now == state {
                 return Some((state, record?));
@@ -327,7 +327,7 @@ pub(crate) mod tests {
         fn store_release(&self, at: usize, value: u64) {
             self.cells.store(at, value);
         }
-        fn fence(&self, _: Fence) {
+        fn fence(&self, _: FencePoint) {
             self.cells.store(self.word_at, self.word);
         }
     }
@@ -342,7 +342,7 @@ pub(crate) mod tests {
             let word = SlotWord { generation, state }.encode();
             let cells = RecordedCells::from_cells(index.cells().snapshot());
             let cells = DeletingCells { cells, word_at: index.word_cell(3), word };
-            Index::open(cells).unwrap().read(id)
+            ObjectIndex::open(cells).unwrap().read(id)
         };
         assert_eq!(during(1, SlotState::Deleted), Some((SlotState::Deleted, record("name"))));
         assert_eq!(during(2, SlotState::Free), None);

@@ -9,7 +9,7 @@ const MIN_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum KeeperPhase {
     /// A server was started and is not ready yet.
     Starting,
     Serving {
@@ -50,7 +50,7 @@ pub(super) enum KeeperOutput {
 
 #[derive(Debug)]
 pub(super) struct KeeperMachine {
-    phase: Phase,
+    phase: KeeperPhase,
     has_served: bool,
     backoff: Duration,
 }
@@ -58,45 +58,46 @@ pub(super) struct KeeperMachine {
 impl KeeperMachine {
     /// A keeper whose server was just started, or, if `is_serving`, was taken over from another keeper.
     pub(super) fn new(is_serving: bool) -> Self {
-        let phase = if is_serving { Phase::Serving { since: Duration::ZERO } } else { Phase::Starting };
+        let phase =
+            if is_serving { KeeperPhase::Serving { since: Duration::ZERO } } else { KeeperPhase::Starting };
         Self { phase, has_served: is_serving, backoff: Duration::ZERO }
     }
 
     /// The time of the next step if no input arrives.
     pub(super) fn wake_at(&self) -> Option<Duration> {
-        if let Phase::BackingOff { until } = self.phase { Some(until) } else { None }
+        if let KeeperPhase::BackingOff { until } = self.phase { Some(until) } else { None }
     }
 
     pub(super) fn step(&mut self, now: Duration, input: KeeperInput) -> Option<KeeperOutput> {
         match (self.phase, input) {
-            (Phase::Starting, KeeperInput::Ready) => {
-                self.phase = Phase::Serving { since: now };
+            (KeeperPhase::Starting, KeeperInput::Ready) => {
+                self.phase = KeeperPhase::Serving { since: now };
                 let is_first = !std::mem::replace(&mut self.has_served, true);
                 is_first.then_some(KeeperOutput::ReportReady)
             }
-            (Phase::Starting, KeeperInput::ServerDied) if !self.has_served => {
+            (KeeperPhase::Starting, KeeperInput::ServerDied) if !self.has_served => {
                 Some(KeeperOutput::End { success: false })
             }
-            (Phase::Starting, KeeperInput::ServerDied) => self.backoff(now),
-            (Phase::Serving { since }, KeeperInput::ServerDied) => {
+            (KeeperPhase::Starting, KeeperInput::ServerDied) => self.backoff(now),
+            (KeeperPhase::Serving { since }, KeeperInput::ServerDied) => {
                 if now.saturating_sub(since) >= STABLE_AFTER {
                     self.backoff = Duration::ZERO;
                 }
                 self.backoff(now)
             }
-            (Phase::BackingOff { until }, KeeperInput::Tick) if now >= until => {
-                self.phase = Phase::Starting;
+            (KeeperPhase::BackingOff { until }, KeeperInput::Tick) if now >= until => {
+                self.phase = KeeperPhase::Starting;
                 Some(KeeperOutput::StartServer)
             }
-            (Phase::BackingOff { .. }, KeeperInput::StopRequested) => {
+            (KeeperPhase::BackingOff { .. }, KeeperInput::StopRequested) => {
                 Some(KeeperOutput::End { success: true })
             }
-            (Phase::Starting | Phase::Serving { .. }, KeeperInput::StopRequested) => {
-                self.phase = Phase::Stopping;
+            (KeeperPhase::Starting | KeeperPhase::Serving { .. }, KeeperInput::StopRequested) => {
+                self.phase = KeeperPhase::Stopping;
                 Some(KeeperOutput::StopServer)
             }
-            (Phase::Stopping, KeeperInput::StopRequested) => Some(KeeperOutput::KillServer),
-            (Phase::Stopping, KeeperInput::ServerDied) => Some(KeeperOutput::End { success: true }),
+            (KeeperPhase::Stopping, KeeperInput::StopRequested) => Some(KeeperOutput::KillServer),
+            (KeeperPhase::Stopping, KeeperInput::ServerDied) => Some(KeeperOutput::End { success: true }),
             _ => None,
         }
     }
@@ -106,10 +107,10 @@ impl KeeperMachine {
         let backoff = self.backoff;
         self.backoff = (2 * backoff).clamp(MIN_BACKOFF, MAX_BACKOFF);
         if backoff.is_zero() {
-            self.phase = Phase::Starting;
+            self.phase = KeeperPhase::Starting;
             return Some(KeeperOutput::StartServer);
         }
-        self.phase = Phase::BackingOff { until: now + backoff };
+        self.phase = KeeperPhase::BackingOff { until: now + backoff };
         None
     }
 }

@@ -6,7 +6,7 @@ use crate::id::{AllocationId, ClientId, ID_BITS};
 
 /// The key of a parked descriptor: the resource that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Key {
+pub(crate) enum DescriptorKey {
     /// The memory of the index.
     Index,
     /// The socket that clients connect to.
@@ -25,7 +25,7 @@ pub(crate) enum Key {
     SocketFile,
 }
 
-impl Key {
+impl DescriptorKey {
     pub(crate) fn encode(self) -> u64 {
         let (kind, number) = match self {
             Self::Index => (1, 0),
@@ -84,18 +84,21 @@ mod tests {
     fn keys_decode_to_their_resource() {
         let client = ClientId(7 << 32 | 9);
         let keys = [
-            Key::Index,
-            Key::Listener,
-            Key::Server,
-            Key::Allocation(AllocationId::new(3, 1 << 35)),
-            Key::Socket(client),
-            Key::Pins(client),
-            Key::Process(client),
-            Key::SocketFile,
+            DescriptorKey::Index,
+            DescriptorKey::Listener,
+            DescriptorKey::Server,
+            DescriptorKey::Allocation(AllocationId::new(3, 1 << 35)),
+            DescriptorKey::Socket(client),
+            DescriptorKey::Pins(client),
+            DescriptorKey::Process(client),
+            DescriptorKey::SocketFile,
         ];
         for key in keys {
-            assert_eq!(Key::decode(key.encode()), Some(key));
+            assert_eq!(DescriptorKey::decode(key.encode()), Some(key));
         }
-        assert_eq!((Key::decode(0), Key::decode(4 << ID_BITS), Key::decode(u64::MAX)), (None, None, None));
+        assert_eq!(
+            (DescriptorKey::decode(0), DescriptorKey::decode(4 << ID_BITS), DescriptorKey::decode(u64::MAX)),
+            (None, None, None)
+        );
     }
 }

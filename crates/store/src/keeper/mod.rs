@@ -20,6 +20,6 @@ mod machine;
 mod messages;
 mod run;
 
-pub(crate) use messages::{Key, ToKeeper, ToServer};
+pub(crate) use messages::{DescriptorKey, ToKeeper, ToServer};
 pub(crate) use run::{DescriptorTable, KeeperOrigin, run};
-pub use run::{Launch, Role};
+pub use run::{Launch, ProcessRole};

@@ -14,7 +14,7 @@ use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket, PidFd};
 
 use super::machine::{KeeperInput, KeeperMachine, KeeperOutput};
-use super::messages::{Key, ToKeeper, ToServer};
+use super::messages::{DescriptorKey, ToKeeper, ToServer};
 use crate::{Error, Result};
 
 /// The timeout of a hand-over to a server or to a keeper.
@@ -26,7 +26,7 @@ pub(crate) const MAX_DESCRIPTORS: usize = 1 << 20;
 /// The role of a process of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Role {
+pub enum ProcessRole {
     /// The server process, which serves clients.
     Server,
     /// The keeper process, which holds the descriptors of the server.
@@ -35,26 +35,26 @@ pub enum Role {
 
 /// The table of parked descriptors, by key.
 #[derive(Debug, Default)]
-pub(crate) struct DescriptorTable(BTreeMap<Key, OwnedFd>);
+pub(crate) struct DescriptorTable(BTreeMap<DescriptorKey, OwnedFd>);
 
 impl DescriptorTable {
-    pub(crate) fn insert(&mut self, key: Key, fd: OwnedFd) {
+    pub(crate) fn insert(&mut self, key: DescriptorKey, fd: OwnedFd) {
         self.0.insert(key, fd);
     }
 
-    pub(crate) fn take(&mut self, key: Key) -> Option<OwnedFd> {
+    pub(crate) fn take(&mut self, key: DescriptorKey) -> Option<OwnedFd> {
         self.0.remove(&key)
     }
 
-    pub(crate) fn into_iter(self) -> impl Iterator<Item = (Key, OwnedFd)> {
+    pub(crate) fn into_iter(self) -> impl Iterator<Item = (DescriptorKey, OwnedFd)> {
         self.0.into_iter()
     }
 
     /// Adds a listening socket, and the descriptor of its file.
     fn keep_listener(&mut self, listener: &PacketListener) -> Result<()> {
-        self.insert(Key::Listener, listener.share_fd()?);
+        self.insert(DescriptorKey::Listener, listener.share_fd()?);
         if let Some(file) = listener.share_file()? {
-            self.insert(Key::SocketFile, file);
+            self.insert(DescriptorKey::SocketFile, file);
         }
         Ok(())
     }
@@ -68,13 +68,13 @@ impl DescriptorTable {
     /// Receives all parked descriptors from the keeper or server.
     pub(crate) fn receive(socket: &PacketSocket) -> Result<Self> {
         let fds = socket.recv_tagged(MAX_DESCRIPTORS, Deadline::after(HANDOVER_TIMEOUT))?;
-        let keyed = fds.into_iter().filter_map(|(key, fd)| Some((Key::decode(key)?, fd)));
+        let keyed = fds.into_iter().filter_map(|(key, fd)| Some((DescriptorKey::decode(key)?, fd)));
         Ok(Self(keyed.collect()))
     }
 }
 
 /// Starts a process of the store, with this socket as its standard input.
-pub type Launch<'a> = dyn Fn(Role, OwnedFd) -> std::io::Result<Child> + 'a;
+pub type Launch<'a> = dyn Fn(ProcessRole, OwnedFd) -> std::io::Result<Child> + 'a;
 
 /// How a keeper was started.
 #[derive(Debug)]
@@ -96,7 +96,8 @@ struct ServerProcess {
 impl ServerProcess {
     fn start(descriptors: &DescriptorTable, launch: &Launch<'_>) -> Result<Self> {
         let (socket, child_end) = PacketSocket::pair()?;
-        let child = launch(Role::Server, child_end.into()).map_err(|source| Error::Launch { source })?;
+        let child =
+            launch(ProcessRole::Server, child_end.into()).map_err(|source| Error::Launch { source })?;
         let process = PidFd::open(child.id())?;
         let running = Self { socket, process, child: Some(child) };
         match descriptors.send(&running.socket) {
@@ -163,9 +164,11 @@ pub(crate) fn run(
         KeeperOrigin::Replacement { server, path } => {
             descriptors = DescriptorTable::receive(&server)?;
             let missing = |what| Error::Incomplete { what };
-            let process = descriptors.take(Key::Server).ok_or_else(|| missing("the server's process"))?;
-            let listener = descriptors.take(Key::Listener).ok_or_else(|| missing("the listening socket"))?;
-            let file = descriptors.take(Key::SocketFile).map(|file| (file, path));
+            let process =
+                descriptors.take(DescriptorKey::Server).ok_or_else(|| missing("the server's process"))?;
+            let listener =
+                descriptors.take(DescriptorKey::Listener).ok_or_else(|| missing("the listening socket"))?;
+            let file = descriptors.take(DescriptorKey::SocketFile).map(|file| (file, path));
             let listener = PacketListener::adopt(listener, file)?;
             descriptors.keep_listener(&listener)?;
             let running = ServerProcess { socket: server, process: PidFd::adopt(process)?, child: None };
@@ -303,7 +306,7 @@ fn receive_message(
     match postcard::from_bytes::<ToKeeper>(&packet[..len]) {
         Ok(ToKeeper::Ready) => return Some(true),
         Ok(ToKeeper::Park(keys)) if keys.len() == fds.len() => {
-            let decoded = keys.iter().map(|key| Key::decode(*key));
+            let decoded = keys.iter().map(|key| DescriptorKey::decode(*key));
             for (key, fd) in decoded.zip(fds) {
                 if let Some(key) = key {
                     descriptors.insert(key, fd);
@@ -312,7 +315,7 @@ fn receive_message(
             running.send(&ToServer::Parked(keys));
         }
         Ok(ToKeeper::Unpark(keys)) => {
-            for key in keys.into_iter().filter_map(Key::decode) {
+            for key in keys.into_iter().filter_map(DescriptorKey::decode) {
                 descriptors.take(key);
             }
         }

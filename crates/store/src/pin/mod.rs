@@ -26,7 +26,7 @@ mod page;
 
 pub(crate) use page::{MAX_PINS, PINS_LEN, PinOutcome, PinPage, copy_pins, secret, set_secret};
 
-use crate::cells::{Cells, Fence};
+use crate::cells::{Cells, FencePoint};
 use crate::convert::to_usize;
 
 /// The cells of one pin: the object's word, its expected value, and the pin.
@@ -44,7 +44,7 @@ impl<W: Cells, P: Cells> PinCells<'_, W, P> {
     /// the pin in between.
     pub(crate) fn try_pin(&self, id: u64) -> bool {
         self.page.store(self.pin_at, id);
-        self.page.fence(Fence::Pin);
+        self.page.fence(FencePoint::Pin);
         if self.words.load_acquire(self.word_at) == self.word {
             return true;
         }
@@ -56,7 +56,7 @@ impl<W: Cells, P: Cells> PinCells<'_, W, P> {
     /// pin.
     pub(crate) fn release(&self) -> bool {
         self.page.store_release(self.pin_at, 0);
-        self.page.fence(Fence::Unpin);
+        self.page.fence(FencePoint::Unpin);
         self.words.load_acquire(self.word_at) != self.word
     }
 }
@@ -83,11 +83,11 @@ mod tests {
     /// Cells under loom, which runs every interleaving; optionally without one of the fences.
     struct LoomCells {
         cells: Vec<AtomicU64>,
-        missing: Option<Fence>,
+        missing: Option<FencePoint>,
     }
 
     impl LoomCells {
-        fn new(count: usize, missing: Option<Fence>) -> Self {
+        fn new(count: usize, missing: Option<FencePoint>) -> Self {
             Self { cells: (0..count).map(|_| AtomicU64::new(0)).collect(), missing }
         }
     }
@@ -108,7 +108,7 @@ mod tests {
         fn store_release(&self, at: usize, value: u64) {
             self.cells[at].store(value, Ordering::Release);
         }
-        fn fence(&self, place: Fence) {
+        fn fence(&self, place: FencePoint) {
             if self.missing != Some(place) {
                 fence(Ordering::SeqCst);
             }
@@ -127,7 +127,7 @@ mod tests {
 
     /// One reader pins an object, reads its bytes twice and releases it, while the server deletes the object and reuses its
     /// memory as soon as it may.
-    fn run_model(missing: Option<Fence>) {
+    fn run_model(missing: Option<FencePoint>) {
         loom::model(move || {
             // The word and the bytes of one object; a page with one pin.
             let object = Arc::new(LoomCells::new(2, missing));
@@ -160,7 +160,7 @@ mod tests {
             };
 
             object.store_release(WORD, word(1, SlotState::Deleted));
-            object.fence(Fence::Retire);
+            object.fence(FencePoint::Retire);
             let deferred = pinned(&*page).any(|pin| pin == ID);
             if !deferred {
                 object.store(BYTES, NEW);
@@ -172,7 +172,7 @@ mod tests {
         });
     }
 
-    fn fails(missing: Fence) -> bool {
+    fn fails(missing: FencePoint) -> bool {
         std::panic::catch_unwind(|| run_model(Some(missing))).is_err()
     }
 
@@ -183,17 +183,17 @@ mod tests {
 
     #[test]
     fn without_the_pin_fence_pinned_memory_is_freed() {
-        assert!(fails(Fence::Pin));
+        assert!(fails(FencePoint::Pin));
     }
 
     #[test]
     fn without_the_unpin_fence_unpinned_memory_is_retained() {
-        assert!(fails(Fence::Unpin));
+        assert!(fails(FencePoint::Unpin));
     }
 
     #[test]
     fn without_the_retire_fence_pinned_memory_is_freed() {
-        assert!(fails(Fence::Retire));
+        assert!(fails(FencePoint::Retire));
     }
 
     /// A name changes from one version to the next, and the old version is deleted, while a reader looks the name up once.
@@ -214,7 +214,7 @@ mod tests {
                     cells.store_release(second, word(1, SlotState::Sealed));
                     cells.store_release(bucket, 2);
                     cells.store_release(first, word(1, SlotState::Deleted));
-                    cells.fence(Fence::Retire);
+                    cells.fence(FencePoint::Retire);
                     if pinned(&*page).all(|pin| pin != 1) {
                         cells.store(2, 0);
                     }

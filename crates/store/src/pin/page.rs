@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::cells::Cells;
 use crate::id::{ObjectId, SlotState, SlotWord};
-use crate::index::Index;
+use crate::index::ObjectIndex;
 
 use super::{PinCells, used};
 
@@ -87,7 +87,7 @@ impl<P: Cells> PinPage<P> {
     }
 
     /// Pins an object if it is sealed.
-    pub(crate) fn pin<C: Cells>(&self, index: &Index<C>, id: ObjectId) -> PinOutcome {
+    pub(crate) fn pin<C: Cells>(&self, index: &ObjectIndex<C>, id: ObjectId) -> PinOutcome {
         if id.slot() >= index.geometry().slots {
             return PinOutcome::NotSealed { must_notify: false };
         }
@@ -110,13 +110,18 @@ impl<P: Cells> PinPage<P> {
     }
 
     /// Releases a pin, and returns whether the server must be notified.
-    pub(crate) fn unpin<C: Cells>(&self, index: &Index<C>, id: ObjectId, pin_at: usize) -> bool {
+    pub(crate) fn unpin<C: Cells>(&self, index: &ObjectIndex<C>, id: ObjectId, pin_at: usize) -> bool {
         let must_notify = self.pin_cells(index, id, pin_at).release();
         self.free().released.push(pin_at);
         must_notify
     }
 
-    fn pin_cells<'a, C>(&'a self, index: &'a Index<C>, id: ObjectId, pin_at: usize) -> PinCells<'a, C, P>
+    fn pin_cells<'a, C>(
+        &'a self,
+        index: &'a ObjectIndex<C>,
+        id: ObjectId,
+        pin_at: usize,
+    ) -> PinCells<'a, C, P>
     where
         C: Cells,
     {
@@ -164,9 +169,9 @@ mod tests {
         pinned(cells).any(|pin| pin == id)
     }
 
-    fn index() -> Index<RecordedCells> {
+    fn index() -> ObjectIndex<RecordedCells> {
         let geometry = Geometry { slots: 4, allocations: 1 };
-        Index::format(RecordedCells::new(geometry.cells()), geometry)
+        ObjectIndex::format(RecordedCells::new(geometry.cells()), geometry)
     }
 
     #[test]

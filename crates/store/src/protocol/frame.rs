@@ -30,16 +30,16 @@ const FIRST: u8 = 2;
 /// The received bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub(crate) struct MalformedMessage(pub(crate) &'static str);
 
-const UNENCODABLE: Malformed = Malformed("the message cannot be encoded");
+const UNENCODABLE: MalformedMessage = MalformedMessage("the message cannot be encoded");
 
 /// Encodes a message as packets.
-pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
+pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, MalformedMessage> {
     let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
     let len = head.len() + payload.len();
     if len > MAX_MESSAGE {
-        return Err(Malformed("the message is too long"));
+        return Err(MalformedMessage("the message is too long"));
     }
     let packet = |start: usize| {
         let end = len.min(start + MAX_FRAGMENT);
@@ -64,7 +64,7 @@ pub(crate) struct Payload<'a> {
 
 impl<'a> Payload<'a> {
     /// Decodes a message, and returns its payload.
-    pub(crate) fn split<T: DeserializeOwned>(message: Cow<'a, [u8]>) -> Result<(T, Self), Malformed> {
+    pub(crate) fn split<T: DeserializeOwned>(message: Cow<'a, [u8]>) -> Result<(T, Self), MalformedMessage> {
         let (decoded, rest) = decode(&message)?;
         let start = message.len() - rest.len();
         Ok((decoded, Self { message, start }))
@@ -91,8 +91,8 @@ impl From<Vec<u8>> for Payload<'_> {
 }
 
 /// Decodes a message, and returns the bytes that follow it.
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
-    postcard::take_from_bytes(bytes).map_err(|_| Malformed("the message cannot be decoded"))
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), MalformedMessage> {
+    postcard::take_from_bytes(bytes).map_err(|_| MalformedMessage("the message cannot be decoded"))
 }
 
 /// The id at the beginning of a message of a single packet. Allocates nothing.
@@ -135,19 +135,19 @@ impl MessageAssembler {
     }
 
     /// Adds a packet, and returns the message if it is complete. A message of a single packet is borrowed from it.
-    pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, Malformed> {
+    pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, MalformedMessage> {
         let Some((&kind, fragment)) = packet.split_first() else {
-            return Err(Malformed("the packet is empty"));
+            return Err(MalformedMessage("the packet is empty"));
         };
         match (kind & !MORE, &self.phase) {
             // If the previous message is incomplete, its sender has given up sending it.
             (FIRST, _) => self.bytes.clear(),
             (0, AssemblyPhase::Within) => {}
             (0, AssemblyPhase::Unsynchronized) => return Ok(None),
-            _ => return Err(Malformed("the packet does not continue a message")),
+            _ => return Err(MalformedMessage("the packet does not continue a message")),
         }
         if self.bytes.len() + fragment.len() > MAX_MESSAGE {
-            return Err(Malformed("the message is too long"));
+            return Err(MalformedMessage("the message is too long"));
         }
         if kind == FIRST {
             self.phase = AssemblyPhase::Between;
@@ -172,7 +172,7 @@ pub(crate) fn send_message(
     payload: &[u8],
     fds: &[BorrowedFd<'_>],
     deadline: Deadline,
-) -> Result<wholemem_os::Result<()>, Malformed> {
+) -> Result<wholemem_os::Result<()>, MalformedMessage> {
     let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
     if head.len() + payload.len() > MAX_FRAGMENT {
         return encode(message, payload).map(|packets| send(socket, &packets, fds, deadline));
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn long_messages_and_packets_out_of_order_are_refused() {
         assert!(encode(&request(), &vec![0; MAX_MESSAGE]).is_err());
-        assert_eq!(MessageAssembler::default().push(&[]), Err(Malformed("the packet is empty")));
-        let out_of_order = Err(Malformed("the packet does not continue a message"));
+        assert_eq!(MessageAssembler::default().push(&[]), Err(MalformedMessage("the packet is empty")));
+        let out_of_order = Err(MalformedMessage("the packet does not continue a message"));
         for kind in [0, MORE, 4, 255] {
             assert_eq!(MessageAssembler::default().push(&[kind]), out_of_order);
         }
@@ -246,7 +246,7 @@ mod tests {
             let kind = if index == 0 { FIRST | MORE } else { MORE };
             assembler.push(&[&[kind][..], &[0; MAX_FRAGMENT]].concat()).err()
         });
-        assert_eq!(refused, Some(Malformed("the message is too long")));
+        assert_eq!(refused, Some(MalformedMessage("the message is too long")));
     }
 
     #[test]

@@ -35,12 +35,12 @@
 //! |---|---|
 //! | `EventLoop` | the state machine, the parts below, and the order of one iteration |
 //! | `Executor` | carries out the outputs of the state machine |
-//! | `Clients` | `Connection`s, `Poller`, `Budget`, `Watchers`, `MessageSlots` |
+//! | `Clients` | `ClientConnection`s, `Poller`, `Budget`, `EventWatchers`, `MessageSlots` |
 //! | `MemoryTable` | the descriptors and maps of allocations, and the clients' pin pages |
 //! | `Workers` | threads that allocate memory, check adopted memory and seal memory against writes (`F_SEAL_WRITE`) |
 //! | `KeeperLink` | the connection to the keeper, and the descriptors that are being parked there |
 //! | `Admission` | the resources of a client that is admitted: its descriptors and its pin page |
-//! | `Acceptor` | the listening socket, and the rate at which connections are accepted |
+//! | `ClientAcceptor` | the listening socket, and the rate at which connections are accepted |
 //! | `HeapTrim` | when free heap memory is returned to the system |
 //!
 //! Used by both: [`budget`] charges memory and descriptors to clients, [`fair_queue`] schedules users round-robin.
@@ -49,7 +49,7 @@
 //!
 //! A put of a small object, whose bytes are sent with the request:
 //!
-//! 1. `Poller` reports the client's socket. `EventLoop::serve` has `Clients` read it: `Connection` assembles the packets and
+//! 1. `Poller` reports the client's socket. `EventLoop::serve` has `Clients` read it: `ClientConnection` assembles the packets and
 //!    decodes the request.
 //! 2. `EventLoop` passes `Input::Request` to `Server::step`. `Sessions` checks that the client has sent its hello and that the
 //!    request was not received before. `Server` dispatches it to `Creation::create`.

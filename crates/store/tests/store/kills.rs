@@ -22,7 +22,7 @@ const SAMPLE: usize = 4;
 const MAX_CALLS: u64 = 400;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operation {
+enum StoreOperation {
     Small,
     Large,
     Replace,
@@ -32,14 +32,14 @@ enum Operation {
     Delete,
 }
 
-const OPERATIONS: [Operation; 7] = [
-    Operation::Small,
-    Operation::Large,
-    Operation::Replace,
-    Operation::Pack,
-    Operation::Publish,
-    Operation::Adopt,
-    Operation::Delete,
+const OPERATIONS: [StoreOperation; 7] = [
+    StoreOperation::Small,
+    StoreOperation::Large,
+    StoreOperation::Replace,
+    StoreOperation::Pack,
+    StoreOperation::Publish,
+    StoreOperation::Adopt,
+    StoreOperation::Delete,
 ];
 
 fn host() -> Device {
@@ -52,24 +52,24 @@ fn prepare(client: &Client) {
     client.put("large", &vec![2; LARGE]).unwrap();
 }
 
-fn operate(operation: Operation, client: &Client) {
+fn operate(operation: StoreOperation, client: &Client) {
     match operation {
-        Operation::Small => drop(client.put("new", &[3; 5000]).unwrap()),
-        Operation::Large => drop(client.put("new", &vec![3; LARGE]).unwrap()),
-        Operation::Replace => drop(client.put("large", &vec![3; LARGE]).unwrap()),
-        Operation::Pack => {
+        StoreOperation::Small => drop(client.put("new", &[3; 5000]).unwrap()),
+        StoreOperation::Large => drop(client.put("new", &vec![3; LARGE]).unwrap()),
+        StoreOperation::Replace => drop(client.put("large", &vec![3; LARGE]).unwrap()),
+        StoreOperation::Pack => {
             let pack = Pack::new("new").add("new/a", LARGE).add("new/b", 10);
             let mut draft = client.create_pack(&pack).unwrap();
             draft.write_at(0, 0, &vec![3; LARGE]).unwrap();
             draft.seal().unwrap();
         }
-        Operation::Publish => drop(client.publish("new", client.stat("large").unwrap().id).unwrap()),
-        Operation::Adopt => {
+        StoreOperation::Publish => drop(client.publish("new", client.stat("large").unwrap().id).unwrap()),
+        StoreOperation::Adopt => {
             let memory = host().allocate(LARGE).unwrap();
             memory.map(Rights::ReadWrite).unwrap().bytes().unwrap().write_at(0, &vec![3; LARGE]).unwrap();
             client.adopt("new", b"", &memory, 4096..LARGE).unwrap();
         }
-        Operation::Delete => client.delete(client.stat("large").unwrap().id).unwrap(),
+        StoreOperation::Delete => client.delete(client.stat("large").unwrap().id).unwrap(),
     }
 }
 
@@ -129,7 +129,7 @@ fn server_stepper(rank: &Rank) {
 }
 
 /// Runs an operation while the server is killed at its nth call. Returns the number of calls.
-fn step_server(rank: &Rank, store: &TestStore, client: &Client, operation: Operation, nth: u64) -> u64 {
+fn step_server(rank: &Rank, store: &TestStore, client: &Client, operation: StoreOperation, nth: u64) -> u64 {
     let server = store.process("server");
     rank.send(STEPPER, format!("{server} {nth}").as_bytes(), &[]);
     assert_eq!(rank.recv(STEPPER).0, b"attached");
@@ -180,7 +180,7 @@ fn an_operation_completes_when_its_server_is_killed_at_any_call() {
 }
 
 /// Runs an operation in a separate process, which is killed at the nth call. Returns the number of calls.
-fn step_client(test: &str, store: &TestStore, operation: Operation, nth: Option<u64>) -> u64 {
+fn step_client(test: &str, store: &TestStore, operation: StoreOperation, nth: Option<u64>) -> u64 {
     let at = OPERATIONS.iter().position(|known| *known == operation).unwrap();
     let outcome = store.socket().with_extension("outcome");
     let nth = nth.map_or_else(|| "count".to_owned(), |nth| nth.to_string());

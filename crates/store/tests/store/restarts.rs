@@ -115,8 +115,8 @@ fn a_store_that_ends_does_not_remove_the_socket_of_another_store() {
 
 #[test]
 fn a_killed_store_is_noticed_by_readers_and_by_every_later_call() {
-    type Call = fn(&Client) -> Result<(), Error>;
-    let readers: [Call; 4] = [
+    type ClientCall = fn(&Client) -> Result<(), Error>;
+    let readers: [ClientCall; 4] = [
         |client| client.get("name").map(drop),
         |client| client.stat("name").map(drop),
         |client| client.list("").map(drop),
@@ -134,7 +134,7 @@ fn a_killed_store_is_noticed_by_readers_and_by_every_later_call() {
         {
             assert!(!timeout.has_passed(), "this client does not notice the end of the store");
         }
-        let others: [Call; 5] = [
+        let others: [ClientCall; 5] = [
             |client| client.put("name", b"other").map(drop),
             |client| client.watch("").map(drop),
             |client| client.status().map(drop),

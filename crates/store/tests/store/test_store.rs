@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit, kill_process_group, setrlimit};
 use wholemem_hal::BackendKind;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
-use wholemem_store::{Client, Role, Serve, Status};
+use wholemem_store::{Client, ProcessRole, Serve, Status};
 use wholemem_testkit::MemoryGroup;
 
 const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
@@ -82,14 +82,14 @@ fn store_process() {
     std::fs::write(folder.join("new"), std::process::id().to_string()).unwrap();
     std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
     let serve = serve(&folder);
-    let start = |role: Role, socket: OwnedFd| {
-        let role = if role == Role::Server { "server" } else { "keeper" };
+    let start = |role: ProcessRole, socket: OwnedFd| {
+        let role = if role == ProcessRole::Server { "server" } else { "keeper" };
         launch(&folder, role, Stdio::from(socket), Stdio::null())
     };
     let outcome = match role.as_str() {
         "first" => serve.run(&start, &mut || println!("ready")),
         other => {
-            let role = if other == "server" { Role::Server } else { Role::Keeper };
+            let role = if other == "server" { ProcessRole::Server } else { ProcessRole::Keeper };
             let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
             serve.run_role(role, socket, &start)
         }

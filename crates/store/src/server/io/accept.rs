@@ -15,7 +15,7 @@ use wholemem_os::{Deadline, PacketSocket, memfd};
 use super::clients::Clients;
 use super::poller::{FixedSource, Interest, Poller};
 use crate::Result;
-use crate::keeper::{DescriptorTable, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::frame;
 use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// The listening socket, and whether connections are accepted now.
 #[derive(Debug)]
-pub(super) struct Acceptor {
+pub(super) struct ClientAcceptor {
     listener: PacketListener,
     /// The file of the listening socket, for the keeper, which removes it.
     file: Option<OwnedFd>,
@@ -43,7 +43,7 @@ pub(super) struct Acceptor {
     is_accepting: bool,
 }
 
-impl Acceptor {
+impl ClientAcceptor {
     pub(super) fn new(listener: PacketListener, file: Option<OwnedFd>) -> Self {
         let (spare, limit) = (spare(), wholemem_os::descriptors::limit());
         Self { listener, file, spare, limit, paused_until: None, is_accepting: true }
@@ -56,9 +56,9 @@ impl Acceptor {
 
     /// Adds the descriptors for another keeper.
     pub(super) fn add_descriptors(&self, descriptors: &mut DescriptorTable) -> Result<()> {
-        descriptors.insert(Key::Listener, self.listener.share_fd()?);
+        descriptors.insert(DescriptorKey::Listener, self.listener.share_fd()?);
         if let Some(file) = &self.file {
-            descriptors.insert(Key::SocketFile, memfd::share_fd(file.as_fd())?);
+            descriptors.insert(DescriptorKey::SocketFile, memfd::share_fd(file.as_fd())?);
         }
         Ok(())
     }
@@ -127,7 +127,7 @@ impl Acceptor {
     }
 }
 
-impl AsFd for Acceptor {
+impl AsFd for ClientAcceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -152,7 +152,7 @@ mod tests {
     use crate::server::budget::tests::unlimited;
 
     struct AcceptSetup {
-        acceptor: Acceptor,
+        acceptor: ClientAcceptor,
         clients: Clients,
         address: Address,
         _folder: tempfile::TempDir,
@@ -161,7 +161,7 @@ mod tests {
     fn setup() -> AcceptSetup {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let address = Address::Path(folder.path().join("socket"));
-        let acceptor = Acceptor::new(PacketListener::bind(&address).unwrap(), None);
+        let acceptor = ClientAcceptor::new(PacketListener::bind(&address).unwrap(), None);
         let mut clients = Clients::new(0, unlimited()).unwrap();
         acceptor.register(clients.poller()).unwrap();
         AcceptSetup { acceptor, clients, address, _folder: folder }

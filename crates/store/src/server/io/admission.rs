@@ -16,7 +16,7 @@ use super::index_memory::IndexMemory;
 use super::keeper_link::{KeeperLink, ParkAction};
 use super::memory_table::MemoryTable;
 use crate::id::ClientId;
-use crate::keeper::{DescriptorTable, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::{Answer, Request, Response};
 use crate::{Refusal, Result};
 
@@ -36,7 +36,7 @@ impl Admission {
 
     /// Adds the descriptor of the index for another keeper.
     pub(super) fn add_descriptors(&self, descriptors: &mut DescriptorTable) -> Result<()> {
-        descriptors.insert(Key::Index, self.index.share_fd()?);
+        descriptors.insert(DescriptorKey::Index, self.index.share_fd()?);
         Ok(())
     }
 
@@ -94,7 +94,7 @@ fn prepare(
     client: ClientId,
     clients: &Clients,
     memory: &mut MemoryTable,
-) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
     let Some(connection) = clients.get(client) else { return Ok(Vec::new()) };
     let fds = connection.park(client).and_then(|fds| {
         if let Some(admitted) = &connection.admitted {

@@ -15,9 +15,9 @@ use super::connection::{ClientConnection, ConnectionPhase, ReceiveResult, admiss
 use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, SlotAction};
 use super::poller::Poller;
-use super::watchers::{SendResult, Watchers};
+use super::watchers::{EventWatchers, SendResult};
 use crate::id::ClientId;
-use crate::keeper::{DescriptorTable, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::{Answer, Event, Response};
 use crate::server::budget::{Account, Amount, Budget, CONNECTION};
 use crate::{Refusal, Result};
@@ -42,7 +42,7 @@ pub(super) struct Clients {
     connections: BTreeMap<ClientId, ClientConnection>,
     poller: Poller,
     budget: Budget,
-    watchers: Watchers,
+    watchers: EventWatchers,
     slots: MessageSlots,
     /// The server's own user. Only its clients may send descriptors.
     user: u32,
@@ -57,7 +57,7 @@ impl Clients {
             connections: BTreeMap::new(),
             poller: Poller::create()?,
             budget,
-            watchers: Watchers::default(),
+            watchers: EventWatchers::default(),
             slots: MessageSlots::default(),
             user,
             next: 0,
@@ -157,7 +157,7 @@ impl Clients {
 
     /// The pin page of a client is for a child of its process: it is valid while the connection is open. Returns the descriptors
     /// for the keeper.
-    pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+    pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
         let connection =
             self.connections.get_mut(&client).filter(|connection| connection.phase == ConnectionPhase::Open);
         let connection = connection.ok_or_else(|| Refusal::malformed("a fork before the hello"))?;
@@ -173,7 +173,7 @@ impl Clients {
         &mut self,
         claimer: ClientId,
         client: ClientId,
-    ) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+    ) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
         let refused = || Refusal::malformed("the claimed pin page does not exist");
         let child =
             self.connections.get(&claimer).filter(|child| child.phase == ConnectionPhase::AwaitingHello);
@@ -401,8 +401,8 @@ impl Clients {
     }
 
     /// The keys of a client's descriptors in the keeper.
-    pub(super) fn keys(client: ClientId) -> [Key; 3] {
-        [Key::Socket(client), Key::Pins(client), Key::Process(client)]
+    pub(super) fn keys(client: ClientId) -> [DescriptorKey; 3] {
+        [DescriptorKey::Socket(client), DescriptorKey::Pins(client), DescriptorKey::Process(client)]
     }
 }
 
@@ -433,7 +433,7 @@ mod tests {
         clients.connections[&ClientId(0)].admitted.as_ref().unwrap().process.is_some()
     }
 
-    fn keys(fds: Vec<(Key, OwnedFd)>) -> Vec<Key> {
+    fn keys(fds: Vec<(DescriptorKey, OwnedFd)>) -> Vec<DescriptorKey> {
         fds.into_iter().map(|(key, _)| key).collect()
     }
 
@@ -442,7 +442,10 @@ mod tests {
         let (mut clients, _ends) = clients(&[7, 8, 7]);
         let [page, stranger, child] = [0, 1, 2].map(ClientId);
         assert_eq!(clients.open(page), Some(1));
-        assert_eq!(keys(clients.await_child(page).unwrap()), [Key::Pins(page), Key::Socket(page)]);
+        assert_eq!(
+            keys(clients.await_child(page).unwrap()),
+            [DescriptorKey::Pins(page), DescriptorKey::Socket(page)]
+        );
         assert!(!has_process(&clients), "the page does not depend on the process that created it");
         let refused = || Refusal::malformed("the claimed pin page does not exist");
         assert_eq!(clients.claim(stranger, page).unwrap_err(), refused());
@@ -451,7 +454,7 @@ mod tests {
         assert_eq!(clients.claim(page, page).unwrap_err(), refused(), "the claimer has sent a hello");
         assert!(!has_process(&clients));
         for _ in 0..2 {
-            assert_eq!(keys(clients.claim(child, page).unwrap()), [Key::Process(page)]);
+            assert_eq!(keys(clients.claim(child, page).unwrap()), [DescriptorKey::Process(page)]);
             assert!(has_process(&clients));
         }
         // Now the server waits for the process if the client has drafts or pins.

@@ -7,10 +7,10 @@ use std::time::Instant;
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, memfd};
 
 use super::headroom::{Headroom, MemoryPurpose};
-use super::outbox::{FlushResult, Outbox};
+use super::outbox::{FlushResult, PacketQueue};
 use super::poller::Interest;
 use crate::id::ClientId;
-use crate::keeper::{DescriptorTable, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::pin::PINS_LEN;
 use crate::protocol::frame::{self, MAX_MESSAGE, MessageAssembler, Payload};
 use crate::protocol::{Request, RequestKind, Response};
@@ -40,11 +40,12 @@ const SLOT: Amount = Amount::bytes(MAX_MESSAGE as u64);
 /// it is the `-1` of `chown(2)`.
 const UNKNOWN_USER: u32 = u32::MAX;
 
-const EARLY_DESCRIPTOR: frame::Malformed =
-    frame::Malformed("a descriptor is not on the last packet of its message");
-const UNEXPECTED_DESCRIPTOR: frame::Malformed = frame::Malformed("the request must not have a descriptor");
-const NO_HELLO: frame::Malformed =
-    frame::Malformed("the first message of a connection must be a hello of one short packet");
+const EARLY_DESCRIPTOR: frame::MalformedMessage =
+    frame::MalformedMessage("a descriptor is not on the last packet of its message");
+const UNEXPECTED_DESCRIPTOR: frame::MalformedMessage =
+    frame::MalformedMessage("the request must not have a descriptor");
+const NO_HELLO: frame::MalformedMessage =
+    frame::MalformedMessage("the first message of a connection must be a hello of one short packet");
 
 /// The state of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,7 @@ pub(super) struct ClientConnection {
     pub(super) phase: ConnectionPhase,
     /// The events that the poller currently waits for.
     pub(super) interest: Interest,
-    outbox: Outbox,
+    outbox: PacketQueue,
     /// Whether the client has closed its end.
     is_peer_closed: bool,
     assembler: MessageAssembler,
@@ -124,9 +125,9 @@ impl ClientConnection {
         descriptors: &mut DescriptorTable,
         open: impl FnOnce(u32) -> Account,
     ) -> Result<Option<Self>> {
-        let socket = descriptors.take(Key::Socket(client)).map(PacketSocket::adopt).transpose()?;
-        let process = descriptors.take(Key::Process(client)).map(PidFd::adopt).transpose()?;
-        let Some(pins) = descriptors.take(Key::Pins(client)) else { return Ok(None) };
+        let socket = descriptors.take(DescriptorKey::Socket(client)).map(PacketSocket::adopt).transpose()?;
+        let process = descriptors.take(DescriptorKey::Process(client)).map(PidFd::adopt).transpose()?;
+        let Some(pins) = descriptors.take(DescriptorKey::Pins(client)) else { return Ok(None) };
         let pins = Memfd::import(pins, PINS_LEN)?;
         // A page that a forked child has claimed has no connection.
         let user = match &socket {
@@ -154,7 +155,7 @@ impl ClientConnection {
             account,
             phase,
             interest: Interest::default(),
-            outbox: Outbox::default(),
+            outbox: PacketQueue::default(),
             is_peer_closed: false,
             assembler: MessageAssembler::default(),
             message: None,
@@ -184,23 +185,23 @@ impl ClientConnection {
     }
 
     /// Returns duplicates of the client's descriptors, to be parked with the keeper.
-    pub(super) fn park(&self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>> {
+    pub(super) fn park(&self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>> {
         let Some(admitted) = &self.admitted else { return Ok(Vec::new()) };
-        let mut fds = vec![(Key::Pins(client), admitted.pins.share_fd()?)];
+        let mut fds = vec![(DescriptorKey::Pins(client), admitted.pins.share_fd()?)];
         if let Some(socket) = self.socket.as_ref().filter(|_| self.phase != ConnectionPhase::Disconnected) {
-            fds.push((Key::Socket(client), memfd::share_fd(socket.as_fd())?));
+            fds.push((DescriptorKey::Socket(client), memfd::share_fd(socket.as_fd())?));
         }
         if let Some(process) = &admitted.process {
-            fds.push((Key::Process(client), memfd::share_fd(process.as_fd())?));
+            fds.push((DescriptorKey::Process(client), memfd::share_fd(process.as_fd())?));
         }
         Ok(fds)
     }
 
     /// The pidfd of the client's process for the keeper.
-    pub(super) fn park_process(&self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>> {
+    pub(super) fn park_process(&self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>> {
         let process = self.admitted.as_ref().and_then(|admitted| admitted.process.as_ref());
         process
-            .map(|process| Ok((Key::Process(client), memfd::share_fd(process.as_fd())?)))
+            .map(|process| Ok((DescriptorKey::Process(client), memfd::share_fd(process.as_fd())?)))
             .into_iter()
             .collect()
     }
@@ -218,7 +219,7 @@ impl ClientConnection {
 
     /// Drops all queued and incomplete messages.
     pub(super) fn drop_messages(&mut self) {
-        self.outbox = Outbox::default();
+        self.outbox = PacketQueue::default();
         self.assembler = MessageAssembler::default();
         self.message = None;
         self.needs_slot = false;
@@ -247,7 +248,7 @@ impl ClientConnection {
         }
         match frame::encode(response, &[]) {
             Ok(packets) => {
-                let charge = self.account.charge(Outbox::cost(&packets, &fds))?;
+                let charge = self.account.charge(PacketQueue::cost(&packets, &fds))?;
                 self.outbox.push(packets, fds, Some(charge));
             }
             Err(malformed) => tracing::error!(%malformed, "cannot encode a response"),
@@ -277,7 +278,7 @@ impl ClientConnection {
             && self.outbox.flush(socket) == FlushResult::Broken
         {
             self.is_peer_closed = true;
-            self.outbox = Outbox::default();
+            self.outbox = PacketQueue::default();
         }
     }
 
@@ -354,7 +355,10 @@ impl ClientConnection {
     }
 
     /// Adds a packet that is not the last of its message. Returns a result if reading has to stop.
-    fn push_fragment(&mut self, packet: &[u8]) -> Result<Option<ReceiveResult<'static>>, frame::Malformed> {
+    fn push_fragment(
+        &mut self,
+        packet: &[u8],
+    ) -> Result<Option<ReceiveResult<'static>>, frame::MalformedMessage> {
         self.assembler.push(packet)?;
         if self.is_within_message() || self.assembler.len() == 0 {
             return Ok(None);
@@ -372,7 +376,7 @@ impl ClientConnection {
         }
     }
 
-    fn broken(&self, malformed: frame::Malformed) -> ReceiveResult<'static> {
+    fn broken(&self, malformed: frame::MalformedMessage) -> ReceiveResult<'static> {
         tracing::warn!(user = self.account.uid(), %malformed, "a client violated the protocol");
         ReceiveResult::Broken
     }
@@ -434,8 +438,8 @@ mod tests {
         let client = ClientId(1);
         let pins = Memfd::create("pins", PINS_LEN).unwrap();
         let mut descriptors = DescriptorTable::default();
-        descriptors.insert(Key::Pins(client), pins.share_fd().unwrap());
-        descriptors.insert(Key::Process(client), PidFd::of_self().unwrap().into());
+        descriptors.insert(DescriptorKey::Pins(client), pins.share_fd().unwrap());
+        descriptors.insert(DescriptorKey::Process(client), PidFd::of_self().unwrap().into());
         let inherited =
             ClientConnection::take_over(client, &mut descriptors, |user| budget.open(user)).unwrap().unwrap();
         assert_eq!(inherited.account.uid(), rustix::process::getuid().as_raw());

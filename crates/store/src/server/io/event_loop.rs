@@ -12,7 +12,7 @@ use wholemem_hal::Backend;
 use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::{PacketSocket, heap};
 
-use super::accept::Acceptor;
+use super::accept::ClientAcceptor;
 use super::clients::{Clients, EndReason};
 use super::connection::ReceiveResult;
 use super::executor::{Executor, FollowUp};
@@ -22,7 +22,7 @@ use super::startup;
 use crate::cells::MappedCells;
 use crate::id::ClientId;
 use crate::index::Geometry;
-use crate::keeper::{DescriptorTable, Key, Launch, ToKeeper};
+use crate::keeper::{DescriptorKey, DescriptorTable, Launch, ToKeeper};
 use crate::protocol::frame::Payload;
 use crate::protocol::{Request, RequestKind};
 use crate::server::budget::Charge;
@@ -62,7 +62,7 @@ impl Clock {
 pub(super) struct EventLoop<'a> {
     server: Server<MappedCells>,
     executor: Executor<'a>,
-    acceptor: Acceptor,
+    acceptor: ClientAcceptor,
     clock: Clock,
     heap: HeapTrim,
     /// The buffer of received packets.
@@ -94,7 +94,7 @@ impl<'a> EventLoop<'a> {
     pub(super) fn new(
         server: Server<MappedCells>,
         executor: Executor<'a>,
-        acceptor: Acceptor,
+        acceptor: ClientAcceptor,
         clock: Clock,
     ) -> Self {
         let (heap, packet) = (HeapTrim::new(clock.start), vec![0; MAX_PACKET]);
@@ -308,7 +308,7 @@ impl<'a> EventLoop<'a> {
         }
         match (was_admitted, is_removed) {
             (true, true) => self.executor.keeper.unpark(&Clients::keys(client)),
-            (true, false) => self.executor.keeper.unpark(&[Key::Socket(client)]),
+            (true, false) => self.executor.keeper.unpark(&[DescriptorKey::Socket(client)]),
             (false, _) => {}
         }
     }

@@ -8,14 +8,14 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use wholemem_os::{PidFd, memfd};
 
-use super::accept::Acceptor;
+use super::accept::ClientAcceptor;
 use super::admission::Admission;
 use super::clients::{Clients, EndReason};
 use super::keeper_link::{KeeperLink, ParkAction};
 use super::memory_table::{CloseResult, MemoryTable};
 use super::workers::{JobResult, WorkerJob, Workers};
 use crate::id::{AllocationId, ClientId};
-use crate::keeper::{DescriptorTable, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::{Answer, Response};
 use crate::server::machine::{HOST, Input, Output, Requester};
 use crate::{Refusal, Result};
@@ -130,7 +130,7 @@ impl Executor<'_> {
                     shared.and_then(|shared| self.memory.add(allocation, fd, place == HOST).map(|()| shared));
                 match added {
                     Ok(shared) => {
-                        let fds = vec![(Key::Allocation(allocation), shared)];
+                        let fds = vec![(DescriptorKey::Allocation(allocation), shared)];
                         let parked = self.keeper.park(ParkAction::Memory(allocation), fds)?;
                         return self.parked(parked);
                     }
@@ -179,7 +179,7 @@ impl Executor<'_> {
     /// A client passes its pin page on to a child of its process: the keeper closes the descriptor of the process.
     pub(super) fn await_child(&mut self, client: ClientId, request: u64) -> Option<FollowUp> {
         let fds = self.clients.await_child(client);
-        self.keeper.unpark(&[Key::Process(client)]);
+        self.keeper.unpark(&[DescriptorKey::Process(client)]);
         self.park_process(client, request, fds)
     }
 
@@ -203,7 +203,7 @@ impl Executor<'_> {
         &mut self,
         client: ClientId,
         request: u64,
-        fds: Result<Vec<(Key, OwnedFd)>, Refusal>,
+        fds: Result<Vec<(DescriptorKey, OwnedFd)>, Refusal>,
     ) -> Option<FollowUp> {
         match fds {
             Ok(fds) => {
@@ -217,18 +217,18 @@ impl Executor<'_> {
     }
 
     /// Starts another keeper, and hands all descriptors over to it.
-    pub(super) fn start_keeper(&mut self, acceptor: &Acceptor) {
+    pub(super) fn start_keeper(&mut self, acceptor: &ClientAcceptor) {
         let descriptors = self.all_descriptors(acceptor);
         self.keeper.start(descriptors, self.clients.poller());
     }
 
-    fn all_descriptors(&self, acceptor: &Acceptor) -> Result<DescriptorTable> {
+    fn all_descriptors(&self, acceptor: &ClientAcceptor) -> Result<DescriptorTable> {
         let mut descriptors = DescriptorTable::default();
         self.admission.add_descriptors(&mut descriptors)?;
         acceptor.add_descriptors(&mut descriptors)?;
-        descriptors.insert(Key::Server, PidFd::of_self()?.into());
+        descriptors.insert(DescriptorKey::Server, PidFd::of_self()?.into());
         for (allocation, fd) in self.memory.fds() {
-            descriptors.insert(Key::Allocation(allocation), memfd::share_fd(fd.as_fd())?);
+            descriptors.insert(DescriptorKey::Allocation(allocation), memfd::share_fd(fd.as_fd())?);
         }
         for (client, connection) in self.clients.iter() {
             for (key, fd) in connection.park(client)? {
@@ -251,14 +251,14 @@ mod tests {
     use super::super::index_memory::IndexMemory;
     use super::*;
     use crate::index::Geometry;
-    use crate::keeper::{Role, ToKeeper, ToServer};
+    use crate::keeper::{ProcessRole, ToKeeper, ToServer};
     use crate::protocol::frame::{MessageAssembler, decode};
     use crate::server::budget::tests::unlimited;
     use crate::server::machine::SharedAllocation;
 
     const LEN: usize = 64 << 10;
 
-    fn no_launch(_: Role, _: OwnedFd) -> std::io::Result<Child> {
+    fn no_launch(_: ProcessRole, _: OwnedFd) -> std::io::Result<Child> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
@@ -313,7 +313,7 @@ mod tests {
         assert!(
             executor.finished(JobResult::Allocated { allocation, place: HOST, outcome: Ok(fd) }).is_none()
         );
-        let keys = vec![Key::Allocation(allocation).encode()];
+        let keys = vec![DescriptorKey::Allocation(allocation).encode()];
         assert_eq!(keeper_message(executor, keeper), (ToKeeper::Park(keys), 1));
         allocation
     }
@@ -329,7 +329,7 @@ mod tests {
         assert!(perform(&mut executor, Output::Release { allocation }).is_none());
         assert!(executor.keeper.timeout(Instant::now()).is_some(), "the keeper is notified after a delay");
         executor.keeper.send_released();
-        let keys = vec![Key::Allocation(allocation).encode()];
+        let keys = vec![DescriptorKey::Allocation(allocation).encode()];
         assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
         assert_eq!(executor.memory.fds().count(), 0);
     }
@@ -346,7 +346,7 @@ mod tests {
             |retry| JobResult::Failed { allocation, requester, retry, reason: "none left".to_owned() };
         assert!(executor.finished(failed(retry)).is_none());
         // The keeper frees the memory before it answers.
-        let keys = vec![Key::Allocation(released).encode()];
+        let keys = vec![DescriptorKey::Allocation(released).encode()];
         assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
         assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Park(Vec::new()), 0));
         let answer = postcard::to_allocvec(&ToServer::Parked(Vec::new())).unwrap();
@@ -420,7 +420,7 @@ mod tests {
         let (client, peer) = connected(&mut executor);
         assert!(perform(&mut executor, Output::Admit { client, request: 5 }).is_none());
         let (ToKeeper::Park(keys), count) = keeper_message(&mut executor, &keeper) else { panic!("parked") };
-        assert_eq!((keys[0], count), (Key::Pins(client).encode(), keys.len()));
+        assert_eq!((keys[0], count), (DescriptorKey::Pins(client).encode(), keys.len()));
         assert!(executor.parked(ParkAction::Client(client)).is_none());
         let (Response { id, answer }, fds) = response(&peer);
         let Answer::Welcome { devices, .. } = answer else { panic!("{answer:?}") };

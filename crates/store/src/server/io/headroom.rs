@@ -71,14 +71,14 @@ impl MemoryPurpose {
 
 /// The reason for which memory cannot be claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Shortage {
+pub(super) enum MemoryShortage {
     /// Too little memory is available, besides the reserve.
     Short { found: Available, reserve: usize },
     /// The available memory cannot be read.
     Unknown(wholemem_os::Error),
 }
 
-impl fmt::Display for Shortage {
+impl fmt::Display for MemoryShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Short { found, reserve } => write!(f, "{found}, of which {} are reserved", Size(*reserve)),
@@ -87,7 +87,7 @@ impl fmt::Display for Shortage {
     }
 }
 
-impl Shortage {
+impl MemoryShortage {
     /// The refusal of a request for `len` bytes.
     pub(super) fn refusal(&self, len: usize) -> Refusal {
         Refusal::NoMemory { len: len as u64, reason: self.to_string() }
@@ -118,19 +118,19 @@ struct HeadroomState {
 }
 
 impl HeadroomState {
-    fn claim(&mut self, now: Instant, len: usize, purpose: MemoryPurpose) -> Result<(), Shortage> {
+    fn claim(&mut self, now: Instant, len: usize, purpose: MemoryPurpose) -> Result<(), MemoryShortage> {
         let is_fresh = self.until.is_some_and(|until| now < until);
         if purpose != MemoryPurpose::Prealloc && is_fresh && len <= self.allowance {
             self.allowance -= len;
             self.in_flight += len;
             return Ok(());
         }
-        let found = self.source.read_available().map_err(Shortage::Unknown)?;
+        let found = self.source.read_available().map_err(MemoryShortage::Unknown)?;
         let free = found.len.saturating_sub(self.in_flight);
         let reserve = purpose.reserve(free);
         self.allowance = 0;
         if len > free.saturating_sub(reserve) {
-            return Err(Shortage::Short { found, reserve });
+            return Err(MemoryShortage::Short { found, reserve });
         }
         self.in_flight += len;
         self.allowance = ((free - len).saturating_sub(RESERVE) / 8).min(MAX_ALLOWANCE);
@@ -167,7 +167,11 @@ impl Headroom {
     }
 
     /// Claims memory that is about to be filled. Never blocks.
-    pub(super) fn claim(&self, len: usize, purpose: MemoryPurpose) -> Result<HeadroomClaim<'_>, Shortage> {
+    pub(super) fn claim(
+        &self,
+        len: usize,
+        purpose: MemoryPurpose,
+    ) -> Result<HeadroomClaim<'_>, MemoryShortage> {
         self.lock().claim(Instant::now(), len, purpose).map(|()| HeadroomClaim { headroom: self, len })
     }
 
@@ -177,12 +181,12 @@ impl Headroom {
         &self,
         len: usize,
         purpose: MemoryPurpose,
-    ) -> Result<HeadroomClaim<'_>, Shortage> {
+    ) -> Result<HeadroomClaim<'_>, MemoryShortage> {
         let mut state = self.lock();
         loop {
             match state.claim(Instant::now(), len, purpose) {
                 Ok(()) => return Ok(HeadroomClaim { headroom: self, len }),
-                Err(Shortage::Short { .. }) if state.in_flight > 0 => {
+                Err(MemoryShortage::Short { .. }) if state.in_flight > 0 => {
                     state.waiting += 1;
                     state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner);
                     state.waiting -= 1;
@@ -243,11 +247,11 @@ pub(super) mod tests {
         }
     }
 
-    fn short_of(len: usize, reserve: usize) -> Shortage {
-        Shortage::Short { found: Available { len, limit: MemoryLimit::Machine }, reserve }
+    fn short_of(len: usize, reserve: usize) -> MemoryShortage {
+        MemoryShortage::Short { found: Available { len, limit: MemoryLimit::Machine }, reserve }
     }
 
-    fn short(len: usize) -> Shortage {
+    fn short(len: usize) -> MemoryShortage {
         short_of(len, RESERVE)
     }
 

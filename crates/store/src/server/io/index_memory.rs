@@ -8,8 +8,8 @@ use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Memfd, PacketSocket, SharedMap, memfd};
 
 use crate::cells::MappedCells;
-use crate::index::{Geometry, Index};
-use crate::keeper::{Key, ToKeeper};
+use crate::index::{Geometry, ObjectIndex};
+use crate::keeper::{DescriptorKey, ToKeeper};
 use crate::{Error, Result};
 
 /// The memory file of the index.
@@ -22,11 +22,11 @@ pub(super) struct IndexMemory {
 
 impl IndexMemory {
     /// Opens an existing index, whose descriptor the keeper has sent.
-    pub(super) fn open(fd: OwnedFd) -> Result<(Self, Index<MappedCells>)> {
+    pub(super) fn open(fd: OwnedFd) -> Result<(Self, ObjectIndex<MappedCells>)> {
         let len = memfd::len_of(fd.as_fd())?;
         let memory = Memfd::import(fd, len)?;
         let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-        Ok((Self::new(memory)?, Index::open(cells)?))
+        Ok((Self::new(memory)?, ObjectIndex::open(cells)?))
     }
 
     /// Creates the index of a new store, and waits until the keeper has parked it.
@@ -34,12 +34,12 @@ impl IndexMemory {
         geometry: Geometry,
         quota: u64,
         keeper: &PacketSocket,
-    ) -> Result<(Self, Index<MappedCells>)> {
+    ) -> Result<(Self, ObjectIndex<MappedCells>)> {
         let memory = Memfd::create_sparse("wholemem-index", geometry.len())?;
         let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-        let index = Index::format(cells, geometry);
+        let index = ObjectIndex::format(cells, geometry);
         index.set_quota(quota);
-        let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
+        let park = postcard::to_allocvec(&ToKeeper::Park(vec![DescriptorKey::Index.encode()]));
         let park = park.map_err(|_| Error::Protocol { rule: "a message to the keeper cannot be encoded" })?;
         keeper.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
         keeper.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;

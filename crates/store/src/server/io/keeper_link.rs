@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 
-use super::outbox::{FlushResult, Outbox};
+use super::outbox::{FlushResult, PacketQueue};
 use super::poller::{FixedSource, Interest, Poller};
 use crate::id::{AllocationId, ClientId};
-use crate::keeper::{DescriptorTable, Key, Launch, Role, ToKeeper, ToServer};
+use crate::keeper::{DescriptorKey, DescriptorTable, Launch, ProcessRole, ToKeeper, ToServer};
 use crate::{Error, Result};
 
 /// The timeout of an answer of the keeper. A keeper that has no descriptor left never answers.
@@ -52,7 +52,7 @@ pub(super) enum ParkAction {
 #[derive(Debug)]
 struct KeeperProcess {
     socket: PacketSocket,
-    outbox: Outbox,
+    outbox: PacketQueue,
     /// Set if this process has started the keeper and has to reap it.
     child: Option<Child>,
     interest: Interest,
@@ -100,7 +100,7 @@ impl<'a> KeeperLink<'a> {
             launch,
         };
         link.attach(
-            KeeperProcess { socket, outbox: Outbox::default(), child: None, interest: READ },
+            KeeperProcess { socket, outbox: PacketQueue::default(), child: None, interest: READ },
             poller,
         )?;
         Ok(link)
@@ -126,7 +126,11 @@ impl<'a> KeeperLink<'a> {
     }
 
     /// Parks descriptors with the keeper. Returns the action if there is no keeper to wait for.
-    pub(super) fn park(&mut self, action: ParkAction, fds: Vec<(Key, OwnedFd)>) -> Option<ParkAction> {
+    pub(super) fn park(
+        &mut self,
+        action: ParkAction,
+        fds: Vec<(DescriptorKey, OwnedFd)>,
+    ) -> Option<ParkAction> {
         let first = fds.first().map(|(key, _)| key.encode())?;
         if self.peer.is_none() {
             return Some(action);
@@ -139,7 +143,7 @@ impl<'a> KeeperLink<'a> {
     }
 
     /// Makes the keeper close descriptors.
-    pub(super) fn unpark(&mut self, keys: &[Key]) {
+    pub(super) fn unpark(&mut self, keys: &[DescriptorKey]) {
         self.send(&ToKeeper::Unpark(keys.iter().map(|key| key.encode()).collect()), Vec::new());
     }
 
@@ -148,7 +152,7 @@ impl<'a> KeeperLink<'a> {
         if self.peer.is_none() {
             return;
         }
-        self.released.push(Key::Allocation(allocation).encode());
+        self.released.push(DescriptorKey::Allocation(allocation).encode());
         self.released_at.get_or_insert_with(Instant::now);
         if self.released.len() >= MAX_RELEASED {
             self.send_released();
@@ -296,11 +300,11 @@ impl<'a> KeeperLink<'a> {
 
     fn launch(&mut self, descriptors: &DescriptorTable, poller: &mut Poller) -> Result<()> {
         let (socket, child_end) = PacketSocket::pair()?;
-        let child =
-            (self.launch)(Role::Keeper, child_end.into()).map_err(|source| Error::Launch { source })?;
+        let child = (self.launch)(ProcessRole::Keeper, child_end.into())
+            .map_err(|source| Error::Launch { source })?;
         descriptors.send(&socket)?;
         self.attach(
-            KeeperProcess { socket, outbox: Outbox::default(), child: Some(child), interest: READ },
+            KeeperProcess { socket, outbox: PacketQueue::default(), child: Some(child), interest: READ },
             poller,
         )
     }
@@ -312,12 +316,12 @@ const READ: Interest = Interest { read: true, write: false };
 mod tests {
     use super::*;
 
-    fn no_launch(_: Role, _: OwnedFd) -> std::io::Result<Child> {
+    fn no_launch(_: ProcessRole, _: OwnedFd) -> std::io::Result<Child> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    fn fds(client: ClientId) -> Vec<(Key, OwnedFd)> {
-        vec![(Key::Pins(client), std::fs::File::open("/dev/null").unwrap().into())]
+    fn fds(client: ClientId) -> Vec<(DescriptorKey, OwnedFd)> {
+        vec![(DescriptorKey::Pins(client), std::fs::File::open("/dev/null").unwrap().into())]
     }
 
     #[test]
@@ -355,7 +359,8 @@ mod tests {
         assert!(link.flush(&mut poller) && link.take_late().is_empty());
         let (len, received) = peer.recv_with_fds(&mut [0; 100], 4, Deadline::NEVER).unwrap();
         assert!(len > 0 && received.len() == 1);
-        let answer = postcard::to_allocvec(&ToServer::Parked(vec![Key::Pins(one).encode()])).unwrap();
+        let answer =
+            postcard::to_allocvec(&ToServer::Parked(vec![DescriptorKey::Pins(one).encode()])).unwrap();
         peer.send(&answer, &[], Deadline::NEVER).unwrap();
         assert_eq!(link.receive(&mut [0; 100]).parked, [ParkAction::Client(one)]);
         drop(peer);

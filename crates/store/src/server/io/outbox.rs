@@ -16,7 +16,7 @@ const PACKET_COST: u64 = 64;
 
 /// Queued packets, each with its descriptors.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct PacketQueue {
     queue: VecDeque<QueuedPacket>,
     len: usize,
 }
@@ -31,7 +31,7 @@ pub(super) enum FlushResult {
     Broken,
 }
 
-impl Outbox {
+impl PacketQueue {
     /// The number of queued bytes.
     pub(super) fn len(&self) -> usize {
         self.len
@@ -91,12 +91,12 @@ mod tests {
     #[test]
     fn packets_that_a_full_socket_rejects_are_queued_in_order() {
         let (local, peer) = PacketSocket::pair().unwrap();
-        let (mut outbox, mut budget) = (Outbox::default(), unlimited());
+        let (mut outbox, mut budget) = (PacketQueue::default(), unlimited());
         let account = budget.open(7);
         let zero = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
         for number in 0..20_u8 {
             let packets = vec![vec![number; 30_000], vec![number; 10]];
-            let charge = account.charge(Outbox::cost(&packets, std::slice::from_ref(&zero))).unwrap();
+            let charge = account.charge(PacketQueue::cost(&packets, std::slice::from_ref(&zero))).unwrap();
             outbox.push(packets, vec![zero.clone()], Some(charge));
         }
         assert_eq!(outbox.len(), 20 * 30_010);

@@ -10,7 +10,7 @@ use wholemem_os::PacketSocket;
 use wholemem_os::meminfo::MemoryProbe;
 use wholemem_os::packet::PacketListener;
 
-use super::accept::Acceptor;
+use super::accept::ClientAcceptor;
 use super::admission::Admission;
 use super::clients::{Clients, EndReason};
 use super::event_loop::{Clock, EventLoop};
@@ -23,8 +23,8 @@ use super::poller::{FixedSource, Interest};
 use super::workers::Workers;
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
-use crate::index::{Geometry, Index};
-use crate::keeper::{DescriptorTable, Key, Launch};
+use crate::index::{Geometry, ObjectIndex};
+use crate::keeper::{DescriptorKey, DescriptorTable, Launch};
 use crate::server::budget::{Budget, BudgetLimits};
 use crate::server::machine::{HOST, InheritedState, Server, ServerSettings};
 use crate::{Error, Result};
@@ -38,10 +38,14 @@ pub(super) fn start<'a>(
     devices: Option<&Backend>,
     launch: &'a Launch<'a>,
 ) -> Result<EventLoop<'a>> {
-    let listener =
-        descriptors.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
-    let acceptor = Acceptor::new(PacketListener::adopt(listener, None)?, descriptors.take(Key::SocketFile));
-    let (index_memory, index) = match descriptors.take(Key::Index) {
+    let listener = descriptors
+        .take(DescriptorKey::Listener)
+        .ok_or(Error::Incomplete { what: "the listening socket" })?;
+    let acceptor = ClientAcceptor::new(
+        PacketListener::adopt(listener, None)?,
+        descriptors.take(DescriptorKey::SocketFile),
+    );
+    let (index_memory, index) = match descriptors.take(DescriptorKey::Index) {
         Some(fd) => IndexMemory::open(fd)?,
         None => IndexMemory::create(geometry, settings.host.quota, &socket)?,
     };
@@ -82,12 +86,15 @@ fn take_over_clients(
     let mut client_descriptors = DescriptorTable::default();
     for (key, fd) in descriptors.into_iter() {
         match key {
-            Key::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
-            Key::Socket(client) | Key::Pins(client) | Key::Process(client) => {
+            DescriptorKey::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
+            DescriptorKey::Socket(client) | DescriptorKey::Pins(client) | DescriptorKey::Process(client) => {
                 client_ids.insert(client);
                 client_descriptors.insert(key, fd);
             }
-            Key::Index | Key::Listener | Key::SocketFile | Key::Server => {}
+            DescriptorKey::Index
+            | DescriptorKey::Listener
+            | DescriptorKey::SocketFile
+            | DescriptorKey::Server => {}
         }
     }
     for client in client_ids {
@@ -107,7 +114,7 @@ fn take_over_clients(
 /// Takes over the memory of the previous server. Arenas are opened for reading, because they may contain objects.
 fn take_over_memory(
     allocations: BTreeMap<AllocationId, OwnedFd>,
-    index: &Index<MappedCells>,
+    index: &ObjectIndex<MappedCells>,
     memory: &mut MemoryTable,
 ) {
     for (allocation, fd) in allocations {

@@ -40,7 +40,7 @@ impl LogEntry {
 }
 
 #[derive(Debug)]
-struct Watcher {
+struct EventWatcher {
     user: u32,
     prefix: String,
     /// The number of the next event that it is compared with.
@@ -54,18 +54,18 @@ struct Watcher {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendResult {
     Yes,
-    /// The socket is full: [`Watchers::unblock`] has to be called when it is writable.
+    /// The socket is full: [`EventWatchers::unblock`] has to be called when it is writable.
     Full,
 }
 
 /// The log of events, and the positions of watchers in it.
 #[derive(Debug, Default)]
-pub(super) struct Watchers {
+pub(super) struct EventWatchers {
     log: VecDeque<LogEntry>,
     /// The number of the first event in the log.
     first: u64,
     bytes: usize,
-    watchers: BTreeMap<ClientId, Watcher>,
+    watchers: BTreeMap<ClientId, EventWatcher>,
     /// Watchers whose sockets are not full, by their positions, for each user.
     ready: BTreeMap<u32, BTreeSet<(u64, ClientId)>>,
     /// Watchers whose sockets are full, by their positions.
@@ -76,12 +76,12 @@ pub(super) struct Watchers {
     compared: usize,
 }
 
-impl Watchers {
+impl EventWatchers {
     /// Registers a watch of a client, which replaces an earlier one.
     pub(super) fn add(&mut self, client: ClientId, user: u32, prefix: String, charge: Charge) {
         self.remove(client);
         let next = self.end();
-        self.watchers.insert(client, Watcher { user, prefix, next, is_blocked: false, _charge: charge });
+        self.watchers.insert(client, EventWatcher { user, prefix, next, is_blocked: false, _charge: charge });
         self.ready.entry(user).or_default().insert((next, client));
     }
 
@@ -97,7 +97,7 @@ impl Watchers {
         }
     }
 
-    fn remove_position(&mut self, client: ClientId, watcher: &Watcher) {
+    fn remove_position(&mut self, client: ClientId, watcher: &EventWatcher) {
         let position = (watcher.next, client);
         if watcher.is_blocked {
             self.blocked.remove(&position);
@@ -155,7 +155,7 @@ impl Watchers {
     }
 
     /// Changes a watcher, and updates its entry in `ready` or `blocked`.
-    fn update_position(&mut self, client: ClientId, change: impl FnOnce(&mut Watcher)) {
+    fn update_position(&mut self, client: ClientId, change: impl FnOnce(&mut EventWatcher)) {
         let Some(mut watcher) = self.watchers.remove(&client) else { return };
         self.remove_position(client, &watcher);
         change(&mut watcher);
@@ -247,8 +247,8 @@ mod tests {
         Event { name: name.to_owned(), object: ObjectId::new(1, 1), kind: EventKind::Deleted }
     }
 
-    fn watchers(count: u64, user: u32) -> Watchers {
-        let (mut watchers, mut budget) = (Watchers::default(), unlimited());
+    fn watchers(count: u64, user: u32) -> EventWatchers {
+        let (mut watchers, mut budget) = (EventWatchers::default(), unlimited());
         for client in 0..count {
             let charge = budget.open(user).charge(Amount::bytes(100)).unwrap();
             watchers.add(ClientId(client), user, String::new(), charge);
@@ -256,14 +256,14 @@ mod tests {
         watchers
     }
 
-    fn add(watchers: &mut Watchers, client: u64, user: u32, prefix: &str) {
+    fn add(watchers: &mut EventWatchers, client: u64, user: u32, prefix: &str) {
         let charge = unlimited().open(user).charge(Amount::bytes(100)).unwrap();
         watchers.add(ClientId(client), user, prefix.to_owned(), charge);
     }
 
     #[test]
     fn a_watcher_receives_events_of_its_names_in_order_from_its_start() {
-        let mut watchers = Watchers::default();
+        let mut watchers = EventWatchers::default();
         add(&mut watchers, 9, 7, "");
         watchers.notify(event("a/0"));
         add(&mut watchers, 1, 7, "a/");

@@ -12,7 +12,7 @@ use super::prealloc::Prealloc;
 use super::slots::Slots;
 use crate::cells::Cells;
 use crate::id::{AllocationId, SlotState};
-use crate::index::{AllocationRecord, Index, Region};
+use crate::index::{AllocationRecord, ObjectIndex, Region};
 use crate::protocol::Refusal;
 
 /// The memory of a store: its ledger, and preallocated memory.
@@ -24,7 +24,7 @@ pub(super) struct MemoryPool {
 
 impl MemoryPool {
     /// The memory of an index. Allocations of an existing index are added by [`Self::recover`].
-    pub(super) fn new<C: Cells>(settings: &ServerSettings, index: &Index<C>) -> Self {
+    pub(super) fn new<C: Cells>(settings: &ServerSettings, index: &ObjectIndex<C>) -> Self {
         let slots = Slots::used_up_to(index.geometry().allocations, used_slots(index));
         let devices = u32::try_from(settings.devices.len()).expect("a machine has fewer than 2^32 devices");
         let ledger = Ledger::new(settings.host, settings.device, devices, slots);
@@ -118,7 +118,7 @@ impl MemoryPool {
     }
 
     /// Memory is ready: adds it to the index, and objects may be placed in it.
-    pub(super) fn ready<C: Cells>(&mut self, allocation: AllocationId, index: &Index<C>) {
+    pub(super) fn ready<C: Cells>(&mut self, allocation: AllocationId, index: &ObjectIndex<C>) {
         self.prealloc.end_early_take(allocation);
         if let Some(record) = self.ledger.record(allocation) {
             index.add_allocation(allocation, &record);
@@ -137,7 +137,7 @@ impl MemoryPool {
     pub(super) fn release_if_idle<C: Cells>(
         &mut self,
         allocation: AllocationId,
-        index: &Index<C>,
+        index: &ObjectIndex<C>,
         outputs: &mut Outputs,
     ) {
         if self.ledger.is_idle(allocation) {
@@ -145,7 +145,7 @@ impl MemoryPool {
         }
     }
 
-    fn release<C: Cells>(&mut self, allocation: AllocationId, index: &Index<C>, outputs: &mut Outputs) {
+    fn release<C: Cells>(&mut self, allocation: AllocationId, index: &ObjectIndex<C>, outputs: &mut Outputs) {
         index.remove_allocation(allocation);
         self.ledger.close(allocation);
         outputs.push(Output::Release { allocation });
@@ -173,7 +173,7 @@ impl MemoryPool {
     pub(super) fn remove_object<C: Cells>(
         &mut self,
         region: Region,
-        index: &Index<C>,
+        index: &ObjectIndex<C>,
         now: Duration,
         outputs: &mut Outputs,
     ) {
@@ -198,7 +198,11 @@ impl MemoryPool {
     }
 
     /// Adds the allocations of an index. Those whose memory is lost are removed from the index.
-    pub(super) fn recover<C: Cells>(&mut self, index: &Index<C>, exists: impl Fn(AllocationId) -> bool) {
+    pub(super) fn recover<C: Cells>(
+        &mut self,
+        index: &ObjectIndex<C>,
+        exists: impl Fn(AllocationId) -> bool,
+    ) {
         for (id, record) in index.allocations().collect::<Vec<_>>() {
             if exists(id) {
                 self.ledger.recover(id, record);
@@ -232,7 +236,7 @@ impl MemoryPool {
 }
 
 /// The number of allocation slots that an index has ever used; later slots are unused.
-fn used_slots<C: Cells>(index: &Index<C>) -> usize {
+fn used_slots<C: Cells>(index: &ObjectIndex<C>) -> usize {
     let used = |slot: &usize| index.allocation_word(*slot).encode() != 0;
     (0..index.geometry().allocations).rfind(used).map_or(0, |last| last + 1)
 }
@@ -248,13 +252,13 @@ mod tests {
     const USER: Requester = Requester::User(7);
     const LEN: u64 = POLICY.small;
 
-    fn pool() -> (MemoryPool, Index<RecordedCells>, Outputs) {
-        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+    fn pool() -> (MemoryPool, ObjectIndex<RecordedCells>, Outputs) {
+        let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         (MemoryPool::new(&settings(POLICY.quota), &index), index, Outputs::default())
     }
 
     /// Allocates memory for one object, and adds the object.
-    fn filled(pool: &mut MemoryPool, index: &Index<RecordedCells>, outputs: &mut Outputs) -> Region {
+    fn filled(pool: &mut MemoryPool, index: &ObjectIndex<RecordedCells>, outputs: &mut Outputs) -> Region {
         let id = pool.allocate(HOST, LEN, false, USER, outputs).unwrap();
         pool.ready(id, index);
         let region = pool.ledger().whole(id).unwrap();

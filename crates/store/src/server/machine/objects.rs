@@ -15,7 +15,7 @@ use super::plan::CreatePlan;
 use super::slots::Slots;
 use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId, SlotState};
-use crate::index::{Index, ObjectRecord, Region};
+use crate::index::{ObjectIndex, ObjectRecord, Region};
 use crate::protocol::{Label, Refusal};
 
 /// The number of objects in the states that `Status` reports.
@@ -57,7 +57,7 @@ pub(super) struct NamedObject {
 /// The table of all objects of a store.
 #[derive(Debug)]
 pub(super) struct ObjectTable<C> {
-    index: Index<C>,
+    index: ObjectIndex<C>,
     slots: Slots,
     /// The current object of each name.
     names: BTreeMap<String, ObjectId>,
@@ -69,13 +69,13 @@ pub(super) struct ObjectTable<C> {
 impl<C: Cells> ObjectTable<C> {
     /// A table over an index. Objects of an existing index are added by [`Self::recover_object`], [`Self::recover_free_slot`] and
     /// [`Self::recover_names`].
-    pub(super) fn new(index: Index<C>) -> Self {
+    pub(super) fn new(index: ObjectIndex<C>) -> Self {
         let slots = Slots::used_up_to(index.geometry().slots, index.used_slots());
         let (names, members) = (BTreeMap::new(), BTreeMap::new());
         Self { index, slots, names, members, counts: ObjectCounts::default() }
     }
 
-    pub(super) fn index(&self) -> &Index<C> {
+    pub(super) fn index(&self) -> &ObjectIndex<C> {
         &self.index
     }
 
@@ -359,7 +359,7 @@ mod tests {
     }
 
     fn table() -> ObjectTable<RecordedCells> {
-        ObjectTable::new(Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY))
+        ObjectTable::new(ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY))
     }
 
     /// A sealed pack of three objects, with their names.

@@ -10,7 +10,7 @@ use super::server::Server;
 use super::state::StoreState;
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
-use crate::index::{Index, ObjectRecord};
+use crate::index::{ObjectIndex, ObjectRecord};
 use crate::protocol::Answer;
 use crate::server::budget::Account;
 
@@ -26,7 +26,7 @@ pub(crate) struct InheritedState {
 impl<C: Cells> Server<C> {
     /// Takes over an index, which may be new. Returns the server, and the outputs.
     pub(crate) fn recover(
-        index: Index<C>,
+        index: ObjectIndex<C>,
         settings: &ServerSettings,
         inherited: &InheritedState,
         now: StepTime,

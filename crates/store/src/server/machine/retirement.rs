@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::cells::recorded::RecordedCells;
     use crate::id::{AllocationId, ClientId};
-    use crate::index::{Index, Region};
+    use crate::index::{ObjectIndex, Region};
     use crate::protocol::{Answer, Refusal, RequestKind};
     use crate::server::Server;
 
@@ -165,7 +165,8 @@ mod tests {
 
     #[test]
     fn the_objects_of_a_pack_are_freed_when_none_is_pinned_and_the_first_last() {
-        let mut objects = ObjectTable::new(Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY));
+        let mut objects =
+            ObjectTable::new(ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY));
         let (mut retirement, mut outputs) = (Retirement::new(GEOMETRY.slots), Outputs::default());
         let kind = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
         let creator = Creator { client: ClientId(1), owner: 7, request: 1, created: 0 };

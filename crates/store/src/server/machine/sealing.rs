@@ -116,7 +116,7 @@ mod tests {
     use super::super::simulation::{GEOMETRY, POLICY, create, now, settings};
     use super::*;
     use crate::cells::recorded::RecordedCells;
-    use crate::index::Index;
+    use crate::index::ObjectIndex;
     use crate::protocol::RequestKind;
     use crate::server::budget::tests::unlimited;
 
@@ -125,7 +125,7 @@ mod tests {
 
     /// A client of a user that has created a draft at this place, and the allocation of the draft.
     fn draft(user: u32, place: u32) -> (StoreState<RecordedCells>, ClientId, AllocationId) {
-        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+        let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         let mut store = StoreState::new(index, &settings(0), now());
         let client = ClientId(1);
         store.sessions.join(client, unlimited().open(user));

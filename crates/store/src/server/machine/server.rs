@@ -10,7 +10,7 @@ use super::state::StoreState;
 use super::waiting::TimedRequest;
 use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId};
-use crate::index::Index;
+use crate::index::ObjectIndex;
 use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, check_name};
 use crate::server::budget::Charge;
@@ -32,7 +32,7 @@ impl<C: Cells> Server<C> {
         Self { state, creation: Creation::default(), sealing: Sealing::default() }
     }
 
-    pub(crate) fn index(&self) -> &Index<C> {
+    pub(crate) fn index(&self) -> &ObjectIndex<C> {
         self.state.objects.index()
     }
 

@@ -10,7 +10,7 @@ use super::*;
 use crate::cells::Cells;
 use crate::cells::recorded::{Prefixes, RecordedCells};
 use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
-use crate::index::{Geometry, Index, Region};
+use crate::index::{Geometry, ObjectIndex, Region};
 use crate::protocol::{Answer, Label, MemberSpec, PROTOCOL, Refusal, Request, RequestKind, Status};
 use crate::server::budget::{Budget, tests::unlimited};
 
@@ -155,7 +155,7 @@ impl Simulation {
     /// A simulation in which up to `prealloc_limit` bytes may be preallocated.
     pub(super) fn with_prealloc_limit(prealloc_limit: u64) -> Self {
         let cells = RecordedCells::new(GEOMETRY.cells());
-        let index = Index::format(cells.clone(), GEOMETRY);
+        let index = ObjectIndex::format(cells.clone(), GEOMETRY);
         let mut memory = TestMemory::default();
         let (server, outputs) =
             Server::recover(index, &settings(prealloc_limit), &InheritedState::default(), now(), &mut memory);
@@ -185,7 +185,7 @@ impl Simulation {
     }
 
     pub(super) fn recover(&self, cells: RecordedCells) -> (Server<RecordedCells>, Vec<Output>) {
-        let index = Index::open(cells).expect("the cells are an index");
+        let index = ObjectIndex::open(cells).expect("the cells are an index");
         Server::recover(
             index,
             &settings(self.prealloc_limit),

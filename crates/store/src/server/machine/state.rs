@@ -13,7 +13,7 @@ use super::sessions::Sessions;
 use super::waiting::WaitingRequests;
 use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId, SlotState};
-use crate::index::{Index, ObjectRecord, Region};
+use crate::index::{ObjectIndex, ObjectRecord, Region};
 use crate::protocol::{Answer, ByteRange, EventKind, Label, MemoryRef, Refusal, Status};
 
 /// The objects, memory and clients of a store, and the outputs of the current step.
@@ -31,7 +31,7 @@ pub(super) struct StoreState<C> {
 
 impl<C: Cells> StoreState<C> {
     /// The state over an index, before the objects in it are recovered.
-    pub(super) fn new(index: Index<C>, settings: &ServerSettings, now: StepTime) -> Self {
+    pub(super) fn new(index: ObjectIndex<C>, settings: &ServerSettings, now: StepTime) -> Self {
         let memory = MemoryPool::new(settings, &index);
         let retirement = Retirement::new(index.geometry().slots);
         Self {
@@ -299,7 +299,7 @@ mod tests {
 
     /// A state with an arena and three clients: two of different users, and one of the server's user.
     fn state() -> StoreState<RecordedCells> {
-        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+        let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         let settings = settings(0);
         let mut state = StoreState::new(index, &settings, now());
         for (client, user) in [(OWNER, 1001), (OTHER, 1002), (TRUSTED, settings.user)] {
