@@ -19,7 +19,7 @@
 //! |---|---|
 //! | `Server` | the parts below; dispatches each input to one of them |
 //! | `Creation` | requests that wait for memory: `PendingMemory` |
-//! | `Sealing` | drafts whose memory is being closed for writing |
+//! | `Sealing` | drafts whose memory is being sealed against writes |
 //! | `StoreState` | the parts below, and the operations that change several of them |
 //! | `ObjectTable` | the index, its free slots, the names, the members of packs, the counts of objects |
 //! | `MemoryPool` | `Ledger` (quota, allocations, arenas) and `Prealloc` (memory that is allocated before it is needed) |

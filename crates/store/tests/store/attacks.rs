@@ -171,7 +171,7 @@ fn intruder(rank: &Rank) {
         let _ = send_now(&other, &packet);
     }
     rank.send(0, b"held back", &[]);
-    assert_eq!(rank.recv(0).0, b"let go");
+    assert_eq!(rank.recv(0).0, b"release pins");
     assert_eq!(fallocate(pins, punch, 0, 65_536), Ok(()));
     drop(connection);
 }
@@ -224,7 +224,7 @@ fn body(rank: &Rank) {
         client.delete(object.id()).unwrap();
     }
     assert_eq!(client.status().unwrap().retired, 2, "retained by the intruder's pins");
-    rank.send(1, b"let go", &[]);
+    rank.send(1, b"release pins", &[]);
     // The server scans pins every second.
     while client.status().unwrap().retired > 0 {
         std::thread::yield_now();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, memfd};
 
 use super::headroom::{Headroom, MemoryPurpose};
-use super::outbox::{FlushResult, PacketQueue};
+use super::packet_queue::{FlushResult, PacketQueue};
 use super::poller::Interest;
 use crate::id::ClientId;
 use crate::keeper::{DescriptorKey, DescriptorTable};
@@ -78,7 +78,7 @@ pub(super) struct ClientConnection {
     pub(super) phase: ConnectionPhase,
     /// The events that the poller currently waits for.
     pub(super) interest: Interest,
-    outbox: PacketQueue,
+    packet_queue: PacketQueue,
     /// Whether the client has closed its end.
     is_peer_closed: bool,
     assembler: MessageAssembler,
@@ -155,7 +155,7 @@ impl ClientConnection {
             account,
             phase,
             interest: Interest::default(),
-            outbox: PacketQueue::default(),
+            packet_queue: PacketQueue::default(),
             is_peer_closed: false,
             assembler: MessageAssembler::default(),
             message: None,
@@ -211,7 +211,7 @@ impl ClientConnection {
         let is_read = matches!(self.phase, ConnectionPhase::AwaitingHello | ConnectionPhase::Open);
         Interest {
             read: is_read && !self.needs_slot,
-            write: !self.outbox.is_empty()
+            write: !self.packet_queue.is_empty()
                 && !self.is_peer_closed
                 && self.phase != ConnectionPhase::Disconnected,
         }
@@ -219,7 +219,7 @@ impl ClientConnection {
 
     /// Drops all queued and incomplete messages.
     pub(super) fn drop_messages(&mut self) {
-        self.outbox = PacketQueue::default();
+        self.packet_queue = PacketQueue::default();
         self.assembler = MessageAssembler::default();
         self.message = None;
         self.needs_slot = false;
@@ -238,7 +238,7 @@ impl ClientConnection {
 
     /// Whether no packet is queued for the client.
     pub(super) fn has_sent_all(&self) -> bool {
-        self.outbox.is_empty()
+        self.packet_queue.is_empty()
     }
 
     /// Sends a response, now or when the client reads. Refused if too much is queued for the client.
@@ -249,7 +249,7 @@ impl ClientConnection {
         match frame::encode(response, &[]) {
             Ok(packets) => {
                 let charge = self.account.charge(PacketQueue::cost(&packets, &fds))?;
-                self.outbox.push(packets, fds, Some(charge));
+                self.packet_queue.push(packets, fds, Some(charge));
             }
             Err(malformed) => tracing::error!(%malformed, "cannot encode a response"),
         }
@@ -259,7 +259,9 @@ impl ClientConnection {
 
     /// Sends packets that are stored elsewhere, if nothing is queued and the socket accepts them. Returns whether it did.
     pub(super) fn try_send_packets(&mut self, packets: &[Vec<u8>]) -> bool {
-        let Some(socket) = self.socket.as_ref().filter(|_| self.outbox.is_empty()) else { return false };
+        let Some(socket) = self.socket.as_ref().filter(|_| self.packet_queue.is_empty()) else {
+            return false;
+        };
         let mut sent = packets.iter().map(|packet| socket.send(packet, &[], Deadline::NOW));
         match sent.find_map(Result::err) {
             None => true,
@@ -275,10 +277,10 @@ impl ClientConnection {
     /// earlier messages of the client, such as a goodbye, are still read.
     pub(super) fn flush(&mut self) {
         if let Some(socket) = &self.socket
-            && self.outbox.flush(socket) == FlushResult::Broken
+            && self.packet_queue.flush(socket) == FlushResult::Broken
         {
             self.is_peer_closed = true;
-            self.outbox = PacketQueue::default();
+            self.packet_queue = PacketQueue::default();
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 
-use super::outbox::{FlushResult, PacketQueue};
+use super::packet_queue::{FlushResult, PacketQueue};
 use super::poller::{FixedSource, Interest, Poller};
 use crate::id::{AllocationId, ClientId};
 use crate::keeper::{DescriptorKey, DescriptorTable, Launch, ProcessRole, ToKeeper, ToServer};
@@ -52,7 +52,7 @@ pub(super) enum ParkAction {
 #[derive(Debug)]
 struct KeeperProcess {
     socket: PacketSocket,
-    outbox: PacketQueue,
+    packet_queue: PacketQueue,
     /// Set if this process has started the keeper and has to reap it.
     child: Option<Child>,
     interest: Interest,
@@ -100,7 +100,7 @@ impl<'a> KeeperLink<'a> {
             launch,
         };
         link.attach(
-            KeeperProcess { socket, outbox: PacketQueue::default(), child: None, interest: READ },
+            KeeperProcess { socket, packet_queue: PacketQueue::default(), child: None, interest: READ },
             poller,
         )?;
         Ok(link)
@@ -115,7 +115,7 @@ impl<'a> KeeperLink<'a> {
     /// Whether more clients may be accepted: not while the keeper reads too slowly, nor after a failure to start one.
     pub(super) fn accepts_clients(&self) -> bool {
         match &self.peer {
-            Some(peer) => peer.outbox.len() <= MAX_QUEUED,
+            Some(peer) => peer.packet_queue.len() <= MAX_QUEUED,
             None => self.retry_at.is_none(),
         }
     }
@@ -197,7 +197,7 @@ impl<'a> KeeperLink<'a> {
 
     fn queue(&mut self, message: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
         if let (Some(peer), Ok(bytes)) = (&mut self.peer, postcard::to_allocvec(message)) {
-            peer.outbox.push(vec![bytes], fds, None);
+            peer.packet_queue.push(vec![bytes], fds, None);
         }
     }
 
@@ -207,10 +207,10 @@ impl<'a> KeeperLink<'a> {
             self.send_released();
         }
         let Some(peer) = &mut self.peer else { return true };
-        if peer.outbox.flush(&peer.socket) == FlushResult::Broken {
+        if peer.packet_queue.flush(&peer.socket) == FlushResult::Broken {
             return false;
         }
-        let interest = Interest { read: true, write: !peer.outbox.is_empty() };
+        let interest = Interest { read: true, write: !peer.packet_queue.is_empty() };
         if interest != peer.interest && poller.set_fixed(FixedSource::Keeper, &peer.socket, interest).is_ok()
         {
             peer.interest = interest;
@@ -304,7 +304,12 @@ impl<'a> KeeperLink<'a> {
             .map_err(|source| Error::Launch { source })?;
         descriptors.send(&socket)?;
         self.attach(
-            KeeperProcess { socket, outbox: PacketQueue::default(), child: Some(child), interest: READ },
+            KeeperProcess {
+                socket,
+                packet_queue: PacketQueue::default(),
+                child: Some(child),
+                interest: READ,
+            },
             poller,
         )
     }

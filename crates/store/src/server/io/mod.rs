@@ -6,7 +6,7 @@
 //! | [`startup`], [`index_memory`] | starts a server from the descriptors of the keeper |
 //! | [`executor`] | carries out outputs |
 //! | [`accept`], [`admission`] | how a client connects and is admitted |
-//! | [`clients`], [`connection`], [`outbox`], [`message_slots`] | connections, and messages in both directions |
+//! | [`clients`], [`connection`], [`packet_queue`], [`message_slots`] | connections, and messages in both directions |
 //! | [`watchers`] | events, and the clients that watch names |
 //! | [`keeper_link`] | the connection to the keeper |
 //! | [`memory_table`] | descriptors and maps of memory, and pin pages |
@@ -25,7 +25,7 @@ mod index_memory;
 mod keeper_link;
 mod memory_table;
 mod message_slots;
-mod outbox;
+mod packet_queue;
 mod poller;
 mod startup;
 mod watchers;

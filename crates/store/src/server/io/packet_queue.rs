@@ -91,28 +91,28 @@ mod tests {
     #[test]
     fn packets_that_a_full_socket_rejects_are_queued_in_order() {
         let (local, peer) = PacketSocket::pair().unwrap();
-        let (mut outbox, mut budget) = (PacketQueue::default(), unlimited());
+        let (mut packet_queue, mut budget) = (PacketQueue::default(), unlimited());
         let account = budget.open(7);
         let zero = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
         for number in 0..20_u8 {
             let packets = vec![vec![number; 30_000], vec![number; 10]];
             let charge = account.charge(PacketQueue::cost(&packets, std::slice::from_ref(&zero))).unwrap();
-            outbox.push(packets, vec![zero.clone()], Some(charge));
+            packet_queue.push(packets, vec![zero.clone()], Some(charge));
         }
-        assert_eq!(outbox.len(), 20 * 30_010);
+        assert_eq!(packet_queue.len(), 20 * 30_010);
         assert_eq!(budget.held(), Amount { bytes: 20 * (30_010 + 2 * PACKET_COST), descriptors: 20 });
-        assert_eq!(outbox.flush(&local), FlushResult::Full);
+        assert_eq!(packet_queue.flush(&local), FlushResult::Full);
         let mut buffer = vec![0; 40_000];
         for number in 0..20_u8 {
             let (len, fds) = peer.recv_with_fds(&mut buffer, 1, Deadline::NEVER).unwrap();
             assert_eq!((len, fds.len(), buffer[0]), (30_000, 0, number));
             let (len, fds) = peer.recv_with_fds(&mut buffer, 1, Deadline::NEVER).unwrap();
             assert_eq!((len, fds.len(), buffer[0]), (10, 1, number));
-            outbox.flush(&local);
+            packet_queue.flush(&local);
         }
-        assert_eq!((outbox.queue.len(), outbox.len(), budget.held()), (0, 0, Amount::default()));
+        assert_eq!((packet_queue.queue.len(), packet_queue.len(), budget.held()), (0, 0, Amount::default()));
         drop(peer);
-        outbox.push(vec![vec![1]], vec![], None);
-        assert_eq!(outbox.flush(&local), FlushResult::Broken);
+        packet_queue.push(vec![vec![1]], vec![], None);
+        assert_eq!(packet_queue.flush(&local), FlushResult::Broken);
     }
 }
