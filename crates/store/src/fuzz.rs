@@ -89,8 +89,8 @@ impl ServerMemory for AllocationLens {
 /// If the server allocates more than its quota, or frees memory that does not exist.
 pub fn requests(bytes: &[u8]) {
     let geometry = Geometry { slots: 16, allocations: 4 };
-    let memory = Memfd::create("fuzz", geometry.len()).expect("memory");
-    let map = SharedMap::create(&memory, Protection::ReadWrite).expect("a map");
+    let memory = Memfd::create("fuzz", geometry.len()).expect("cannot create the memory");
+    let map = SharedMap::create(&memory, Protection::ReadWrite).expect("cannot map the memory");
     let index = ObjectIndex::format(MappedCells::new(map), geometry);
     let settings = ServerSettings {
         host: POLICY,
@@ -166,10 +166,12 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
     let part = |offset, len| ByteRange { offset, len };
     let adopt = |place, len, part| RequestKind::Adopt { label: label("adopted"), place, len, part };
     let find = RequestKind::Find { name: "small".to_owned(), wait: 5 };
-    let request = |id, kind| encode(&Request { id, resends: 0, kind }, &[]).expect("a request");
-    let small =
-        |id| encode(&Request { id, resends: 0, kind: create("small", 5) }, b"bytes").expect("a request");
-    let answer = |answer| encode(&Response { id: 7, answer }, &[]).expect("a response");
+    let request = |id, kind| encode(&Request { id, resends: 0, kind }, &[]).expect("cannot encode a request");
+    let small = |id| {
+        encode(&Request { id, resends: 0, kind: create("small", 5) }, b"bytes")
+            .expect("cannot encode a request")
+    };
+    let answer = |answer| encode(&Response { id: 7, answer }, &[]).expect("cannot encode a response");
     let encode_packets = |messages: Vec<Vec<Vec<u8>>>| {
         let packets = messages.into_iter().flatten();
         packets

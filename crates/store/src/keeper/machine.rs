@@ -142,7 +142,7 @@ mod tests {
                 assert_eq!(keeper.step(now, KeeperInput::Ready), None);
             }
             assert_eq!(keeper.step(now, KeeperInput::ServerDied), None);
-            let until = keeper.wake_at().expect("a backoff");
+            let until = keeper.wake_at().expect("the keeper must back off");
             assert_eq!(keeper.step(until - at(1), KeeperInput::Tick), None);
             assert_eq!(keeper.step(until, KeeperInput::Tick), Some(KeeperOutput::StartServer));
             backoffs.push((until - now).as_millis());

@@ -65,7 +65,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     pub(super) fn pop(&mut self) -> Option<(K, T)> {
         let (_, key) = self.order.pop_first()?;
         let queue = self.queues.get_mut(&key).expect("a key with a position has items");
-        let item = queue.items.pop_front().expect("a lane is removed with its last item");
+        let item = queue.items.pop_front().expect("the queue of a key is removed with its last item");
         self.len -= 1;
         if queue.items.is_empty() {
             self.queues.remove(&key);

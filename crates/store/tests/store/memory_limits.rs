@@ -28,7 +28,7 @@ fn a_put_beyond_the_limit_of_the_control_group_is_refused_and_kills_no_server() 
     let put = |number: usize| client.put(&format!("object {number}"), &content);
     let refused =
         (0..LIMIT / content.len()).find_map(|number| put(number).err().map(|error| (number, error)));
-    let (count, error) = refused.expect("the group has a limit");
+    let (count, error) = refused.expect("the limit of the cgroup was not reached");
     assert!(is_cgroup_limit(&error, content.len()), "{error:?}");
     assert!(count >= LIMIT / 2 / content.len(), "only {count} objects");
     // Small objects succeed while there is an arena for them, or are refused for the same reason.

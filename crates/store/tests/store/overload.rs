@@ -242,7 +242,7 @@ impl Attacker<'_> {
                 self.connections[at] = None;
                 self.open(at, true);
             }
-            Attack::All => unreachable!("each process has one of the others"),
+            Attack::All => unreachable!("`All` is resolved to one attack for each process"),
         }
     }
 

@@ -343,7 +343,7 @@ mod tests {
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);
         sim.advance(IDLE_DELAY);
-        let wake = sim.server.wake_at().expect("a block to expire");
+        let wake = sim.server.wake_at().expect("no block to expire");
         let outputs = sim.server.step(StepTime { elapsed: wake, unix: 0 }, Input::Tick, &mut sim.memory);
         assert!(matches!(outputs[..], [Output::Release { .. }, Output::Release { .. }]), "{outputs:?}");
         assert_eq!((sim.server.state.memory.prealloc().held(), sim.server.wake_at()), (0, None));
@@ -356,7 +356,7 @@ mod tests {
         put(&mut sim, client, "object", LEN);
         sim.advance(IDLE_DELAY);
         sim.server.state.memory.prealloc().blocks.truncate(1);
-        let id = sim.server.state.memory.prealloc().ids().next().expect("one block");
+        let id = sim.server.state.memory.prealloc().ids().next().expect("no block is being preallocated");
         sim.server.state.memory.prealloc().blocks[0].is_ready = false;
         let request = crate::protocol::Request { id: 99, resends: 0, kind: create("next", LEN, &[], 0) };
         let input = Input::Request { client, request, payload: Vec::new().into(), charge: None };

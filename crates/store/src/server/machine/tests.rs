@@ -380,11 +380,11 @@ fn a_failed_allocation_is_answered_and_loses_nothing() {
     let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     let [Output::Allocate { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
-    let outputs = sim.step(Input::Allocated { allocation, outcome: Err("no room".to_owned()) });
+    let outputs = sim.step(Input::Allocated { allocation, outcome: Err("no memory left".to_owned()) });
     let [Output::Release { .. }, Output::Respond { response, .. }] = &outputs[..] else {
         panic!("{outputs:?}")
     };
-    let refusal = Refusal::NoMemory { len: 32 << 10, reason: "no room".to_owned() };
+    let refusal = Refusal::NoMemory { len: 32 << 10, reason: "no memory left".to_owned() };
     assert_eq!(response.answer, Answer::Refused(refusal));
     assert_eq!(sim.status(client).host.used, 0);
 }
