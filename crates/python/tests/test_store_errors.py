@@ -52,7 +52,7 @@ class Twice(Mapping[str, Any]):
         (lambda client: client.put("x" * 201, b""), errors.WrongValue, "a name of 201 bytes is too long"),
         (lambda client: client.get("x", timeout=-1), errors.WrongValue, "cannot wait for -1 seconds"),
         (lambda client: client.put("x", b"", timeout=float("nan")), errors.WrongValue, "cannot wait for NaN"),
-        (lambda client: client.create("x", (1 << 40,), "int8"), errors.OverQuota, "cannot take 1 TiB more"),
+        (lambda client: client.create("x", (1 << 40,), "int8"), errors.OverQuota, "cannot allocate 1 TiB"),
         (lambda client: store.Client("/nowhere/socket"), errors.ServerLost, "no store is served at `/nowhere/socket`"),
     ],
 )
@@ -77,7 +77,7 @@ def test_an_exception_of_somebody_else_is_noted_with_its_name(client: store.Clie
 
 
 def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> None:
-    with pytest.raises(errors.WrongValue, match="a description of .* bytes is too long"):
+    with pytest.raises(errors.WrongValue, match="metadata of .* bytes is too long"):
         client.create("dimensions", (1,) * 200, "int8")
 
 
@@ -96,7 +96,7 @@ def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> No
 def test_an_empty_name_is_refused_before_anything_is_taken(client: store.Client, call: Any) -> None:
     client.put("named", b"")
     before = client.status()
-    with pytest.raises(errors.WrongValue, match="an empty name is no name") as caught:
+    with pytest.raises(errors.WrongValue, match="the name of an object must not be empty") as caught:
         call(client)
     assert caught.value.hint and caught.value.code == "empty-name"
     after = client.status()

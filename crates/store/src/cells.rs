@@ -1,51 +1,49 @@
-//! Memory that the server and its clients share, as cells of eight bytes: every access is atomic.
+//! Memory that the server shares with its clients, as atomic cells of eight bytes.
 //!
-//! What goes through [`Cells`] can be recorded, cut off after any store, and walked through every interleaving: the
-//! tests of the index and of the pins are implementations of it.
+//! [`Cells`] is a trait so that tests can record all stores, replay any prefix of them, and run every interleaving under loom.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use wholemem_os::SharedMap;
 
-/// The places where the protocols between processes need an order of all, each with the name it is taken away by in
-/// a test.
+/// The sequentially consistent fences of the protocols between processes. Tests remove each of them by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fence {
-    /// A reader has written its pin, and will look whether the object is still there.
+pub(crate) enum FencePoint {
+    /// A reader has written its pin and next checks that the object is still sealed.
     Pin,
-    /// A reader has cleared its pin, and will look whether somebody waits for that.
+    /// A reader has cleared its pin and next checks whether the server waits for that.
     Unpin,
-    /// The server has marked an object as deleted, and will look for pins.
+    /// The server has marked an object as deleted and next scans the pins.
     Retire,
-    /// The server will write a record where another was, or a reader has read one and looks whether it still stands.
+    /// The server is about to overwrite a record, or a reader has read a record and next checks that it is still valid (seqlock).
     Record,
 }
 
-/// Cells of eight bytes, shared with other processes.
+/// Cells of eight bytes that are shared with other processes.
 ///
 /// # Panics
-/// Every access panics for a cell that is not there, as a slice does, and a store for memory received read-only.
+/// Every access panics if the index is out of bounds, as a slice does; a store panics if the memory is mapped read-only.
 pub(crate) trait Cells {
-    /// How many there are.
+    /// Returns the number of cells.
     fn count(&self) -> usize;
-    /// The value, with no promise about other cells.
+    /// Loads a cell with relaxed ordering.
     fn load(&self, at: usize) -> u64;
-    /// The value; what its writer stored before releasing it is visible afterwards.
+    /// Loads a cell with acquire ordering.
     fn load_acquire(&self, at: usize) -> u64;
-    /// Stores, with no promise about other cells.
+    /// Stores to a cell with relaxed ordering.
     fn store(&self, at: usize, value: u64);
-    /// Stores after everything before it.
+    /// Stores to a cell with release ordering.
     fn store_release(&self, at: usize, value: u64);
-    /// An order that all agree on.
-    fn fence(&self, place: Fence);
+    /// A sequentially consistent fence.
+    fn fence(&self, place: FencePoint);
 }
 
 /// The cells of a mapped memory file.
 #[derive(Debug, Clone)]
 pub(crate) struct MappedCells(Arc<SharedMap>);
 
-const WITHIN: &str = "a cell that was counted before";
+const WITHIN: &str = "the index of the cell is below `count`";
 
 impl MappedCells {
     pub(crate) fn new(map: SharedMap) -> Self {
@@ -74,25 +72,25 @@ impl Cells for MappedCells {
         self.0.bytes().atomic_u64(at * size_of::<u64>()).expect(WITHIN).store(value, Ordering::Release);
     }
 
-    fn fence(&self, _: Fence) {
+    fn fence(&self, _: FencePoint) {
         fence(Ordering::SeqCst);
     }
 }
 
-/// Cells of this process alone, which remember every store: for tests.
+/// Cells in private memory that record every store, for tests.
 #[cfg(test)]
 pub(crate) mod recorded {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    use super::{Cells, Fence};
+    use super::{Cells, FencePoint};
 
-    /// Clones are the same cells.
+    /// Clones share the same cells.
     #[derive(Debug, Clone)]
-    pub(crate) struct RecordedCells(Rc<RefCell<Recording>>);
+    pub(crate) struct RecordedCells(Rc<RefCell<CellRecording>>);
 
     #[derive(Debug)]
-    struct Recording {
+    struct CellRecording {
         cells: Vec<u64>,
         stores: Vec<(usize, u64)>,
     }
@@ -103,10 +101,10 @@ pub(crate) mod recorded {
         }
 
         pub(crate) fn from_cells(cells: Vec<u64>) -> Self {
-            Self(Rc::new(RefCell::new(Recording { cells, stores: Vec::new() })))
+            Self(Rc::new(RefCell::new(CellRecording { cells, stores: Vec::new() })))
         }
 
-        /// The stores since the last call, and the cells as they were before them.
+        /// The stores since the last call. `before` is left empty.
         pub(crate) fn take(&self) -> Prefixes {
             let mut recording = self.0.borrow_mut();
             let stores = std::mem::take(&mut recording.stores);
@@ -118,7 +116,7 @@ pub(crate) mod recorded {
         }
     }
 
-    /// A sequence of stores, to be replayed up to any of them.
+    /// A sequence of stores, any prefix of which can be replayed.
     #[derive(Debug)]
     pub(crate) struct Prefixes {
         pub(crate) before: Vec<u64>,
@@ -158,7 +156,7 @@ pub(crate) mod recorded {
             self.store(at, value);
         }
 
-        fn fence(&self, _: Fence) {}
+        fn fence(&self, _: FencePoint) {}
     }
 }
 
@@ -170,14 +168,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_of_a_file_are_the_same_through_every_map() {
+    fn all_maps_of_a_file_share_its_cells() {
         let memory = Memfd::create("test", 4096).unwrap();
         let writer = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite).unwrap());
         let reader = MappedCells::new(SharedMap::create(&memory, Protection::Read).unwrap());
         assert_eq!((writer.count(), reader.count()), (512, 512));
         writer.store(511, 7);
         writer.store_release(0, 9);
-        writer.fence(Fence::Record);
+        writer.fence(FencePoint::Record);
         assert_eq!((reader.load_acquire(0), reader.load(511)), (9, 7));
     }
 }

@@ -12,7 +12,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_has_a_lower_half() {
+    fn low_u32_masks_the_upper_half() {
         assert_eq!([7, 1 << 32, u64::MAX].map(low_u32), [7, 0, u32::MAX]);
     }
 }

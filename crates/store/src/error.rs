@@ -1,4 +1,4 @@
-//! What can go wrong with a store.
+//! Errors of the store.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,117 +10,117 @@ use crate::{IndexError, ObjectId, Refusal};
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong with a store.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server did not do what was asked.
+    /// The server refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
 
-    /// No server is there.
+    /// No server listens at the socket.
     #[error("no store is served at `{}`", path.display())]
     NotServed {
-        /// The socket where one was looked for.
+        /// The path of the socket.
         path: PathBuf,
     },
 
-    /// No socket is named, and there is no folder where it would be by itself.
+    /// No socket is given, and the folder of the default socket does not exist.
     #[error(
-        "cannot tell where the store is: there is no folder {}; name its socket in `WHOLEMEM_SOCKET`",
+        "no socket of a store is given, and the folder of the default socket, `{}`, does not exist; set `WHOLEMEM_SOCKET`",
         folder.display()
     )]
     NoSocket {
-        /// The folder where it would be.
+        /// The folder of the default socket.
         folder: PathBuf,
     },
 
-    /// Another store is served there.
-    #[error("a store is served at `{}` already", path.display())]
+    /// Another server listens at the socket.
+    #[error("another server already listens at `{}`", path.display())]
     AlreadyServed {
-        /// Its socket.
+        /// The path of the socket.
         path: PathBuf,
     },
 
-    /// A file is where the socket was to be, and is none.
-    #[error("`{}` is a file already, and no socket", path.display())]
+    /// The path of the socket is an existing file that is not a socket.
+    #[error("`{}` exists and is not a socket", path.display())]
     NotASocket {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
 
-    /// The socket can be neither made nor connected to.
+    /// The socket can be neither created nor connected to.
     #[error("cannot use the socket `{}`", path.display())]
     Socket {
-        /// Where it is, or was to be.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The failed system call.
         source: wholemem_os::Error,
     },
 
-    /// The deadline came before the answer.
+    /// The deadline passed before the server answered.
     #[error("the deadline passed before the server answered")]
     TimedOut,
 
-    /// Whoever waited was told not to, by [`interruptible`](wholemem_os::interrupt::interruptible).
+    /// The wait was interrupted by [`interruptible`](wholemem_os::interrupt::interruptible).
     #[error("the call was interrupted before the server answered")]
     Interrupted,
 
-    /// The server has disconnected this client, or the store has ended.
+    /// The server has closed the connection, or the store has ended.
     #[error("the store has closed the connection")]
     Disconnected,
 
-    /// The server that told of what happens to names was replaced, and the next one has just been asked to.
+    /// The server that sent events was replaced. The watch is registered with the new server; events in between may be lost.
     #[error(
-        "the server was replaced: what happened to names that begin with `{}` may have been missed", Visible(.prefix)
+        "the server was replaced: events of names that begin with `{}` may be lost", Visible(.prefix)
     )]
     EventsMissed {
-        /// What was watched for.
+        /// The prefix of the watched names.
         prefix: String,
     },
 
-    /// The other side said what is no message of the protocol.
-    #[error("the store broke the protocol: {rule}")]
+    /// The server sent a message that violates the protocol.
+    #[error("the store violated the protocol: {rule}")]
     Protocol {
-        /// The rule it broke.
+        /// The rule of the protocol that was violated.
         rule: &'static str,
     },
 
     /// All pins of this client are in use.
-    #[error("this process holds {limit} objects at once, and can hold no more")]
+    #[error("this process holds {limit} objects, which is the limit")]
     TooManyPins {
-        /// How many it can hold.
+        /// The number of objects that a client can hold.
         limit: usize,
     },
 
-    /// A name without a letter, where an object is to be found by it.
-    #[error("an empty name is no name")]
+    /// The name of an object is empty where a name is required.
+    #[error("the name of an object must not be empty")]
     EmptyName,
 
-    /// More bytes than the object has.
-    #[error("cannot write {len} bytes at offset {offset}: the object has {size}")]
+    /// A write exceeds the length of the object.
+    #[error("cannot write {len} bytes at offset {offset}: the object has {size} bytes")]
     OutOfRange {
-        /// Where they were to begin.
+        /// The offset of the write, in bytes.
         offset: usize,
-        /// How many there were.
+        /// The length of the write, in bytes.
         len: usize,
-        /// How long the object is.
+        /// The length of the object, in bytes.
         size: usize,
     },
 
-    /// An object whose bytes are not the processor's to reach.
-    #[error("object {object} is on a device, and its bytes are reached by a stream")]
+    /// The object is in device memory, which the CPU cannot access directly.
+    #[error("object {object} is in device memory: copy its bytes with a stream")]
     OnDevice {
-        /// Which one.
+        /// The id of the object.
         object: ObjectId,
     },
 
-    /// A device that the server has and this process does not see.
-    #[error("the object is on a device that this process does not see; look at `CUDA_VISIBLE_DEVICES`")]
+    /// The object is on a device of the server that is not visible to this process.
+    #[error("the object is on a device that is not visible to this process; check `CUDA_VISIBLE_DEVICES`")]
     DeviceHidden,
 
-    /// This process is a forked child, where inherited clients do nothing.
-    #[error("a store's client cannot be used in a forked child")]
+    /// The client was inherited by a forked child, where it cannot be used.
+    #[error("a client of a store cannot be used in a forked child")]
     Forked,
 
     /// The index cannot be used.
@@ -130,32 +130,32 @@ pub enum Error {
     /// A process of the store could not be started.
     #[error("cannot start a process of the store")]
     Launch {
-        /// Why.
+        /// The error of the launch.
         source: io::Error,
     },
 
-    /// No server came to serve, and the reason is what it said.
-    #[error("the server ended before it served")]
+    /// The server exited before it was ready. It has reported its own error.
+    #[error("the server exited before it was ready")]
     NeverServed,
 
-    /// What one process of a store hands over to another is not all there.
-    #[error("the store handed over no descriptor of {what}")]
+    /// A hand-over between the processes of a store lacks a descriptor.
+    #[error("the hand-over between the processes of the store lacks the descriptor of {what}")]
     Incomplete {
-        /// What is missing.
+        /// The missing descriptor.
         what: &'static str,
     },
 
-    /// The memory layer refused something.
+    /// An operation of the memory layer failed.
     #[error(transparent)]
     Memory(#[from] wholemem_hal::Error),
 
-    /// The kernel refused something.
+    /// A system call failed.
     #[error(transparent)]
     Os(#[from] wholemem_os::Error),
 }
 
 impl Error {
-    /// A name for the kind of error that stays the same between versions, for programs.
+    /// A stable identifier of the kind of error, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
-//! What a fuzzer feeds: functions over any bytes that panic where a promise about hostile bytes is broken.
+//! Fuzzing entry points: functions of arbitrary bytes that panic if an invariant is violated.
 //!
-//! The corpora in `fuzz/corpus` are played to them in the tests, with changes by a seeded dice. Nothing else uses this.
+//! Tests run the corpora in `fuzz/corpus`, with seeded mutations. No other code uses this module.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,14 +10,15 @@ use wholemem_os::{Memfd, SharedMap};
 
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId, ObjectId};
-use crate::index::{Geometry, Index};
-use crate::protocol::frame::{Assembly, Payload, decode, encode};
-use crate::protocol::{Ask, PROTOCOL, Request, Response};
+use crate::index::{Geometry, ObjectIndex};
+use crate::protocol::frame::{MessageAssembler, Payload, decode, encode};
+use crate::protocol::{PROTOCOL, Request, RequestKind, Response};
 use crate::server::{
-    Budget, Input, Limits, Now, Output, PinPosition, Server, ServerMemory, Settings, Survivors, Terms,
+    AllocationPolicy, Budget, BudgetLimits, InheritedState, Input, Output, PinPosition, Server, ServerMemory,
+    ServerSettings, StepTime,
 };
 
-/// Packets, each behind two bytes that say how long it is.
+/// Splits the input into packets, each prefixed by its length in two bytes.
 fn packets(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -29,42 +30,42 @@ fn packets(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Bytes as the packets of a peer.
+/// Decodes the input as packets of a peer.
 ///
 /// # Panics
-/// When a message is decoded that is not what it is encoded as.
+/// If a decoded message does not survive encoding and decoding.
 pub fn messages(bytes: &[u8]) {
-    let mut assembly = Assembly::default();
+    let mut assembler = MessageAssembler::default();
     for packet in packets(bytes) {
-        let Ok(Some(message)) = assembly.push(packet) else { continue };
+        let Ok(Some(message)) = assembler.push(packet) else { continue };
         if let Ok((request, payload)) = decode::<Request>(&message) {
-            let again = encode(&request, payload).expect("what was a message is one");
-            assert_eq!(whole(&again), Some((request, payload.to_vec())));
+            let encoded = encode(&request, payload).expect("a decoded message can be encoded");
+            assert_eq!(reassemble(&encoded), Some((request, payload.to_vec())));
         }
         if let Ok((response, payload)) = decode::<Response>(&message) {
-            let again = encode(&response, payload).expect("what was a message is one");
-            assert_eq!(whole(&again), Some((response, payload.to_vec())));
+            let encoded = encode(&response, payload).expect("a decoded message can be encoded");
+            assert_eq!(reassemble(&encoded), Some((response, payload.to_vec())));
         }
     }
 }
 
-fn whole<T: serde::de::DeserializeOwned>(packets: &[Vec<u8>]) -> Option<(T, Vec<u8>)> {
-    let mut assembly = Assembly::default();
-    let message = packets.iter().find_map(|packet| assembly.push(packet).ok()?)?;
+fn reassemble<T: serde::de::DeserializeOwned>(packets: &[Vec<u8>]) -> Option<(T, Vec<u8>)> {
+    let mut assembler = MessageAssembler::default();
+    let message = packets.iter().find_map(|packet| assembler.push(packet).ok()?)?;
     decode(&message).ok().map(|(decoded, payload)| (decoded, payload.to_vec()))
 }
 
-const TERMS: Terms =
-    Terms { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
+const POLICY: AllocationPolicy =
+    AllocationPolicy { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
 
-/// The lengths of the allocations there are, so that no byte is written beside them.
+/// The lengths of all allocations, to check that no byte is written outside of them.
 #[derive(Default)]
 struct AllocationLens(BTreeMap<AllocationId, u64>);
 
 impl ServerMemory for AllocationLens {
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
-        let len = self.0.get(&allocation).copied().expect("an arena that is there");
-        assert!(offset + bytes.len() as u64 <= len, "within the arena");
+        let len = self.0.get(&allocation).copied().expect("the arena exists");
+        assert!(offset + bytes.len() as u64 <= len, "a write exceeds the arena");
         true
     }
 
@@ -82,31 +83,36 @@ impl ServerMemory for AllocationLens {
     }
 }
 
-/// Bytes as the requests of a client, whose memory is made at once.
+/// Runs the input as requests of a client against the server's state machine. Memory is allocated at once.
 ///
 /// # Panics
-/// When the server takes more than its quota, or releases what it does not have.
+/// If the server allocates more than its quota, or frees memory that does not exist.
 pub fn requests(bytes: &[u8]) {
     let geometry = Geometry { slots: 16, allocations: 4 };
-    let memory = Memfd::create("fuzz", geometry.len()).expect("memory");
-    let map = SharedMap::create(&memory, Protection::ReadWrite).expect("a map");
-    let index = Index::format(MappedCells::new(map), geometry);
-    let settings =
-        Settings { host: TERMS, device: TERMS, devices: Vec::new(), user: 0, ahead: TERMS.quota / 4 };
-    let (mut memory, mut now) = (AllocationLens::default(), Now { elapsed: Duration::ZERO, unix: 0 });
-    let (mut server, _) = Server::recover(index, &settings, &Survivors::default(), now, &mut memory);
+    let memory = Memfd::create("fuzz", geometry.len()).expect("cannot create the memory");
+    let map = SharedMap::create(&memory, Protection::ReadWrite).expect("cannot map the memory");
+    let index = ObjectIndex::format(MappedCells::new(map), geometry);
+    let settings = ServerSettings {
+        host: POLICY,
+        device: POLICY,
+        devices: Vec::new(),
+        user: 0,
+        prealloc_limit: POLICY.quota / 4,
+    };
+    let (mut memory, mut now) = (AllocationLens::default(), StepTime { elapsed: Duration::ZERO, unix: 0 });
+    let (mut server, _) = Server::recover(index, &settings, &InheritedState::default(), now, &mut memory);
     let client = ClientId(1);
-    let mut budget = Budget::new(0, Limits::of_server(TERMS.quota, 1 << 10));
-    let hello = Request { id: 1, again: 0, ask: Ask::Hello { protocol: PROTOCOL } };
+    let mut budget = Budget::new(0, BudgetLimits::of_server(POLICY.quota, 1 << 10));
+    let hello = Request { id: 1, resends: 0, kind: RequestKind::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
-        // As one who is trusted, and heard in everything.
+        // A client of the server's own user, which may send every request.
         Input::Joined { client, account: budget.open(0) },
         Input::Request { client, request: hello, payload: Payload::default(), charge: None },
     ];
-    let mut assembly = Assembly::default();
-    let messages = packets(bytes).filter_map(|packet| assembly.push(packet).ok()?);
+    let mut assembler = MessageAssembler::default();
+    let messages = packets(bytes).filter_map(|packet| assembler.push(packet).ok()?);
     for message in messages {
-        // Long enough for memory to be made ahead.
+        // Enough time for memory to be allocated ahead.
         now.elapsed += Duration::from_millis(7);
         inputs.push(Input::Tick);
         if let Ok((request, payload)) = Payload::split::<Request>(message) {
@@ -116,11 +122,14 @@ pub fn requests(bytes: &[u8]) {
             for output in server.step(now, inputs.remove(0), &mut memory) {
                 match output {
                     Output::Allocate { allocation, len, .. } | Output::Import { allocation, len, .. } => {
-                        assert!(memory.0.insert(allocation, len).is_none(), "memory is made once");
+                        assert!(
+                            memory.0.insert(allocation, len).is_none(),
+                            "an allocation was created twice"
+                        );
                         inputs.push(Input::Allocated { allocation, outcome: Ok(()) });
                     }
                     Output::Release { allocation } | Output::Reclaim { allocation } => {
-                        assert!(memory.0.remove(&allocation).is_some(), "memory is released once");
+                        assert!(memory.0.remove(&allocation).is_some(), "an allocation was freed twice");
                     }
                     Output::CloseForWriting { allocation, .. } => {
                         inputs.push(Input::ClosedForWriting { allocation, outcome: Ok(()) });
@@ -133,29 +142,37 @@ pub fn requests(bytes: &[u8]) {
                     | Output::Promote { .. } => {}
                 }
             }
-            assert!(memory.0.values().sum::<u64>() <= TERMS.quota, "within the quota");
+            assert!(memory.0.values().sum::<u64>() <= POLICY.quota, "the allocations exceed the quota");
         }
     }
     server.step(now, Input::Left { client }, &mut memory);
 }
 
-/// A corpus of both: a few of every request there is, encoded.
+/// The seed corpus of both functions: encoded examples of every request.
 #[must_use]
 pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
-    use crate::protocol::{Answer, Label, Member, Part, Refusal};
+    use crate::protocol::{Answer, ByteRange, Label, MemberSpec, Refusal};
     let label = |name: &str| Label { name: name.to_owned(), meta: vec![1, 2] };
     let object = ObjectId::new(0, 0);
-    let create = |name: &str, len| Ask::Create { label: label(name), len, members: Vec::new(), place: 0 };
-    let member = |name: &str| Member { label: label(name), len: 9000 };
-    let pack =
-        Ask::Create { label: label("p"), len: 0, members: vec![member("p/a"), member("p/b")], place: 0 };
-    let part = |offset, len| Part { offset, len };
-    let adopt = |place, len, part| Ask::Adopt { label: label("adopted"), place, len, part };
-    let find = Ask::Find { name: "small".to_owned(), wait: 5 };
-    let request = |id, ask| encode(&Request { id, again: 0, ask }, &[]).expect("a request");
-    let small = |id| encode(&Request { id, again: 0, ask: create("small", 5) }, b"bytes").expect("a request");
-    let answer = |answer| encode(&Response { id: 7, answer }, &[]).expect("a response");
-    let play = |messages: Vec<Vec<Vec<u8>>>| {
+    let create =
+        |name: &str, len| RequestKind::Create { label: label(name), len, members: Vec::new(), place: 0 };
+    let member = |name: &str| MemberSpec { label: label(name), len: 9000 };
+    let pack = RequestKind::Create {
+        label: label("p"),
+        len: 0,
+        members: vec![member("p/a"), member("p/b")],
+        place: 0,
+    };
+    let part = |offset, len| ByteRange { offset, len };
+    let adopt = |place, len, part| RequestKind::Adopt { label: label("adopted"), place, len, part };
+    let find = RequestKind::Find { name: "small".to_owned(), wait: 5 };
+    let request = |id, kind| encode(&Request { id, resends: 0, kind }, &[]).expect("cannot encode a request");
+    let small = |id| {
+        encode(&Request { id, resends: 0, kind: create("small", 5) }, b"bytes")
+            .expect("cannot encode a request")
+    };
+    let answer = |answer| encode(&Response { id: 7, answer }, &[]).expect("cannot encode a response");
+    let encode_packets = |messages: Vec<Vec<Vec<u8>>>| {
         let packets = messages.into_iter().flatten();
         packets
             .flat_map(|packet| {
@@ -165,40 +182,75 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
             .collect::<Vec<u8>>()
     };
     vec![
-        ("small", play(vec![small(2), small(3)])),
-        ("large", play(vec![request(2, create("large", 50_000)), request(3, Ask::Seal { create: 2 })])),
+        ("small", encode_packets(vec![small(2), small(3)])),
+        (
+            "large",
+            encode_packets(vec![
+                request(2, create("large", 50_000)),
+                request(3, RequestKind::Seal { create: 2 }),
+            ]),
+        ),
         (
             "abandoned",
-            play(vec![request(2, create("large", 50_000)), request(3, Ask::Abandon { create: 2 })]),
+            encode_packets(vec![
+                request(2, create("large", 50_000)),
+                request(3, RequestKind::Abandon { create: 2 }),
+            ]),
         ),
-        ("pack", play(vec![request(2, pack), request(3, Ask::Seal { create: 2 })])),
-        ("delete", play(vec![small(2), request(3, Ask::Delete { object })])),
+        ("pack", encode_packets(vec![request(2, pack), request(3, RequestKind::Seal { create: 2 })])),
+        ("delete", encode_packets(vec![small(2), request(3, RequestKind::Delete { object })])),
         (
             "publish",
-            play(vec![small(2), request(3, Ask::Publish { label: label("other"), object, part: None })]),
+            encode_packets(vec![
+                small(2),
+                request(3, RequestKind::Publish { label: label("other"), object, part: None }),
+            ]),
         ),
         (
             "adopt",
-            play(vec![
+            encode_packets(vec![
                 request(2, adopt(0, 8 << 10, part(4096, 100))),
-                request(3, Ask::Publish { label: label("beside"), object, part: Some(part(0, 8 << 10)) }),
+                request(
+                    3,
+                    RequestKind::Publish { label: label("beside"), object, part: Some(part(0, 8 << 10)) },
+                ),
                 request(4, adopt(0, 8 << 10, part(4096, u64::MAX))),
                 request(5, adopt(1, 5, part(0, 5))),
             ]),
         ),
-        ("find", play(vec![request(2, find), small(3), request(4, Ask::Fetch { object })])),
-        ("watch", play(vec![request(2, Ask::Watch { prefix: "s".to_owned() }), small(3), small(4)])),
+        ("find", encode_packets(vec![request(2, find), small(3), request(4, RequestKind::Fetch { object })])),
         (
-            "room",
-            play(vec![
-                request(2, create("large", 1 << 19)),
-                request(3, Ask::AwaitRoom { len: 1 << 20, place: 0, wait: 5 }),
-                request(4, Ask::Abandon { create: 2 }),
+            "watch",
+            encode_packets(vec![
+                request(2, RequestKind::Watch { prefix: "s".to_owned() }),
+                small(3),
+                small(4),
             ]),
         ),
-        ("goodbye", play(vec![request(2, create("large", 50_000)), request(3, Ask::Goodbye), small(4)])),
-        ("status", play(vec![request(2, Ask::Status), request(3, Ask::Kick { object })])),
-        ("answers", play(vec![answer(Answer::Restarted), answer(Answer::Found { object })])),
-        ("refused", play(vec![answer(Answer::Refused(Refusal::NoSuchObject { object }))])),
+        (
+            "await_space",
+            encode_packets(vec![
+                request(2, create("large", 1 << 19)),
+                request(3, RequestKind::AwaitSpace { len: 1 << 20, place: 0, wait: 5 }),
+                request(4, RequestKind::Abandon { create: 2 }),
+            ]),
+        ),
+        (
+            "goodbye",
+            encode_packets(vec![
+                request(2, create("large", 50_000)),
+                request(3, RequestKind::Goodbye),
+                small(4),
+            ]),
+        ),
+        (
+            "status",
+            encode_packets(vec![
+                request(2, RequestKind::Status),
+                request(3, RequestKind::PinReleased { object }),
+            ]),
+        ),
+        ("responses", encode_packets(vec![answer(Answer::Restarted), answer(Answer::Found { object })])),
+        ("refused", encode_packets(vec![answer(Answer::Refused(Refusal::NoSuchObject { object }))])),
     ]
 }

@@ -1,4 +1,4 @@
-//! What objects, allocations and clients are called: numbers that are never given twice.
+//! Identifiers of objects, allocations and clients; no identifier is used twice.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,16 +8,16 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::convert::to_usize;
 
-/// Slots of a table, and so the bits of an id that say which one it is.
+/// Bits of an id that encode the slot of a table.
 const SLOT_BITS: u32 = 24;
 
-/// The most slots a table can have: an id of zero means nothing, so slots count from one in it.
-pub(crate) const MOST_SLOTS: usize = (1 << SLOT_BITS) - 2;
+/// The maximum number of slots of a table. Ids encode slots from one, because zero is not an id.
+pub(crate) const MAX_SLOTS: usize = (1 << SLOT_BITS) - 2;
 
-/// All bits of an id. Those above say what kind of thing it is, where things of several kinds are kept together.
+/// Bits of an id. The bits above are free to encode the kind of an id where several kinds share one number space.
 pub(crate) const ID_BITS: u32 = 60;
 
-/// The last generation of a slot. A slot that reaches it is used no more, so that no id comes twice.
+/// The last generation of a slot. A slot that reaches it is never used again, so that no id repeats.
 pub(crate) const LAST_GENERATION: u64 = (1 << (ID_BITS - SLOT_BITS)) - 1;
 
 macro_rules! slot_id {
@@ -27,26 +27,26 @@ macro_rules! slot_id {
         pub struct $name(#[serde(deserialize_with = "deserialize_number")] u64);
 
         impl $name {
-            /// The id of what a slot holds in one generation.
+            /// The id of the object or allocation in a slot, for one generation of the slot.
             pub(crate) fn new(slot: usize, generation: u64) -> Self {
-                debug_assert!(slot < MOST_SLOTS && generation <= LAST_GENERATION);
+                debug_assert!(slot < MAX_SLOTS && generation <= LAST_GENERATION);
                 Self(generation << SLOT_BITS | (slot as u64 + 1))
             }
 
-            /// The id that a number stands for, if it stands for one.
+            /// Decodes an id; `None` if the number is not an id.
             #[must_use]
             pub fn from_u64(number: u64) -> Option<Self> {
                 is_id(number).then_some(Self(number))
             }
 
-            /// The number itself; never zero.
+            /// The id as a number; never zero.
             #[must_use]
             pub fn as_u64(self) -> u64 {
                 self.0
             }
 
             pub(crate) fn slot(self) -> usize {
-                // Slots count from one in a number.
+                // The number encodes slots from one.
                 to_usize((self.0 & ((1 << SLOT_BITS) - 1)) - 1)
             }
 
@@ -61,14 +61,14 @@ macro_rules! slot_id {
             }
         }
 
-        /// From either form in which an id is written: the number, or slot and generation as it is displayed.
+        /// Parses both textual forms of an id: the number, and `slot.generation` as displayed.
         impl FromStr for $name {
             type Err = ParseIdError;
 
             fn from_str(text: &str) -> Result<Self, ParseIdError> {
                 let number = match text.split_once('.') {
                     None => text.parse().ok(),
-                    Some((slot, generation)) => number_of(slot.parse().ok(), generation.parse().ok()),
+                    Some((slot, generation)) => encode_id(slot.parse().ok(), generation.parse().ok()),
                 };
                 number.and_then(Self::from_u64).ok_or(ParseIdError)
             }
@@ -82,42 +82,42 @@ macro_rules! slot_id {
     };
 }
 
-/// Whether a number stands for an id.
+/// Whether a number is a valid id.
 fn is_id(number: u64) -> bool {
     let slot = number & ((1 << SLOT_BITS) - 1);
-    number >> ID_BITS == 0 && (1..=MOST_SLOTS as u64).contains(&slot)
+    number >> ID_BITS == 0 && (1..=MAX_SLOTS as u64).contains(&slot)
 }
 
-/// Decodes the number of an id. Another number is an error.
+/// Deserializes the number of an id; fails if the number is not an id.
 fn deserialize_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let number = u64::deserialize(deserializer)?;
     if is_id(number) { Ok(number) } else { Err(D::Error::custom(ParseIdError)) }
 }
 
-/// The number of an id, if there can be one of this slot and generation.
-fn number_of(slot: Option<u64>, generation: Option<u64>) -> Option<u64> {
+/// Encodes an id from slot and generation; `None` if either is out of range.
+fn encode_id(slot: Option<u64>, generation: Option<u64>) -> Option<u64> {
     let (slot, generation) = (slot?, generation?);
-    let fits = slot < MOST_SLOTS as u64 && generation <= LAST_GENERATION;
+    let fits = slot < MAX_SLOTS as u64 && generation <= LAST_GENERATION;
     fits.then_some(generation << SLOT_BITS | (slot + 1))
 }
 
-/// A text that is not the id of anything.
+/// The error of a text that is not an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an id: expected a number, or slot and generation such as `12.3`")]
 pub struct ParseIdError;
 
 slot_id! {
-    /// An object: 64 bits that mean it, and no other, for as long as the store lives.
+    /// The id of an object: 64 bits that are never used for another object of the same store.
     #[doc(alias = "ObjectID")]
     ObjectId
 }
 
 slot_id! {
-    /// A piece of memory that objects lie in.
+    /// The id of an allocation: memory that holds objects.
     AllocationId
 }
 
-/// A connection of a client, told from all others also across restarts of the server.
+/// The id of a client's connection; unique also across restarts of the server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ClientId(pub(crate) u64);
 
@@ -127,37 +127,37 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// What a slot holds: nothing, or something at one point of its life.
+/// The state of a slot of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum State {
+pub(crate) enum SlotState {
     Free,
-    /// Made, and being written by its maker alone.
+    /// Created; only its creator may write it.
     Created,
-    /// Never changed again, and there for everybody.
+    /// Immutable, and visible to all clients.
     Sealed,
-    /// No longer found, and kept while somebody has it pinned.
+    /// No longer found by name; retained while a client has it pinned.
     Deleted,
 }
 
-/// The word of a slot: its generation and its state, changed by one store.
+/// The word of a slot: generation and state, changed by one atomic store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word {
+pub(crate) struct SlotWord {
     pub(crate) generation: u64,
-    pub(crate) state: State,
+    pub(crate) state: SlotState,
 }
 
-impl Word {
+impl SlotWord {
     pub(crate) fn encode(self) -> u64 {
         self.generation << 8 | self.state as u64
     }
 
-    /// What a number stands for. A state that nobody stores is a slot to keep away from.
+    /// Decodes a word. An unknown state becomes `Deleted`, so that the slot is not used.
     pub(crate) fn decode(number: u64) -> Self {
         let state = match number & 0xff {
-            0 => State::Free,
-            1 => State::Created,
-            2 => State::Sealed,
-            _ => State::Deleted,
+            0 => SlotState::Free,
+            1 => SlotState::Created,
+            2 => SlotState::Sealed,
+            _ => SlotState::Deleted,
         };
         Self { generation: number >> 8, state }
     }
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_id_tells_its_slot_and_generation(slot in 0..MOST_SLOTS, generation in 0..=LAST_GENERATION) {
+        fn an_id_encodes_its_slot_and_generation(slot in 0..MAX_SLOTS, generation in 0..=LAST_GENERATION) {
             let id = ObjectId::new(slot, generation);
             prop_assert_eq!((id.slot(), id.generation()), (slot, generation));
             prop_assert_eq!(ObjectId::from_u64(id.as_u64()), Some(id));
@@ -179,15 +179,15 @@ mod tests {
         }
 
         #[test]
-        fn a_word_tells_its_generation_and_state(generation in 0..=LAST_GENERATION, state in 0_u64..4) {
-            let word = Word::decode(generation << 8 | state);
+        fn a_word_encodes_its_generation_and_state(generation in 0..=LAST_GENERATION, state in 0_u64..4) {
+            let word = SlotWord::decode(generation << 8 | state);
             prop_assert_eq!(word.encode(), generation << 8 | state);
             prop_assert_eq!(word.generation, generation);
         }
     }
 
     #[test]
-    fn a_number_that_is_no_id_is_not_decoded() {
+    fn an_invalid_id_is_not_decoded() {
         let id = ObjectId::new(5, 9);
         let bytes = postcard::to_allocvec(&id).unwrap();
         assert_eq!(bytes, postcard::to_allocvec(&id.as_u64()).unwrap());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_no_id() {
+    fn zero_is_not_an_id() {
         assert_eq!(ObjectId::from_u64(0), None);
         assert_eq!(ObjectId::from_u64(7 << SLOT_BITS), None);
         assert_eq!(ObjectId::from_u64(u64::MAX), None);

@@ -1,4 +1,4 @@
-//! Named objects in shared memory that outlive their maker, their readers and the daemon.
+//! An object store: named objects in shared memory that outlive the process that created them, their readers and the server.
 //!
 //! ```text
 //!   client --- socket ---> server  <--- socket pair --- keeper
@@ -8,25 +8,25 @@
 //!          and writes its pins
 //! ```
 //!
-//! An object is created, written and sealed by one process; from then on it never changes, and any other gets it by name:
-//! mapped, not copied, on the host or on a GPU. Sealing a new object of the same name makes the name mean that one, and
-//! whoever holds the old one keeps it.
+//! One process creates an object, writes it and seals it. A sealed object never changes, and any process gets it by name. The
+//! memory, on the host or on a GPU, is mapped and not copied. Sealing a new object with the same name replaces the old one under
+//! that name; processes that hold the old object keep it.
 //!
-//! | room | what it holds |
+//! | item or module | contents |
 //! |---|---|
-//! | [`Client`], [`Draft`], [`Object`] | what a process does with a store |
-//! | [`Pack`] | many objects in one piece of memory |
-//! | [`Serve`] | what serves it: a keeper and a server |
-//! | [`socket()`] | where they meet, unless told otherwise |
-//! | `index` | what objects there are, in memory that clients read: also the journal |
-//! | `pin` | how an object is held without a system call |
-//! | `protocol` | what clients and server say to each other |
-//! | `server`, `keeper` | machines of `step(now, input) -> outputs`, and the loops that run them |
+//! | [`Client`], [`Draft`], [`Object`] | the API of a process that uses a store |
+//! | [`Pack`] | several objects in one allocation |
+//! | [`Serve`] | runs a store: a keeper process and a server process |
+//! | [`socket()`] | the default path of the socket |
+//! | `index` | the table of all objects, in memory that clients map read-only; it is also the journal |
+//! | `pin` | references to objects that take no system call |
+//! | `protocol` | the messages between clients and server |
+//! | `server`, `keeper` | state machines of the form `step(now, input) -> outputs`, and the event loops that run them |
 //!
-//! What it keeps true: `kill -9` of the server loses no sealed object, and readers notice nothing; a dead client leaves
-//! nothing behind; an object is memory that its readers cannot write, and other users can neither. What it will not do:
-//! keep processes of the server's own user from each other, hide what is in a store from who may connect to it, or
-//! keep anything when keeper and server are both dead.
+//! Guarantees: `kill -9` of the server loses no sealed object and does not disturb readers. The resources of a client that exits
+//! are freed. Readers cannot write an object, nor can other users. Not guaranteed: processes of the server's own user are not
+//! protected from each other, any process that can connect can read every object, and if the keeper and the server die together,
+//! the store is lost.
 //!
 //! ```no_run
 //! use wholemem_store::Client;
@@ -58,13 +58,13 @@ mod server;
 mod socket;
 
 pub use client::{
-    Client, Draft, Entry, Mirror, Object, Pack, PackDraft, PackMember, PackObject, Sealed, Sealing, Unsealed,
-    Watch,
+    Client, Draft, Entry, Mirror, Object, Pack, PackDraft, PackMember, PackObject, PendingSeal, SealError,
+    Sealed, Watch,
 };
 pub use error::{Error, Result};
 pub use id::{AllocationId, ObjectId, ParseIdError};
 pub use index::IndexError;
-pub use keeper::Role;
+pub use keeper::{Launch, ProcessRole};
 pub use protocol::{Event, EventKind, Refusal, Status, Usage};
-pub use serve::{Launch, Serve};
+pub use serve::Serve;
 pub use socket::socket;

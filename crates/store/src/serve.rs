@@ -1,55 +1,50 @@
-//! Serving a store: the keeper, and the server it starts.
+//! Runs a store: the keeper process, and the server process that the keeper starts.
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 
 use wholemem_hal::{Backend, BackendKind};
 use wholemem_os::packet::PacketListener;
 use wholemem_os::{Errno, Error as OsError, PacketSocket, meminfo};
 
 use crate::index::Geometry;
-use crate::keeper::{self, Origin, Role};
+use crate::keeper::{self, KeeperOrigin, Launch, ProcessRole};
 use crate::protocol::SMALL;
-use crate::server::{self, Settings, Terms};
+use crate::server::{self, AllocationPolicy, ServerSettings};
 use crate::{Error, Result};
 
 const HOST_GRANULE: u64 = 64 << 10;
 const DEVICE_GRANULE: u64 = 2 << 20;
 const LARGE_PAGE: u64 = wholemem_os::vm::LARGE_PAGE as u64;
 
-/// How a store is served.
+/// The settings of a store, and the entry points of its processes.
 ///
-/// Two processes serve it: the keeper, which is the one that calls [`Serve::run`], and the server, which the keeper has
-/// started. Either is started by a function that is given its role and the socket to have as standard input; there, it
-/// calls [`Serve::take_part`] with the same settings.
+/// A store consists of two processes. The keeper is the process that calls [`Serve::run`]; it starts the server. Each is started
+/// by a function that gets its role and the socket that becomes its standard input; the new process calls [`Serve::run_role`]
+/// with the same settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Serve {
-    /// The socket at which clients come.
+    /// The path of the socket at which clients connect.
     pub listen: PathBuf,
-    /// Who may connect, as the mode of that file.
+    /// The file mode of the socket, which decides who may connect.
     pub mode: u32,
-    /// How much host memory objects may take, in bytes; by default three quarters of what is available. An object of a
-    /// mebibyte or more takes whole large pages of two.
+    /// The quota of host memory, in bytes; three quarters of the available memory by default. An object of 1 MiB or more takes
+    /// whole pages of 2 MiB.
     pub size: Option<u64>,
-    /// How much device memory objects may take, in bytes; by default nine tenths of what the devices have.
+    /// The quota of device memory, in bytes; nine tenths of the memory of all devices by default.
     pub device_size: Option<u64>,
-    /// Whose devices' memory is handed out, if any's.
+    /// The backend whose device memory the store offers, if any.
     pub devices: Option<BackendKind>,
-    /// How many objects there may be.
+    /// The maximum number of objects of the store.
     pub objects: usize,
-    /// The store ends when the process with this number does, if one is named.
+    /// The process id of a process with which the store ends, if any.
     pub parent: Option<u32>,
 }
 
-/// Starts a process of the store, with this socket as its standard input.
-pub type Launch<'a> = dyn Fn(Role, OwnedFd) -> io::Result<Child> + 'a;
-
 impl Serve {
-    /// Serves at this socket, for this user alone, objects in host memory.
+    /// Settings for a store at this socket, accessible to the current user only, without device memory.
     #[must_use]
     pub fn at(listen: impl AsRef<Path>) -> Self {
         let (size, device_size, devices) = (None, None, None);
@@ -64,11 +59,10 @@ impl Serve {
         }
     }
 
-    /// Serves until this process is told to end by a signal. `ready` is called when clients can come.
+    /// Runs the store until a signal stops this process. `ready` is called when clients can connect.
     ///
     /// # Errors
-    /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::Socket`]; [`Error::NeverServed`] when the server could not
-    /// begin.
+    /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::Socket`]; [`Error::NeverServed`] if the server cannot start.
     pub fn run(&self, launch: &Launch<'_>, ready: &mut dyn FnMut()) -> Result<()> {
         let listener = PacketListener::bind_with_mode(&self.listen, self.mode).map_err(|source| {
             let path = self.listen.clone();
@@ -80,21 +74,21 @@ impl Serve {
                 false => Error::Socket { path, source },
             }
         })?;
-        keeper::run(Origin::First(listener), self.parent, launch, ready)
+        keeper::run(KeeperOrigin::First(listener), self.parent, launch, ready)
     }
 
-    /// Does the part of a process that was launched.
+    /// Runs the given role in a process that was started by `launch`.
     ///
     /// # Errors
-    /// [`Error::Index`] for an index of another version; what the kernel refused.
-    pub fn take_part(&self, role: Role, socket: OwnedFd, launch: &Launch<'_>) -> Result<()> {
+    /// [`Error::Index`] if the index has another layout; errors of system calls.
+    pub fn run_role(&self, role: ProcessRole, socket: OwnedFd, launch: &Launch<'_>) -> Result<()> {
         let socket = PacketSocket::adopt(socket)?;
         match role {
-            Role::Keeper => {
-                let origin = Origin::Replacement { server: socket, path: self.listen.clone() };
+            ProcessRole::Keeper => {
+                let origin = KeeperOrigin::Replacement { server: socket, path: self.listen.clone() };
                 keeper::run(origin, self.parent, launch, &mut || {})
             }
-            Role::Server => self.serve(socket, launch),
+            ProcessRole::Server => self.serve(socket, launch),
         }
     }
 
@@ -107,15 +101,15 @@ impl Serve {
         };
         let all = || infos.iter().map(|info| info.memory_len as u64).sum::<u64>() / 10 * 9;
         let device_size = self.device_size.unwrap_or_else(all);
-        let settings = Settings {
-            host: Terms {
+        let settings = ServerSettings {
+            host: AllocationPolicy {
                 quota: size,
                 granule: HOST_GRANULE,
                 page: LARGE_PAGE,
                 small: SMALL,
                 arena: 16 << 20,
             },
-            device: Terms {
+            device: AllocationPolicy {
                 quota: device_size,
                 granule: DEVICE_GRANULE,
                 page: DEVICE_GRANULE,
@@ -124,8 +118,8 @@ impl Serve {
             },
             devices: infos.iter().map(|info| info.uuid).collect(),
             user: rustix::process::geteuid().as_raw(),
-            // Follows from the quota, which the index may know better.
-            ahead: 0,
+            // Computed from the quota when the index is opened: an existing index has its own quota.
+            prealloc_limit: 0,
         };
         let geometry = Geometry { slots: self.objects, allocations: self.objects.min(16 << 10) };
         server::run(socket, settings, geometry, devices.as_ref(), launch)

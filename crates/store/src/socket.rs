@@ -1,15 +1,15 @@
-//! Where the socket of a store is: the one that is given, or named by the environment, or this user's own.
+//! The path of a store's socket: given by the caller, by the environment, or the default of the current user.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Names the socket of a store, where nobody gives it.
+/// The environment variable that names the socket if the caller does not.
 const VARIABLE: &str = "WHOLEMEM_SOCKET";
 
-/// The socket of a store: `given`, or the one that `WHOLEMEM_SOCKET` names, or `wholemem.sock` in the folder of this user's
-/// sockets, where no other user can take the place before us.
+/// The path of a store's socket: `given`, else `WHOLEMEM_SOCKET`, else `wholemem.sock` in the current user's runtime folder,
+/// where other users cannot create files.
 ///
 /// ```
 /// use std::path::Path;
@@ -19,7 +19,7 @@ const VARIABLE: &str = "WHOLEMEM_SOCKET";
 /// ```
 ///
 /// # Errors
-/// [`Error::NoSocket`] where there is no such folder.
+/// [`Error::NoSocket`] if the runtime folder does not exist.
 pub fn socket(given: Option<&Path>) -> Result<PathBuf> {
     let named = |name: &str| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     if let Some(path) = given.map(Path::to_owned).or_else(|| named(VARIABLE)) {

@@ -1,4 +1,4 @@
-//! The corpora of the fuzz targets, played as they are and changed by a seeded dice.
+//! Replays the corpora of the fuzz targets, as they are and with seeded mutations.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,26 @@ fn folder() -> PathBuf {
 }
 
 #[test]
-fn messages_of_any_bytes_are_what_they_are_encoded_as() {
+fn decoded_messages_survive_encoding_and_decoding() {
     corpus::replay(&folder(), 4000, fuzz::messages);
 }
 
 #[test]
-fn requests_of_any_bytes_keep_within_the_quota_and_the_memory() {
+fn arbitrary_requests_stay_within_the_quota_and_the_memory() {
     corpus::replay(&folder(), 1500, fuzz::requests);
 }
 
 #[test]
-fn the_corpus_is_what_the_protocol_says_now() {
+fn the_corpus_matches_the_current_protocol() {
     for (name, bytes) in fuzz::corpus() {
         let path = folder().join(name);
         if std::env::var_os("WHOLEMEM_BLESS").is_some() {
-            std::fs::write(&path, &bytes).expect("the corpus can be written");
+            std::fs::write(&path, &bytes).expect("cannot write the corpus");
         }
-        let committed = std::fs::read(&path).expect("a file of the corpus");
-        assert_eq!(committed, bytes, "`{name}` is of another protocol; write it with WHOLEMEM_BLESS=1");
+        let committed = std::fs::read(&path).expect("cannot read a file of the corpus");
+        assert_eq!(
+            committed, bytes,
+            "`{name}` differs from the current protocol; regenerate it with WHOLEMEM_BLESS=1"
+        );
     }
 }

@@ -164,7 +164,7 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
     while left != Some(0) {
         let event = watch.next(Deadline::NEVER);
         let happened = match &event {
-            Ok(Event { name, object, what: EventKind::Published { version } }) => {
+            Ok(Event { name, object, kind: EventKind::Published { version } }) => {
                 Happened { event: "published", name, id: Some(object.as_u64()), version: Some(*version) }
             }
             Ok(Event { name, object, .. }) => {

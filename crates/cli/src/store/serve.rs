@@ -8,7 +8,7 @@ use anyhow::Result;
 use wholemem_command::backend::BackendChoice;
 use wholemem_command::terminal;
 use wholemem_hal::{Backend, BackendKind};
-use wholemem_store::{Role, Serve};
+use wholemem_store::{ProcessRole, Serve};
 
 use crate::cli::{ServeArgs, ServeRole};
 
@@ -20,7 +20,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
         serve.objects = objects as usize;
     }
     serve.parent = args.parent;
-    let launch = |role: Role, socket: OwnedFd| start(args, &serve, role, socket);
+    let launch = |role: ProcessRole, socket: OwnedFd| start(args, &serve, role, socket);
     let Some(role) = args.role else {
         let path = serve.listen.display().to_string();
         let mut ready = || drop(terminal::print(&format!("serving {path}\n")));
@@ -28,11 +28,11 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     };
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let role = match role {
-        ServeRole::Keeper => Role::Keeper,
-        ServeRole::Server => Role::Server,
+        ServeRole::Keeper => ProcessRole::Keeper,
+        ServeRole::Server => ProcessRole::Server,
     };
     let mut part = serve.clone();
-    if role == Role::Server {
+    if role == ProcessRole::Server {
         // Only here: the keeper starts no CUDA.
         part.devices = match args.backend {
             BackendChoice::Host => None,
@@ -40,11 +40,11 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
             BackendChoice::Auto => Backend::open(BackendKind::Cuda).ok().map(|_| BackendKind::Cuda),
         };
     }
-    Ok(part.take_part(role, socket, &launch)?)
+    Ok(part.run_role(role, socket, &launch)?)
 }
 
 /// Starts this program again, with the same settings.
-fn start(args: &ServeArgs, serve: &Serve, role: Role, socket: OwnedFd) -> std::io::Result<Child> {
+fn start(args: &ServeArgs, serve: &Serve, role: ProcessRole, socket: OwnedFd) -> std::io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("wholemem").arg("serve").arg("--listen").arg(&serve.listen);
     for (name, size) in [("--size", args.size), ("--device-size", args.device_size)] {
@@ -63,7 +63,7 @@ fn start(args: &ServeArgs, serve: &Serve, role: Role, socket: OwnedFd) -> std::i
         BackendChoice::Host => "host",
         BackendChoice::Cuda => "cuda",
     };
-    let role = if role == Role::Server { "server" } else { "keeper" };
+    let role = if role == ProcessRole::Server { "server" } else { "keeper" };
     command.args(["--backend", backend, "--role", role]);
     command.stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn()
 }

@@ -38,7 +38,7 @@ fn extension(path: &Path) -> &str {
 pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let path = &args.file;
     let wait = std::time::Duration::from_secs_f64(args.wait);
-    let client = super::connect(&args.socket)?.waiting_for_room(wait);
+    let client = super::connect(&args.socket)?.waiting_for_space(wait);
     let context = || format!("cannot put {}", path.display());
     let (sealed, len, objects) = put_file(&client, &args.name, path).with_context(context)?;
     let Sealed { id, version, .. } = sealed;
@@ -77,7 +77,7 @@ fn put_bytes(
     offset: usize,
     len: usize,
 ) -> Result<(Sealed, usize, usize)> {
-    let mut draft = client.create_described(name, meta, len)?;
+    let mut draft = client.create_with_meta(name, meta, len)?;
     let progress = Progress::of_bytes("putting", len);
     copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(at, bytes)?))?;
     let said = offset + len;
@@ -99,12 +99,12 @@ fn put_safetensors(
     file.read_exact(&mut header)?;
     let found = safetensors::decode(&header, len as u64)?;
     let about = tensors::describe_pack(safetensors::metadata(&header).as_deref());
-    let mut pack = Pack::new(name).described(about.as_bytes());
+    let mut pack = Pack::new(name).with_meta(about.as_bytes());
     let mut places = Vec::new();
     for tensor in &found {
         let (offset, len) = (usize::try_from(tensor.offset)?, usize::try_from(tensor.len)?);
         let meta = tensors::describe(tensor);
-        pack = pack.add_described(&format!("{name}/{}", tensor.name), meta.as_bytes(), len);
+        pack = pack.add_with_meta(&format!("{name}/{}", tensor.name), meta.as_bytes(), len);
         places.push((offset, len));
     }
     let mut draft = client.create_pack(&pack)?;

@@ -220,7 +220,7 @@ fn a_store_ends_when_it_is_told_to_and_leaves_nothing() {
     let (keeper, server) = (served.keeper.id(), served.server());
     let socket = served.file("socket");
     let again = served.run(&["serve", "--listen", &socket]);
-    assert_eq!(again.stderr, format!("error: a store is served at `{socket}` already\n"));
+    assert_eq!(again.stderr, format!("error: another server already listens at `{socket}`\n"));
     let processes = [keeper, server].map(|pid| PidFd::open(pid).unwrap());
     processes[0].signal(Signal::TERM).unwrap();
     for process in processes {

@@ -90,7 +90,7 @@ impl Client {
         }
         let client = self.open()?;
         Ok(match timeout {
-            Some(timeout) => client.waiting_for_room(seconds_of(timeout)?),
+            Some(timeout) => client.waiting_for_space(seconds_of(timeout)?),
             None => client,
         })
     }
@@ -179,7 +179,7 @@ impl Client {
             Given::Many(_) => None,
         };
         self.waiting(py, || {
-            let named = stored.map(|(object, meta)| client.publish_described(name, &meta, object));
+            let named = stored.map(|(object, meta)| client.publish_with_meta(name, &meta, object));
             match named {
                 // Held here, and the store's no more.
                 Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => given.put(&client, name),

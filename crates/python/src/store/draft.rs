@@ -37,8 +37,8 @@ impl Target {
     ) -> Result<Self, Raised> {
         let (meta, len) = (description::describe(layout), layout.len());
         let draft = match device.filter(|_| len > 0) {
-            Some(device) => client.create_described_on(device, name, &meta, len)?,
-            None => client.create_described(name, &meta, len)?,
+            Some(device) => client.create_on_with_meta(device, name, &meta, len)?,
+            None => client.create_with_meta(name, &meta, len)?,
         };
         Ok(Self::One(draft))
     }
@@ -50,11 +50,11 @@ impl Target {
         arrays: impl IntoIterator<Item = (&'a str, &'a Layout)>,
         device: Option<&Device>,
     ) -> Result<Self, Raised> {
-        let (mut pack, mut len) = (Pack::new(name).described(description::PACK.as_bytes()), 0);
+        let (mut pack, mut len) = (Pack::new(name).with_meta(description::PACK.as_bytes()), 0);
         for (member, layout) in arrays {
             len += layout.len();
             let meta = description::describe(layout);
-            pack = pack.add_described(&format!("{name}/{member}"), &meta, layout.len());
+            pack = pack.add_with_meta(&format!("{name}/{member}"), &meta, layout.len());
         }
         if let Some(device) = device.filter(|_| len > 0) {
             pack = pack.on(device);

@@ -42,7 +42,7 @@ pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
 /// of it.
 pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
     if let Some(object) = object_of(view) {
-        return client.gave(&object).then(|| (object.id(), object.meta()));
+        return client.is_source_of(&object).then(|| (object.id(), object.meta()));
     }
     let pack = Arc::clone(&view.owner).downcast::<PackObject>().ok()?;
     let len = view.layout.len();
@@ -51,7 +51,7 @@ pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)
     let offset = view.address.checked_sub(pack.whole().span().ok()?.address())?;
     let is_it = |member: &PackMember| member.offset as u64 == offset && member.len == len;
     let found = pack.members().map(|(_, member)| member).find(|member| is_it(member))?;
-    (is_whole && client.gave(pack.whole())).then(|| (found.id, found.meta.clone()))
+    (is_whole && client.is_source_of(pack.whole())).then(|| (found.id, found.meta.clone()))
 }
 
 /// Arrays by name, in one piece of memory, held as one: a mapping, in the order in which they were put.

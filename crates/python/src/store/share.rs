@@ -82,7 +82,7 @@ fn share_piece(
     range: Range<usize>,
 ) -> Result<Sealed, Raised> {
     let part = pool::published(found.base, client)
-        .map(|object| client.publish_part(name, meta, object, range.clone()));
+        .map(|object| client.publish_range(name, meta, object, range.clone()));
     let sealed = match part {
         Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => {
             client.adopt(name, meta, &found.allocation, range)?
@@ -105,7 +105,7 @@ pub(super) fn collect() -> usize {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let (gone, left) = std::mem::take(&mut *shared)
         .into_iter()
-        .partition::<Vec<_>, _>(|shared| shared.client.has_gone(shared.object));
+        .partition::<Vec<_>, _>(|shared| shared.client.is_freed(shared.object));
     *shared = left;
     let count = shared.len();
     drop(shared);

@@ -41,7 +41,7 @@ pub(crate) struct Event {
 
 impl Event {
     fn new(event: wholemem_store::Event) -> Self {
-        let (kind, version) = match event.what {
+        let (kind, version) = match event.kind {
             EventKind::Published { version } => (PUBLISHED, Some(version)),
             _ => (DELETED, None),
         };

@@ -1,4 +1,4 @@
-//! Memory that this process has already, as objects: nothing is copied.
+//! Creates objects from existing memory of this process, without a copy.
 
 use std::ops::Range;
 
@@ -6,17 +6,17 @@ use wholemem_hal::{Allocation, BackendKind, HandleKind, Rights};
 
 use super::{Client, Sealed, label};
 use crate::ObjectId;
-use crate::protocol::{Ask, Part};
+use crate::protocol::{ByteRange, RequestKind};
 use crate::{Error, Result};
 
 impl Client {
-    /// Makes a range of memory an object, as it is, with what its users are told of it: up to 216 bytes. The store holds the
-    /// memory from now on, whatever becomes of this process, and all of it counts against the quota.
+    /// Creates an object from a range of memory, with up to 216 bytes of metadata. The store holds the memory from now on, even
+    /// if this process exits, and all of it counts against the quota.
     ///
-    /// Host memory must not be mapped for writing any more, by anybody: it is sealed, and stays what it is. On a device
-    /// nobody can be kept from writing: whoever has it mapped is trusted not to, as long as the object is there.
+    /// Host memory must not be mapped for writing by any process: it is sealed and becomes immutable. Device memory cannot be
+    /// protected: processes that have it mapped must not write it while the object exists.
     ///
-    /// Only the user who serves a store may give it memory.
+    /// Only the user who serves a store may share memory with it.
     ///
     /// ```no_run
     /// use wholemem_hal::{Backend, HostConfig, Rights};
@@ -30,10 +30,9 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`Refusal::CannotAdopt`](crate::Refusal::CannotAdopt) for memory that is still mapped for writing, or not what it
-    /// is said to be; [`Refusal::NotTrusted`](crate::Refusal::NotTrusted);
-    /// [`Refusal::OutOfRange`](crate::Refusal::OutOfRange); [`Error::DeviceHidden`] for a device that the server has not;
-    /// as [`Client::create`].
+    /// [`Refusal::CannotAdopt`](crate::Refusal::CannotAdopt) if the memory is still mapped for writing or has another length;
+    /// [`Refusal::NotTrusted`](crate::Refusal::NotTrusted); [`Refusal::OutOfRange`](crate::Refusal::OutOfRange);
+    /// [`Error::DeviceHidden`] if the server does not have the device; as [`Client::create`].
     pub fn adopt(&self, name: &str, meta: &[u8], memory: &Allocation, range: Range<usize>) -> Result<Sealed> {
         let label = label(name, meta);
         label.check()?;
@@ -45,19 +44,19 @@ impl Client {
         let part = part(&range);
         part.check(len as u64)?;
         let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
-        let fd = handle.into_fd().ok_or(Error::Protocol { rule: "memory is given as a descriptor" })?;
-        let ask = Ask::Adopt { label, place, len: len as u64, part };
-        self.core.with_room(len, place, self.wait, || {
-            self.core.request_adoption(ask.clone(), std::os::fd::AsFd::as_fd(&fd))
+        let fd = handle.into_fd().ok_or(Error::Protocol { rule: "memory is exported as a descriptor" })?;
+        let kind = RequestKind::Adopt { label, place, len: len as u64, part };
+        self.core.with_space(len, place, self.wait, || {
+            self.core.request_adoption(kind.clone(), std::os::fd::AsFd::as_fd(&fd))
         })
     }
 
-    /// Gives a range of the memory that a sealed object was made in a name of its own: counted from the beginning of what was
-    /// [adopted](Client::adopt), or of the object or pack that was made at once.
+    /// Creates a named object from a range of the memory of a sealed object. The range is relative to the memory that was
+    /// [adopted](Client::adopt), or to the object or pack that was created.
     ///
     /// # Errors
-    /// As [`Client::publish_described`]; [`Refusal::OutOfRange`](crate::Refusal::OutOfRange).
-    pub fn publish_part(
+    /// As [`Client::publish_with_meta`]; [`Refusal::OutOfRange`](crate::Refusal::OutOfRange).
+    pub fn publish_range(
         &self,
         name: &str,
         meta: &[u8],
@@ -66,17 +65,16 @@ impl Client {
     ) -> Result<Sealed> {
         let label = label(name, meta);
         label.check()?;
-        self.core.request_sealed(Ask::Publish { label, object, part: Some(part(&range)) }, &[])
+        self.core.request_sealed(RequestKind::Publish { label, object, part: Some(part(&range)) }, &[])
     }
 
-    /// Whether an object is no more, and nobody holds it: what it was made of may be used for something else. No server is
-    /// asked.
+    /// Whether an object was deleted and no process holds it, so that adopted memory may be reused. Sends no request.
     #[must_use]
-    pub fn has_gone(&self, object: ObjectId) -> bool {
+    pub fn is_freed(&self, object: ObjectId) -> bool {
         self.core.index.state(object).is_none()
     }
 }
 
-fn part(range: &Range<usize>) -> Part {
-    Part { offset: range.start as u64, len: range.len() as u64 }
+fn part(range: &Range<usize>) -> ByteRange {
+    ByteRange { offset: range.start as u64, len: range.len() as u64 }
 }

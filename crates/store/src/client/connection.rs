@@ -1,4 +1,4 @@
-//! The connection of a client to the server: one request at a time, repeated when the server was restarted.
+//! The connection of a client to the server: one request at a time, sent again if the server is replaced.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,31 +12,31 @@ use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket, me
 
 use crate::convert::to_usize;
 use crate::id::ClientId;
-use crate::protocol::frame::{self, Assembly, MAX_FDS};
-use crate::protocol::{Answer, Ask, Event, PROTOCOL, Request, Response};
+use crate::protocol::frame::{self, MAX_FDS, MessageAssembler};
+use crate::protocol::{Answer, Event, PROTOCOL, Request, RequestKind, Response};
 use crate::{Error, Result};
 
-/// How long to wait before connecting again.
+/// The delay between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// A connection to the server. It survives a restart of the server. Dropping it sends a goodbye: if a client only closes its
-/// connection, the server waits for its process to exit.
+/// A connection to the server. It survives a replacement of the server. Dropping it sends a goodbye; if a client closes its
+/// connection without one, the server waits for its process to exit.
 pub(super) struct Connection {
     socket: PacketSocket,
-    assembly: Assembly,
+    assembler: MessageAssembler,
     packet: Vec<u8>,
     last_id: u64,
-    /// Requests whose answer came too late, or may still come.
-    given_up: BTreeSet<u64>,
-    /// In a forked child the connection belongs to the parent.
+    /// Requests that timed out, whose answers may still arrive.
+    timed_out: BTreeSet<u64>,
+    /// A forked child must not use the connection, which belongs to its parent.
     epoch: ForkEpoch,
-    /// Whether it sends a goodbye when it is dropped.
-    says_goodbye: bool,
+    /// Whether dropping the connection sends a goodbye to the server.
+    sends_goodbye: bool,
 }
 
-/// What the server sends when it admits a client.
+/// The response of the server that admits a client.
 #[derive(Debug)]
-pub(super) struct Greeting {
+pub(super) struct Welcome {
     pub(super) client: ClientId,
     pub(super) index: OwnedFd,
     pub(super) index_len: usize,
@@ -46,18 +46,18 @@ pub(super) struct Greeting {
 
 impl Connection {
     /// Connects and sends a hello. If the server is being replaced, this waits for the next one.
-    pub(super) fn connect(path: &Path, deadline: Deadline) -> Result<(Self, Greeting)> {
+    pub(super) fn connect(path: &Path, deadline: Deadline) -> Result<(Self, Welcome)> {
         loop {
             match Self::connect_once(path, deadline) {
-                // The server died before the keeper had this connection: its socket exists while the keeper lives. Or too many
-                // clients wait to connect.
+                // The server died before the keeper held this connection (the socket exists while the keeper lives), or the
+                // backlog of the socket is full.
                 Err(Error::Disconnected) if !deadline.has_passed() => std::thread::sleep(RETRY),
                 outcome => return outcome,
             }
         }
     }
 
-    fn connect_once(path: &Path, deadline: Deadline) -> Result<(Self, Greeting)> {
+    fn connect_once(path: &Path, deadline: Deadline) -> Result<(Self, Welcome)> {
         let epoch = ForkEpoch::current()?;
         let socket = match PacketSocket::connect(&Address::Path(path.to_owned())) {
             Ok(socket) => socket,
@@ -67,31 +67,33 @@ impl Connection {
             Err(OsError::Call { errno: Errno::AGAIN, .. }) => return Err(Error::Disconnected),
             Err(source) => return Err(Error::Socket { path: path.to_owned(), source }),
         };
-        let (assembly, packet, given_up) = (Assembly::default(), vec![0; MAX_PACKET], BTreeSet::new());
+        let (assembler, packet, timed_out) =
+            (MessageAssembler::default(), vec![0; MAX_PACKET], BTreeSet::new());
         let mut connection =
-            Self { socket, assembly, packet, last_id: 0, given_up, epoch, says_goodbye: true };
-        let (answer, mut fds) = match connection.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline) {
-            // Refused before the hello was received: then the refusal is what can be read.
-            Err(Error::Disconnected) => match connection.receive(Deadline::NOW)?.0.answer {
-                Answer::Refused(refusal) => return Err(refusal.into()),
-                _ => return Err(Error::Disconnected),
-            },
-            outcome => outcome?,
-        };
+            Self { socket, assembler, packet, last_id: 0, timed_out, epoch, sends_goodbye: true };
+        let (answer, mut fds) =
+            match connection.request(RequestKind::Hello { protocol: PROTOCOL }, &[], deadline) {
+                // If the server refused the connection before it received the hello, the refusal can still be read.
+                Err(Error::Disconnected) => match connection.receive(Deadline::NOW)?.0.answer {
+                    Answer::Refused(refusal) => return Err(refusal.into()),
+                    _ => return Err(Error::Disconnected),
+                },
+                outcome => outcome?,
+            };
         let (Answer::Welcome { client, index_len, devices }, 2) = (answer, fds.len()) else {
-            return Err(Error::Protocol { rule: "a greeting is answered by a welcome" });
+            return Err(Error::Protocol { rule: "a hello is answered by a welcome" });
         };
         let (Some(pins), Some(index)) = (fds.pop(), fds.pop()) else {
-            return Err(Error::Protocol { rule: "a welcome brings two descriptors" });
+            return Err(Error::Protocol { rule: "a welcome has two descriptors" });
         };
         let index_len = to_usize(index_len);
-        Ok((connection, Greeting { client, index, index_len, pins, devices }))
+        Ok((connection, Welcome { client, index, index_len, pins, devices }))
     }
 
-    /// The socket alone. No goodbye is sent for it.
+    /// Extracts the socket, without sending a goodbye.
     pub(super) fn into_socket(mut self) -> Result<PacketSocket> {
         let socket = PacketSocket::adopt(memfd::share_fd(self.socket.as_fd())?)?;
-        self.says_goodbye = false;
+        self.sends_goodbye = false;
         Ok(socket)
     }
 
@@ -99,40 +101,40 @@ impl Connection {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// The id of the request that was made last.
+    /// The id of the last request on this connection.
     pub(super) fn last_id(&self) -> u64 {
         self.last_id
     }
 
-    /// Sends a request and waits for the answer. If the server is restarted meanwhile, the request is repeated.
+    /// Sends a request and waits for its answer. If the server is replaced meanwhile, the request is sent again.
     pub(super) fn request(
         &mut self,
-        ask: Ask,
+        kind: RequestKind,
         payload: &[u8],
         deadline: Deadline,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
-        self.request_giving(ask, payload, &[], deadline)
+        self.request_with_fds(kind, payload, &[], deadline)
     }
 
     /// As [`Self::request`], with descriptors.
-    pub(super) fn request_giving(
+    pub(super) fn request_with_fds(
         &mut self,
-        ask: Ask,
+        kind: RequestKind,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Deadline,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
         self.check_fork()?;
         self.last_id += 1;
-        let request = Request { id: self.last_id, again: 0, ask };
-        let outcome = self.ask(request, payload, fds, deadline);
+        let request = Request { id: self.last_id, resends: 0, kind };
+        let outcome = self.exchange(request, payload, fds, deadline);
         if matches!(outcome, Err(Error::TimedOut | Error::Interrupted)) {
-            self.given_up.insert(self.last_id);
+            self.timed_out.insert(self.last_id);
         }
         outcome
     }
 
-    fn ask(
+    fn exchange(
         &mut self,
         mut request: Request,
         payload: &[u8],
@@ -144,32 +146,32 @@ impl Connection {
             let (response, received) = self.receive(deadline)?;
             match response.answer {
                 Answer::Restarted => {
-                    request.again = request.again.saturating_add(1);
+                    request.resends = request.resends.saturating_add(1);
                     self.send(&request, payload, fds, deadline)?;
                 }
-                // A refusal with an id of zero is for the whole client.
+                // A refusal with an id of zero concerns the whole connection.
                 Answer::Refused(refusal) if [0, request.id].contains(&response.id) => {
                     return Err(refusal.into());
                 }
                 answer if response.id == request.id => return Ok((answer, received)),
-                // An object for a request that has timed out.
-                Answer::Created { .. } if self.given_up.remove(&response.id) => {
-                    self.tell(Ask::Abandon { create: response.id });
+                // The answer has created an object for a request that timed out: abandon it.
+                Answer::Created { .. } if self.timed_out.remove(&response.id) => {
+                    self.notify(RequestKind::Abandon { create: response.id });
                 }
-                // A second answer, if a server has processed the request and the next one has received it again.
+                // A second answer: both the old and the new server have processed the request.
                 _ => {}
             }
         }
     }
 
-    /// Sends a request whose answer is not waited for. If the server does not read, it is dropped.
-    pub(super) fn tell(&mut self, ask: Ask) {
+    /// Sends a message that has no answer. If the socket is full, the message is dropped.
+    pub(super) fn notify(&mut self, kind: RequestKind) {
         self.last_id += 1;
-        let request = Request { id: self.last_id, again: 0, ask };
+        let request = Request { id: self.last_id, resends: 0, kind };
         let _ = frame::send_message(&self.socket, &request, &[], &[], Deadline::NOW);
     }
 
-    /// The next event; `None` when another server has taken over, and has to be told the prefix.
+    /// The next event; `None` if a new server has taken over, which does not know the watch yet.
     pub(super) fn event(&mut self, deadline: Deadline) -> Result<Option<Event>> {
         self.check_fork()?;
         loop {
@@ -181,12 +183,12 @@ impl Connection {
         }
     }
 
-    /// Whether keeper and server have both exited, or the server has disconnected this client.
+    /// Whether keeper and server have both exited, or the server has closed this connection.
     pub(super) fn is_closed(&self) -> bool {
         self.socket.is_closed() == Ok(true)
     }
 
-    /// The user at the other end.
+    /// The user id of the server's process.
     pub(super) fn server_user(&self) -> Result<u32> {
         Ok(self.socket.peer_uid()?)
     }
@@ -199,7 +201,7 @@ impl Connection {
         deadline: Deadline,
     ) -> Result<()> {
         let sent = frame::send_message(&self.socket, request, payload, fds, deadline);
-        sent.map_err(|malformed| Error::Protocol { rule: malformed.0 })?.map_err(said)
+        sent.map_err(|malformed| Error::Protocol { rule: malformed.0 })?.map_err(connection_error)
     }
 
     fn receive(&mut self, deadline: Deadline) -> Result<(Response, Vec<OwnedFd>)> {
@@ -209,11 +211,11 @@ impl Connection {
             let (len, fds) = match self.socket.recv_with_fds(&mut self.packet, MAX_FDS, next) {
                 Err(OsError::TimedOut) if is_interrupted() => return Err(Error::Interrupted),
                 Err(OsError::TimedOut) if !deadline.has_passed() => continue,
-                received => received.map_err(said)?,
+                received => received.map_err(connection_error)?,
             };
             all.extend(fds);
-            let malformed = |malformed: frame::Malformed| Error::Protocol { rule: malformed.0 };
-            if let Some(message) = self.assembly.push(&self.packet[..len]).map_err(malformed)? {
+            let malformed = |malformed: frame::MalformedMessage| Error::Protocol { rule: malformed.0 };
+            if let Some(message) = self.assembler.push(&self.packet[..len]).map_err(malformed)? {
                 let (response, _) = frame::decode::<Response>(&message).map_err(malformed)?;
                 return Ok((response, all));
             }
@@ -223,15 +225,15 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if self.says_goodbye && self.epoch.is_current() {
-            self.tell(Ask::Goodbye);
+        if self.sends_goodbye && self.epoch.is_current() {
+            self.notify(RequestKind::Goodbye);
         }
     }
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the packet buffer, which is long.
+        // The packet buffer is omitted, because it is long.
         f.debug_struct("Connection")
             .field("socket", &self.socket)
             .field("last_id", &self.last_id)
@@ -239,7 +241,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-fn said(error: OsError) -> Error {
+fn connection_error(error: OsError) -> Error {
     match error {
         OsError::TimedOut => Error::TimedOut,
         OsError::Closed => Error::Disconnected,

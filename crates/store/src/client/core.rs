@@ -1,4 +1,4 @@
-//! What clones of a client share: the connection, the index, the pins, and the memory that is mapped.
+//! The state that clones of a client share: the connection, the index, the pins and the mapped memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,65 +12,66 @@ use wholemem_os::packet::Address;
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap, access_fault, memfd};
 
-use super::connection::{Connection, Greeting};
+use super::connection::{Connection, Welcome};
+use super::connection_probe::ConnectionProbe;
 use super::draft::Sealed;
-use super::memory::Maps;
-use super::object::{Hold, Object};
-use super::pulse::Pulse;
+use super::memory::MappingCache;
+use super::object::{Object, PinGuard};
 use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
 use crate::convert::to_usize;
-use crate::id::State;
-use crate::index::{Index, Location, Record};
-use crate::pin::{MAX_PINS, PINS_LEN, PinPage, Pinned};
-use crate::protocol::{Answer, Ask, check_name};
+use crate::id::SlotState;
+use crate::index::{ObjectIndex, ObjectLocation, ObjectRecord};
+use crate::pin::{MAX_PINS, PINS_LEN, PinOutcome, PinPage};
+use crate::protocol::{Answer, RequestKind, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
-/// The variable that has faults in objects named on standard error, where it is `1`.
+/// If this environment variable is `1`, a signal handler reports the object of an access fault on standard error.
 const FAULT_HANDLER: &str = "WHOLEMEM_FAULT_HANDLER";
 
-/// How often a name that flips under the reader's eyes is looked up before the server is asked.
-const TRIES: usize = 8;
+/// How often a lookup is retried while the name changes, before the client asks the server.
+const MAX_LOOKUPS: usize = 8;
 
-/// A connection, and what is known through it.
+/// The state that all clones of a client share.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct ClientCore {
     pub(super) path: PathBuf,
-    pub(super) index: Index<MappedCells>,
-    /// Which file the index is: no other store has the same.
+    pub(super) index: ObjectIndex<MappedCells>,
+    /// The identity of the index file, which is unique to the store.
     pub(super) identity: FileIdentity,
     pub(super) pins: PinPage<MappedCells>,
-    pub(super) maps: Maps,
-    /// How many allocations had gone when maps were last looked at.
-    seen_gone: AtomicU64,
+    pub(super) maps: MappingCache,
+    /// The number of freed allocations at the last trim.
+    seen_freed: AtomicU64,
     connection: Mutex<Connection>,
-    pulse: Pulse,
-    /// What has no answer, and could not be said while another thread was asking something. So nothing waits to be dropped.
-    unsaid: Mutex<Vec<Ask>>,
+    probe: ConnectionProbe,
+    /// Unanswered messages that could not be sent because another thread used the connection. They are sent later, so that
+    /// dropping an object never blocks.
+    unsent: Mutex<Vec<RequestKind>>,
     pub(super) epoch: ForkEpoch,
 }
 
-impl Core {
+impl ClientCore {
     pub(super) fn connect(path: &Path, devices: Option<Backend>, deadline: Deadline) -> Result<Self> {
         let epoch = ForkEpoch::current()?;
         if std::env::var_os(FAULT_HANDLER).is_some_and(|value| value == "1") {
             access_fault::install()?;
         }
-        let (connection, greeting) = Connection::connect(path, deadline)?;
-        let Greeting { index, index_len, pins, devices: uuids, .. } = greeting;
+        let (connection, welcome) = Connection::connect(path, deadline)?;
+        let Welcome { index, index_len, pins, devices: uuids, .. } = welcome;
         let identity = memfd::identity(index.as_fd())?;
         let index = SharedMap::create(&Memfd::import(index, index_len)?, Protection::Read)?;
         let pins = SharedMap::create(&Memfd::import(pins, PINS_LEN)?, Protection::ReadWrite)?;
         Ok(Self {
-            path: lasting(path),
-            index: Index::open(MappedCells::new(index))?,
+            path: absolute_path(path),
+            index: ObjectIndex::open(MappedCells::new(index))?,
             identity,
             pins: PinPage::new(MappedCells::new(pins)),
-            maps: Maps::new(uuids, devices)?,
-            seen_gone: AtomicU64::new(0),
+            maps: MappingCache::new(uuids, devices)?,
+            seen_freed: AtomicU64::new(0),
             connection: Mutex::new(connection),
-            pulse: Pulse::default(),
-            unsaid: Mutex::default(),
+            probe: ConnectionProbe::default(),
+            unsent: Mutex::default(),
             epoch,
         })
     }
@@ -79,133 +80,135 @@ impl Core {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Whether the other end of the connection is closed, as far as that can be seen without waiting: keeper and server are dead.
-    pub(super) fn is_at_its_end(&self) -> bool {
-        self.pulse.is_lost() || self.connection.try_lock().is_ok_and(|connection| connection.is_closed())
+    /// Whether the peer has closed the connection, because keeper and server are dead. Does not block; false if another thread
+    /// uses the connection.
+    pub(super) fn is_peer_closed(&self) -> bool {
+        self.probe.is_lost() || self.connection.try_lock().is_ok_and(|connection| connection.is_closed())
     }
 
-    /// Whether anything can be got at all; and lets go maps of memory that has gone since the last time.
+    /// Checks that the store is usable, and unmaps memory that was freed since the last call.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        self.check_known()?;
-        // A thread that is asking something finds out by itself.
-        if self.pulse.feel(|| self.connection.try_lock().is_ok_and(|connection| connection.is_closed())) {
+        self.check_cached()?;
+        // If another thread uses the connection, that thread notices the close.
+        if self.probe.check(|| self.connection.try_lock().is_ok_and(|connection| connection.is_closed())) {
             return Err(Error::Disconnected);
         }
         self.trim();
         Ok(())
     }
 
-    /// Whether anything can be asked, for all that is known.
+    /// Checks that the store is usable by what is known without a system call.
     #[inline]
-    fn check_known(&self) -> Result<()> {
+    fn check_cached(&self) -> Result<()> {
         self.check_fork()?;
-        if self.index.is_superseded() || self.pulse.is_lost() { Err(Error::Disconnected) } else { Ok(()) }
+        if self.index.is_superseded() || self.probe.is_lost() { Err(Error::Disconnected) } else { Ok(()) }
     }
 
-    /// Whether the store has ended, for all that is known: then nothing is written over its objects any more. Asks no server.
-    pub(super) fn is_over(&self) -> bool {
+    /// Whether the store has ended, as far as this process can see: then the memory of its objects is never overwritten. Sends no
+    /// request.
+    pub(super) fn has_ended(&self) -> bool {
         let is_closed = || self.connection.try_lock().is_ok_and(|connection| connection.is_closed());
-        self.index.is_superseded() || self.pulse.is_lost() || (self.epoch.is_current() && is_closed())
+        self.index.is_superseded() || self.probe.is_lost() || (self.epoch.is_current() && is_closed())
     }
 
-    /// Lets go maps of memory that is no more, if any has gone since the last time.
+    /// Unmaps memory of allocations that were freed since the last call.
     #[inline]
     pub(super) fn trim(&self) {
-        let gone = self.index.gone();
-        if self.seen_gone.load(Ordering::Relaxed) != gone {
-            // Before the look: what goes meanwhile is found the next time.
-            self.seen_gone.store(gone, Ordering::Relaxed);
+        let freed = self.index.freed_allocations();
+        if self.seen_freed.load(Ordering::Relaxed) != freed {
+            // Stored first: an allocation that is freed during the scan is found by the next one.
+            self.seen_freed.store(freed, Ordering::Relaxed);
             self.maps.trim(&self.index);
         }
     }
 
-    /// Looks a name up without asking anybody but for the memory.
-    pub(super) fn get_known(self: &Arc<Self>, name: &str) -> Result<Option<Object>> {
-        self.pin_named(name)?.map(|(held, location)| self.with_memory(held, location)).transpose()
+    /// Looks up a name in the index. Only the memory of the object may be requested from the server.
+    pub(super) fn get_from_index(self: &Arc<Self>, name: &str) -> Result<Option<Object>> {
+        self.pin_named(name)?.map(|(guard, location)| self.with_memory(guard, location)).transpose()
     }
 
-    /// Looks a name up without asking anybody, and pins what has it.
-    pub(super) fn pin_named(self: &Arc<Self>, name: &str) -> Result<Option<(Hold, Location)>> {
-        for _ in 0..TRIES {
-            let mut has_moved = false;
+    /// Looks up a name in the index, and pins the object.
+    pub(super) fn pin_named(self: &Arc<Self>, name: &str) -> Result<Option<(PinGuard, ObjectLocation)>> {
+        for _ in 0..MAX_LOOKUPS {
+            let mut has_changed = false;
             for found in self.index.candidates(name) {
                 match self.pins.pin(&self.index, found.id) {
-                    Pinned::Held(pin_at) if self.index.is_named(found.id, name) => {
-                        return self.hold(found.id, pin_at).map(Some);
+                    PinOutcome::Pinned(pin_at) if self.index.is_named(found.id, name) => {
+                        return self.guard_pin(found.id, pin_at).map(Some);
                     }
-                    Pinned::Held(pin_at) => self.unpin(found.id, pin_at),
-                    Pinned::Missed { kick } => {
-                        has_moved |= kick;
-                        self.kick_if(kick, found.id);
+                    PinOutcome::Pinned(pin_at) => self.unpin(found.id, pin_at),
+                    PinOutcome::NotSealed { must_notify } => {
+                        has_changed |= must_notify;
+                        self.notify_if(must_notify, found.id);
                     }
-                    Pinned::NoneLeft => return Err(too_many_pins()),
+                    PinOutcome::NoFreePin => return Err(too_many_pins()),
                 }
             }
-            if !has_moved {
+            if !has_changed {
                 break;
             }
         }
         Ok(None)
     }
 
-    /// Asks the server for a name, until what it says can be pinned.
-    pub(super) fn get_asked(
+    /// Requests the object of a name from the server, until the returned object can be pinned.
+    pub(super) fn get_from_server(
         self: &Arc<Self>,
         name: &str,
         until: Deadline,
-        patience: Deadline,
+        timeout: Deadline,
     ) -> Result<Object> {
         loop {
-            let id = self.find(name, until, patience)?;
+            let id = self.find(name, until, timeout)?;
             if let Some(object) = self.pin(id)? {
                 return Ok(object);
             }
         }
     }
 
-    /// The same, on a connection of its own, so that other threads need not wait for their turn meanwhile.
-    pub(super) fn get_awaited(
+    /// As [`ClientCore::get_from_server`], on a separate connection, so that other threads can use this one meanwhile.
+    pub(super) fn get_on_new_connection(
         self: &Arc<Self>,
         name: &str,
         until: Deadline,
-        patience: Deadline,
+        timeout: Deadline,
     ) -> Result<Object> {
-        let (mut aside, greeting) = self.connect_again(patience)?;
-        drop(greeting);
+        let (mut separate, welcome) = self.connect_again(timeout)?;
+        drop(welcome);
         loop {
-            let id = find(name, until, |ask| aside.request(ask, &[], patience))?;
+            let id = find(name, until, |kind| separate.request(kind, &[], timeout))?;
             if let Some(object) = self.pin(id)? {
                 return Ok(object);
             }
         }
     }
 
-    /// One more connection to the same store.
-    pub(super) fn connect_again(&self, deadline: Deadline) -> Result<(Connection, Greeting)> {
-        let (connection, greeting) = Connection::connect(&self.path, deadline)?;
-        // Another store may be served there now.
-        let is_same = memfd::identity(greeting.index.as_fd())? == self.identity;
-        if is_same { Ok((connection, greeting)) } else { Err(Error::Disconnected) }
+    /// Opens another connection to the same store.
+    pub(super) fn connect_again(&self, deadline: Deadline) -> Result<(Connection, Welcome)> {
+        let (connection, welcome) = Connection::connect(&self.path, deadline)?;
+        // Another store may use the same path by now.
+        let is_same = memfd::identity(welcome.index.as_fd())? == self.identity;
+        if is_same { Ok((connection, welcome)) } else { Err(Error::Disconnected) }
     }
 
-    /// Asks the server for a name that is there now or by some moment, and waits for its answer no longer than to another.
-    pub(super) fn find(&self, name: &str, until: Deadline, patience: Deadline) -> Result<ObjectId> {
-        find(name, until, |ask| self.request(ask, &[], patience))
+    /// Asks the server for the object of a name, which may be created until `until`; waits for the answer until `timeout`.
+    pub(super) fn find(&self, name: &str, until: Deadline, timeout: Deadline) -> Result<ObjectId> {
+        find(name, until, |kind| self.request(kind, &[], timeout))
     }
 
-    /// What there is to know of the object that has a name, without holding it.
+    /// The description of the object that has a name, without pinning it.
     pub(super) fn look_up(&self, name: &str) -> Result<Entry> {
         let named = |id: ObjectId| match self.index.read(id) {
-            Some((State::Sealed, record)) if record.name == name => self.entry(id, record),
+            Some((SlotState::Sealed, record)) if record.name == name => self.entry(id, record),
             _ => None,
         };
         loop {
-            let known = self.index.candidates(name).find_map(|found| named(found.id));
-            let entry = match known {
+            let cached = self.index.candidates(name).find_map(|found| named(found.id));
+            let entry = match cached {
                 Some(entry) => Some(entry),
-                // It may be gone again by now: then another has the name, or none.
-                None => named(self.find(name, Deadline::NOW, Deadline::after(Client::PATIENCE))?),
+                // If the object was freed in the meantime, the name is looked up again.
+                None => named(self.find(name, Deadline::NOW, Deadline::after(Client::TIMEOUT))?),
             };
             if let Some(entry) = entry {
                 return Ok(entry);
@@ -213,40 +216,43 @@ impl Core {
         }
     }
 
-    /// Pins an object and maps its memory; `None` if it is gone.
+    /// Pins an object and maps its memory; `None` if the object was freed.
     pub(super) fn pin(self: &Arc<Self>, id: ObjectId) -> Result<Option<Object>> {
         match self.pins.pin(&self.index, id) {
-            Pinned::Held(pin_at) => {
-                let (held, location) = self.hold(id, pin_at)?;
-                self.with_memory(held, location).map(Some)
+            PinOutcome::Pinned(pin_at) => {
+                let (guard, location) = self.guard_pin(id, pin_at)?;
+                self.with_memory(guard, location).map(Some)
             }
-            Pinned::Missed { kick } => {
-                self.kick_if(kick, id);
+            PinOutcome::NotSealed { must_notify } => {
+                self.notify_if(must_notify, id);
                 Ok(None)
             }
-            Pinned::NoneLeft => Err(too_many_pins()),
+            PinOutcome::NoFreePin => Err(too_many_pins()),
         }
     }
 
-    /// What a pin holds, and where it lies.
-    fn hold(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<(Hold, Location)> {
-        let held = Hold::new(self, id, pin_at);
-        let location = self.index.location(id).ok_or(Error::Protocol { rule: "an object has a place" })?;
-        Ok((held, location))
+    /// A guard for a pin that was taken, and the location of the object.
+    fn guard_pin(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<(PinGuard, ObjectLocation)> {
+        let guard = PinGuard::new(self, id, pin_at);
+        let location = self
+            .index
+            .location(id)
+            .ok_or(Error::Protocol { rule: "the record of an object has a valid location" })?;
+        Ok((guard, location))
     }
 
-    /// What a pin holds, with its memory.
-    fn with_memory(&self, held: Hold, location: Location) -> Result<Object> {
-        let mapping = match self.maps.known(location.allocation) {
+    /// Builds an object from a pin, and maps its memory if necessary.
+    fn with_memory(&self, guard: PinGuard, location: ObjectLocation) -> Result<Object> {
+        let mapping = match self.maps.get(location.allocation) {
             Some(mapping) => mapping,
-            None => self.fetch(held.id())?,
+            None => self.fetch(guard.id())?,
         };
-        Object::new(held, location, mapping)
+        Object::new(guard, location, mapping)
     }
 
     fn fetch(&self, object: ObjectId) -> Result<Arc<Mapping>> {
         self.trim();
-        let answer = self.request(Ask::Fetch { object }, &[], Deadline::after(Client::PATIENCE))?;
+        let answer = self.request(RequestKind::Fetch { object }, &[], Deadline::after(Client::TIMEOUT))?;
         let (Answer::Fetched { memory }, Ok([fd])) = (answer.0, <[_; 1]>::try_from(answer.1)) else {
             return Err(unexpected());
         };
@@ -254,37 +260,37 @@ impl Core {
     }
 
     pub(super) fn unpin(&self, id: ObjectId, pin_at: usize) {
-        // While it is pinned its record says where it is.
+        // Read before the pin is released: the record is only valid while the object is pinned.
         let location = self.index.location(id);
-        let kick = self.pins.unpin(&self.index, id, pin_at);
-        if kick && let Some(location) = location {
-            // Deleted, and let go: its memory goes now, unless others lie there too.
-            self.maps.forget(&self.index, location.allocation);
+        let must_notify = self.pins.unpin(&self.index, id, pin_at);
+        if must_notify && let Some(location) = location {
+            // The object is deleted and this was the last use here: unmap its memory, unless it is an arena.
+            self.maps.evict(&self.index, location.allocation);
         }
-        self.kick_if(kick, id);
+        self.notify_if(must_notify, id);
     }
 
-    /// Tells the server that a deleted object may be free, now or when another thread has done asking.
-    fn kick_if(&self, kick: bool, id: ObjectId) {
-        if kick {
-            self.tell(Ask::Kick { object: id });
+    /// Notifies the server that a pin of a deleted object was released.
+    fn notify_if(&self, must_notify: bool, id: ObjectId) {
+        if must_notify {
+            self.notify(RequestKind::PinReleased { object: id });
         }
     }
 
-    /// Says what has no answer, now or when another thread has done asking.
-    pub(super) fn tell(&self, ask: Ask) {
-        self.unsaid.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
+    /// Sends a message that has no answer, now or when another thread has finished its request.
+    pub(super) fn notify(&self, kind: RequestKind) {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner).push(kind);
         match self.connection.try_lock() {
-            Ok(mut connection) => self.say(&mut connection),
-            Err(TryLockError::Poisoned(connection)) => self.say(&mut connection.into_inner()),
+            Ok(mut connection) => self.send_queued(&mut connection),
+            Err(TryLockError::Poisoned(connection)) => self.send_queued(&mut connection.into_inner()),
             Err(TryLockError::WouldBlock) => {}
         }
     }
 
-    fn say(&self, connection: &mut Connection) {
-        let unsaid = std::mem::take(&mut *self.unsaid.lock().unwrap_or_else(PoisonError::into_inner));
-        for ask in unsaid {
-            connection.tell(ask);
+    fn send_queued(&self, connection: &mut Connection) {
+        let unsent = std::mem::take(&mut *self.unsent.lock().unwrap_or_else(PoisonError::into_inner));
+        for kind in unsent {
+            connection.notify(kind);
         }
     }
 
@@ -294,40 +300,44 @@ impl Core {
 
     pub(super) fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         payload: &[u8],
         deadline: Deadline,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
-        self.request_with_id(ask, payload, deadline).map(|(_, answer, fds)| (answer, fds))
+        self.request_with_id(kind, payload, deadline).map(|(_, answer, fds)| (answer, fds))
     }
 
-    /// Asks for what is answered by a sealed object.
-    pub(super) fn request_sealed(&self, ask: Ask, payload: &[u8]) -> Result<Sealed> {
-        match self.request(ask, payload, Deadline::after(Client::PATIENCE))? {
+    /// Sends a request that is answered by a sealed object.
+    pub(super) fn request_sealed(&self, kind: RequestKind, payload: &[u8]) -> Result<Sealed> {
+        match self.request(kind, payload, Deadline::after(Client::TIMEOUT))? {
             (Answer::Sealed { object, version }, _) => Ok(Sealed { id: object, version }),
             _ => Err(unexpected()),
         }
     }
 
-    /// The same, giving the server a descriptor, which it takes from its own user only.
-    pub(super) fn request_adoption(&self, ask: Ask, fd: BorrowedFd<'_>) -> Result<Sealed> {
-        self.check_known()?;
+    /// As [`ClientCore::request_sealed`], with a descriptor. The server accepts descriptors from its own user only.
+    pub(super) fn request_adoption(&self, kind: RequestKind, fd: BorrowedFd<'_>) -> Result<Sealed> {
+        self.check_cached()?;
         let mut connection = self.connection();
         let user = connection.server_user()?;
         if user != rustix::process::geteuid().as_raw() {
             return Err(Refusal::NotTrusted { user }.into());
         }
-        let outcome =
-            self.pulse.learn(connection.request_giving(ask, &[], &[fd], Deadline::after(Client::PATIENCE)));
-        self.say(&mut connection);
+        let outcome = self.probe.observe(connection.request_with_fds(
+            kind,
+            &[],
+            &[fd],
+            Deadline::after(Client::TIMEOUT),
+        ));
+        self.send_queued(&mut connection);
         match outcome?.0 {
             Answer::Sealed { object, version } => Ok(Sealed { id: object, version }),
             _ => Err(unexpected()),
         }
     }
 
-    /// Does what takes memory, and if the quota is full, again when somebody has made room.
-    pub(super) fn with_room<T>(
+    /// Runs a request that allocates memory. If the quota is reached, waits for free space and tries again.
+    pub(super) fn with_space<T>(
         &self,
         len: usize,
         place: u32,
@@ -340,35 +350,35 @@ impl Core {
                 Err(Error::Refused(Refusal::OverQuota { .. })) if !deadline.has_passed() => {}
                 outcome => return outcome,
             }
-            // On a connection of its own, so that other threads may delete something meanwhile.
-            let (mut aside, _) = self.connect_again(Deadline::after(Client::PATIENCE))?;
+            // On a separate connection, so that other threads can delete objects meanwhile.
+            let (mut separate, _) = self.connect_again(Deadline::after(Client::TIMEOUT))?;
             let left = deadline.remaining().unwrap_or(Duration::MAX);
             let wait = wait_millis(left);
-            let patience = Deadline::after(left.saturating_add(Client::PATIENCE));
-            let ask = Ask::AwaitRoom { len: len as u64, place, wait };
-            aside.request(ask, &[], patience)?;
+            let timeout = Deadline::after(left.saturating_add(Client::TIMEOUT));
+            let kind = RequestKind::AwaitSpace { len: len as u64, place, wait };
+            separate.request(kind, &[], timeout)?;
         }
     }
 
-    /// The same as [`Core::request`], with the id of the request.
+    /// As [`ClientCore::request`]; also returns the id of the request.
     pub(super) fn request_with_id(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         payload: &[u8],
         deadline: Deadline,
     ) -> Result<(u64, Answer, Vec<OwnedFd>)> {
-        self.check_known()?;
+        self.check_cached()?;
         let mut connection = self.connection();
         let id = connection.last_id() + 1;
-        let outcome = self.pulse.learn(connection.request(ask, payload, deadline));
-        self.say(&mut connection);
+        let outcome = self.probe.observe(connection.request(kind, payload, deadline));
+        self.send_queued(&mut connection);
         drop(connection);
         self.trim();
         outcome.map(|(answer, fds)| (id, answer, fds))
     }
 
-    /// What there is to know of an object with this record. `None` if it has been freed since the record was read.
-    pub(super) fn entry(&self, id: ObjectId, record: Record) -> Option<Entry> {
+    /// Builds the description of an object from its record; `None` if its memory was freed since the record was read.
+    pub(super) fn entry(&self, id: ObjectId, record: ObjectRecord) -> Option<Entry> {
         let place = self.index.allocation(record.region.allocation)?.place;
         Some(Entry {
             id,
@@ -384,24 +394,24 @@ impl Core {
     }
 }
 
-/// How many milliseconds a request waits. The longest that a request can name is more than half a billion years.
+/// The timeout of a request in milliseconds. The maximum is more than half a billion years.
 fn wait_millis(left: Duration) -> u64 {
-    const LONGEST: u128 = u64::MAX as u128;
-    u64::try_from(left.as_millis().min(LONGEST)).expect("it was limited to 64 bits")
+    const MAX_MILLIS: u128 = u64::MAX as u128;
+    u64::try_from(left.as_millis().min(MAX_MILLIS)).expect("the value is limited to 64 bits")
 }
 
-/// Asks for a name that is there now or by some moment.
+/// Asks the server for the object of a name, until a deadline.
 fn find(
     name: &str,
     until: Deadline,
-    mut request: impl FnMut(Ask) -> Result<(Answer, Vec<OwnedFd>)>,
+    mut request: impl FnMut(RequestKind) -> Result<(Answer, Vec<OwnedFd>)>,
 ) -> Result<ObjectId> {
     check_name(name)?;
     loop {
-        // Waiting for ever is waiting for long, again and again.
-        let left = until.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);
+        // An unlimited wait is a sequence of limited ones.
+        let left = until.remaining().unwrap_or(Client::TIMEOUT).min(Client::TIMEOUT);
         let wait = wait_millis(left);
-        match request(Ask::Find { name: name.to_owned(), wait }) {
+        match request(RequestKind::Find { name: name.to_owned(), wait }) {
             Ok((Answer::Found { object }, _)) => return Ok(object),
             Ok(_) => return Err(unexpected()),
             Err(Error::Refused(Refusal::NoSuchName { .. })) if !until.has_passed() => {}
@@ -410,8 +420,9 @@ fn find(
     }
 }
 
-/// The path of a socket as it is found also from another working folder, where the kernel takes a path of that length.
-fn lasting(path: &Path) -> PathBuf {
+/// Makes the path of a socket absolute, so that it stays valid if the working folder changes, unless it would exceed the maximum
+/// length of a socket address.
+fn absolute_path(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).ok();
     let fits = |absolute: &PathBuf| Address::Path(absolute.clone()).encode().is_ok();
     absolute.filter(fits).unwrap_or_else(|| path.to_owned())
@@ -426,11 +437,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_of_a_socket_is_found_also_from_another_folder_where_it_is_short_enough() {
-        let here = std::env::current_dir().unwrap();
-        assert_eq!(lasting(Path::new("socket")), here.join("socket"));
-        assert_eq!(lasting(Path::new("/run/socket")), Path::new("/run/socket"));
+    fn a_relative_socket_path_becomes_absolute_if_it_is_short_enough() {
+        let folder = std::env::current_dir().unwrap();
+        assert_eq!(absolute_path(Path::new("socket")), folder.join("socket"));
+        assert_eq!(absolute_path(Path::new("/run/socket")), Path::new("/run/socket"));
         let long = "x".repeat(107);
-        assert_eq!(lasting(Path::new(&long)), Path::new(&long), "an absolute path would be too long");
+        assert_eq!(absolute_path(Path::new(&long)), Path::new(&long), "an absolute path would be too long");
     }
 }

@@ -1,4 +1,4 @@
-//! An object that is being written: until it is sealed, its maker's alone.
+//! Drafts: objects that are being written, visible to their creator only.
 
 use std::fmt;
 use std::num::NonZero;
@@ -11,22 +11,22 @@ use wholemem_hal::{Allocation, Device, Event, EventKind, Mapping, Rights, Span, 
 use wholemem_os::fork::without_forks;
 use wholemem_os::{Deadline, SharedSlice};
 
-use super::{Client, Core, unexpected};
+use super::{Client, ClientCore, unexpected};
 use crate::convert::to_usize;
-use crate::protocol::{Answer, Ask, Label, Member, SMALL, check_labels};
+use crate::protocol::{Answer, Label, MemberSpec, RequestKind, SMALL, check_labels};
 use crate::{Error, ObjectId, Refusal, Result};
 
-/// An object that has just been sealed.
+/// The result of sealing an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sealed {
-    /// Its id.
+    /// The id of the sealed object.
     pub id: ObjectId,
-    /// Which object of its name it is.
+    /// The version of the object among those with the same name.
     pub version: u64,
 }
 
-/// Why a draft was not sealed, and the draft. As an [`Error`], it is the reason alone, and the draft is given up.
+/// The error of a failed seal, with the draft. Converting it into an [`Error`] drops the draft.
 ///
 /// ```no_run
 /// use wholemem_store::{Client, Error, Refusal};
@@ -34,72 +34,73 @@ pub struct Sealed {
 /// # let client = Client::connect("socket")?;
 /// let draft = client.create("weights", 64 << 20)?;
 /// let span = draft.span()?;
-/// if let Err(unsealed) = draft.seal() {
-///     assert!(matches!(unsealed.error, Error::Refused(Refusal::StillMapped)));
+/// if let Err(failed) = draft.seal() {
+///     assert!(matches!(failed.error, Error::Refused(Refusal::StillMapped)));
 ///     drop(span);
-///     unsealed.draft.expect("it is as it was").seal()?;
+///     failed.draft.expect("a draft that is still mapped is returned").seal()?;
 /// }
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Unsealed<D> {
-    /// Why.
+pub struct SealError<D> {
+    /// The reason for which the draft was not sealed.
     pub error: Error,
-    /// The draft as it was, to be written further, and sealed again. A small one comes back always: where the server has not
-    /// answered, it may have it already. Another one does where its memory is still mapped, or where servers died while it was
-    /// being sealed ([`Refusal::ServersDied`]), and is given up otherwise.
+    /// The draft, which can be written further and sealed again. A small draft is always returned; if the server did not answer,
+    /// it may have sealed it nevertheless. A larger draft is returned if its memory is still mapped or if servers died while it
+    /// was being sealed ([`Refusal::ServersDied`]); otherwise it is abandoned.
     pub draft: Option<Box<D>>,
 }
 
-impl<D> fmt::Display for Unsealed<D> {
+impl<D> fmt::Display for SealError<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<D: fmt::Debug> std::error::Error for Unsealed<D> {
+impl<D: fmt::Debug> std::error::Error for SealError<D> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
 }
 
-impl<D> From<Unsealed<D>> for Error {
-    fn from(unsealed: Unsealed<D>) -> Self {
+impl<D> From<SealError<D>> for Error {
+    fn from(unsealed: SealError<D>) -> Self {
         unsealed.error
     }
 }
 
-/// Memory that is being written, of an object or of a pack.
+/// The memory of a draft, of an object or of a pack.
 #[derive(Debug)]
-pub(super) enum Target {
-    /// Small, on the host: goes to the server with the request, whole.
-    Small { label: Label, members: Vec<Member>, bytes: Vec<u8>, wait: Duration },
-    /// Mapped here.
-    Mapped(Mapped),
+pub(super) enum DraftMemory {
+    /// A small object in host memory: its bytes are sent to the server with the request.
+    Small { label: Label, members: Vec<MemberSpec>, bytes: Vec<u8>, wait: Duration },
+    /// A large object, or one on a device: shared memory, mapped in this process.
+    MappedDraft(MappedDraft),
 }
 
 #[derive(Debug)]
-pub(super) struct Mapped {
-    /// The request that made it, by which the server knows it.
+pub(super) struct MappedDraft {
+    /// The id of the request that created the draft, by which the server identifies it.
     create: u64,
     object: ObjectId,
-    /// The memory, to be mapped again where it could not be sealed.
+    /// The memory, which is mapped again if sealing fails.
     allocation: Allocation,
-    /// `None` once it is sealed, or given up.
+    /// `None` once the draft is sealed or abandoned.
     mapping: Option<Mapping>,
-    /// Whether no child has the map, which would keep it from being sealed: until anybody may have its address.
-    is_hidden: AtomicBool,
+    /// Whether forked children do not inherit the map, which would prevent sealing. True until an address of the map is handed
+    /// out.
+    is_fork_private: AtomicBool,
     offset: usize,
     is_cpu: bool,
-    core: Arc<Core>,
+    core: Arc<ClientCore>,
 }
 
-impl Target {
+impl DraftMemory {
     pub(super) fn create(
-        core: &Arc<Core>,
+        core: &Arc<ClientCore>,
         label: Label,
-        members: Vec<Member>,
+        members: Vec<MemberSpec>,
         len: usize,
         place: u32,
         wait: Duration,
@@ -110,27 +111,27 @@ impl Target {
         if is_cpu && (len as u64) < SMALL {
             return Ok(Self::Small { label, members, bytes: vec![0; len], wait });
         }
-        // The length of a pack is what its members make.
+        // The length of a pack follows from its members.
         let single = if members.is_empty() { len as u64 } else { 0 };
-        let ask = Ask::Create { label, len: single, members, place };
-        let (create, answer, fds) = core.with_room(len, place, wait, || {
-            core.request_with_id(ask.clone(), &[], Deadline::after(Client::PATIENCE))
+        let kind = RequestKind::Create { label, len: single, members, place };
+        let (create, answer, fds) = core.with_space(len, place, wait, || {
+            core.request_with_id(kind.clone(), &[], Deadline::after(Client::TIMEOUT))
         })?;
         let (Answer::Created { object, memory }, Ok([fd])) = (answer, <[_; 1]>::try_from(fds)) else {
             return Err(unexpected());
         };
         let offset = to_usize(memory.offset);
-        let given_up = |error| {
-            core.tell(Ask::Abandon { create });
+        let timed_out = |error| {
+            core.notify(RequestKind::Abandon { create });
             error
         };
-        let allocation = core.maps.import(&memory, fd).map_err(given_up)?;
-        let (is_hidden, core) = (AtomicBool::new(false), Arc::clone(core));
-        // Made before the map, so that a failure gives it up.
+        let allocation = core.maps.import(&memory, fd).map_err(timed_out)?;
+        let (is_fork_private, core) = (AtomicBool::new(false), Arc::clone(core));
+        // Constructed before the map, so that its `Drop` abandons the object if mapping fails.
         let mut mapped =
-            Mapped { create, object, allocation, mapping: None, is_hidden, offset, is_cpu, core };
+            MappedDraft { create, object, allocation, mapping: None, is_fork_private, offset, is_cpu, core };
         mapped.map()?;
-        Ok(Self::Mapped(mapped))
+        Ok(Self::MappedDraft(mapped))
     }
 
     pub(super) fn copy_at(&mut self, offset: usize, source: SharedSlice<'_>, size: usize) -> Result<()> {
@@ -141,59 +142,62 @@ impl Target {
                 let range = end.and_then(|end| bytes.get_mut(offset..end)).ok_or(out_of_range)?;
                 Ok(source.read_at(0, range)?)
             }
-            Self::Mapped(mapped) if mapped.is_cpu => {
+            Self::MappedDraft(mapped) if mapped.is_cpu => {
                 let map = mapped.mapping()?.bytes()?.part(mapped.offset, size)?;
                 copy_in(map, offset, source).map_err(|_| out_of_range)
             }
-            Self::Mapped(mapped) => Err(Error::OnDevice { object: mapped.object }),
+            Self::MappedDraft(mapped) => Err(Error::OnDevice { object: mapped.object }),
         }
     }
 
     pub(super) fn span(&self, offset: usize, len: usize) -> Result<Option<Span>> {
         match self {
             Self::Small { .. } => Ok(None),
-            Self::Mapped(mapped) => Ok(Some(mapped.shown()?.span(mapped.offset + offset, len)?)),
+            Self::MappedDraft(mapped) => {
+                Ok(Some(mapped.inheritable_mapping()?.span(mapped.offset + offset, len)?))
+            }
         }
     }
 
     pub(super) fn device(&self) -> Option<Device> {
         match self {
             Self::Small { .. } => None,
-            Self::Mapped(mapped) => mapped.mapping.as_ref().map(Mapping::device),
+            Self::MappedDraft(mapped) => mapped.mapping.as_ref().map(Mapping::device),
         }
     }
 
-    /// Seals it, or says why not, and gives it back if it is as it was.
-    pub(super) fn seal(mut self, core: &Core) -> Result<Sealed, (Error, Option<Box<Self>>)> {
+    /// Seals the draft. If that fails, returns the error, and the draft if it is still usable.
+    pub(super) fn seal(mut self, core: &ClientCore) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         self.try_seal(core).map_err(|error| {
-            let is_lost = matches!(&self, Self::Mapped(mapped) if mapped.mapping.is_none());
+            let is_lost = matches!(&self, Self::MappedDraft(mapped) if mapped.mapping.is_none());
             (error, (!is_lost).then(|| Box::new(self)))
         })
     }
 
-    fn try_seal(&mut self, core: &Core) -> Result<Sealed> {
+    fn try_seal(&mut self, core: &ClientCore) -> Result<Sealed> {
         core.check_fork()?;
         match self {
             Self::Small { label, members, bytes, wait } => {
                 let len = if members.is_empty() { bytes.len() as u64 } else { 0 };
-                let ask = || Ask::Create { label: label.clone(), len, members: members.clone(), place: 0 };
-                core.with_room(bytes.len(), 0, *wait, || core.request_sealed(ask(), bytes))
+                let kind =
+                    || RequestKind::Create { label: label.clone(), len, members: members.clone(), place: 0 };
+                core.with_space(bytes.len(), 0, *wait, || core.request_sealed(kind(), bytes))
             }
-            Self::Mapped(mapped) => mapped.seal(),
+            Self::MappedDraft(mapped) => mapped.seal(),
         }
     }
 }
 
-/// Copies bytes to shared memory: one core alone does not move as many as there could be.
+/// Copies bytes to shared memory. Long copies use several threads: one core does not reach the memory bandwidth.
 fn copy_in(to: SharedSlice<'_>, offset: usize, source: SharedSlice<'_>) -> wholemem_os::Result<()> {
-    const WORTH_A_THREAD: usize = 4 << 20;
-    const MOST_THREADS: usize = 4;
+    const BYTES_PER_THREAD: usize = 4 << 20;
+    const MAX_THREADS: usize = 4;
     // Counting cores takes longer than a short copy.
     static CORES: OnceLock<usize> = OnceLock::new();
     let cores = || *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get));
-    let threads = match source.len() / WORTH_A_THREAD {
+    let threads = match source.len() / BYTES_PER_THREAD {
         0 | 1 => 1,
-        parts => parts.min(MOST_THREADS).min(cores()),
+        parts => parts.min(MAX_THREADS).min(cores()),
     };
     let to = to.part(offset, source.len())?;
     let share = source.len().div_ceil(threads).max(1);
@@ -201,23 +205,23 @@ fn copy_in(to: SharedSlice<'_>, offset: usize, source: SharedSlice<'_>) -> whole
     thread::scope(|scope| {
         let others = (share..source.len()).step_by(share).map(|at| scope.spawn(move || copy(at)));
         let others: Vec<_> = others.collect();
-        let others = others.into_iter().map(|other| other.join().expect("copying does not panic"));
+        let others = others.into_iter().map(|other| other.join().expect("a copy does not panic"));
         others.fold(copy(0), Result::and)
     })
 }
 
-impl Mapped {
+impl MappedDraft {
     fn map(&mut self) -> Result<()> {
         let map = || -> Result<_> {
             let mapping = self.core.maps.map_once(&self.allocation, Rights::ReadWrite)?;
-            // Where the kernel cannot, a child that is forked meanwhile has to end first.
-            let is_hidden = self.is_cpu && mapping.set_inherited(false).is_ok();
-            Ok((mapping, is_hidden))
+            // If the kernel does not support this, sealing fails until children that were forked meanwhile exit.
+            let is_fork_private = self.is_cpu && mapping.set_inherited(false).is_ok();
+            Ok((mapping, is_fork_private))
         };
-        let (mapping, is_hidden) = if self.is_cpu { without_forks(map)?? } else { map()? };
-        self.is_hidden = is_hidden.into();
+        let (mapping, is_fork_private) = if self.is_cpu { without_forks(map)?? } else { map()? };
+        self.is_fork_private = is_fork_private.into();
         if self.is_cpu {
-            // Twenty times faster than touching each page; where the kernel cannot, they are touched.
+            // 20 times faster than page faults. If the kernel does not support it, pages are faulted in one by one.
             let _ = mapping.populate();
         }
         self.mapping = Some(mapping);
@@ -226,8 +230,8 @@ impl Mapped {
 
     fn seal(&mut self) -> Result<Sealed> {
         self.unmap()?;
-        let outcome = self.core.request_sealed(Ask::Seal { create: self.create }, &[]);
-        // A child that has it mapped may end, and a next server may live: until then it is written further.
+        let outcome = self.core.request_sealed(RequestKind::Seal { create: self.create }, &[]);
+        // A child that maps the memory may exit, or the next server may succeed: until then the draft stays writable.
         if matches!(outcome, Err(Error::Refused(Refusal::StillMapped | Refusal::ServersDied { .. }))) {
             self.map()?;
         }
@@ -236,8 +240,8 @@ impl Mapped {
         Ok(sealed)
     }
 
-    /// Takes the map away: host memory that anybody can still write is not sealed. On a device that is a matter of
-    /// honour, and a stream may hold the map until its work is known to be over.
+    /// Unmaps the memory: host memory that is still writable cannot be sealed. Device memory cannot be protected; there, a stream
+    /// may hold the mapping until its work has completed.
     fn unmap(&mut self) -> Result<()> {
         if self.is_cpu && self.mapping()?.is_in_use() {
             return Err(Refusal::StillMapped.into());
@@ -248,12 +252,12 @@ impl Mapped {
         }
     }
 
-    /// The map, for somebody who may use it in a child as well.
-    fn shown(&self) -> Result<&Mapping> {
+    /// The mapping, for a caller that may use it in a forked child too.
+    fn inheritable_mapping(&self) -> Result<&Mapping> {
         let mapping = self.mapping()?;
-        if self.is_hidden.load(Ordering::Relaxed) {
+        if self.is_fork_private.load(Ordering::Relaxed) {
             mapping.set_inherited(true)?;
-            self.is_hidden.store(false, Ordering::Relaxed);
+            self.is_fork_private.store(false, Ordering::Relaxed);
         }
         Ok(mapping)
     }
@@ -263,16 +267,16 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedDraft {
     fn drop(&mut self) {
         drop(self.mapping.take());
         if self.create != 0 && self.core.epoch.is_current() {
-            self.core.tell(Ask::Abandon { create: self.create });
+            self.core.notify(RequestKind::Abandon { create: self.create });
         }
     }
 }
 
-/// An object that is being written. Dropping it gives it up.
+/// An object that is being written. Dropping it abandons the object.
 ///
 /// ```no_run
 /// # let client = wholemem_store::Client::connect("socket")?;
@@ -286,22 +290,22 @@ impl Drop for Mapped {
 #[doc(alias = "MutableBuffer")]
 #[doc(alias = "BlobWriter")]
 pub struct Draft {
-    target: Target,
+    memory: DraftMemory,
     len: usize,
     is_cpu: bool,
-    core: Arc<Core>,
+    core: Arc<ClientCore>,
 }
 
-/// A draft that is sealed as soon as a stream has come so far.
+/// A draft that is sealed in the background as soon as a stream reaches a point.
 #[derive(Debug)]
-#[must_use = "dropping this does not keep the object from being sealed, but nobody hears if it cannot be"]
-pub struct Sealing(JoinHandle<Result<Sealed>>);
+#[must_use = "dropping this does not cancel the seal, but its error is lost"]
+pub struct PendingSeal(JoinHandle<Result<Sealed>>);
 
-impl Sealing {
-    /// Waits until it is sealed.
+impl PendingSeal {
+    /// Waits until the object is sealed.
     ///
     /// # Errors
-    /// As [`Draft::seal`]; what the stream's work met.
+    /// As [`Draft::seal`]; errors of the stream's work.
     pub fn wait(self) -> Result<Sealed> {
         self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
@@ -309,41 +313,41 @@ impl Sealing {
 
 impl Draft {
     pub(super) fn create(
-        core: &Arc<Core>,
+        core: &Arc<ClientCore>,
         label: Label,
         len: usize,
         place: u32,
         wait: Duration,
     ) -> Result<Self> {
-        let target = Target::create(core, label, Vec::new(), len, place, wait)?;
-        Ok(Self { target, len, is_cpu: place == 0, core: Arc::clone(core) })
+        let memory = DraftMemory::create(core, label, Vec::new(), len, place, wait)?;
+        Ok(Self { memory, len, is_cpu: place == 0, core: Arc::clone(core) })
     }
 
-    /// Its length in bytes.
+    /// The length of the draft in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the draft has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether it is in host memory.
+    /// Whether the draft is in host memory.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         self.is_cpu
     }
 
-    /// Always, until it is sealed.
+    /// Always true: a draft can be written until it is sealed.
     #[must_use]
     pub fn is_mutable(&self) -> bool {
         true
     }
 
-    /// Writes bytes of an object in host memory.
+    /// Writes bytes to an object in host memory.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::OnDevice`].
@@ -351,65 +355,65 @@ impl Draft {
         self.copy_at(offset, source.into())
     }
 
-    /// The same, of bytes that others may write meanwhile: then it is any of what they were that is written here.
+    /// As [`Draft::write_at`], from bytes that may change during the copy; then any mixture of old and new bytes may be written.
     ///
     /// # Errors
     /// As [`Draft::write_at`].
     pub fn copy_at(&mut self, offset: usize, source: SharedSlice<'_>) -> Result<()> {
-        self.target.copy_at(offset, source, self.len)
+        self.memory.copy_at(offset, source, self.len)
     }
 
-    /// Its bytes where they will stay, for an object of a mebibyte or more in host memory; `None` for a smaller one, which
-    /// goes to the server when it is sealed.
+    /// The memory of an object of 1 MiB or more in host memory; `None` for a smaller object, whose bytes are sent to the server
+    /// when it is sealed.
     ///
     /// # Errors
     /// [`Error::OnDevice`].
     pub fn bytes(&self) -> Result<Option<SharedSlice<'_>>> {
-        match &self.target {
-            Target::Small { .. } => Ok(None),
-            Target::Mapped(mapped) if mapped.is_cpu => {
-                Ok(Some(mapped.shown()?.bytes()?.part(mapped.offset, self.len)?))
+        match &self.memory {
+            DraftMemory::Small { .. } => Ok(None),
+            DraftMemory::MappedDraft(mapped) if mapped.is_cpu => {
+                Ok(Some(mapped.inheritable_mapping()?.bytes()?.part(mapped.offset, self.len)?))
             }
-            Target::Mapped(mapped) => Err(Error::OnDevice { object: mapped.object }),
+            DraftMemory::MappedDraft(mapped) => Err(Error::OnDevice { object: mapped.object }),
         }
     }
 
-    /// Its place, for streams to copy to and kernels to write; `None` for a small object in host memory.
+    /// The memory as a span, for copies by streams and for kernels; `None` for a small object in host memory.
     ///
     /// # Errors
     /// [`Error::Memory`].
     #[doc(alias = "mutable_data")]
     pub fn span(&self) -> Result<Option<Span>> {
-        self.target.span(0, self.len)
+        self.memory.span(0, self.len)
     }
 
-    /// The device it is mapped on; `None` for a small object in host memory.
+    /// The device of the memory; `None` for a small object in host memory.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
-        self.target.device()
+        self.memory.device()
     }
 
-    /// Makes it everybody's, under its name. What was written by streams must be complete.
+    /// Seals the object: it becomes immutable and visible to all clients under its name. Writes by streams must have completed.
     ///
     /// # Errors
-    /// [`Refusal::StillMapped`](crate::Refusal::StillMapped) when a copy of its memory is still mapped for writing: a
-    /// [`Span`] that is kept, for instance, or a child that was forked while there was one, or [bytes](Draft::bytes).
-    /// The draft comes back with it, and can be sealed when they have gone.
+    /// [`Refusal::StillMapped`] if its memory is still mapped for writing: by a [`Span`] that is not
+    /// dropped, or by a child that was forked while a span or [bytes](Draft::bytes) existed. The error returns the draft, which
+    /// can be sealed once the maps are gone.
     #[doc(alias = "Seal")]
-    pub fn seal(self) -> Result<Sealed, Unsealed<Self>> {
-        let Self { target, len, is_cpu, core } = self;
-        target.seal(&core).map_err(|(error, target)| {
-            let draft = target.map(|target| Box::new(Self { target: *target, len, is_cpu, core }));
-            Unsealed { error, draft }
+    pub fn seal(self) -> Result<Sealed, SealError<Self>> {
+        let Self { memory, len, is_cpu, core } = self;
+        memory.seal(&core).map_err(|(error, memory)| {
+            let draft = memory.map(|memory| Box::new(Self { memory: *memory, len, is_cpu, core }));
+            SealError { error, draft }
         })
     }
 
-    /// The same, as soon as the stream has done what it was given so far. If this process dies before that, the object
-    /// never was.
+    /// Seals the object as soon as the stream has completed the work submitted so far. If this process dies earlier, the object
+    /// is never sealed.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the stream takes no more work.
-    pub fn seal_after(self, stream: &Stream) -> Result<Sealing> {
+    /// [`Error::Memory`] if the event cannot be recorded on the stream.
+    pub fn seal_after(self, stream: &Stream) -> Result<PendingSeal> {
         let reached = Event::create(stream.device(), EventKind::Order)?;
         stream.record(&reached)?;
         let seal = move || {
@@ -417,6 +421,6 @@ impl Draft {
             Ok(self.seal()?)
         };
         let thread = thread::Builder::new().name("wm-store-seal".to_owned()).spawn(seal);
-        thread.map(Sealing).map_err(|source| Error::Launch { source })
+        thread.map(PendingSeal).map_err(|source| Error::Launch { source })
     }
 }

@@ -1,23 +1,23 @@
-//! Pins of forked children: a child holds what it has inherited from the moment on at which `fork` returns to it.
+//! Pins of forked children: a child holds the objects that it inherits from the moment at which `fork` returns in it.
 //!
 //! ```text
-//!   parent, before the fork     connects once more, says `await child`: a page of pins that is held while this connection is
-//!                               open; lets no thread take a pin; copies all its pins to that page
-//!   parent, after the fork      closes its end, and goes on
-//!   child, before `fork`        connects, says `claim`: from the answer on the page is held while the child's process lives;
-//!   returns to it               closes both
+//!   parent, before the fork     opens another connection, sends `await child`: its pin page is valid while this connection is
+//!                               open; blocks new pins; copies all its pins to that page
+//!   parent, after the fork      closes its end of the connection
+//!   child, before `fork`        connects, sends `claim`: from the answer on the page is valid while the child's process lives;
+//!   returns to it               closes both connections
 //! ```
 //!
-//! So at no moment is an object that the child could read without a pin: first it is the parent's, then the connection's
-//! that both have, then the child's. A child that forks itself does the same with the page that it has claimed.
+//! So an object that the child can read is pinned at every moment: first by the parent, then by the connection that parent and
+//! child share, then by the child. A child that forks does the same with the page that it has claimed.
 //!
-//! What it keeps true: if a child could not get its pins, because the server refuses or does not answer in time, then it
-//! cannot read small objects at all: their memory is made inaccessible in it, and reading is a `SIGSEGV`. Large objects have
-//! memory that is never used again, and stay readable. In a child nothing is allocated here before `fork` returns. Without
-//! anything held a fork costs two locks.
+//! If a child cannot get its pins, because the server refuses or does not answer in time, it cannot read small objects: their
+//! memory is made inaccessible in the child, and reading it raises `SIGSEGV`. Large objects stay readable, because their memory
+//! is never reused. The child allocates no memory here before `fork` returns. If nothing is pinned, a fork costs two lock
+//! operations.
 //!
-//! What it will not do: see children that are made without the C library's `fork`, or by a thread that is ending. Nor release pins before the child exits;
-//! if it runs another program, they are held until that ends.
+//! Not covered: children that are created without the C library's `fork`, or by a thread that is exiting. Pins of a child are not
+//! released before it exits; if it executes another program, they are held until that exits.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,23 +29,23 @@ use wholemem_os::packet::{Address, EncodedAddress};
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Memfd, PacketSocket, PrivateMap, SharedMap};
 
-use super::Core;
+use super::ClientCore;
 use crate::cells::MappedCells;
 use crate::pin::{self, PINS_LEN};
-use crate::protocol::{Answer, Ask, Request, Response, frame};
+use crate::protocol::{Answer, Request, RequestKind, Response, frame};
 use crate::{Error, Refusal, Result};
 
-/// How long a server may take, before the fork and after it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout for the server, before the fork and after it.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait before connecting again.
+/// The delay between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// The id of the only request of a child's connection.
 const CLAIM_ID: u64 = 1;
 
-/// How often pages are made for clients that began to hold something meanwhile.
-const ROUNDS: usize = 4;
+/// The number of rounds for clients that take their first pin during the preparation of the fork.
+const MAX_ROUNDS: usize = 4;
 
 static HOOKS: ForkHooks = ForkHooks { before, in_parent, in_child };
 
@@ -53,74 +53,75 @@ static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { cores: Vec::new(), private: Vec::new(), inherited: Vec::new() });
 
 thread_local! {
-    /// The fork that this thread is at.
+    /// The fork that this thread is executing.
     static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
 }
 
-/// What children inherit. The hooks hold its lock over the fork, so that it is free in a child.
+/// The connections and maps that children inherit. The hooks hold the lock during the fork, so that it is not held by another
+/// thread in a child.
 #[derive(Debug)]
 struct Registry {
-    cores: Vec<Weak<Core>>,
+    cores: Vec<Weak<ClientCore>>,
     /// Copy-on-write maps of small objects.
-    private: Vec<(Weak<Core>, Weak<PrivateMap>)>,
-    /// What this process has itself inherited.
-    inherited: Vec<Holder>,
+    private: Vec<(Weak<ClientCore>, Weak<PrivateMap>)>,
+    /// Pages that this process has inherited itself.
+    inherited: Vec<PinHolder>,
 }
 
-/// A page of pins that this process has claimed, or one of its own: what is held for a connection.
+/// A connection with pins and its pin page: the process's own, or one that it has inherited and claimed.
 #[derive(Debug, Clone)]
-struct Holder {
-    core: Arc<Core>,
+struct PinHolder {
+    core: Arc<ClientCore>,
     page: MappedCells,
-    /// Where the small objects are that were inherited. No lock may be taken to find out: a thread that is not here any more
-    /// may have it.
+    /// The arenas of the inherited objects. They are stored here because finding them takes a lock, which a thread that does not
+    /// exist in the child may hold.
     arenas: Arc<[Arc<Mapping>]>,
 }
 
-impl Holder {
-    /// Where the small objects are that it holds.
+impl PinHolder {
+    /// The arenas that contain the pinned objects.
     fn arenas(&self) -> Arc<[Arc<Mapping>]> {
         let core = &self.core;
         if core.epoch.is_current() { core.maps.arenas(&core.index).into() } else { Arc::clone(&self.arenas) }
     }
 }
 
-/// A fork that is about to happen.
+/// The state of a fork in progress, from `before` to `in_parent` or `in_child`.
 #[derive(Debug)]
 struct Fork {
     registry: MutexGuard<'static, Registry>,
-    passages: Vec<Passage>,
-    /// What the child will have inherited.
-    inherited: Vec<Holder>,
-    /// Those whose pins cannot be taken until it has happened.
-    paused: Vec<Arc<Core>>,
+    accesses: Vec<ChildAccess>,
+    /// The pages that the child will have inherited.
+    inherited: Vec<PinHolder>,
+    /// The connections on which new pins are blocked until the fork is complete.
+    paused: Vec<Arc<ClientCore>>,
 }
 
-/// How the objects of one connection come to the child.
+/// How a child gets access to the pinned objects of one connection.
 #[derive(Debug)]
-struct Passage {
-    held: Held,
-    /// What is made inaccessible in the child if it cannot hold it.
+struct ChildAccess {
+    transfer: PinTransfer,
+    /// The memory that is made inaccessible in the child if it does not get its pins.
     arenas: Arc<[Arc<Mapping>]>,
     private: Vec<Arc<PrivateMap>>,
 }
 
-/// What keeps the objects for the child.
+/// How the pinned objects stay valid for the child.
 #[derive(Debug)]
-enum Held {
-    /// A page of pins, when it has claimed it.
-    By(Claim),
-    /// Their store has ended, so that nothing is written over them.
-    ForEver,
-    /// Nothing does.
-    Never,
+enum PinTransfer {
+    /// A pin page that the child claims.
+    Claim(PageClaim),
+    /// The store has ended, so that its memory is never overwritten.
+    NotNeeded,
+    /// No pins could be obtained: the child must not read small objects.
+    Failed,
 }
 
-/// What a child needs to claim its page, all of it made before the fork.
+/// The data that a child needs to claim its page, all prepared before the fork.
 #[derive(Debug)]
-struct Claim {
+struct PageClaim {
     page: MappedCells,
-    /// Keeps the page until it is claimed.
+    /// The connection that keeps the pin page valid until it is claimed.
     connection: PacketSocket,
     address: EncodedAddress,
     request: Vec<u8>,
@@ -131,67 +132,67 @@ fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has children of this process hold what this connection does.
-pub(super) fn add(core: &Arc<Core>) -> Result<()> {
+/// Registers a connection whose pins are passed on to forked children.
+pub(super) fn add(core: &Arc<ClientCore>) -> Result<()> {
     fork::register(&HOOKS)?;
     let mut registry = registry();
-    // Those of a parent are not of this process.
+    // Connections that were inherited from a parent do not belong to this process.
     registry.cores.retain(|core| core.upgrade().is_some_and(|core| core.epoch.is_current()));
     registry.cores.push(Arc::downgrade(core));
     Ok(())
 }
 
-/// Notes a copy-on-write map of an object of a connection.
-pub(super) fn add_private(core: &Arc<Core>, map: &Arc<PrivateMap>) {
+/// Registers a copy-on-write map of an object.
+pub(super) fn add_private(core: &Arc<ClientCore>, map: &Arc<PrivateMap>) {
     let mut registry = registry();
     registry.private.retain(|(_, map)| map.strong_count() > 0);
     registry.private.push((Arc::downgrade(core), Arc::downgrade(map)));
 }
 
 impl Registry {
-    /// What holds anything: connections of this process, and what it has inherited.
-    fn holders(&self) -> Vec<Holder> {
+    /// All connections with pins: those of this process, and inherited ones.
+    fn holders(&self) -> Vec<PinHolder> {
         let cores = self.cores.iter().filter_map(Weak::upgrade).filter(|core| core.epoch.is_current());
         let own = cores.filter(|core| core.pins.in_use() > 0).map(|core| {
             let page = core.pins.cells().clone();
-            Holder { core, page, arenas: Arc::default() }
+            PinHolder { core, page, arenas: Arc::default() }
         });
-        own.chain(self.inherited.iter().cloned()).filter(|holder| !holder.core.is_over()).collect()
+        own.chain(self.inherited.iter().cloned()).filter(|holder| !holder.core.has_ended()).collect()
     }
 
-    /// How the objects of a holder come to the child.
-    fn passage(&self, holder: &Holder, deadline: Deadline) -> Passage {
+    /// Prepares the access of a child to the objects of one connection.
+    fn access(&self, holder: &PinHolder, deadline: Deadline) -> ChildAccess {
         let socket = &holder.core.path;
-        let held = match Claim::create(&holder.core, deadline) {
-            Ok(claim) => Held::By(claim),
-            // The store was killed: nothing is written over its objects. That no process listens at its path is not enough, since
-            // the file there may be another store's.
-            Err(Error::NotServed { .. }) if holder.core.is_at_its_end() => Held::ForEver,
+        let transfer = match PageClaim::create(&holder.core, deadline) {
+            Ok(claim) => PinTransfer::Claim(claim),
+            // The store was killed, so its memory is never overwritten. `NotServed` alone does not prove that: the file at the
+            // path may belong to another store.
+            Err(Error::NotServed { .. }) if holder.core.is_peer_closed() => PinTransfer::NotNeeded,
             Err(error) => {
                 let socket = socket.display();
                 tracing::warn!(%socket, %error, "a forked child will not be able to read small objects");
-                Held::Never
+                PinTransfer::Failed
             }
         };
-        let of_core = |(core, map): &(Weak<Core>, Weak<PrivateMap>)| {
+        let of_core = |(core, map): &(Weak<ClientCore>, Weak<PrivateMap>)| {
             std::ptr::eq(core.as_ptr(), Arc::as_ptr(&holder.core)).then(|| map.upgrade()).flatten()
         };
         let private = self.private.iter().filter_map(of_core).collect();
-        Passage { held, arenas: Arc::default(), private }
+        ChildAccess { transfer, arenas: Arc::default(), private }
     }
 }
 
-/// The parent, before the fork.
+/// Fork hook in the parent, before the fork: gets pin pages for the child and copies the pins.
 fn before() {
-    // It may run twice around one fork. In a thread that is ending, whose thread-local data is gone, it cannot run at all.
+    // May run twice for one fork. In a thread that is exiting, whose thread-local data is destroyed, it cannot run.
     if !FORK.try_with(|fork| fork.borrow().is_none()).unwrap_or(false) {
         return;
     }
     let registry = registry();
-    let deadline = Deadline::after(PATIENCE);
-    let (mut holders, mut passages): (Vec<Holder>, Vec<Passage>) = (Vec::new(), Vec::new());
-    let mut paused: Vec<Arc<Core>> = Vec::new();
-    for round in 0..ROUNDS {
+    let deadline = Deadline::after(TIMEOUT);
+    let (mut holders, mut accesses): (Vec<PinHolder>, Vec<ChildAccess>) = (Vec::new(), Vec::new());
+    let mut paused: Vec<Arc<ClientCore>> = Vec::new();
+    for round in 0..MAX_ROUNDS {
         let fresh: Vec<_> = registry
             .holders()
             .into_iter()
@@ -200,66 +201,66 @@ fn before() {
         if round > 0 && fresh.is_empty() {
             break;
         }
-        // In the last round threads wait for the server too.
-        if round + 1 < ROUNDS {
+        // In the last round, new pins stay blocked while the server answers.
+        if round + 1 < MAX_ROUNDS {
             paused.drain(..).for_each(|core| core.pins.resume());
         }
-        passages.extend(fresh.iter().map(|holder| registry.passage(holder, deadline)));
+        accesses.extend(fresh.iter().map(|holder| registry.access(holder, deadline)));
         holders.extend(fresh);
         paused = registry.cores.iter().filter_map(Weak::upgrade).collect();
         paused.retain(|core| core.epoch.is_current());
         paused.iter().for_each(|core| core.pins.pause());
     }
-    for (holder, passage) in holders.iter_mut().zip(&mut passages) {
-        if let Held::By(claim) = &passage.held {
+    for (holder, access) in holders.iter_mut().zip(&mut accesses) {
+        if let PinTransfer::Claim(claim) = &access.transfer {
             pin::copy_pins(&holder.page, &claim.page);
         }
         holder.arenas = holder.arenas();
-        passage.arenas = Arc::clone(&holder.arenas);
+        access.arenas = Arc::clone(&holder.arenas);
     }
-    let inherits = |(holder, passage): (Holder, &Passage)| match &passage.held {
-        Held::By(claim) => Some(Holder { page: claim.page.clone(), ..holder }),
-        Held::ForEver | Held::Never => None,
+    let inherits = |(holder, access): (PinHolder, &ChildAccess)| match &access.transfer {
+        PinTransfer::Claim(claim) => Some(PinHolder { page: claim.page.clone(), ..holder }),
+        PinTransfer::NotNeeded | PinTransfer::Failed => None,
     };
-    let inherited = holders.into_iter().zip(&passages).filter_map(inherits).collect();
-    FORK.set(Some(Fork { registry, passages, inherited, paused }));
+    let inherited = holders.into_iter().zip(&accesses).filter_map(inherits).collect();
+    FORK.set(Some(Fork { registry, accesses, inherited, paused }));
 }
 
-/// What `before` has left for this thread.
-fn taken() -> Option<Fork> {
+/// Takes the fork that `before` has prepared in this thread.
+fn take_fork() -> Option<Fork> {
     FORK.try_with(RefCell::take).ok().flatten()
 }
 
-/// The parent, after the fork.
+/// Fork hook in the parent, after the fork: allows new pins again.
 fn in_parent() {
-    let Some(fork) = taken() else { return };
+    let Some(fork) = take_fork() else { return };
     fork.paused.iter().for_each(|core| core.pins.resume());
-    // Without the lock: the last of a connection may go here.
+    // Releases the lock before the rest is dropped, which may close the last clone of a connection.
     drop(fork.registry);
 }
 
-/// The child, before `fork` returns to it.
+/// Fork hook in the child, before `fork` returns: claims the pin pages.
 fn in_child() {
-    let Some(mut fork) = taken() else { return };
-    let deadline = Deadline::after(PATIENCE);
-    for passage in &fork.passages {
-        let is_held = match &passage.held {
-            Held::By(claim) => claim.make(deadline),
-            Held::ForEver => true,
-            Held::Never => false,
+    let Some(mut fork) = take_fork() else { return };
+    let deadline = Deadline::after(TIMEOUT);
+    for access in &fork.accesses {
+        let is_held = match &access.transfer {
+            PinTransfer::Claim(claim) => claim.claim(deadline),
+            PinTransfer::NotNeeded => true,
+            PinTransfer::Failed => false,
         };
         if !is_held {
-            passage.revoke();
+            access.revoke();
         }
     }
-    // Nothing is freed here: an allocator's locks may have been another thread's.
+    // Nothing is freed here: another thread may have held the allocator's locks at the fork.
     std::mem::swap(&mut fork.registry.inherited, &mut fork.inherited);
-    let Fork { registry, passages, inherited, paused } = fork;
-    // The list itself stays too.
-    let mut passages = std::mem::ManuallyDrop::new(passages);
-    for passage in passages.drain(..) {
-        let Passage { held, arenas, private } = passage;
-        if let Held::By(Claim { page, connection, request, granted, .. }) = held {
+    let Fork { registry, accesses, inherited, paused } = fork;
+    // The buffer of the list is leaked, because freeing it could deadlock.
+    let mut accesses = std::mem::ManuallyDrop::new(accesses);
+    for access in accesses.drain(..) {
+        let ChildAccess { transfer, arenas, private } = access;
+        if let PinTransfer::Claim(PageClaim { page, connection, request, granted, .. }) = transfer {
             drop(connection);
             std::mem::forget((page, request, granted));
         }
@@ -269,23 +270,23 @@ fn in_child() {
     drop(registry);
 }
 
-impl Passage {
+impl ChildAccess {
     fn revoke(&self) {
         let arenas = self.arenas.iter().map(|arena| arena.revoke_in_child().is_ok());
         let private = self.private.iter().map(|map| map.revoke().is_ok());
         if !arenas.chain(private).all(|is_revoked| is_revoked) {
-            // Other objects' bytes must not be read in place of these.
+            // The child must not read the bytes of other objects in place of these.
             std::process::abort();
         }
     }
 }
 
-impl Claim {
-    /// Gets a page of pins for a child, in the parent.
-    fn create(core: &Core, deadline: Deadline) -> Result<Self> {
-        let (mut connection, greeting) = loop {
+impl PageClaim {
+    /// Obtains a pin page for a child. Runs in the parent.
+    fn create(core: &ClientCore, deadline: Deadline) -> Result<Self> {
+        let (mut connection, welcome) = loop {
             match core.connect_again(deadline) {
-                // Connections of other children may be about to end.
+                // Connections of other children may be about to close.
                 Err(Error::Refused(Refusal::ClientLimit { .. } | Refusal::NoDescriptors))
                     if !deadline.has_passed() =>
                 {
@@ -294,57 +295,57 @@ impl Claim {
                 connected => break connected?,
             }
         };
-        let pins = SharedMap::create(&Memfd::import(greeting.pins, PINS_LEN)?, Protection::ReadWrite)?;
+        let pins = SharedMap::create(&Memfd::import(welcome.pins, PINS_LEN)?, Protection::ReadWrite)?;
         let page = MappedCells::new(pins);
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| wholemem_os::Error::Call { call: "getrandom", errno })?;
-        // Zero is none.
+        // Zero means that there is no secret.
         let secret = u64::from_ne_bytes(bytes).max(1);
         pin::set_secret(&page, secret);
-        connection.request(Ask::AwaitChild, &[], deadline)?;
-        let ask = Ask::Claim { client: greeting.client, secret };
+        connection.request(RequestKind::AwaitChild, &[], deadline)?;
+        let kind = RequestKind::Claim { client: welcome.client, secret };
         Ok(Self {
             page,
             connection: connection.into_socket()?,
             address: Address::Path(core.path.clone()).encode()?,
-            request: packet(&Request { id: CLAIM_ID, again: 0, ask })?,
+            request: packet(&Request { id: CLAIM_ID, resends: 0, kind })?,
             granted: packet(&Response { id: CLAIM_ID, answer: Answer::Done })?,
         })
     }
 
-    /// Claims it, in the child. False if the child does not hold it.
-    fn make(&self, deadline: Deadline) -> bool {
+    /// Claims the page. Runs in the child. Returns whether the child's objects are safe to read.
+    fn claim(&self, deadline: Deadline) -> bool {
         loop {
-            match self.make_once(deadline) {
+            match self.try_claim(deadline) {
                 Ok(is_granted) => return is_granted,
-                // A store that has ended writes over nothing any more.
+                // A store that has ended never overwrites memory.
                 Err(_) if self.connection.is_closed() == Ok(true) => return true,
                 Err(_) if deadline.has_passed() => return false,
-                // The server is being replaced, or too many wait for it.
+                // The server is being replaced, or the backlog of its socket is full.
                 Err(_) => std::thread::sleep(RETRY),
             }
         }
     }
 
-    fn make_once(&self, deadline: Deadline) -> Result<bool, wholemem_os::Error> {
+    fn try_claim(&self, deadline: Deadline) -> Result<bool, wholemem_os::Error> {
         let socket = PacketSocket::connect_encoded(&self.address)?;
         socket.send(&self.request, &[], deadline)?;
         // Longer than any refusal of a claim.
         let mut answer = [0; 1024];
         let len = socket.recv(&mut answer, deadline)?;
-        match frame::short_id(&answer[..len]) {
+        match frame::peek_id(&answer[..len]) {
             Some(CLAIM_ID) => Ok(answer[..len] == self.granted[..]),
-            // It was turned away before its claim was read, since the server has no room for one more connection now.
+            // The connection was refused before the claim was read, because the server cannot accept another one now.
             _ => Err(wholemem_os::Error::Closed),
         }
     }
 }
 
-/// A short message, as one packet.
+/// Encodes a short message as one packet.
 fn packet(message: &impl serde::Serialize) -> Result<Vec<u8>> {
     let packets = frame::encode(message, &[]).map_err(|malformed| Error::Protocol { rule: malformed.0 })?;
     let [packet] =
-        <[_; 1]>::try_from(packets).map_err(|_| Error::Protocol { rule: "a claim is one packet" })?;
+        <[_; 1]>::try_from(packets).map_err(|_| Error::Protocol { rule: "a claim fits one packet" })?;
     Ok(packet)
 }

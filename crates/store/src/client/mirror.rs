@@ -1,4 +1,4 @@
-//! A host view of a buffer on a device: copied in if asked for, and written back when it is done with.
+//! A copy of device memory in pinned host memory, written back to the device when it is dropped.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,40 +8,40 @@ use wholemem_os::{Deadline, SharedSlice};
 use super::{Draft, Object};
 use crate::{Error, Result};
 
-/// A copy in host memory of a draft's or an object's bytes. That of a draft is written back when it is dropped,
-/// unless it was given up.
+/// A host copy of the bytes of a draft or an object. The copy of a draft is written back when it is dropped, unless it was
+/// abandoned.
 #[derive(Debug)]
 #[doc(alias = "CUDABufferMirror")]
 pub struct Mirror {
     buffer: PinnedBuffer,
     stream: Stream,
-    /// Where to write back to, until that is done or given up.
-    back: Mutex<Option<Span>>,
+    /// The destination of the write-back, until that is done or abandoned.
+    destination: Mutex<Option<Span>>,
     len: usize,
 }
 
 impl Mirror {
-    /// Mirrors a draft, with the bytes it has now if `copy_in`.
+    /// Creates a host copy of a draft; with its present bytes if `copy_in`, else uninitialized.
     ///
     /// # Errors
-    /// [`Error::Memory`]; [`Error::Protocol`] for a small draft in host memory, which is written directly.
+    /// [`Error::Memory`]; [`Error::Protocol`] for a small draft in host memory, which can be written directly.
     pub fn of_draft(draft: &Draft, copy_in: bool) -> Result<Self> {
         let rule = "a small object in host memory is written directly";
         let (span, device) = draft.span()?.zip(draft.device()).ok_or(Error::Protocol { rule })?;
         Self::of_span(span, &device, copy_in)
     }
 
-    /// The same, of the [place](Draft::span) of a draft on its device.
+    /// As [`Mirror::of_draft`], for the [span](Draft::span) of a draft on its device.
     ///
     /// # Errors
     /// [`Error::Memory`].
     pub fn of_span(span: Span, device: &Device, copy_in: bool) -> Result<Self> {
         let mut mirror = Self::create(&span, copy_in, device)?;
-        mirror.back = Mutex::new(Some(span));
+        mirror.destination = Mutex::new(Some(span));
         Ok(mirror)
     }
 
-    /// Mirrors an object.
+    /// Creates a host copy of an object.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -52,7 +52,7 @@ impl Mirror {
     fn create(span: &Span, copy_in: bool, device: &Device) -> Result<Self> {
         let stream = device.stream()?;
         let buffer = PinnedBuffer::create(device, span.len().max(1))?;
-        let mirror = Self { buffer, stream, back: Mutex::new(None), len: span.len() };
+        let mirror = Self { buffer, stream, destination: Mutex::new(None), len: span.len() };
         if copy_in && mirror.len > 0 {
             mirror.stream.copy(&mirror.span()?, span)?;
             mirror.stream.synchronize(Deadline::NEVER)?;
@@ -64,7 +64,7 @@ impl Mirror {
         Ok(self.buffer.all().part(0, self.len)?)
     }
 
-    /// The bytes, to be read, and for a draft to be written.
+    /// The bytes: read-only for an object, writable for a draft.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -72,11 +72,11 @@ impl Mirror {
     #[doc(alias = "mutable_data")]
     pub fn bytes(&self) -> Result<SharedSlice<'_>> {
         let bytes = self.buffer.bytes()?.part(0, self.len)?;
-        let is_written = self.back.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let is_written = self.destination.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         Ok(if is_written { bytes } else { bytes.read_only() })
     }
 
-    /// Writes a draft's mirror back, and says what came of it. Dropping does the same, silently.
+    /// Writes the copy of a draft back, and returns errors. Dropping does the same, but only logs errors.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -84,20 +84,20 @@ impl Mirror {
         self.flush()
     }
 
-    /// Gives up what was written to it: the draft stays as it is, and is let go, also while somebody still has the bytes.
+    /// Discards the changes: the draft is not modified, and its memory is released even while the bytes are still borrowed.
     pub fn abandon(&self) {
-        drop(self.take_back());
+        drop(self.take_destination());
     }
 
-    fn take_back(&self) -> Option<Span> {
-        self.back.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn take_destination(&self) -> Option<Span> {
+        self.destination.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn flush(&self) -> Result<()> {
-        if let Some(back) = self.take_back()
+        if let Some(destination) = self.take_destination()
             && self.len > 0
         {
-            self.stream.copy(&back, &self.span()?)?;
+            self.stream.copy(&destination, &self.span()?)?;
             self.stream.synchronize(Deadline::NEVER)?;
         }
         Ok(())
@@ -107,7 +107,7 @@ impl Mirror {
 impl Drop for Mirror {
     fn drop(&mut self) {
         if let Err(error) = self.flush() {
-            tracing::error!(%error, "a mirror could not be written back");
+            tracing::error!(%error, "cannot write a mirror back");
         }
     }
 }

@@ -1,24 +1,25 @@
-//! The client: how a process makes objects, finds them, and holds them.
+//! The client: how a process creates, finds and holds objects.
 //!
-//! | room | what it holds |
+//! | item | purpose |
 //! |---|---|
 //! | [`Client`] | a connection to a store: create, get, publish, delete, list |
-//! | [`Draft`] | an object that is being written, until it is sealed |
-//! | [`Client::adopt`] | memory that this process has already, as an object |
-//! | [`Object`] | a sealed object, held in memory until it is dropped |
-//! | [`Pack`], [`PackDraft`], [`PackObject`] | many objects in one piece of memory |
-//! | [`Watch`] | being told of what happens to names |
-//! | [`Mirror`] | a host view of a buffer on a device |
+//! | [`Draft`] | an object that is being written and not sealed yet |
+//! | [`Client::adopt`] | creates an object from existing memory of this process |
+//! | [`Object`] | a sealed object, pinned until it is dropped |
+//! | [`Pack`], [`PackDraft`], [`PackObject`] | several objects in one allocation |
+//! | [`Watch`] | a stream of events of names |
+//! | [`Mirror`] | a host copy of device memory |
 //!
-//! An object whose memory is mapped already is got without a system call: its name is looked up in the index, it is
-//! pinned, and that is all. So it is got also while there is no server.
+//! An object whose memory is already mapped is obtained without a system call: its name is looked up in the index, and it is
+//! pinned. This also works while no server runs.
 //!
-//! A store whose keeper and server were both killed cannot say that it has ended. So every tenth of a second, at most,
-//! such a call looks at the connection; and once any call has found out, all of them say [`Error::Disconnected`]. What
-//! is held stays.
+//! If the keeper and the server are both killed, they cannot mark the index as superseded. So such a call checks the connection
+//! at most every 100 ms. Once a call has found the connection closed, all calls return [`Error::Disconnected`]. Objects that are
+//! held stay valid.
 
 mod adopt;
 mod connection;
+mod connection_probe;
 mod core;
 mod draft;
 mod inherit;
@@ -26,7 +27,6 @@ mod memory;
 mod mirror;
 mod object;
 mod pack;
-mod pulse;
 mod watch;
 
 use std::path::Path;
@@ -36,26 +36,25 @@ use std::time::Duration;
 use wholemem_hal::{Backend, Device};
 use wholemem_os::Deadline;
 
-use self::core::Core;
-use crate::id::State;
-use crate::protocol::{Answer, Ask, Label, SMALL, Status, check_name};
+use self::core::ClientCore;
+use crate::id::SlotState;
+use crate::protocol::{Answer, Label, RequestKind, SMALL, Status, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
-pub use draft::{Draft, Sealed, Sealing, Unsealed};
+pub use draft::{Draft, PendingSeal, SealError, Sealed};
 pub use mirror::Mirror;
 pub use object::Object;
 pub use pack::{Pack, PackDraft, PackMember, PackObject};
 pub use watch::Watch;
 
-/// How much later than a deadline an answer may come that says that it has passed: from a server that is busy, or just
-/// being replaced.
+/// How long after the deadline of a request the client waits for its answer, because the server may be busy or being replaced.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A connection to a store.
 ///
-/// Clones are the same connection, and threads may share it. It goes when the last clone and the last object it gave
-/// have gone. A process that was forked has no use for it, and asks for its own; the objects that its parent held are held
-/// for it too, until it exits.
+/// Clones share the connection, and threads may share a client. The connection closes when the last clone and the last object
+/// obtained from it are dropped. A forked child cannot use an inherited client and has to connect by itself; objects that the
+/// parent held at the fork stay pinned for the child until it exits.
 ///
 /// ```no_run
 /// use wholemem_store::Client;
@@ -69,12 +68,12 @@ const GRACE: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Client {
-    core: Arc<Core>,
-    /// How long objects that are created wait for room.
+    core: Arc<ClientCore>,
+    /// How long a request to create an object waits for free space.
     wait: Duration,
 }
 
-/// Clients are equal if they are the same connection.
+/// Clients are equal if they share one connection.
 impl PartialEq for Client {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.core, &other.core)
@@ -83,35 +82,35 @@ impl PartialEq for Client {
 
 impl Eq for Client {}
 
-/// What there is to know of an object without holding it.
+/// The description of an object: everything but its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Its id.
+    /// The id of the object.
     pub id: ObjectId,
-    /// Its name; empty for an object that has none.
+    /// The name of the object; empty if it has none.
     pub name: String,
-    /// What its maker says of it.
+    /// The metadata that the creator of the object attached to it.
     pub meta: Vec<u8>,
-    /// Its length in bytes.
+    /// The length of the object in bytes.
     pub len: usize,
-    /// Which object of its name it is.
+    /// The version of the object among those with the same name.
     pub version: u64,
-    /// Who made it.
+    /// The user who created the object.
     pub owner: u32,
-    /// When it was made, in milliseconds of the Unix epoch.
+    /// The time of creation, in milliseconds since the Unix epoch.
     pub created: u64,
-    /// Whether it is in host memory.
+    /// Whether the object is in host memory.
     pub is_cpu: bool,
-    /// The first object of the pack it belongs to, which may be itself.
+    /// The first object of the pack, which may be this object; `None` outside a pack.
     pub pack: Option<ObjectId>,
 }
 
 impl Client {
-    /// How long an answer is waited for, where nothing else is said. Servers answer at once or not at all.
-    pub const PATIENCE: Duration = Duration::from_secs(60);
+    /// The timeout of an answer where the caller gives none.
+    pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Connects to the store that is served at a socket.
+    /// Connects to the store at a socket.
     ///
     /// # Errors
     /// [`Error::NotServed`]; [`Error::Socket`]; [`Refusal::OtherProtocol`].
@@ -119,79 +118,79 @@ impl Client {
         Self::connect_with(path, None)
     }
 
-    /// The same, with a backend of whose devices objects may be. Without one, CUDA is started when the first object on a
-    /// device is met.
+    /// Connects to the store at a socket, and uses a given backend for objects in device memory. By default, the CUDA backend is
+    /// opened for the first such object.
     ///
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect_with(path: impl AsRef<Path>, devices: Option<Backend>) -> Result<Self> {
-        let core = Core::connect(path.as_ref(), devices, Deadline::after(Self::PATIENCE))?;
+        let core = ClientCore::connect(path.as_ref(), devices, Deadline::after(Self::TIMEOUT))?;
         let core = Arc::new(core);
         inherit::add(&core)?;
         Ok(Self { core, wait: Duration::ZERO })
     }
 
-    /// The same connection, through which creating something waits so long for others to delete something, where the quota
-    /// is full. By default it does not wait.
+    /// The same connection, through which requests to create an object wait up to `wait` for free space if the quota is reached.
+    /// By default they do not wait.
     ///
     /// ```no_run
     /// # use std::time::Duration;
     /// # let client = wholemem_store::Client::connect("socket")?;
-    /// let patient = client.waiting_for_room(Duration::from_secs(10));
-    /// let draft = patient.create("weights", 16 << 30)?;
+    /// let waiting = client.waiting_for_space(Duration::from_secs(10));
+    /// let draft = waiting.create("weights", 16 << 30)?;
     /// # Ok::<(), wholemem_store::Error>(())
     /// ```
     #[must_use]
-    pub fn waiting_for_room(&self, wait: Duration) -> Self {
+    pub fn waiting_for_space(&self, wait: Duration) -> Self {
         Self { core: Arc::clone(&self.core), wait }
     }
 
-    /// Begins an object in host memory. An empty name makes one that is known by its id alone.
+    /// Creates an object in host memory, to be written and sealed. An object with an empty name is found by its id only.
     ///
     /// # Errors
-    /// [`Refusal::OverQuota`], [`Refusal::NameTooLong`], [`Refusal::NoMemory`]; [`Refusal::NameTaken`] for the name of
-    /// another user's object.
+    /// [`Refusal::OverQuota`], [`Refusal::NameTooLong`], [`Refusal::NoMemory`]; [`Refusal::NameTaken`] if an object of another
+    /// user has the name.
     #[doc(alias = "CreateBuffer")]
     pub fn create(&self, name: &str, len: usize) -> Result<Draft> {
-        self.create_described(name, &[], len)
+        self.create_with_meta(name, &[], len)
     }
 
-    /// The same, with what its users are told of it: up to 216 bytes.
+    /// Creates an object in host memory, with up to 216 bytes of metadata.
     ///
     /// # Errors
     /// As [`Client::create`]; [`Refusal::MetaTooLong`].
-    pub fn create_described(&self, name: &str, meta: &[u8], len: usize) -> Result<Draft> {
+    pub fn create_with_meta(&self, name: &str, meta: &[u8], len: usize) -> Result<Draft> {
         Draft::create(&self.core, label(name, meta), len, 0, self.wait)
     }
 
-    /// Begins an object in the memory of a device.
+    /// Creates an object in device memory.
     ///
     /// # Errors
-    /// As [`Client::create`]; [`Error::DeviceHidden`] for a device that the server has not.
+    /// As [`Client::create`]; [`Error::DeviceHidden`] if the server does not have the device.
     #[doc(alias = "CreateGPUBuffer")]
     #[doc(alias = "create_gpu_buffer")]
     pub fn create_on(&self, device: &Device, name: &str, len: usize) -> Result<Draft> {
-        self.create_described_on(device, name, &[], len)
+        self.create_on_with_meta(device, name, &[], len)
     }
 
-    /// The same, with what its users are told of it: up to 216 bytes.
+    /// Creates an object in device memory, with up to 216 bytes of metadata.
     ///
     /// # Errors
     /// As [`Client::create_on`]; [`Refusal::MetaTooLong`].
-    pub fn create_described_on(&self, device: &Device, name: &str, meta: &[u8], len: usize) -> Result<Draft> {
+    pub fn create_on_with_meta(&self, device: &Device, name: &str, meta: &[u8], len: usize) -> Result<Draft> {
         let place = self.core.maps.place(device)?;
         Draft::create(&self.core, label(name, meta), len, place, self.wait)
     }
 
-    /// Begins a pack: many objects in one piece of memory, sealed and found together or each by its name.
+    /// Creates a pack: several objects in one allocation, sealed together and found together or each by its name.
     ///
     /// # Errors
-    /// As [`Client::create`]; [`Refusal::TooManyMembers`]; [`Refusal::Malformed`] when two of its objects have one name.
+    /// As [`Client::create`]; [`Refusal::TooManyMembers`]; [`Refusal::Malformed`] if two objects of the pack have the same name.
     pub fn create_pack(&self, pack: &Pack) -> Result<PackDraft> {
         PackDraft::create(&self.core, pack, self.wait)
     }
 
-    /// Makes an object of these bytes in host memory, sealed.
+    /// Creates and seals an object with these bytes in host memory.
     ///
     /// # Errors
     /// As [`Client::create`].
@@ -199,66 +198,66 @@ impl Client {
         if (bytes.len() as u64) < SMALL {
             let label = label(name, &[]);
             label.check()?;
-            let ask = Ask::Create { label, len: bytes.len() as u64, members: Vec::new(), place: 0 };
+            let kind = RequestKind::Create { label, len: bytes.len() as u64, members: Vec::new(), place: 0 };
             return self
                 .core
-                .with_room(bytes.len(), 0, self.wait, || self.core.request_sealed(ask.clone(), bytes));
+                .with_space(bytes.len(), 0, self.wait, || self.core.request_sealed(kind.clone(), bytes));
         }
         let mut draft = self.create(name, bytes.len())?;
         draft.write_at(0, bytes)?;
         Ok(draft.seal()?)
     }
 
-    /// The object that has a name now.
+    /// Returns the object that has a name.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchName`]; [`Error::TooManyPins`]; [`Error::Disconnected`] when the store has ended.
+    /// [`Refusal::NoSuchName`]; [`Error::TooManyPins`]; [`Error::Disconnected`] if the store has ended.
     #[inline]
     pub fn get(&self, name: &str) -> Result<Object> {
         self.core.check()?;
-        if let Some(object) = self.core.get_known(name)? {
+        if let Some(object) = self.core.get_from_index(name)? {
             return Ok(object);
         }
-        self.core.get_asked(name, Deadline::NOW, Deadline::after(Self::PATIENCE))
+        self.core.get_from_server(name, Deadline::NOW, Deadline::after(Self::TIMEOUT))
     }
 
-    /// The object that has a name now, if this process has its memory mapped already. Nobody is asked, and nothing waits:
-    /// this is what [`Client::get`] does first.
+    /// The object that has a name, if this process has already mapped its memory. Sends no request and never blocks.
+    /// [`Client::get`] tries this first.
     ///
     /// # Errors
-    /// [`Error::TooManyPins`]; [`Error::Disconnected`] when the store has ended.
+    /// [`Error::TooManyPins`]; [`Error::Disconnected`] if the store has ended.
     #[inline]
     pub fn get_mapped(&self, name: &str) -> Result<Option<Object>> {
         self.core.check()?;
         match self.core.pin_named(name)? {
-            Some((held, location)) => match self.core.maps.known(location.allocation) {
-                Some(mapping) => Object::new(held, location, mapping).map(Some),
+            Some((guard, location)) => match self.core.maps.get(location.allocation) {
+                Some(mapping) => Object::new(guard, location, mapping).map(Some),
                 None => Ok(None),
             },
             None => Ok(None),
         }
     }
 
-    /// The object that has a name, now or before the deadline.
+    /// The object that has a name; waits until the deadline for it to exist.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchName`] when nobody had it in time; [`Error::TimedOut`] when no server said so, a few seconds
-    /// later; [`Error::TooManyPins`].
+    /// [`Refusal::NoSuchName`] if no object had the name before the deadline; [`Error::TimedOut`] if the server does not answer
+    /// within a few seconds after it; [`Error::TooManyPins`].
     pub fn get_within(&self, name: &str, deadline: Deadline) -> Result<Object> {
         self.core.check()?;
-        if let Some(object) = self.core.get_known(name)? {
+        if let Some(object) = self.core.get_from_index(name)? {
             return Ok(object);
         }
         let left = deadline.remaining();
-        let patience = left.map_or(Deadline::NEVER, |left| Deadline::after(left.saturating_add(GRACE)));
-        match self.core.get_asked(name, Deadline::NOW, patience) {
+        let timeout = left.map_or(Deadline::NEVER, |left| Deadline::after(left.saturating_add(GRACE)));
+        match self.core.get_from_server(name, Deadline::NOW, timeout) {
             Err(Error::Refused(Refusal::NoSuchName { .. })) if !deadline.has_passed() => {}
             outcome => return outcome,
         }
-        self.core.get_awaited(name, deadline, patience)
+        self.core.get_on_new_connection(name, deadline, timeout)
     }
 
-    /// The object with an id.
+    /// Returns the object with an id.
     ///
     /// # Errors
     /// [`Refusal::NoSuchObject`]; [`Error::TooManyPins`].
@@ -269,17 +268,17 @@ impl Client {
         self.core.pin(id)?.ok_or_else(|| Refusal::NoSuchObject { object: id }.into())
     }
 
-    /// The objects with these names, in their order.
+    /// Returns the objects with these names, in the given order.
     ///
     /// # Errors
-    /// As [`Client::get`], for the first that cannot be had.
+    /// As [`Client::get`], for the first name that fails.
     #[doc(alias = "GetGPUBuffers")]
     #[doc(alias = "get_gpu_buffers")]
     pub fn get_all<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Object>> {
         names.into_iter().map(|name| self.get(name)).collect()
     }
 
-    /// All objects of a pack, held by one pin.
+    /// Returns all objects of a pack, held by one pin.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -287,73 +286,74 @@ impl Client {
         self.get(name)?.into_pack()
     }
 
-    /// Whether this connection, or a clone of it, gave an object: an id means nothing to another store.
+    /// Whether the object was obtained through this connection or a clone of it. Ids are only valid within one store.
     #[must_use]
-    pub fn gave(&self, object: &Object) -> bool {
+    pub fn is_source_of(&self, object: &Object) -> bool {
         Arc::ptr_eq(&self.core, object.core())
     }
 
-    /// Gives a sealed object one more name. If another object had it, that one is deleted: readers keep theirs.
+    /// Gives another name to a sealed object. If another object has the name, it is deleted; processes that hold it keep it.
     ///
     /// # Errors
     /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`]; [`Error::EmptyName`].
     #[doc(alias = "PutName")]
     pub fn publish(&self, name: &str, object: ObjectId) -> Result<Sealed> {
-        self.publish_described(name, &[], object)
+        self.publish_with_meta(name, &[], object)
     }
 
-    /// The same, with what users of the object are told of it under that name: up to 216 bytes.
+    /// Gives another name to a sealed object, with up to 216 bytes of metadata under that name.
     ///
     /// # Errors
     /// As [`Client::publish`]; [`Refusal::MetaTooLong`].
-    pub fn publish_described(&self, name: &str, meta: &[u8], object: ObjectId) -> Result<Sealed> {
+    pub fn publish_with_meta(&self, name: &str, meta: &[u8], object: ObjectId) -> Result<Sealed> {
         if name.is_empty() {
             return Err(Error::EmptyName);
         }
         let label = label(name, meta);
         label.check()?;
-        self.core.request_sealed(Ask::Publish { label, object, part: None }, &[])
+        self.core.request_sealed(RequestKind::Publish { label, object, part: None }, &[])
     }
 
-    /// Deletes an object: it is found no more, and its memory goes with the last who holds it. The first object of a pack
-    /// takes all others along.
+    /// Deletes an object. Its name is removed at once; its memory is freed when the last pin is released. Deleting the first
+    /// object of a pack deletes the whole pack.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchObject`], [`Refusal::NotYours`]; [`Refusal::NotSealed`] for a draft, unless this is the server's user.
+    /// [`Refusal::NoSuchObject`], [`Refusal::NotYours`]; [`Refusal::NotSealed`] for a draft, unless the caller is the server's
+    /// user.
     #[doc(alias = "DelData")]
     #[doc(alias = "del_data")]
     pub fn delete(&self, id: ObjectId) -> Result<()> {
-        self.core.request(Ask::Delete { object: id }, &[], Deadline::after(Self::PATIENCE))?;
+        self.core.request(RequestKind::Delete { object: id }, &[], Deadline::after(Self::TIMEOUT))?;
         self.core.trim();
         Ok(())
     }
 
-    /// The objects there are whose names begin so, by name. No server is asked.
+    /// Lists the sealed objects whose names begin with `prefix`, sorted by name. Sends no request.
     ///
     /// # Errors
     /// [`Error::Forked`]; [`Error::Disconnected`].
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.core.check()?;
-        Ok(self.entries(prefix, State::Sealed))
+        Ok(self.entries(prefix, SlotState::Sealed))
     }
 
-    /// Lists drafts, by the names they will have: objects that were created and not sealed yet. A pack is listed once, by
-    /// its first object. No server is asked.
+    /// Lists drafts, objects that were created and not sealed yet, by their future names. A pack is listed once, by its first
+    /// object. Sends no request.
     ///
-    /// A draft belongs to the connection that created it, and is deleted when that connection's process exits. The user who
-    /// runs the server can delete it before, by [`Client::delete`]; its writer's `seal` then fails.
+    /// A draft belongs to the connection that created it, and is deleted when the process of that connection exits. The user who
+    /// runs the server can delete it earlier with [`Client::delete`]; `seal` then fails for its writer.
     ///
     /// # Errors
     /// [`Error::Forked`]; [`Error::Disconnected`].
     pub fn drafts(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.core.check()?;
-        let mut drafts = self.entries(prefix, State::Created);
+        let mut drafts = self.entries(prefix, SlotState::Created);
         drafts.retain(|entry| entry.pack.is_none_or(|first| first == entry.id));
         Ok(drafts)
     }
 
-    /// The objects in a state whose names begin so, by name.
-    fn entries(&self, prefix: &str, state: State) -> Vec<Entry> {
+    /// The objects in a state whose names begin with `prefix`, sorted by name.
+    fn entries(&self, prefix: &str, state: SlotState) -> Vec<Entry> {
         let objects = self.core.index.objects().filter(|(_, found, _)| *found == state);
         let named = objects.filter(|(_, _, record)| record.name.starts_with(prefix));
         let mut entries: Vec<_> = named.filter_map(|(id, _, record)| self.core.entry(id, record)).collect();
@@ -361,38 +361,38 @@ impl Client {
         entries
     }
 
-    /// What there is to know of the object that has a name now. It is neither held nor mapped.
+    /// The description of the object that has a name. The object is neither pinned nor mapped.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchName`]; [`Error::Disconnected`] when the store has ended.
+    /// [`Refusal::NoSuchName`]; [`Error::Disconnected`] if the store has ended.
     pub fn stat(&self, name: &str) -> Result<Entry> {
         self.core.check()?;
         self.core.look_up(name)
     }
 
-    /// Begins to be told of what happens to names that begin so.
+    /// Subscribes to the events of names that begin with `prefix`.
     ///
     /// # Errors
-    /// As [`Client::connect`]; [`Error::Disconnected`] when the store has ended.
+    /// As [`Client::connect`]; [`Error::Disconnected`] if the store has ended.
     pub fn watch(&self, prefix: &str) -> Result<Watch> {
         self.core.check()?;
         check_name(prefix)?;
         Watch::open(&self.core.path, prefix)
     }
 
-    /// How full the store is.
+    /// Returns the number of objects and clients of the store, and its memory usage.
     ///
     /// # Errors
     /// [`Error::Disconnected`].
     pub fn status(&self) -> Result<Status> {
-        match self.core.request(Ask::Status, &[], Deadline::after(Self::PATIENCE))? {
+        match self.core.request(RequestKind::Status, &[], Deadline::after(Self::TIMEOUT))? {
             (Answer::Status(status), _) => Ok(status),
             _ => Err(unexpected()),
         }
     }
 
-    /// Lets go maps of memory whose objects are gone. Any other call does the same; a process that makes none for long may
-    /// want to.
+    /// Unmaps memory of freed objects. Every other call does this too; a process that makes no calls for a long time may call it
+    /// to release the memory.
     pub fn trim(&self) {
         if self.core.epoch.is_current() {
             self.core.trim();
@@ -405,5 +405,5 @@ fn label(name: &str, meta: &[u8]) -> Label {
 }
 
 fn unexpected() -> Error {
-    Error::Protocol { rule: "an answer fits its request" }
+    Error::Protocol { rule: "the type of an answer matches its request" }
 }

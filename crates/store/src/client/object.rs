@@ -1,4 +1,4 @@
-//! A sealed object, held by a pin.
+//! Sealed objects, held by pins.
 
 use std::sync::Arc;
 
@@ -6,22 +6,22 @@ use wholemem_hal::{BackendKind, Device, Mapping, Span};
 use wholemem_os::access_fault::{self, NamedRange};
 use wholemem_os::{PrivateMap, SharedSlice};
 
-use super::{Core, Entry, PackObject, inherit};
+use super::{ClientCore, Entry, PackObject, inherit};
 use crate::convert::to_usize;
-use crate::index::Location;
+use crate::index::ObjectLocation;
 use crate::protocol::SMALL;
 use crate::{Error, ObjectId, Result};
 
-/// A pin, let go when dropped.
+/// A pin that is released on drop.
 #[derive(Debug)]
-pub(super) struct Hold {
-    core: Arc<Core>,
+pub(super) struct PinGuard {
+    core: Arc<ClientCore>,
     id: ObjectId,
     pin_at: usize,
 }
 
-impl Hold {
-    pub(super) fn new(core: &Arc<Core>, id: ObjectId, pin_at: usize) -> Self {
+impl PinGuard {
+    pub(super) fn new(core: &Arc<ClientCore>, id: ObjectId, pin_at: usize) -> Self {
         Self { core: Arc::clone(core), id, pin_at }
     }
 
@@ -30,107 +30,106 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for PinGuard {
     fn drop(&mut self) {
-        // In a forked child the pin is the parent's.
+        // In a forked child the pin belongs to the parent.
         if self.core.epoch.is_current() {
             self.core.unpin(self.id, self.pin_at);
         }
     }
 }
 
-/// A sealed object. Its bytes never change, and stay while this lives, whatever becomes of its maker, its name and the
-/// server.
+/// A sealed object. Its bytes never change and stay valid while this value lives, even if its creator exits, its name is removed
+/// or the server is replaced.
 #[derive(Debug)]
 pub struct Object {
-    /// Its name for the handler of faults, where that is installed.
-    _named: Option<NamedRange>,
-    // After the pin nothing may be used: fields are dropped in this order.
+    /// The registration of the object's name with the fault handler, if that is installed.
+    _fault_name: Option<NamedRange>,
+    // Fields are dropped in this order: the memory must not be used after the pin is released.
     mapping: Arc<Mapping>,
     offset: usize,
     len: usize,
-    hold: Hold,
+    guard: PinGuard,
 }
 
 impl Object {
-    pub(super) fn new(hold: Hold, location: Location, mapping: Arc<Mapping>) -> Result<Self> {
+    pub(super) fn new(guard: PinGuard, location: ObjectLocation, mapping: Arc<Mapping>) -> Result<Self> {
         let (offset, len) = (to_usize(location.offset), to_usize(location.len));
         if offset.checked_add(len).is_none_or(|end| end > mapping.len()) {
-            return Err(Error::Protocol { rule: "an object lies within its memory" });
+            return Err(Error::Protocol { rule: "an object is within its allocation" });
         }
-        let mut object = Self { _named: None, mapping, offset, len, hold };
+        let mut object = Self { _fault_name: None, mapping, offset, len, guard };
         if access_fault::is_installed() && object.is_cpu() {
-            object._named = object.named()?;
+            object._fault_name = object.fault_name()?;
         }
         Ok(object)
     }
 
-    /// Names its memory for the handler of faults.
+    /// Registers the memory of the object with the fault handler.
     #[cold]
-    fn named(&self) -> Result<Option<NamedRange>> {
+    fn fault_name(&self) -> Result<Option<NamedRange>> {
         let at = self.mapping.bytes()?.part(self.offset, self.len)?.as_ptr();
         let name = self.entry()?.name;
         let name = if name.is_empty() { self.id().to_string() } else { name };
         Ok(NamedRange::register(at, self.len, &name))
     }
 
-    /// Its id.
+    /// The id of the object.
     #[must_use]
     #[doc(alias = "ObjectID")]
     pub fn id(&self) -> ObjectId {
-        self.hold.id
+        self.guard.id
     }
 
-    /// Its length in bytes.
+    /// The length of the object in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the object has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether it is in host memory.
+    /// Whether the object is in host memory.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         self.mapping.device().backend().kind() == BackendKind::Host
     }
 
-    /// Never: it is sealed.
+    /// Always false: a sealed object cannot be written.
     #[must_use]
     pub fn is_mutable(&self) -> bool {
         false
     }
 
-    /// What there is to know of it.
+    /// The description of the object.
     ///
     /// # Errors
     /// [`Error::Protocol`].
     pub fn entry(&self) -> Result<Entry> {
-        let core = &self.hold.core;
+        let core = &self.guard.core;
         let read = core.index.read(self.id());
         let (_, record) = read.ok_or(Error::Protocol { rule: "a pinned object has a record" })?;
         let entry = core.entry(self.id(), record);
         entry.ok_or(Error::Protocol { rule: "the memory of a pinned object is in the index" })
     }
 
-    /// What its maker says of it; what [`Object::entry`] says besides takes longer to find.
+    /// The metadata of the object. Faster than [`Object::entry`].
     #[must_use]
     pub fn meta(&self) -> Vec<u8> {
-        self.hold.core.index.meta(self.id())
+        self.guard.core.index.meta(self.id())
     }
 
-    /// Whether it is a pack: an object of which others are parts.
+    /// Whether the object is a pack, which contains other objects.
     #[must_use]
     pub fn is_pack(&self) -> bool {
-        self.hold.core.index.pack(self.id()) == Some(self.id())
+        self.guard.core.index.pack(self.id()) == Some(self.id())
     }
 
-    /// Its bytes, in host memory. There is no `&[u8]` to them: a process of the server's user may undo what keeps them
-    /// as they are.
+    /// The bytes of an object in host memory. Not a `&[u8]`, because a process of the server's user could still modify them.
     ///
     /// # Errors
     /// [`Error::OnDevice`].
@@ -141,11 +140,11 @@ impl Object {
         Ok(self.mapping.bytes()?.part(self.offset, self.len)?)
     }
 
-    /// Maps some of its bytes once more, in host memory, so that they can be written: for code that cannot be told that it
-    /// must not write them. Writes stay in the new map. It shows the object's bytes only while this object is held.
+    /// Creates a private, writable map (copy-on-write) of some bytes of an object in host memory, for code that requires writable
+    /// memory. Writes are not visible outside of the new map. It shows the object's bytes only while this object is held.
     ///
     /// # Errors
-    /// [`Error::OnDevice`]; [`Error::OutOfRange`]; [`Error::Memory`] for no bytes, and when the kernel refuses.
+    /// [`Error::OnDevice`]; [`Error::OutOfRange`]; [`Error::Memory`] if `len` is zero or the mapping fails.
     #[doc(alias = "MAP_PRIVATE")]
     pub fn map_private(&self, offset: usize, len: usize) -> Result<Arc<PrivateMap>> {
         if !self.is_cpu() {
@@ -155,14 +154,14 @@ impl Object {
             return Err(Error::OutOfRange { offset, len, size: self.len });
         }
         let map = Arc::new(self.mapping.map_private(self.offset + offset, len)?);
-        // Memory of large objects is never used again.
+        // The memory of large objects is never reused, so a forked child may read it without a pin.
         if (self.len as u64) < SMALL {
             inherit::add_private(self.core(), &map);
         }
         Ok(map)
     }
 
-    /// A copy of its bytes, from host memory.
+    /// Copies the bytes of an object in host memory.
     ///
     /// # Errors
     /// [`Error::OnDevice`].
@@ -172,7 +171,7 @@ impl Object {
         Ok(bytes)
     }
 
-    /// Its place, for streams to copy from and kernels to read.
+    /// The memory as a span, for copies by streams and for kernels.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -181,7 +180,7 @@ impl Object {
         Ok(self.mapping.span(self.offset, self.len)?)
     }
 
-    /// All objects of the pack that this is the first of, held by the same pin.
+    /// All objects of the pack of which this is the first object, held by the same pin.
     ///
     /// # Errors
     /// [`Error::Protocol`].
@@ -189,13 +188,13 @@ impl Object {
         PackObject::open(self)
     }
 
-    /// The device whose memory it is in, or the host's.
+    /// The device of the memory; the host device for host memory.
     #[must_use]
     pub fn device(&self) -> Device {
         self.mapping.device()
     }
 
-    pub(super) fn core(&self) -> &Arc<Core> {
-        &self.hold.core
+    pub(super) fn core(&self) -> &Arc<ClientCore> {
+        &self.guard.core
     }
 }

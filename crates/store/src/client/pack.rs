@@ -1,4 +1,4 @@
-//! Many objects in one piece of memory: made together, mapped at once, and each found by its name.
+//! Packs: several objects in one allocation, created together, mapped at once, and each found by its name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,93 +7,93 @@ use std::time::Duration;
 use wholemem_hal::{Device, Span};
 use wholemem_os::SharedSlice;
 
-use super::draft::{Sealed, Target, Unsealed};
-use super::{Core, Object, label};
+use super::draft::{DraftMemory, SealError, Sealed};
+use super::{ClientCore, Object, label};
 use crate::convert::to_usize;
-use crate::id::State;
-use crate::protocol::{Label, Member, Refusal, lay_out};
+use crate::id::SlotState;
+use crate::protocol::{Label, MemberSpec, Refusal, pack_layout};
 use crate::{ObjectId, Result};
 
-/// What a pack is to hold.
+/// The specification of a pack to be created.
 ///
 /// ```
 /// use wholemem_store::Pack;
 ///
-/// let pack = Pack::new("model").add("model/a", 1000).add_described("model/b", b"f32 [2, 3]", 24);
+/// let pack = Pack::new("model").add("model/a", 1000).add_with_meta("model/b", b"f32 [2, 3]", 24);
 /// assert_eq!(pack.count(), 2);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Pack {
     label: Label,
-    members: Vec<Member>,
+    members: Vec<MemberSpec>,
     device: Option<Device>,
 }
 
 impl Pack {
-    /// A pack of this name, with nothing in it.
+    /// Creates the specification of an empty pack with a name.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { label: label(name, &[]), members: Vec::new(), device: None }
     }
 
-    /// What its users are told of it as a whole.
+    /// Attaches metadata to the pack as a whole.
     #[must_use]
-    pub fn described(mut self, meta: &[u8]) -> Self {
+    pub fn with_meta(mut self, meta: &[u8]) -> Self {
         self.label.meta = meta.to_vec();
         self
     }
 
-    /// In the memory of a device, instead of the host's.
+    /// Places the pack in the memory of a device instead of the host.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
         Self { device: Some(device.clone()), ..self }
     }
 
-    /// With one more object.
+    /// Adds an object of `len` bytes to the pack.
     #[must_use]
     pub fn add(self, name: &str, len: usize) -> Self {
-        self.add_described(name, &[], len)
+        self.add_with_meta(name, &[], len)
     }
 
-    /// With one more object, and what its users are told of it.
+    /// Adds an object of `len` bytes with metadata to the pack.
     #[must_use]
-    pub fn add_described(mut self, name: &str, meta: &[u8], len: usize) -> Self {
-        self.members.push(Member { label: label(name, meta), len: len as u64 });
+    pub fn add_with_meta(mut self, name: &str, meta: &[u8], len: usize) -> Self {
+        self.members.push(MemberSpec { label: label(name, meta), len: len as u64 });
         self
     }
 
-    /// How many objects it holds.
+    /// The number of objects of the pack.
     #[must_use]
     pub fn count(&self) -> usize {
         self.members.len()
     }
 }
 
-/// A pack that is being written. Dropping it gives it up.
+/// A pack that is being written. Dropping it abandons the pack.
 #[derive(Debug)]
 pub struct PackDraft {
-    target: Target,
-    /// Where each object begins, and how long it is.
+    memory: DraftMemory,
+    /// Offset and length of each object of the pack, in bytes.
     ranges: Vec<(usize, usize)>,
     len: usize,
-    core: Arc<Core>,
+    core: Arc<ClientCore>,
 }
 
 impl PackDraft {
-    pub(super) fn create(core: &Arc<Core>, pack: &Pack, wait: Duration) -> Result<Self> {
+    pub(super) fn create(core: &Arc<ClientCore>, pack: &Pack, wait: Duration) -> Result<Self> {
         let place = pack.device.as_ref().map_or(Ok(0), |device| core.maps.place(device))?;
-        let too_long = || Refusal::malformed("a pack is longer than there are numbers");
+        let too_long = || Refusal::malformed("the length of a pack does not fit 64 bits");
         let lens = || pack.members.iter().map(|member| member.len);
-        let (offsets, total) = lay_out(lens()).ok_or_else(too_long)?;
+        let (offsets, total) = pack_layout(lens()).ok_or_else(too_long)?;
         let narrow = |number: u64| usize::try_from(number).map_err(|_| too_long());
         let ranges = offsets.into_iter().zip(lens()).map(|(offset, len)| Ok((narrow(offset)?, narrow(len)?)));
         let ranges = ranges.collect::<Result<Vec<_>, Refusal>>()?;
         let len = narrow(total)?;
-        let target = Target::create(core, pack.label.clone(), pack.members.clone(), len, place, wait)?;
-        Ok(Self { target, ranges, len, core: Arc::clone(core) })
+        let memory = DraftMemory::create(core, pack.label.clone(), pack.members.clone(), len, place, wait)?;
+        Ok(Self { memory, ranges, len, core: Arc::clone(core) })
     }
 
-    /// Writes bytes of the object that was added as number `member`, in host memory.
+    /// Writes bytes to the object with index `member`, in host memory.
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange), [`Error::OnDevice`](crate::Error::OnDevice).
@@ -101,7 +101,8 @@ impl PackDraft {
         self.copy_at(member, offset, source.into())
     }
 
-    /// The same, of bytes that others may write meanwhile: then it is any of what they were that is written here.
+    /// As [`PackDraft::write_at`], from bytes that may change during the copy; then any mixture of old and new bytes may be
+    /// written.
     ///
     /// # Errors
     /// As [`PackDraft::write_at`].
@@ -110,59 +111,59 @@ impl PackDraft {
         if offset.checked_add(source.len()).is_none_or(|end| end > size) {
             return Err(crate::Error::OutOfRange { offset, len: source.len(), size });
         }
-        self.target.copy_at(start + offset, source, self.len)
+        self.memory.copy_at(start + offset, source, self.len)
     }
 
-    /// The place of one object, for streams and kernels; `None` for a small pack in host memory.
+    /// The memory of one object as a span, for streams and kernels; `None` for a small pack in host memory.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory).
     pub fn span(&self, member: usize) -> Result<Option<Span>> {
         let (start, len) = self.range(member);
-        self.target.span(start, len)
+        self.memory.span(start, len)
     }
 
-    /// The device it is mapped on; `None` for a small pack in host memory.
+    /// The device of the memory; `None` for a small pack in host memory.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
-        self.target.device()
+        self.memory.device()
     }
 
-    /// Makes all of it everybody's, at once.
+    /// Seals all objects of the pack at once.
     ///
     /// # Errors
     /// As [`Draft::seal`](crate::Draft::seal).
-    pub fn seal(self) -> Result<Sealed, Unsealed<Self>> {
-        let Self { target, ranges, len, core } = self;
-        target.seal(&core).map_err(|(error, target)| {
-            let draft = target.map(|target| Box::new(Self { target: *target, ranges, len, core }));
-            Unsealed { error, draft }
+    pub fn seal(self) -> Result<Sealed, SealError<Self>> {
+        let Self { memory, ranges, len, core } = self;
+        memory.seal(&core).map_err(|(error, memory)| {
+            let draft = memory.map(|memory| Box::new(Self { memory: *memory, ranges, len, core }));
+            SealError { error, draft }
         })
     }
 
-    /// An object that was never added has no bytes.
+    /// The range of an object; empty if there is no object with this index.
     fn range(&self, member: usize) -> (usize, usize) {
         self.ranges.get(member).copied().unwrap_or((0, 0))
     }
 }
 
-/// An object of a pack.
+/// The description of an object of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PackMember {
-    /// Its id.
+    /// The id of the object.
     pub id: ObjectId,
-    /// Which of the pack's objects it is, in the order in which they were added.
+    /// The index of the object in the pack, in the order in which objects were added.
     pub number: usize,
-    /// What its maker says of it.
+    /// The metadata that the creator of the object attached to it.
     pub meta: Vec<u8>,
-    /// Where it begins, counted in the pack.
+    /// The offset of the object in the pack, in bytes.
     pub offset: usize,
-    /// Its length in bytes.
+    /// The length of the object in bytes.
     pub len: usize,
 }
 
-/// A pack, held by one pin.
+/// A sealed pack, held by one pin.
 #[derive(Debug)]
 pub struct PackObject {
     object: Object,
@@ -172,11 +173,13 @@ pub struct PackObject {
 impl PackObject {
     pub(super) fn open(object: Object) -> Result<Self> {
         let core = object.core();
-        let (_, first) =
-            core.index.read(object.id()).ok_or(crate::Error::Protocol { rule: "a pin holds" })?;
+        let (_, first) = core
+            .index
+            .read(object.id())
+            .ok_or(crate::Error::Protocol { rule: "a pinned object has a record" })?;
         let others = core.index.objects().filter(|(id, state, record)| {
-            // One whose name has another object now is still part of the pack.
-            record.pack == Some(object.id()) && *id != object.id() && *state != State::Created
+            // An object stays part of the pack if another object replaces it under its name.
+            record.pack == Some(object.id()) && *id != object.id() && *state != SlotState::Created
         });
         let members = others.map(|(id, _, record)| {
             let offset = to_usize(record.offset.saturating_sub(first.offset));
@@ -188,18 +191,18 @@ impl PackObject {
         Ok(Self { object, members: members.into_iter().collect() })
     }
 
-    /// Its objects, by name.
+    /// The objects of the pack, sorted by name.
     pub fn members(&self) -> impl Iterator<Item = (&str, &PackMember)> {
         self.members.iter().map(|(name, member)| (name.as_str(), member))
     }
 
-    /// One of its objects.
+    /// Returns the object of the pack that has a name.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<&PackMember> {
         self.members.get(name)
     }
 
-    /// The bytes of one of its objects, in host memory.
+    /// The bytes of the object with a name, in host memory.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`]; [`Error::OnDevice`](crate::Error::OnDevice).
@@ -208,7 +211,7 @@ impl PackObject {
         Ok(self.object.bytes()?.part(member.offset, member.len)?)
     }
 
-    /// The place of one of its objects, for streams and kernels.
+    /// The memory of the object with a name as a span, for streams and kernels.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`]; [`Error::Memory`](crate::Error::Memory).
@@ -217,7 +220,7 @@ impl PackObject {
         Ok(self.object.span()?.part(member.offset, member.len)?)
     }
 
-    /// The pack as one object.
+    /// The pack as a single object.
     #[must_use]
     pub fn whole(&self) -> &Object {
         &self.object

@@ -1,4 +1,4 @@
-//! Being told of what happens to names.
+//! Watches: streams of events of names.
 
 use std::path::Path;
 
@@ -6,50 +6,50 @@ use wholemem_os::Deadline;
 
 use super::Client;
 use super::connection::Connection;
-use crate::protocol::{Ask, Event};
+use crate::protocol::{Event, RequestKind};
 use crate::{Error, Result};
 
-/// A connection on which the server tells of what happens to names that begin in one way.
+/// A connection on which the server sends the events of names with one prefix.
 #[derive(Debug)]
 pub struct Watch {
     connection: Connection,
     prefix: String,
-    /// Whether there is another server, who does not know of it yet.
-    is_unknown: bool,
+    /// Whether the watch is not registered with the current server.
+    is_unregistered: bool,
 }
 
 impl Watch {
     pub(super) fn open(path: &Path, prefix: &str) -> Result<Self> {
-        let (connection, _) = Connection::connect(path, Deadline::after(Client::PATIENCE))?;
-        let mut watch = Self { connection, prefix: prefix.to_owned(), is_unknown: true };
-        watch.ask()?;
+        let (connection, _) = Connection::connect(path, Deadline::after(Client::TIMEOUT))?;
+        let mut watch = Self { connection, prefix: prefix.to_owned(), is_unregistered: true };
+        watch.register()?;
         Ok(watch)
     }
 
-    /// The next thing that happens.
+    /// Waits for the next event.
     ///
-    /// What happens between the death of a server and the next call of this is told by nobody. Whoever calls hears of
-    /// that, once, and everything from then on: who looks at what there is after that has missed nothing.
+    /// Events between the death of a server and the next call are lost; that call returns [`Error::EventsMissed`] once. No event
+    /// after that is lost, so a caller that lists the objects then has the current state.
     ///
     /// # Errors
-    /// [`Error::EventsMissed`] when the server was replaced; the watch goes on.
-    /// [`Error::TimedOut`] when nothing happens before the deadline;
-    /// [`Error::Disconnected`] also for one who does not read for long.
+    /// [`Error::EventsMissed`] if the server was replaced; the watch continues.
+    /// [`Error::TimedOut`] if there is no event before the deadline;
+    /// [`Error::Disconnected`] if the store has ended, or if the caller has not read events for too long.
     pub fn next(&mut self, deadline: Deadline) -> Result<Event> {
-        if !self.is_unknown {
+        if !self.is_unregistered {
             match self.connection.event(deadline)? {
                 Some(event) => return Ok(event),
-                None => self.is_unknown = true,
+                None => self.is_unregistered = true,
             }
         }
-        self.ask()?;
+        self.register()?;
         Err(Error::EventsMissed { prefix: self.prefix.clone() })
     }
 
-    fn ask(&mut self) -> Result<()> {
-        let ask = Ask::Watch { prefix: self.prefix.clone() };
-        self.connection.request(ask, &[], Deadline::after(Client::PATIENCE))?;
-        self.is_unknown = false;
+    fn register(&mut self) -> Result<()> {
+        let kind = RequestKind::Watch { prefix: self.prefix.clone() };
+        self.connection.request(kind, &[], Deadline::after(Client::TIMEOUT))?;
+        self.is_unregistered = false;
         Ok(())
     }
 }

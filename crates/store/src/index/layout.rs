@@ -1,23 +1,23 @@
-//! Where everything lies in the index, its header, and the words of its slots.
+//! The layout of the index: positions of its sections, its header, and the words of its slots.
 
 use wholemem_os::Size;
 
-use crate::cells::{Cells, Fence};
+use crate::cells::{Cells, FencePoint};
 use crate::convert::{low_u32, to_usize};
-use crate::id::{AllocationId, MOST_SLOTS, ObjectId, State, Word};
+use crate::id::{AllocationId, MAX_SLOTS, ObjectId, SlotState, SlotWord};
 
 use super::record::RECORD_CELLS;
 
-/// Says that this is an index: `wmindex1`, as its first eight bytes read.
+/// The first eight bytes of an index: `wmindex1`.
 const MAGIC: u64 = u64::from_le_bytes(*b"wmindex1");
 
-/// Changes when the meaning of any cell does.
+/// The version of the layout; changes if the meaning of any cell changes.
 pub(crate) const LAYOUT: u64 = 3;
 
 const HEADER_CELLS: usize = 64;
 const ALLOCATION_CELLS: usize = 4;
 
-/// Cells of the header.
+/// Positions of the fields in the header, as cell numbers.
 const AT_MAGIC: usize = 0;
 const AT_LAYOUT: usize = 1;
 const AT_RECORD_CELLS: usize = 2;
@@ -26,37 +26,37 @@ const AT_ALLOCATIONS: usize = 4;
 const AT_EPOCH: usize = 5;
 const AT_USED_SLOTS: usize = 6;
 const AT_SUPERSEDED: usize = 7;
-const AT_GONE: usize = 8;
+const AT_FREED_ALLOCATIONS: usize = 8;
 const AT_QUOTA: usize = 9;
 
-/// Why an index cannot be used.
+/// The error of an index that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// It does not begin as one.
-    #[error("the memory holds no index")]
+    /// The memory does not begin with the magic number of an index.
+    #[error("the memory does not contain an index")]
     NotAnIndex,
-    /// It was made by another version of this library.
-    #[error("the index has layout {found}, and this version knows layout {known}")]
+    /// The index has a layout of another version of this library.
+    #[error("the index has layout {found}; this version supports layout {known}")]
     UnknownLayout {
-        /// Its layout.
+        /// The layout of the index.
         found: u64,
-        /// Ours.
+        /// The layout that this version supports.
         known: u64,
     },
-    /// It is shorter than its header says, or its header says what cannot be.
+    /// The memory is too short for the header's numbers, or the numbers are invalid.
     #[error("the index is damaged: {slots} slots and {allocations} allocations do not fit {}", Size(*len))]
     Damaged {
-        /// How many slots the header names.
+        /// The number of slots according to the header.
         slots: u64,
-        /// How many allocations the header names.
+        /// The number of allocations according to the header.
         allocations: u64,
-        /// How long it is.
+        /// The length of the memory, in bytes.
         len: usize,
     },
 }
 
-/// How many things an index has room for.
+/// The capacity of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
     pub(crate) slots: usize,
@@ -64,7 +64,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// Half of the buckets are empty at least.
+    /// At least half of the buckets are empty.
     pub(super) fn buckets(self) -> usize {
         (2 * self.slots).next_power_of_two()
     }
@@ -89,41 +89,44 @@ impl Geometry {
         self.first_record() + self.slots * RECORD_CELLS
     }
 
-    /// The length of a file that holds it: whole pages of the largest size there is.
+    /// The length of the index file, in bytes: a multiple of the largest page size (64 KiB).
     pub(crate) fn len(self) -> usize {
         (self.cells() * size_of::<u64>()).next_multiple_of(64 << 10)
     }
 }
 
-/// What a piece of memory is.
+/// The record of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AllocationRecord {
     pub(crate) len: u64,
-    /// Where it is: 0 is the host, and `n + 1` the server's device `n`.
+    /// The place of the memory: 0 is the host, `n + 1` is device `n` of the server.
     pub(crate) place: u32,
-    /// Whether many small objects share it.
+    /// Whether the allocation is an arena, which many small objects share.
     pub(crate) is_arena: bool,
 }
 
-/// Where the bytes of an object are.
+/// The location of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Location {
+pub(crate) struct ObjectLocation {
     pub(crate) allocation: AllocationId,
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-/// An index over cells: all of it for the server, whose cells can be stored to, and the reading half for clients.
+/// The index over a set of cells. The server writes it; clients use the functions that read.
 #[derive(Debug, Clone)]
-pub(crate) struct Index<C> {
+pub(crate) struct ObjectIndex<C> {
     pub(super) cells: C,
     geometry: Geometry,
 }
 
-impl<C: Cells> Index<C> {
-    /// Makes an empty index of cells that are zero. The first cell is stored last.
+impl<C: Cells> ObjectIndex<C> {
+    /// Formats zeroed cells as an empty index. The magic number is stored last.
     pub(crate) fn format(cells: C, geometry: Geometry) -> Self {
-        assert!(cells.count() >= geometry.cells() && geometry.slots <= MOST_SLOTS, "room for the index");
+        assert!(
+            cells.count() >= geometry.cells() && geometry.slots <= MAX_SLOTS,
+            "the cells are too few for the index"
+        );
         cells.store(AT_LAYOUT, LAYOUT);
         cells.store(AT_RECORD_CELLS, RECORD_CELLS as u64);
         cells.store(AT_SLOTS, geometry.slots as u64);
@@ -132,7 +135,7 @@ impl<C: Cells> Index<C> {
         Self { cells, geometry }
     }
 
-    /// Takes cells that hold an index already.
+    /// Opens cells that already contain an index.
     pub(crate) fn open(cells: C) -> Result<Self, IndexError> {
         if cells.count() < HEADER_CELLS || cells.load_acquire(AT_MAGIC) != MAGIC {
             return Err(IndexError::NotAnIndex);
@@ -142,7 +145,7 @@ impl<C: Cells> Index<C> {
             return Err(IndexError::UnknownLayout { found: layout.0, known: LAYOUT });
         }
         let (slots, allocations) = (cells.load(AT_SLOTS), cells.load(AT_ALLOCATIONS));
-        let within = |count: u64| Some(to_usize(count)).filter(|count| (1..=MOST_SLOTS).contains(count));
+        let within = |count: u64| Some(to_usize(count)).filter(|count| (1..=MAX_SLOTS).contains(count));
         let geometry = within(slots).zip(within(allocations));
         let geometry = geometry.map(|(slots, allocations)| Geometry { slots, allocations });
         match geometry.filter(|geometry| geometry.cells() <= cells.count()) {
@@ -162,44 +165,44 @@ impl<C: Cells> Index<C> {
         self.geometry
     }
 
-    /// How many servers have written this index so far.
+    /// The number of servers that have written this index so far.
     pub(crate) fn epoch(&self) -> u64 {
         self.cells.load(AT_EPOCH)
     }
 
-    /// A new server has taken the index over.
+    /// Counts a new server that has taken over the index.
     pub(crate) fn begin_epoch(&self) -> u64 {
         let epoch = self.epoch() + 1;
         self.cells.store(AT_EPOCH, epoch);
         epoch
     }
 
-    /// Says to whoever maps this index that nobody writes it any more: what it says of names may be old from here on.
+    /// Marks the index as abandoned: no process writes it from here on, so its names may be out of date.
     pub(crate) fn supersede(&self) {
         self.cells.store_release(AT_SUPERSEDED, 1);
     }
 
-    /// Whether nobody writes this index any more.
+    /// Whether the index is no longer written.
     pub(crate) fn is_superseded(&self) -> bool {
         self.cells.load_acquire(AT_SUPERSEDED) != 0
     }
 
-    /// How many bytes of host memory objects may take: what the first server found, for all that follow.
+    /// The quota of host memory in bytes, as set by the first server and used by its successors.
     pub(crate) fn quota(&self) -> u64 {
         self.cells.load(AT_QUOTA)
     }
 
-    /// The first server says how many bytes of host memory objects may take.
+    /// Sets the quota of host memory. Only the first server calls this.
     pub(crate) fn set_quota(&self, quota: u64) {
         self.cells.store(AT_QUOTA, quota);
     }
 
-    /// How many allocations have gone so far: whoever has maps of some looks again when this changes.
-    pub(crate) fn gone(&self) -> u64 {
-        self.cells.load(AT_GONE)
+    /// The number of allocations that were freed so far. If it changes, clients check the allocations that they have mapped.
+    pub(crate) fn freed_allocations(&self) -> u64 {
+        self.cells.load(AT_FREED_ALLOCATIONS)
     }
 
-    /// Slots from here on were never used.
+    /// The number of slots that were ever used; later slots are unused.
     pub(crate) fn used_slots(&self) -> usize {
         to_usize(self.cells.load_acquire(AT_USED_SLOTS)).min(self.geometry.slots)
     }
@@ -209,28 +212,29 @@ impl<C: Cells> Index<C> {
         self.geometry.words() + slot
     }
 
-    pub(crate) fn word(&self, slot: usize) -> Word {
-        Word::decode(self.cells.load_acquire(self.word_cell(slot)))
+    pub(crate) fn word(&self, slot: usize) -> SlotWord {
+        SlotWord::decode(self.cells.load_acquire(self.word_cell(slot)))
     }
 
-    /// The state of an object; `None` when its slot has gone on to another, or is none.
-    pub(crate) fn state(&self, id: ObjectId) -> Option<State> {
+    /// The state of an object; `None` if its slot is free, holds a later object or does not exist.
+    pub(crate) fn state(&self, id: ObjectId) -> Option<SlotState> {
         let word = (id.slot() < self.geometry.slots).then(|| self.word(id.slot()))?;
-        (word.generation == id.generation() && word.state != State::Free).then_some(word.state)
+        (word.generation == id.generation() && word.state != SlotState::Free).then_some(word.state)
     }
 
-    /// The store that commits: an object enters a state, and what was stored before is seen by whoever sees that.
-    pub(crate) fn commit(&self, id: ObjectId, state: State) {
-        // Free is free for the next generation.
-        let generation = id.generation() + u64::from(state == State::Free);
+    /// Commits a change of an object's state by one release store: earlier stores are visible to a reader that sees the new
+    /// state.
+    pub(crate) fn commit(&self, id: ObjectId, state: SlotState) {
+        // A free slot has the next generation already.
+        let generation = id.generation() + u64::from(state == SlotState::Free);
         let used = (id.slot() + 1) as u64;
         if self.cells.load(AT_USED_SLOTS) < used {
-            // Before the word, so that whoever counts slots finds at least those that are used.
+            // Stored before the word: a reader that scans the used slots never misses a used one.
             self.cells.store_release(AT_USED_SLOTS, used);
         }
-        self.cells.store_release(self.word_cell(id.slot()), Word { generation, state }.encode());
-        if state == State::Deleted {
-            self.cells.fence(Fence::Retire);
+        self.cells.store_release(self.word_cell(id.slot()), SlotWord { generation, state }.encode());
+        if state == SlotState::Deleted {
+            self.cells.fence(FencePoint::Retire);
         }
     }
 
@@ -239,19 +243,19 @@ impl<C: Cells> Index<C> {
     }
 
     /// The word of an allocation's slot.
-    pub(crate) fn allocation_word(&self, slot: usize) -> Word {
-        Word::decode(self.cells.load_acquire(self.allocation_cell(slot)))
+    pub(crate) fn allocation_word(&self, slot: usize) -> SlotWord {
+        SlotWord::decode(self.cells.load_acquire(self.allocation_cell(slot)))
     }
 
-    /// What an allocation is; `None` when it is no more.
+    /// The record of an allocation; `None` if it was freed.
     pub(crate) fn allocation(&self, id: AllocationId) -> Option<AllocationRecord> {
-        let live = Word { generation: id.generation(), state: State::Sealed };
+        let live = SlotWord { generation: id.generation(), state: SlotState::Sealed };
         if id.slot() >= self.geometry.allocations || self.allocation_word(id.slot()) != live {
             return None;
         }
         let at = self.allocation_cell(id.slot());
         let (len, kind) = (self.cells.load(at + 1), self.cells.load(at + 2));
-        self.cells.fence(Fence::Record);
+        self.cells.fence(FencePoint::Record);
         if self.allocation_word(id.slot()) != live {
             return None;
         }
@@ -259,30 +263,30 @@ impl<C: Cells> Index<C> {
         Some(AllocationRecord { len, place, is_arena: kind >> 32 == 1 })
     }
 
-    /// Writes an allocation down, and commits it.
+    /// Writes and commits the record of an allocation.
     pub(crate) fn add_allocation(&self, id: AllocationId, record: &AllocationRecord) {
         let at = self.allocation_cell(id.slot());
-        self.cells.fence(Fence::Record);
+        self.cells.fence(FencePoint::Record);
         self.cells.store(at + 1, record.len);
         self.cells.store(at + 2, u64::from(record.place) | u64::from(record.is_arena) << 32);
-        let word = Word { generation: id.generation(), state: State::Sealed };
+        let word = SlotWord { generation: id.generation(), state: SlotState::Sealed };
         self.cells.store_release(at, word.encode());
     }
 
-    /// Strikes an allocation out.
+    /// Removes the record of an allocation.
     pub(crate) fn remove_allocation(&self, id: AllocationId) {
-        let word = Word { generation: id.generation() + 1, state: State::Free };
+        let word = SlotWord { generation: id.generation() + 1, state: SlotState::Free };
         self.cells.store_release(self.allocation_cell(id.slot()), word.encode());
-        // A server that dies in between leaves a map cached until the next allocation goes.
-        self.cells.store(AT_GONE, self.gone() + 1);
+        // If the server dies before this store, clients keep their map of the allocation until the next allocation is freed.
+        self.cells.store(AT_FREED_ALLOCATIONS, self.freed_allocations() + 1);
     }
 
-    /// All allocations there are.
+    /// Iterates over all allocations of the index.
     pub(crate) fn allocations(&self) -> impl Iterator<Item = (AllocationId, AllocationRecord)> {
         (0..self.geometry.allocations).filter_map(|slot| {
             let word = self.allocation_word(slot);
             let id = AllocationId::new(slot, word.generation);
-            (word.state == State::Sealed).then(|| Some((id, self.allocation(id)?))).flatten()
+            (word.state == SlotState::Sealed).then(|| Some((id, self.allocation(id)?))).flatten()
         })
     }
 }
@@ -294,29 +298,29 @@ pub(crate) mod tests {
 
     pub(crate) const SMALL: Geometry = Geometry { slots: 8, allocations: 4 };
 
-    pub(crate) fn small() -> Index<RecordedCells> {
-        Index::format(RecordedCells::new(SMALL.cells()), SMALL)
+    pub(crate) fn small() -> ObjectIndex<RecordedCells> {
+        ObjectIndex::format(RecordedCells::new(SMALL.cells()), SMALL)
     }
 
     #[test]
-    fn an_index_is_found_again_as_it_was_made() {
+    fn a_formatted_index_can_be_opened() {
         let made = small();
         made.set_quota(7);
-        let found = Index::open(made.cells().clone()).unwrap();
+        let found = ObjectIndex::open(made.cells().clone()).unwrap();
         assert_eq!((found.geometry(), found.quota()), (SMALL, 7));
         assert_eq!((made.begin_epoch(), made.begin_epoch(), found.epoch()), (1, 2, 2));
     }
 
     #[test]
-    fn what_is_no_index_or_of_another_layout_or_too_short_is_refused() {
-        let refused = |cells: RecordedCells| Index::open(cells).unwrap_err();
+    fn open_rejects_foreign_memory_another_layout_and_a_short_index() {
+        let refused = |cells: RecordedCells| ObjectIndex::open(cells).unwrap_err();
         assert_eq!(refused(RecordedCells::new(10)), IndexError::NotAnIndex);
         assert_eq!(refused(RecordedCells::new(1000)), IndexError::NotAnIndex);
         let newer = small();
         newer.cells().store(AT_LAYOUT, 4);
         let unknown = IndexError::UnknownLayout { found: 4, known: 3 };
         assert_eq!(refused(newer.cells().clone()), unknown);
-        assert_eq!(unknown.to_string(), "the index has layout 4, and this version knows layout 3");
+        assert_eq!(unknown.to_string(), "the index has layout 4; this version supports layout 3");
         for slots in [0, 9, u64::MAX] {
             let damaged = small();
             damaged.cells().store(AT_SLOTS, slots);
@@ -327,43 +331,43 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_index_that_was_not_finished_is_none() {
+    fn an_index_without_its_magic_number_is_rejected() {
         let cells = RecordedCells::new(SMALL.cells());
         let before = cells.snapshot();
-        Index::format(cells.clone(), SMALL);
+        ObjectIndex::format(cells.clone(), SMALL);
         let prefixes = crate::cells::recorded::Prefixes { before, ..cells.take() };
         for count in 0..prefixes.stores.len() {
-            assert_eq!(Index::open(prefixes.replay(count)).unwrap_err(), IndexError::NotAnIndex);
+            assert_eq!(ObjectIndex::open(prefixes.replay(count)).unwrap_err(), IndexError::NotAnIndex);
         }
     }
 
     #[test]
-    fn an_index_that_is_superseded_says_so_to_everybody_who_maps_it() {
+    fn all_maps_of_a_superseded_index_see_that_it_is() {
         let index = small();
-        let mapped = Index::open(index.cells().clone()).unwrap();
+        let mapped = ObjectIndex::open(index.cells().clone()).unwrap();
         assert!(!mapped.is_superseded());
         index.supersede();
         assert!(mapped.is_superseded());
     }
 
     #[test]
-    fn an_id_is_of_one_generation_only() {
+    fn an_id_is_valid_for_one_generation_only() {
         let index = small();
         let id = ObjectId::new(3, 0);
         assert_eq!((index.state(id), index.used_slots()), (None, 0));
-        index.commit(id, State::Created);
-        assert_eq!((index.state(id), index.used_slots()), (Some(State::Created), 4));
-        index.commit(id, State::Sealed);
-        index.commit(id, State::Deleted);
-        assert_eq!(index.state(id), Some(State::Deleted));
-        index.commit(id, State::Free);
+        index.commit(id, SlotState::Created);
+        assert_eq!((index.state(id), index.used_slots()), (Some(SlotState::Created), 4));
+        index.commit(id, SlotState::Sealed);
+        index.commit(id, SlotState::Deleted);
+        assert_eq!(index.state(id), Some(SlotState::Deleted));
+        index.commit(id, SlotState::Free);
         assert_eq!(index.state(id), None);
-        assert_eq!(index.word(3), Word { generation: 1, state: State::Free });
-        assert_eq!(index.state(ObjectId::new(MOST_SLOTS - 1, 0)), None);
+        assert_eq!(index.word(3), SlotWord { generation: 1, state: SlotState::Free });
+        assert_eq!(index.state(ObjectId::new(MAX_SLOTS - 1, 0)), None);
     }
 
     #[test]
-    fn an_allocation_is_there_until_it_is_struck_out() {
+    fn an_allocation_exists_until_it_is_removed() {
         let index = small();
         let id = AllocationId::new(2, 0);
         let record = AllocationRecord { len: 1 << 40, place: 3, is_arena: true };
@@ -371,9 +375,12 @@ pub(crate) mod tests {
         index.add_allocation(id, &record);
         assert_eq!(index.allocation(id), Some(record));
         assert_eq!(index.allocations().collect::<Vec<_>>(), [(id, record)]);
-        assert_eq!(index.gone(), 0);
+        assert_eq!(index.freed_allocations(), 0);
         index.remove_allocation(id);
-        assert_eq!((index.allocation(id), index.allocations().count(), index.gone()), (None, 0, 1));
+        assert_eq!(
+            (index.allocation(id), index.allocations().count(), index.freed_allocations()),
+            (None, 0, 1)
+        );
         assert_eq!(index.allocation(AllocationId::new(4, 0)), None);
     }
 }

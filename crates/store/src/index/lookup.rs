@@ -1,64 +1,64 @@
-//! From a name to the object that has it now: a table of hashes that one process writes and many read.
+//! The hash table from names to objects: one process writes it, many read it.
 //!
-//! Open addressing with a short, bounded probe. A reader may miss a name while the table is put in order, and some
-//! names may not be in it at all: a hit is final, and a miss is a question for the server.
+//! Open addressing with at most [`PROBES`] probes. A hit is final. A miss is not: a reader may miss a name while the table
+//! changes, and a name whose buckets are full is not in the table. After a miss the client asks the server.
 
 use crate::cells::Cells;
 use crate::convert::to_usize;
 use crate::id::ObjectId;
 
-use super::layout::Index;
+use super::layout::ObjectIndex;
 
-/// How many buckets are looked at, from where the hash points.
+/// The number of buckets that a lookup probes.
 const PROBES: usize = 32;
 
-/// A bucket that was used: a search goes on behind it.
-const GONE: u64 = u64::MAX;
+/// Marks a bucket whose entry was removed: a probe continues behind it.
+const TOMBSTONE: u64 = u64::MAX;
 
 /// A bucket that may hold the object of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct NameCandidate {
     pub(crate) id: ObjectId,
     bucket: usize,
 }
 
-impl<C: Cells> Index<C> {
-    /// The objects that a name may mean; which of them has it is in their records.
-    pub(crate) fn candidates(&self, name: &str) -> impl Iterator<Item = Found> {
+impl<C: Cells> ObjectIndex<C> {
+    /// The objects that may have a name; their records decide.
+    pub(crate) fn candidates(&self, name: &str) -> impl Iterator<Item = NameCandidate> {
         let buckets = self.buckets(name);
         buckets
             .map(|bucket| (bucket, self.cells().load_acquire(bucket)))
             .take_while(|(_, value)| *value != 0)
             .filter_map(|(bucket, value)| {
                 let id = ObjectId::from_u64(value)?;
-                (id.slot() < self.geometry().slots).then_some(Found { id, bucket })
+                (id.slot() < self.geometry().slots).then_some(NameCandidate { id, bucket })
             })
     }
 
-    /// Makes a name mean `id`, instead of `before` where it meant that: by one store.
-    pub(crate) fn point(&self, name: &str, before: Option<ObjectId>, id: ObjectId) {
-        let known = before.and_then(|before| self.candidates(name).find(|found| found.id == before));
+    /// Sets the object of a name to `id` by one store; replaces `before` if that is in the table.
+    pub(crate) fn set_name(&self, name: &str, before: Option<ObjectId>, id: ObjectId) {
+        let existing = before.and_then(|before| self.candidates(name).find(|found| found.id == before));
         let free = || {
-            let is_free = |bucket: &usize| [0, GONE].contains(&self.cells().load(*bucket));
+            let is_free = |bucket: &usize| [0, TOMBSTONE].contains(&self.cells().load(*bucket));
             self.buckets(name).find(is_free)
         };
-        // Where there is no room, the name is found by asking the server.
-        if let Some(bucket) = known.map(|found| found.bucket).or_else(free) {
+        // If no bucket is free, clients ask the server for the name.
+        if let Some(bucket) = existing.map(|found| found.bucket).or_else(free) {
             self.cells().store_release(bucket, id.as_u64());
         }
     }
 
-    /// Makes a name mean nothing, if it means `id`.
-    pub(crate) fn forget(&self, name: &str, id: ObjectId) {
+    /// Removes a name if its object is `id`.
+    pub(crate) fn remove_name(&self, name: &str, id: ObjectId) {
         if let Some(found) = self.candidates(name).find(|found| found.id == id) {
-            // A search ends at an empty bucket, so this one may be empty only if the next is.
+            // A probe ends at an empty bucket, so this bucket may become empty only if the next one is empty.
             let next = self.next_bucket(found.bucket);
-            let empty = if self.cells().load(next) == 0 { 0 } else { GONE };
+            let empty = if self.cells().load(next) == 0 { 0 } else { TOMBSTONE };
             self.cells().store_release(found.bucket, empty);
         }
     }
 
-    /// Empties the table, to be filled anew.
+    /// Empties the table. Recovery fills it again.
     pub(crate) fn clear_names(&self) {
         let first = self.geometry().first_bucket();
         for bucket in first..first + self.geometry().buckets() {
@@ -81,8 +81,8 @@ impl<C: Cells> Index<C> {
     }
 }
 
-/// FNV-1a, mixed once more because the table looks at the low bits only. Names that collide on purpose are found by
-/// asking the server: nothing here gets slow.
+/// FNV-1a with one more multiplication, because the table uses the low bits only. If many names collide, clients ask the server
+/// for them; a lookup does not slow down.
 fn hash(name: &str) -> u64 {
     let mixed = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -100,14 +100,14 @@ mod tests {
     use super::*;
     use crate::cells::recorded::RecordedCells;
 
-    fn index(slots: usize) -> Index<RecordedCells> {
+    fn index(slots: usize) -> ObjectIndex<RecordedCells> {
         let geometry = Geometry { slots, allocations: 1 };
-        Index::format(RecordedCells::new(geometry.cells()), geometry)
+        ObjectIndex::format(RecordedCells::new(geometry.cells()), geometry)
     }
 
     proptest! {
         #[test]
-        fn a_name_means_what_it_was_last_made_to_mean(
+        fn a_name_has_the_object_that_was_set_last(
             steps in proptest::collection::vec((0_usize..12, any::<bool>()), 0..200)
         ) {
             let index = index(16);
@@ -117,12 +117,12 @@ mod tests {
                 let id = ObjectId::new(name, generation as u64);
                 let before = model.remove(&name);
                 if point {
-                    index.point(&text, before, id);
+                    index.set_name(&text, before, id);
                     model.insert(name, id);
                 } else if let Some(before) = before {
-                    index.forget(&text, before);
+                    index.remove_name(&text, before);
                 }
-                // Sixteen names in thirty-two buckets, all of which are looked at: none is missed.
+                // Sixteen names in 32 buckets, all of which are probed: no name is missed.
                 for name in 0..12 {
                     let text = format!("name-{name}");
                     let own = index.candidates(&text).filter(|found| found.id.slot() == name);
@@ -138,30 +138,30 @@ mod tests {
     }
 
     #[test]
-    fn a_version_replaces_another_by_one_store() {
+    fn a_new_version_replaces_the_old_one_by_one_store() {
         let index = index(16);
         let (old, new) = (ObjectId::new(1, 0), ObjectId::new(2, 0));
-        index.point("name", None, old);
+        index.set_name("name", None, old);
         index.cells().take();
-        index.point("name", Some(old), new);
+        index.set_name("name", Some(old), new);
         assert_eq!(index.cells().take().stores.len(), 1);
         assert_eq!(index.candidates("name").map(|found| found.id).collect::<Vec<_>>(), [new]);
     }
 
     #[test]
-    fn a_table_without_room_keeps_what_it_has() {
+    fn a_full_table_keeps_its_entries() {
         let index = index(256);
-        // More names than a probe is long, all of one hash.
+        // More names than one lookup probes, all with the same hash.
         for slot in 0..200 {
-            index.point("name", None, ObjectId::new(slot, 0));
+            index.set_name("name", None, ObjectId::new(slot, 0));
         }
         assert_eq!(index.candidates("name").count(), PROBES);
     }
 
     #[test]
-    fn short_names_spread_over_the_table() {
+    fn short_names_are_distributed_over_the_table() {
         let used: std::collections::BTreeSet<_> = (0..4096).map(|n| hash(&format!("n{n}")) & 0xfff).collect();
-        // Thrown at random, 4096 names hit 63 of a hundred buckets.
+        // 4096 uniformly distributed names occupy 63 % of 4096 buckets.
         assert!(used.len() > 2400, "{} of 4096 buckets", used.len());
     }
 }

@@ -1,20 +1,20 @@
-//! The index: what objects there are and where, in memory that the server writes and clients read.
+//! The index: the table of all objects, in memory that the server writes and clients map read-only.
 //!
 //! ```text
 //!   header | words | buckets | allocations | records
 //!
 //!   words        one per slot: generation and state, changed by one store
-//!   buckets      hashes of names, each the id of the object that has the name now
-//!   allocations  the pieces of memory there are
-//!   records      one per slot: name, place, length; written while the slot is free, then never again
+//!   buckets      hash table of names, each bucket the id of the object that has the name
+//!   allocations  the allocations that hold objects
+//!   records      one per slot: name, location, length; written only while the slot is free
 //! ```
 //!
-//! It is also the journal. Every operation fills what nobody reads yet and then makes exactly one store that counts, its
-//! commit: a word of a slot. What follows (buckets, the words of a pack's members, versions that were replaced) is
-//! derived from words and records, and recovery derives it again. So a server killed after any store leaves an index
-//! in which each operation has happened, or has not.
+//! The index is also the journal. Every operation first writes cells that no process reads yet, and then commits by exactly one
+//! store to the word of a slot. Everything else (buckets, the words of a pack's other members, replaced versions) is derived from
+//! words and records, and recovery derives it again. So if the server is killed after any store, each operation has either
+//! happened completely or not at all.
 //!
-//! What it will not do: know which memory is really there, who is alive, or who has pinned what. See
+//! The index does not record which memory really exists, which clients are alive, or which objects are pinned. See
 //! [`server`](crate::server).
 
 mod layout;
@@ -22,5 +22,5 @@ mod lookup;
 mod record;
 
 pub use layout::IndexError;
-pub(crate) use layout::{AllocationRecord, Geometry, Index, Location};
-pub(crate) use record::{MAX_META, MAX_NAME, Record, Region};
+pub(crate) use layout::{AllocationRecord, Geometry, ObjectIndex, ObjectLocation};
+pub(crate) use record::{MAX_META, MAX_NAME, ObjectRecord, Region};

@@ -1,22 +1,22 @@
-//! The records of objects: written while their slot is free, and never changed while it is not.
+//! The records of objects: written while their slot is free, immutable while it is in use.
 
-use crate::cells::{Cells, Fence};
+use crate::cells::{Cells, FencePoint};
 use crate::convert::{low_u32, to_usize};
-use crate::id::{AllocationId, ClientId, ObjectId, State, Word};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState, SlotWord};
 
-use super::layout::{Index, Location};
+use super::layout::{ObjectIndex, ObjectLocation};
 
-/// The longest name, in bytes.
+/// The maximum length of a name, in bytes.
 pub(crate) const MAX_NAME: usize = 200;
 
-/// The longest description that an object carries for its users, in bytes.
+/// The maximum length of the metadata that users attach to an object, in bytes.
 pub(crate) const MAX_META: usize = 216;
 
 const CELL: usize = size_of::<u64>();
 const AT_NAME: usize = 12;
 const AT_META: usize = AT_NAME + MAX_NAME / CELL;
 
-/// Cells of one record.
+/// The number of cells of one record.
 pub(super) const RECORD_CELLS: usize = AT_META + MAX_META / CELL;
 
 const AT_ID: usize = 0;
@@ -32,7 +32,7 @@ const AT_CLIENT: usize = 9;
 const AT_REQUEST: usize = 10;
 const AT_PACK: usize = 11;
 
-/// A range of an allocation that is handed out and taken back as one. The objects of a pack lie in one of them.
+/// A range of an allocation that is allocated and freed as a unit. The objects of a pack share one region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Region {
     pub(crate) allocation: AllocationId,
@@ -40,42 +40,42 @@ pub(crate) struct Region {
     pub(crate) len: u64,
 }
 
-/// What the index knows of an object, besides its state.
+/// The record of an object: everything but its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Record {
-    /// Empty for an object that is known by its id alone.
+pub(crate) struct ObjectRecord {
+    /// Empty for an object that is only found by its id.
     pub(crate) name: String,
-    /// What its users say of it.
+    /// Metadata of the users; the store does not interpret it.
     pub(crate) meta: Vec<u8>,
     pub(crate) region: Region,
-    /// Where it begins, counted in the allocation.
+    /// The offset of the object in the allocation, in bytes.
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// Which object of its name it is; given when it is sealed, and zero before.
+    /// The version of the object among those with the same name. Set when it is sealed, zero before.
     pub(crate) version: u64,
-    /// When it was made, in milliseconds of the Unix epoch.
+    /// The time of creation, in milliseconds since the Unix epoch.
     pub(crate) created: u64,
-    /// The user who may delete it.
+    /// The user who may delete the object.
     pub(crate) owner: u32,
-    /// Who made it, by which request, and which part of that: how a request that comes again is known.
+    /// The client and the request that created the object, by which a repeated request is recognized.
     pub(crate) client: ClientId,
     pub(crate) request: u64,
-    /// The first object of the pack it belongs to, which may be itself.
+    /// The first object of the pack, which may be this object; `None` outside a pack.
     pub(crate) pack: Option<ObjectId>,
 }
 
-impl<C: Cells> Index<C> {
+impl<C: Cells> ObjectIndex<C> {
     fn record_cell(&self, slot: usize) -> usize {
         self.geometry().first_record() + slot * RECORD_CELLS
     }
 
-    /// Writes the record of an object whose slot is free. Nobody reads it before a commit.
-    pub(crate) fn fill(&self, id: ObjectId, record: &Record) {
+    /// Writes the record of an object whose slot is free. Clients do not read it before the commit.
+    pub(crate) fn write_record(&self, id: ObjectId, record: &ObjectRecord) {
         debug_assert!(record.name.len() <= MAX_NAME && record.meta.len() <= MAX_META);
         let at = self.record_cell(id.slot());
         let store = |cell: usize, value: u64| self.cells().store(at + cell, value);
-        // Whoever reads these cells, and the word after them, finds that the word is no longer what it was.
-        self.cells().fence(Fence::Record);
+        // Seqlock: a reader that sees one of these stores sees afterwards that the word has changed.
+        self.cells().fence(FencePoint::Record);
         store(AT_ID, id.as_u64());
         store(AT_ALLOCATION, record.region.allocation.as_u64());
         store(AT_REGION, record.region.offset);
@@ -96,31 +96,31 @@ impl<C: Cells> Index<C> {
         }
     }
 
-    /// Gives an object that is about to be sealed its version. It is written once more if the server dies in between.
+    /// Sets the version of an object that is about to be sealed. If the server dies in between, its successor sets it again.
     pub(crate) fn set_version(&self, id: ObjectId, version: u64) {
         self.cells().store(self.record_cell(id.slot()) + AT_VERSION, version);
     }
 
-    /// An object and its state, if there is one with this id. Not pinned: it may be gone by now.
-    pub(crate) fn read(&self, id: ObjectId) -> Option<(State, Record)> {
+    /// Reads an object and its state; `None` if no object has this id. The object is not pinned and may be freed at any time.
+    pub(crate) fn read(&self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         let mut state = self.state(id)?;
         loop {
             let record = self.record(id);
-            self.cells().fence(Fence::Record);
+            self.cells().fence(FencePoint::Record);
             let now = self.state(id)?;
             if now == state {
                 return Some((state, record?));
             }
-            // The same object, a step on in its life: there are no more than three.
+            // The same object has advanced to its next state. There are at most three states.
             state = now;
         }
     }
 
-    /// The objects that are there now, in no order.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, State, Record)> {
+    /// Iterates over all objects of the index, in no particular order.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, SlotState, ObjectRecord)> {
         (0..self.used_slots()).filter_map(|slot| {
-            let Word { generation, state } = self.word(slot);
-            if state == State::Free {
+            let SlotWord { generation, state } = self.word(slot);
+            if state == SlotState::Free {
                 return None;
             }
             let id = ObjectId::new(slot, generation);
@@ -128,13 +128,13 @@ impl<C: Cells> Index<C> {
         })
     }
 
-    /// The record in a slot. Of an object that is neither pinned nor looked at again afterwards it may be any bytes.
-    fn record(&self, id: ObjectId) -> Option<Record> {
+    /// Reads the record of a slot. Unless the object is pinned or its word is checked afterwards, the content may be torn.
+    fn record(&self, id: ObjectId) -> Option<ObjectRecord> {
         let at = self.record_cell(id.slot());
         let load = |cell: usize| self.cells().load(at + cell);
         let owner = load(AT_OWNER);
         let (name, meta) = lengths(owner);
-        Some(Record {
+        Some(ObjectRecord {
             name: String::from_utf8(self.text(at + AT_NAME, name)).ok()?,
             meta: self.text(at + AT_META, meta),
             region: Region {
@@ -153,7 +153,7 @@ impl<C: Cells> Index<C> {
         })
     }
 
-    /// So many bytes, from a cell on.
+    /// Reads `len` bytes from consecutive cells.
     fn text(&self, first: usize, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len.next_multiple_of(CELL));
         for cell in 0..len.div_ceil(CELL) {
@@ -163,27 +163,27 @@ impl<C: Cells> Index<C> {
         bytes
     }
 
-    /// What the users of a pinned object are told of it.
+    /// The metadata of a pinned object.
     pub(crate) fn meta(&self, id: ObjectId) -> Vec<u8> {
         let at = self.record_cell(id.slot());
         let (_, len) = lengths(self.cells().load(at + AT_OWNER));
         self.text(at + AT_META, len)
     }
 
-    /// The first object of the pack that a pinned object belongs to.
+    /// The first object of the pack of a pinned object.
     pub(crate) fn pack(&self, id: ObjectId) -> Option<ObjectId> {
         ObjectId::from_u64(self.cells().load(self.record_cell(id.slot()) + AT_PACK))
     }
 
-    /// Where a pinned object lies.
-    pub(crate) fn location(&self, id: ObjectId) -> Option<Location> {
+    /// The location of a pinned object.
+    pub(crate) fn location(&self, id: ObjectId) -> Option<ObjectLocation> {
         let at = self.record_cell(id.slot());
         let allocation = AllocationId::from_u64(self.cells().load(at + AT_ALLOCATION))?;
         let (offset, len) = (self.cells().load(at + AT_OFFSET), self.cells().load(at + AT_LEN));
-        Some(Location { allocation, offset, len })
+        Some(ObjectLocation { allocation, offset, len })
     }
 
-    /// Who made an object, as the server's own records say.
+    /// The user who created an object. For the server, which writes the records.
     pub(crate) fn owner(&self, id: ObjectId) -> Option<u32> {
         self.state(id)?;
         Some(low_u32(self.cells().load(self.record_cell(id.slot()) + AT_OWNER)))
@@ -202,13 +202,13 @@ impl<C: Cells> Index<C> {
     }
 }
 
-/// How long name and description are; never longer than there is room.
+/// The lengths of name and metadata, limited to the space of a record.
 fn lengths(owner: u64) -> (usize, usize) {
     let part = |shift: u32, most: usize| to_usize(owner >> shift & 0xffff).min(most);
     (part(32, MAX_NAME), part(48, MAX_META))
 }
 
-/// Up to eight bytes as a cell, the rest of it zero.
+/// Packs up to eight bytes into a cell, padded with zeros.
 fn number(chunk: &[u8]) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|n| chunk.get(n).copied().unwrap_or(0)))
 }
@@ -221,9 +221,9 @@ pub(crate) mod tests {
     use super::*;
     use crate::cells::recorded::RecordedCells;
 
-    pub(crate) fn record(name: &str) -> Record {
+    pub(crate) fn record(name: &str) -> ObjectRecord {
         let region = Region { allocation: AllocationId::new(1, 2), offset: 4096, len: 8192 };
-        Record {
+        ObjectRecord {
             name: name.to_owned(),
             meta: b"f32".to_vec(),
             region,
@@ -239,13 +239,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_record_fills_whole_lines_of_the_processor() {
+    fn a_record_fills_whole_cache_lines() {
         assert_eq!(RECORD_CELLS, 64);
     }
 
     proptest! {
         #[test]
-        fn a_record_is_read_as_it_was_written(
+        fn a_record_reads_back_as_written(
             name in proptest::collection::vec(any::<char>(), 0..50).prop_map(String::from_iter),
             meta in proptest::collection::vec(any::<u8>(), 0..=MAX_META),
             numbers: [u64; 6],
@@ -257,14 +257,14 @@ pub(crate) mod tests {
             let [offset, len, version, created, client, request] = numbers;
             let pack = pack.map(|slot| ObjectId::new(slot, 7));
             let written =
-                Record { name, meta, offset, len, version, created, owner, client: ClientId(client), request, pack, ..record("") };
-            // What was there before shines through nowhere.
-            index.fill(id, &record(&"x".repeat(MAX_NAME)));
-            index.fill(id, &written);
-            index.commit(id, State::Created);
-            prop_assert_eq!(index.read(id), Some((State::Created, written.clone())));
+                ObjectRecord { name, meta, offset, len, version, created, owner, client: ClientId(client), request, pack, ..record("") };
+            // No byte of an earlier record remains visible.
+            index.write_record(id, &record(&"x".repeat(MAX_NAME)));
+            index.write_record(id, &written);
+            index.commit(id, SlotState::Created);
+            prop_assert_eq!(index.read(id), Some((SlotState::Created, written.clone())));
             let allocation = written.region.allocation;
-            prop_assert_eq!(index.location(id), Some(Location { allocation, offset, len }));
+            prop_assert_eq!(index.location(id), Some(ObjectLocation { allocation, offset, len }));
             prop_assert_eq!((index.meta(id), index.pack(id)), (written.meta.clone(), written.pack));
             prop_assert!(index.is_named(id, &written.name));
             let longer = format!("{}x", written.name);
@@ -272,13 +272,13 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn a_record_of_any_cells_is_read_without_harm(cells: [u64; 64]) {
+        fn reading_a_record_of_arbitrary_cells_never_panics(cells: [u64; 64]) {
             let index = small();
             let id = ObjectId::new(7, 1);
             for (cell, value) in cells.iter().enumerate() {
                 index.cells().store(index.record_cell(7) + cell, *value);
             }
-            index.commit(id, State::Sealed);
+            index.commit(id, SlotState::Sealed);
             if let Some((_, record)) = index.read(id) {
                 prop_assert!(record.name.len() <= MAX_NAME && record.meta.len() <= MAX_META);
             }
@@ -288,29 +288,30 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn objects_are_those_that_were_committed() {
+    fn objects_lists_committed_objects_only() {
         let index = small();
         let ids = [ObjectId::new(0, 0), ObjectId::new(4, 0), ObjectId::new(2, 0)];
         for (id, name) in ids.iter().zip(["a", "b", "c"]) {
-            index.fill(*id, &record(name));
+            index.write_record(*id, &record(name));
         }
-        index.commit(ids[0], State::Sealed);
-        index.commit(ids[1], State::Created);
+        index.commit(ids[0], SlotState::Sealed);
+        index.commit(ids[1], SlotState::Created);
         let found: Vec<_> = index.objects().map(|(id, state, record)| (id, state, record.name)).collect();
-        let expected = [(ids[0], State::Sealed, "a".to_owned()), (ids[1], State::Created, "b".to_owned())];
+        let expected =
+            [(ids[0], SlotState::Sealed, "a".to_owned()), (ids[1], SlotState::Created, "b".to_owned())];
         assert_eq!(found, expected);
         assert_eq!(index.read(ObjectId::new(0, 1)), None);
     }
 
     /// Cells whose server deletes an object while its record is being read.
     #[derive(Debug)]
-    struct Deleting {
+    struct DeletingCells {
         cells: RecordedCells,
         word_at: usize,
         word: u64,
     }
 
-    impl Cells for Deleting {
+    impl Cells for DeletingCells {
         fn count(&self) -> usize {
             self.cells.count()
         }
@@ -326,25 +327,25 @@ pub(crate) mod tests {
         fn store_release(&self, at: usize, value: u64) {
             self.cells.store(at, value);
         }
-        fn fence(&self, _: Fence) {
+        fn fence(&self, _: FencePoint) {
             self.cells.store(self.word_at, self.word);
         }
     }
 
     #[test]
-    fn an_object_that_is_deleted_while_it_is_read_is_read_all_the_same() {
+    fn an_object_that_is_deleted_during_a_read_is_still_read() {
         let index = small();
         let id = ObjectId::new(3, 1);
-        index.fill(id, &record("name"));
-        index.commit(id, State::Sealed);
-        let during = |generation: u64, state: State| {
-            let word = Word { generation, state }.encode();
+        index.write_record(id, &record("name"));
+        index.commit(id, SlotState::Sealed);
+        let during = |generation: u64, state: SlotState| {
+            let word = SlotWord { generation, state }.encode();
             let cells = RecordedCells::from_cells(index.cells().snapshot());
-            let cells = Deleting { cells, word_at: index.word_cell(3), word };
-            Index::open(cells).unwrap().read(id)
+            let cells = DeletingCells { cells, word_at: index.word_cell(3), word };
+            ObjectIndex::open(cells).unwrap().read(id)
         };
-        assert_eq!(during(1, State::Deleted), Some((State::Deleted, record("name"))));
-        assert_eq!(during(2, State::Free), None);
-        assert_eq!(during(2, State::Created), None);
+        assert_eq!(during(1, SlotState::Deleted), Some((SlotState::Deleted, record("name"))));
+        assert_eq!(during(2, SlotState::Free), None);
+        assert_eq!(during(2, SlotState::Created), None);
     }
 }

@@ -1,111 +1,116 @@
-//! When a server is started, and how long a keeper rests before it starts the next: a machine without I/O.
+//! The keeper's state machine, without I/O: when a server is started, and how long the keeper waits before a restart.
 
 use std::time::Duration;
 
-/// A server that lived this long after it was ready is no failing one.
-const LONG: Duration = Duration::from_millis(100);
+/// A server that lived this long after it was ready resets the backoff.
+const STABLE_AFTER: Duration = Duration::from_millis(100);
 
-const SHORTEST_REST: Duration = Duration::from_millis(10);
-const LONGEST_REST: Duration = Duration::from_secs(1);
+const MIN_BACKOFF: Duration = Duration::from_millis(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// A server was started, and has not said that it is ready.
+enum KeeperPhase {
+    /// A server was started and is not ready yet.
     Starting,
     Serving {
         since: Duration,
     },
-    Resting {
+    BackingOff {
         until: Duration,
     },
-    /// The server was told to end.
+    /// The server was asked to stop.
     Stopping,
 }
 
-/// What happens to a keeper.
+/// An input of the keeper's state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Input {
+pub(super) enum KeeperInput {
     Ready,
-    /// The server's process is gone.
-    Died,
-    /// Somebody wants all of it to end.
-    StopAsked,
+    /// The process of the server has exited.
+    ServerDied,
+    /// A signal, or the exit of a watched process, requests the end of the store.
+    StopRequested,
     Tick,
 }
 
-/// What a keeper is to do.
+/// An action of the keeper's state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Output {
+pub(super) enum KeeperOutput {
     StartServer,
-    /// The first server serves: whoever waits for that is told.
-    TellReady,
-    TellServerToStop,
-    /// The server was told to stop before, and did not.
+    /// The first server is ready.
+    ReportReady,
+    StopServer,
+    /// The server was asked to stop before and has not exited.
     KillServer,
-    /// The keeper ends: well, or because no server ever served.
+    /// The keeper exits: successfully, or because no server ever was ready.
     End {
-        well: bool,
+        success: bool,
     },
 }
 
 #[derive(Debug)]
-pub(super) struct Keeper {
-    phase: Phase,
+pub(super) struct KeeperMachine {
+    phase: KeeperPhase,
     has_served: bool,
-    rest: Duration,
+    backoff: Duration,
 }
 
-impl Keeper {
-    /// One whose server was just started, or had been served by another keeper before.
+impl KeeperMachine {
+    /// A keeper whose server was just started, or, if `is_serving`, was taken over from another keeper.
     pub(super) fn new(is_serving: bool) -> Self {
-        let phase = if is_serving { Phase::Serving { since: Duration::ZERO } } else { Phase::Starting };
-        Self { phase, has_served: is_serving, rest: Duration::ZERO }
+        let phase =
+            if is_serving { KeeperPhase::Serving { since: Duration::ZERO } } else { KeeperPhase::Starting };
+        Self { phase, has_served: is_serving, backoff: Duration::ZERO }
     }
 
-    /// When to step again though nothing has happened.
+    /// The time of the next step if no input arrives.
     pub(super) fn wake_at(&self) -> Option<Duration> {
-        if let Phase::Resting { until } = self.phase { Some(until) } else { None }
+        if let KeeperPhase::BackingOff { until } = self.phase { Some(until) } else { None }
     }
 
-    pub(super) fn step(&mut self, now: Duration, input: Input) -> Option<Output> {
+    pub(super) fn step(&mut self, now: Duration, input: KeeperInput) -> Option<KeeperOutput> {
         match (self.phase, input) {
-            (Phase::Starting, Input::Ready) => {
-                self.phase = Phase::Serving { since: now };
+            (KeeperPhase::Starting, KeeperInput::Ready) => {
+                self.phase = KeeperPhase::Serving { since: now };
                 let is_first = !std::mem::replace(&mut self.has_served, true);
-                is_first.then_some(Output::TellReady)
+                is_first.then_some(KeeperOutput::ReportReady)
             }
-            (Phase::Starting, Input::Died) if !self.has_served => Some(Output::End { well: false }),
-            (Phase::Starting, Input::Died) => self.rest(now),
-            (Phase::Serving { since }, Input::Died) => {
-                if now.saturating_sub(since) >= LONG {
-                    self.rest = Duration::ZERO;
+            (KeeperPhase::Starting, KeeperInput::ServerDied) if !self.has_served => {
+                Some(KeeperOutput::End { success: false })
+            }
+            (KeeperPhase::Starting, KeeperInput::ServerDied) => self.backoff(now),
+            (KeeperPhase::Serving { since }, KeeperInput::ServerDied) => {
+                if now.saturating_sub(since) >= STABLE_AFTER {
+                    self.backoff = Duration::ZERO;
                 }
-                self.rest(now)
+                self.backoff(now)
             }
-            (Phase::Resting { until }, Input::Tick) if now >= until => {
-                self.phase = Phase::Starting;
-                Some(Output::StartServer)
+            (KeeperPhase::BackingOff { until }, KeeperInput::Tick) if now >= until => {
+                self.phase = KeeperPhase::Starting;
+                Some(KeeperOutput::StartServer)
             }
-            (Phase::Resting { .. }, Input::StopAsked) => Some(Output::End { well: true }),
-            (Phase::Starting | Phase::Serving { .. }, Input::StopAsked) => {
-                self.phase = Phase::Stopping;
-                Some(Output::TellServerToStop)
+            (KeeperPhase::BackingOff { .. }, KeeperInput::StopRequested) => {
+                Some(KeeperOutput::End { success: true })
             }
-            (Phase::Stopping, Input::StopAsked) => Some(Output::KillServer),
-            (Phase::Stopping, Input::Died) => Some(Output::End { well: true }),
+            (KeeperPhase::Starting | KeeperPhase::Serving { .. }, KeeperInput::StopRequested) => {
+                self.phase = KeeperPhase::Stopping;
+                Some(KeeperOutput::StopServer)
+            }
+            (KeeperPhase::Stopping, KeeperInput::StopRequested) => Some(KeeperOutput::KillServer),
+            (KeeperPhase::Stopping, KeeperInput::ServerDied) => Some(KeeperOutput::End { success: true }),
             _ => None,
         }
     }
 
-    /// Starts the next server at once, or after a rest that grows while servers die young.
-    fn rest(&mut self, now: Duration) -> Option<Output> {
-        let rest = self.rest;
-        self.rest = (2 * rest).clamp(SHORTEST_REST, LONGEST_REST);
-        if rest.is_zero() {
-            self.phase = Phase::Starting;
-            return Some(Output::StartServer);
+    /// Starts the next server at once, or after a backoff that grows while servers fail early.
+    fn backoff(&mut self, now: Duration) -> Option<KeeperOutput> {
+        let backoff = self.backoff;
+        self.backoff = (2 * backoff).clamp(MIN_BACKOFF, MAX_BACKOFF);
+        if backoff.is_zero() {
+            self.phase = KeeperPhase::Starting;
+            return Some(KeeperOutput::StartServer);
         }
-        self.phase = Phase::Resting { until: now + rest };
+        self.phase = KeeperPhase::BackingOff { until: now + backoff };
         None
     }
 }
@@ -119,63 +124,73 @@ mod tests {
     }
 
     #[test]
-    fn a_first_server_that_never_serves_ends_its_keeper() {
-        let mut keeper = Keeper::new(false);
-        assert_eq!(keeper.step(at(5), Input::Died), Some(Output::End { well: false }));
+    fn the_keeper_exits_if_the_first_server_is_never_ready() {
+        let mut keeper = KeeperMachine::new(false);
+        assert_eq!(keeper.step(at(5), KeeperInput::ServerDied), Some(KeeperOutput::End { success: false }));
     }
 
     #[test]
-    fn a_server_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_rest() {
-        let mut keeper = Keeper::new(false);
-        assert_eq!(keeper.step(at(5), Input::Ready), Some(Output::TellReady));
-        assert_eq!(keeper.step(at(500), Input::Died), Some(Output::StartServer));
-        // From here on each dies young, before it is ready or right after.
+    fn a_dead_server_is_replaced_at_once_and_an_early_failure_after_a_backoff() {
+        let mut keeper = KeeperMachine::new(false);
+        assert_eq!(keeper.step(at(5), KeeperInput::Ready), Some(KeeperOutput::ReportReady));
+        assert_eq!(keeper.step(at(500), KeeperInput::ServerDied), Some(KeeperOutput::StartServer));
+        // From here on every server fails early, before or right after it is ready.
         let mut now = at(500);
-        let mut rests = Vec::new();
+        let mut backoffs = Vec::new();
         for round in 0..9 {
             if round % 2 == 0 {
-                assert_eq!(keeper.step(now, Input::Ready), None);
+                assert_eq!(keeper.step(now, KeeperInput::Ready), None);
             }
-            assert_eq!(keeper.step(now, Input::Died), None);
-            let until = keeper.wake_at().expect("a rest");
-            assert_eq!(keeper.step(until - at(1), Input::Tick), None);
-            assert_eq!(keeper.step(until, Input::Tick), Some(Output::StartServer));
-            rests.push((until - now).as_millis());
+            assert_eq!(keeper.step(now, KeeperInput::ServerDied), None);
+            let until = keeper.wake_at().expect("the keeper must back off");
+            assert_eq!(keeper.step(until - at(1), KeeperInput::Tick), None);
+            assert_eq!(keeper.step(until, KeeperInput::Tick), Some(KeeperOutput::StartServer));
+            backoffs.push((until - now).as_millis());
             now = until;
         }
-        assert_eq!(rests, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
-        // One that lives long is forgiven.
-        assert_eq!(keeper.step(now, Input::Ready), None);
-        assert_eq!(keeper.step(now + LONG, Input::Died), Some(Output::StartServer));
+        assert_eq!(backoffs, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+        // A server that lives long enough resets the backoff.
+        assert_eq!(keeper.step(now, KeeperInput::Ready), None);
+        assert_eq!(keeper.step(now + STABLE_AFTER, KeeperInput::ServerDied), Some(KeeperOutput::StartServer));
     }
 
     #[test]
-    fn everything_ends_when_it_is_asked_to_and_the_server_has_ended() {
-        let mut keeper = Keeper::new(true);
-        assert_eq!(keeper.step(at(1), Input::StopAsked), Some(Output::TellServerToStop));
-        assert_eq!(keeper.step(at(2), Input::Tick), None);
-        assert_eq!(keeper.step(at(3), Input::Died), Some(Output::End { well: true }));
-        let mut resting = Keeper::new(true);
-        resting.step(at(1), Input::Died);
-        resting.step(at(1), Input::Died);
-        assert!(resting.wake_at().is_some());
-        assert_eq!(resting.step(at(2), Input::StopAsked), Some(Output::End { well: true }));
+    fn the_keeper_exits_after_a_requested_stop_of_the_server() {
+        let mut keeper = KeeperMachine::new(true);
+        assert_eq!(keeper.step(at(1), KeeperInput::StopRequested), Some(KeeperOutput::StopServer));
+        assert_eq!(keeper.step(at(2), KeeperInput::Tick), None);
+        assert_eq!(keeper.step(at(3), KeeperInput::ServerDied), Some(KeeperOutput::End { success: true }));
+        let mut backing_off = KeeperMachine::new(true);
+        backing_off.step(at(1), KeeperInput::ServerDied);
+        backing_off.step(at(1), KeeperInput::ServerDied);
+        assert!(backing_off.wake_at().is_some());
+        assert_eq!(
+            backing_off.step(at(2), KeeperInput::StopRequested),
+            Some(KeeperOutput::End { success: true })
+        );
     }
 
     #[test]
-    fn a_server_that_does_not_end_is_killed_when_that_is_asked_for_again() {
-        let mut keeper = Keeper::new(true);
-        assert_eq!(keeper.step(at(1), Input::StopAsked), Some(Output::TellServerToStop));
-        assert_eq!(keeper.step(at(60_000), Input::Tick), None, "it is waited for, however long that takes");
-        assert_eq!(keeper.step(at(60_001), Input::StopAsked), Some(Output::KillServer));
-        assert_eq!(keeper.step(at(60_002), Input::Died), Some(Output::End { well: true }));
+    fn a_second_stop_request_kills_the_server() {
+        let mut keeper = KeeperMachine::new(true);
+        assert_eq!(keeper.step(at(1), KeeperInput::StopRequested), Some(KeeperOutput::StopServer));
+        assert_eq!(
+            keeper.step(at(60_000), KeeperInput::Tick),
+            None,
+            "the keeper waits for the server without a timeout"
+        );
+        assert_eq!(keeper.step(at(60_001), KeeperInput::StopRequested), Some(KeeperOutput::KillServer));
+        assert_eq!(
+            keeper.step(at(60_002), KeeperInput::ServerDied),
+            Some(KeeperOutput::End { success: true })
+        );
     }
 
     #[test]
-    fn nothing_but_the_death_of_a_server_starts_another() {
-        let mut keeper = Keeper::new(true);
+    fn only_the_death_of_a_server_starts_another() {
+        let mut keeper = KeeperMachine::new(true);
         for second in 1..1000 {
-            assert_eq!(keeper.step(at(1000 * second), Input::Tick), None);
+            assert_eq!(keeper.step(at(1000 * second), KeeperInput::Tick), None);
         }
         assert_eq!(keeper.wake_at(), None);
     }

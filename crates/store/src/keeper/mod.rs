@@ -1,25 +1,25 @@
-//! The keeper: a small process that holds every descriptor of a store, so that its server may die.
+//! The keeper: a small process that holds every descriptor of a store, so that the store survives the death of its server.
 //!
 //! ```text
 //!   keeper                                    server
-//!   starts it ------------------------------> takes over what is kept
+//!   starts it ------------------------------> receives all descriptors
 //!   <---------------------------- park (fds)  for memory, clients and the index
-//!   parked ---------------------------------> only now is it written down
-//!   <-------------------------------- unpark  after it was struck out
+//!   parked ---------------------------------> only now writes it to the index
+//!   <-------------------------------- unpark  after removal from the index
 //!   sees it die by its pidfd, starts another
 //! ```
 //!
-//! It is the parent: `serve` takes the name, and starts the server as its child. It speaks to no client, maps nothing and
-//! knows no CUDA, so that there is little in it to go wrong. Should it die all the same, the server starts another one and
-//! parks everything again.
+//! The keeper is the parent process: `serve` creates the socket and starts the server as a child. The keeper has no connection to
+//! clients, maps no memory and does not load CUDA, so that little can fail in it. If it dies nevertheless, the server starts
+//! another keeper and parks all descriptors again.
 //!
-//! What it keeps true: there is never a second server while the first one lives, since nothing but the death of its
-//! process counts. What it will not do: outlive both. Then the memory goes with the last process that has it mapped.
+//! There is never a second server while the first one lives: a server is replaced only after its process has exited. If the
+//! keeper and the server die together, the memory is freed with the last process that has it mapped.
 
 mod machine;
+mod messages;
 mod run;
-mod wire;
 
-pub use run::Role;
-pub(crate) use run::{Kept, Launch, Origin, run};
-pub(crate) use wire::{Key, ToKeeper, ToServer};
+pub(crate) use messages::{DescriptorKey, ToKeeper, ToServer};
+pub(crate) use run::{DescriptorTable, KeeperOrigin, run};
+pub use run::{Launch, ProcessRole};

@@ -1,4 +1,4 @@
-//! The keeper's loop: it holds, hands over, and watches.
+//! The keeper's event loop: holds descriptors, hands them over to the next server, and watches the server's process.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,94 +13,95 @@ use wholemem_os::signal::Signals;
 use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket, PidFd};
 
-use super::machine::{Input, Keeper, Output};
-use super::wire::{Key, ToKeeper, ToServer};
+use super::machine::{KeeperInput, KeeperMachine, KeeperOutput};
+use super::messages::{DescriptorKey, ToKeeper, ToServer};
 use crate::{Error, Result};
 
-/// How long a server may take to take over, and a keeper.
-const HANDOVER: Duration = Duration::from_secs(60);
+/// The timeout of a hand-over to a server or to a keeper.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The most descriptors that are handed over.
-pub(crate) const MOST_KEPT: usize = 1 << 20;
+/// The maximum number of descriptors of a hand-over.
+pub(crate) const MAX_DESCRIPTORS: usize = 1 << 20;
 
-/// What a process of a store is there for.
+/// The role of a process of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Role {
-    /// It serves clients.
+pub enum ProcessRole {
+    /// The server process, which serves clients.
     Server,
-    /// It holds what the server has.
+    /// The keeper process, which holds the descriptors of the server.
     Keeper,
 }
 
-/// Descriptors, by what they are of.
+/// The table of parked descriptors, by key.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(BTreeMap<Key, OwnedFd>);
+pub(crate) struct DescriptorTable(BTreeMap<DescriptorKey, OwnedFd>);
 
-impl Kept {
-    pub(crate) fn insert(&mut self, key: Key, fd: OwnedFd) {
+impl DescriptorTable {
+    pub(crate) fn insert(&mut self, key: DescriptorKey, fd: OwnedFd) {
         self.0.insert(key, fd);
     }
 
-    pub(crate) fn take(&mut self, key: Key) -> Option<OwnedFd> {
+    pub(crate) fn take(&mut self, key: DescriptorKey) -> Option<OwnedFd> {
         self.0.remove(&key)
     }
 
-    pub(crate) fn into_iter(self) -> impl Iterator<Item = (Key, OwnedFd)> {
+    pub(crate) fn into_iter(self) -> impl Iterator<Item = (DescriptorKey, OwnedFd)> {
         self.0.into_iter()
     }
 
-    /// Keeps a listener, and the descriptor of its file.
+    /// Adds a listening socket, and the descriptor of its file.
     fn keep_listener(&mut self, listener: &PacketListener) -> Result<()> {
-        self.insert(Key::Listener, listener.share_fd()?);
+        self.insert(DescriptorKey::Listener, listener.share_fd()?);
         if let Some(file) = listener.share_file()? {
-            self.insert(Key::SocketFile, file);
+            self.insert(DescriptorKey::SocketFile, file);
         }
         Ok(())
     }
 
-    /// Hands all of them over to the other end.
+    /// Sends all parked descriptors to the next server or keeper.
     pub(crate) fn send(&self, socket: &PacketSocket) -> Result<()> {
         let fds: Vec<_> = self.0.iter().map(|(key, fd)| (key.encode(), fd.as_fd())).collect();
-        Ok(socket.send_tagged(&fds, Deadline::after(HANDOVER))?)
+        Ok(socket.send_tagged(&fds, Deadline::after(HANDOVER_TIMEOUT))?)
     }
 
-    /// Takes over what the other end sends.
+    /// Receives all parked descriptors from the keeper or server.
     pub(crate) fn receive(socket: &PacketSocket) -> Result<Self> {
-        let fds = socket.recv_tagged(MOST_KEPT, Deadline::after(HANDOVER))?;
-        let keyed = fds.into_iter().filter_map(|(key, fd)| Some((Key::decode(key)?, fd)));
+        let fds = socket.recv_tagged(MAX_DESCRIPTORS, Deadline::after(HANDOVER_TIMEOUT))?;
+        let keyed = fds.into_iter().filter_map(|(key, fd)| Some((DescriptorKey::decode(key)?, fd)));
         Ok(Self(keyed.collect()))
     }
 }
 
 /// Starts a process of the store, with this socket as its standard input.
-pub(crate) type Launch<'a> = dyn Fn(Role, OwnedFd) -> std::io::Result<Child> + 'a;
+pub type Launch<'a> = dyn Fn(ProcessRole, OwnedFd) -> std::io::Result<Child> + 'a;
 
-/// Where the keeper's things come from.
+/// How a keeper was started.
 #[derive(Debug)]
-pub(crate) enum Origin {
-    /// It is the first, and has made the socket for clients.
+pub(crate) enum KeeperOrigin {
+    /// The first keeper of the store, which has created the listening socket.
     First(PacketListener),
-    /// Another keeper has died, and the server at this end has started this one.
+    /// A replacement of a keeper that died, started by the server at the other end of this socket.
     Replacement { server: PacketSocket, path: PathBuf },
 }
 
-/// A server that runs.
-struct Running {
+/// A running server process, and the connection to it.
+struct ServerProcess {
     socket: PacketSocket,
     process: PidFd,
-    /// For a child of ours, which is to be reaped.
+    /// Set if the server is a child of this process, which must reap it.
     child: Option<Child>,
 }
 
-impl Running {
-    fn start(kept: &Kept, launch: &Launch<'_>) -> Result<Self> {
-        let (socket, theirs) = PacketSocket::pair()?;
-        let child = launch(Role::Server, theirs.into()).map_err(|source| Error::Launch { source })?;
+impl ServerProcess {
+    fn start(descriptors: &DescriptorTable, launch: &Launch<'_>) -> Result<Self> {
+        let (socket, child_end) = PacketSocket::pair()?;
+        let child =
+            launch(ProcessRole::Server, child_end.into()).map_err(|source| Error::Launch { source })?;
         let process = PidFd::open(child.id())?;
         let running = Self { socket, process, child: Some(child) };
-        match kept.send(&running.socket) {
-            // One that dies meanwhile is noticed by its death.
+        match descriptors.send(&running.socket) {
+            // If the server dies during the hand-over, the loop finds its exit.
             Ok(()) | Err(Error::Os(OsError::Closed)) => Ok(running),
             Err(error) => {
                 let _ = running.process.kill();
@@ -109,14 +110,14 @@ impl Running {
         }
     }
 
-    fn say(&self, what: &ToServer) {
+    fn send(&self, what: &ToServer) {
         if let Ok(bytes) = postcard::to_allocvec(what) {
-            // A server that does not read is dead or will be.
-            let _ = self.socket.send(&bytes, &[], Deadline::after(HANDOVER));
+            // If the server does not read, it is dead or about to be killed.
+            let _ = self.socket.send(&bytes, &[], Deadline::after(HANDOVER_TIMEOUT));
         }
     }
 
-    /// Waits for a child that has exited already.
+    /// Reaps a child that has already exited.
     fn reap(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.wait();
@@ -124,169 +125,179 @@ impl Running {
     }
 }
 
-/// What ends a keeper: a signal, or the end of the process it was started for.
-struct Ends {
+/// The sources of a stop: signals, and the exit of the process that the store was started for.
+struct StopSources {
     signals: Signals,
     parent: Option<PidFd>,
-    /// The process it was started for has ended before this one began.
-    is_over: bool,
+    /// That process had exited before the keeper started.
+    has_ended: bool,
 }
 
-impl Ends {
+impl StopSources {
     fn watch(signals: Signals, parent: Option<u32>) -> Result<Self> {
         match parent.map(PidFd::open).transpose() {
             Err(OsError::Call { errno: Errno::SRCH, .. }) => {
-                Ok(Self { signals, parent: None, is_over: true })
+                Ok(Self { signals, parent: None, has_ended: true })
             }
-            parent => Ok(Self { signals, parent: parent?, is_over: false }),
+            parent => Ok(Self { signals, parent: parent?, has_ended: false }),
         }
     }
 }
 
-/// Keeps until somebody stops it: `ready` is called when the first server serves.
+/// Runs the keeper until it is stopped. Calls `ready` when the first server is ready.
 pub(crate) fn run(
-    origin: Origin,
+    origin: KeeperOrigin,
     parent: Option<u32>,
     launch: &Launch<'_>,
     ready: &mut dyn FnMut(),
 ) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
     let signals = Signals::block(&[Signal::TERM, Signal::INT, Signal::HUP])?;
-    let mut ends = Ends::watch(signals, parent)?;
-    let mut kept = Kept::default();
-    // Its file goes when this ends, and not before.
+    let mut stops = StopSources::watch(signals, parent)?;
+    let mut descriptors = DescriptorTable::default();
+    // The file of the socket is removed when this is dropped.
     let (mut keeper, mut running, _listener) = match origin {
-        Origin::First(listener) => {
-            kept.keep_listener(&listener)?;
-            (Keeper::new(false), Some(Running::start(&kept, launch)?), listener)
+        KeeperOrigin::First(listener) => {
+            descriptors.keep_listener(&listener)?;
+            (KeeperMachine::new(false), Some(ServerProcess::start(&descriptors, launch)?), listener)
         }
-        Origin::Replacement { server, path } => {
-            kept = Kept::receive(&server)?;
+        KeeperOrigin::Replacement { server, path } => {
+            descriptors = DescriptorTable::receive(&server)?;
             let missing = |what| Error::Incomplete { what };
-            let process = kept.take(Key::Server).ok_or_else(|| missing("the server's process"))?;
-            let listener = kept.take(Key::Listener).ok_or_else(|| missing("the listening socket"))?;
-            let file = kept.take(Key::SocketFile).map(|file| (file, path));
+            let process =
+                descriptors.take(DescriptorKey::Server).ok_or_else(|| missing("the server's process"))?;
+            let listener =
+                descriptors.take(DescriptorKey::Listener).ok_or_else(|| missing("the listening socket"))?;
+            let file = descriptors.take(DescriptorKey::SocketFile).map(|file| (file, path));
             let listener = PacketListener::adopt(listener, file)?;
-            kept.keep_listener(&listener)?;
-            let running = Running { socket: server, process: PidFd::adopt(process)?, child: None };
-            (Keeper::new(true), Some(running), listener)
+            descriptors.keep_listener(&listener)?;
+            let running = ServerProcess { socket: server, process: PidFd::adopt(process)?, child: None };
+            (KeeperMachine::new(true), Some(running), listener)
         }
     };
-    // Room for what the server says.
+    // The buffer of received messages.
     let mut packet = vec![0; MAX_PACKET];
     let start = Instant::now();
     loop {
         let wake_at = keeper.wake_at();
-        let input = wait(&mut kept, &mut packet, running.as_ref(), &mut ends, wake_at, start)?;
-        if input == Input::Died
+        let input = wait(&mut descriptors, &mut packet, running.as_ref(), &mut stops, wake_at, start)?;
+        if input == KeeperInput::ServerDied
             && let Some(mut dead) = running.take()
         {
-            // What it parked before it died counts.
-            while listen(&dead, &mut kept, &mut packet).is_some() {}
+            // Descriptors that were parked before the server died count.
+            while receive_message(&dead, &mut descriptors, &mut packet).is_some() {}
             dead.reap();
         }
         let mut output = keeper.step(start.elapsed(), input);
-        while output == Some(Output::StartServer) {
-            output = match Running::start(&kept, launch) {
+        while output == Some(KeeperOutput::StartServer) {
+            output = match ServerProcess::start(&descriptors, launch) {
                 Ok(started) => {
                     running = Some(started);
                     None
                 }
                 Err(error) => {
                     tracing::error!(%error, "cannot start a server");
-                    keeper.step(start.elapsed(), Input::Died)
+                    keeper.step(start.elapsed(), KeeperInput::ServerDied)
                 }
             };
         }
         match output {
-            Some(Output::StartServer) | None => {}
-            Some(Output::TellReady) => ready(),
-            Some(Output::TellServerToStop) => {
+            Some(KeeperOutput::StartServer) | None => {}
+            Some(KeeperOutput::ReportReady) => ready(),
+            Some(KeeperOutput::StopServer) => {
                 if let Some(running) = &running {
-                    running.say(&ToServer::Stop);
+                    running.send(&ToServer::Stop);
                 }
             }
-            Some(Output::KillServer) => {
+            Some(KeeperOutput::KillServer) => {
                 if let Some(running) = &running {
                     let _ = running.process.kill();
                 }
             }
-            Some(Output::End { well: true }) => return Ok(()),
-            Some(Output::End { well: false }) => return Err(Error::NeverServed),
+            Some(KeeperOutput::End { success: true }) => return Ok(()),
+            Some(KeeperOutput::End { success: false }) => return Err(Error::NeverServed),
         }
     }
 }
 
-/// Waits for the next thing to happen, and takes in what the server says meanwhile.
+/// Waits for the next input of the state machine, and processes parking messages meanwhile.
 fn wait(
-    kept: &mut Kept,
+    descriptors: &mut DescriptorTable,
     packet: &mut [u8],
-    running: Option<&Running>,
-    ends: &mut Ends,
+    running: Option<&ServerProcess>,
+    stops: &mut StopSources,
     wake_at: Option<Duration>,
     start: Instant,
-) -> Result<Input> {
-    if std::mem::take(&mut ends.is_over) {
-        return Ok(Input::StopAsked);
+) -> Result<KeeperInput> {
+    if std::mem::take(&mut stops.has_ended) {
+        return Ok(KeeperInput::StopRequested);
     }
     let (mut is_open, mut yielder) = (true, Yielder::new());
     loop {
-        let mut polls = vec![PollFd::new(&ends.signals, PollFlags::IN)];
-        let mut who = vec![Source::Signal];
-        if let Some(parent) = &ends.parent {
+        let mut polls = vec![PollFd::new(&stops.signals, PollFlags::IN)];
+        let mut sources = vec![PollSource::Signal];
+        if let Some(parent) = &stops.parent {
             polls.push(PollFd::new(parent, PollFlags::IN));
-            who.push(Source::Parent);
+            sources.push(PollSource::Parent);
         }
         if let Some(running) = running {
             if is_open {
                 polls.push(PollFd::new(&running.socket, PollFlags::IN));
-                who.push(Source::Server);
+                sources.push(PollSource::Server);
             }
             polls.push(PollFd::new(&running.process, PollFlags::IN));
-            who.push(Source::Death);
+            sources.push(PollSource::Death);
         }
         let left = wake_at.map(|at| at.saturating_sub(start.elapsed()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match yielder.wait(|| poll(&mut polls, left.as_ref())) {
-            Ok(0) => return Ok(Input::Tick),
+            Ok(0) => return Ok(KeeperInput::Tick),
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(OsError::Call { call: "poll", errno }.into()),
         }
-        let happened = polls.iter().zip(who).filter(|(poll, _)| !poll.revents().is_empty());
-        for source in happened.map(|(_, source)| source).collect::<Vec<_>>() {
+        let ready_sources = polls.iter().zip(sources).filter(|(poll, _)| !poll.revents().is_empty());
+        for source in ready_sources.map(|(_, source)| source).collect::<Vec<_>>() {
             match source {
-                Source::Signal if ends.signals.next()?.is_some() => return Ok(Input::StopAsked),
-                Source::Signal => {}
-                Source::Parent => {
-                    // Said once.
-                    ends.parent = None;
-                    return Ok(Input::StopAsked);
+                PollSource::Signal if stops.signals.next()?.is_some() => {
+                    return Ok(KeeperInput::StopRequested);
                 }
-                Source::Server => match running.and_then(|running| listen(running, kept, packet)) {
-                    Some(true) => return Ok(Input::Ready),
-                    Some(false) => {}
-                    None => is_open = false,
-                },
-                Source::Death => return Ok(Input::Died),
+                PollSource::Signal => {}
+                PollSource::Parent => {
+                    // The exit of the process is reported only once.
+                    stops.parent = None;
+                    return Ok(KeeperInput::StopRequested);
+                }
+                PollSource::Server => {
+                    match running.and_then(|running| receive_message(running, descriptors, packet)) {
+                        Some(true) => return Ok(KeeperInput::Ready),
+                        Some(false) => {}
+                        None => is_open = false,
+                    }
+                }
+                PollSource::Death => return Ok(KeeperInput::ServerDied),
             }
         }
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum PollSource {
     Signal,
     Parent,
     Server,
     Death,
 }
 
-/// Receives one message of the server into `packet`, and returns whether it says that the server is ready; `None` if there is none.
-fn listen(running: &Running, kept: &mut Kept, packet: &mut [u8]) -> Option<bool> {
+/// Receives one message of the server into `packet`. Returns whether it is `Ready`; `None` if there is none.
+fn receive_message(
+    running: &ServerProcess,
+    descriptors: &mut DescriptorTable,
+    packet: &mut [u8],
+) -> Option<bool> {
     let (len, fds) = match running.socket.recv_with_fds(packet, MAX_FDS, Deadline::NOW) {
         Ok(received) => received,
         Err(OsError::FdsTruncated { .. }) => {
-            // The server waits for an answer that will not come, and refuses what it was asked for in the end.
+            // The server gets no `Parked` for these descriptors, and refuses the request in the end.
             tracing::error!("the keeper has no descriptor left");
             return Some(false);
         }
@@ -295,20 +306,20 @@ fn listen(running: &Running, kept: &mut Kept, packet: &mut [u8]) -> Option<bool>
     match postcard::from_bytes::<ToKeeper>(&packet[..len]) {
         Ok(ToKeeper::Ready) => return Some(true),
         Ok(ToKeeper::Park(keys)) if keys.len() == fds.len() => {
-            let decoded = keys.iter().map(|key| Key::decode(*key));
+            let decoded = keys.iter().map(|key| DescriptorKey::decode(*key));
             for (key, fd) in decoded.zip(fds) {
                 if let Some(key) = key {
-                    kept.insert(key, fd);
+                    descriptors.insert(key, fd);
                 }
             }
-            running.say(&ToServer::Parked(keys));
+            running.send(&ToServer::Parked(keys));
         }
         Ok(ToKeeper::Unpark(keys)) => {
-            for key in keys.into_iter().filter_map(Key::decode) {
-                kept.take(key);
+            for key in keys.into_iter().filter_map(DescriptorKey::decode) {
+                descriptors.take(key);
             }
         }
-        _ => tracing::error!("the server says what its keeper does not understand"),
+        _ => tracing::error!("the keeper received an invalid message of the server"),
     }
     Some(false)
 }

@@ -1,37 +1,37 @@
-//! Pins: how a reader holds an object without a system call, and how the server learns of it.
+//! Pins: references to objects that a reader takes without a system call, and how the server finds them (hazard pointers).
 //!
 //! ```text
 //!   reader                                        server
-//!   1  w = word, which says `sealed`              6  word = `deleted`
+//!   1  w = word, must be `sealed`                 6  word = `deleted`
 //!   2  pin = id                                      ---------------- fence
-//!      ---------------- fence                     7  any pin == id ?  keep it until somebody kicks
-//!   3  word != w ?  pin = 0, kick, look again     8  else free the memory, word = `free`
+//!      ---------------- fence                     7  any pin == id ?  keep until notified
+//!   3  word != w ?  pin = 0, notify, retry        8  else free the memory, word = `free`
 //!   4  read the record, use the memory
 //!   5  pin = 0
 //!      ---------------- fence
-//!      word != w ?  kick
+//!      word != w ?  notify
 //! ```
 //!
-//! Both write, then fence, then look at what the other writes: one of them at least sees the other. So either the server
-//! finds the pin, or the reader finds the deletion. A reader that has let go while the server kept the object for its
-//! sake finds the deletion too, and says so.
+//! Reader and server each write, fence, and then read the other's cell, so at least one of them sees the other (Dekker). Either
+//! the server finds the pin, or the reader finds the deletion. A reader that releases a pin of an object whose deletion the
+//! server has deferred finds the deletion too, and notifies the server.
 //!
-//! A process that forks copies its pins to a page for the child before it does: a page of a client with a higher id, since the
-//! server reads pages in the order of ids. Until the fork is done the process takes no further pin.
+//! A process that forks first copies its pins to a page for the child. That page belongs to a client with a higher id, because
+//! the server reads pages in the order of ids. The process takes no new pin until the fork is complete.
 //!
-//! Every process has a page of pins that it alone writes. The server only ever compares a pin with an id, so a page
-//! full of lies holds back what it names, and does nothing else.
+//! Every process has a pin page that only it writes. The server only compares pins with ids, so a page with arbitrary content
+//! delays the release of the objects that it names, and has no other effect.
 
 mod page;
 
-pub(crate) use page::{MAX_PINS, PINS_LEN, PinPage, Pinned, copy_pins, secret, set_secret};
+pub(crate) use page::{MAX_PINS, PINS_LEN, PinOutcome, PinPage, copy_pins, secret, set_secret};
 
-use crate::cells::{Cells, Fence};
+use crate::cells::{Cells, FencePoint};
 use crate::convert::to_usize;
 
-/// The memory of a pin: where the object's word is and what it was, and where the pin is.
+/// The cells of one pin: the object's word, its expected value, and the pin.
 #[derive(Debug)]
-pub(crate) struct Hold<'a, W, P> {
+pub(crate) struct PinCells<'a, W, P> {
     pub(crate) words: &'a W,
     pub(crate) word_at: usize,
     pub(crate) word: u64,
@@ -39,12 +39,12 @@ pub(crate) struct Hold<'a, W, P> {
     pub(crate) pin_at: usize,
 }
 
-impl<W: Cells, P: Cells> Hold<'_, W, P> {
-    /// Pins the object, if its word is still what it was. If not, the server has to be kicked: it may have seen the
-    /// pin while it was there.
-    pub(crate) fn take(&self, id: u64) -> bool {
+impl<W: Cells, P: Cells> PinCells<'_, W, P> {
+    /// Pins the object if its word still has the expected value. If not, the caller must notify the server, which may have seen
+    /// the pin in between.
+    pub(crate) fn try_pin(&self, id: u64) -> bool {
         self.page.store(self.pin_at, id);
-        self.page.fence(Fence::Pin);
+        self.page.fence(FencePoint::Pin);
         if self.words.load_acquire(self.word_at) == self.word {
             return true;
         }
@@ -52,20 +52,21 @@ impl<W: Cells, P: Cells> Hold<'_, W, P> {
         false
     }
 
-    /// Lets the object go, and says whether the server has to be kicked because it waits for that.
+    /// Releases the pin, and returns whether the caller must notify the server, which has deferred the deletion because of this
+    /// pin.
     pub(crate) fn release(&self) -> bool {
         self.page.store_release(self.pin_at, 0);
-        self.page.fence(Fence::Unpin);
+        self.page.fence(FencePoint::Unpin);
         self.words.load_acquire(self.word_at) != self.word
     }
 }
 
-/// How many cells of a page are in use, as its owner says: at most all of them. The first is not a pin.
+/// The number of cells in use according to the owner of the page, at most all cells. The first cell is not a pin.
 pub(crate) fn used(page: &impl Cells) -> usize {
     to_usize(page.load_acquire(0)).min(page.count())
 }
 
-/// What a page pins, as its owner says: any numbers.
+/// The ids that a page pins according to its owner; not validated.
 pub(crate) fn pinned(page: &impl Cells) -> impl Iterator<Item = u64> {
     (1..used(page)).map(|at| page.load_acquire(at))
 }
@@ -77,21 +78,21 @@ mod tests {
     use loom::thread;
 
     use super::*;
-    use crate::id::{State, Word};
+    use crate::id::{SlotState, SlotWord};
 
-    /// Cells whose every interleaving is walked, with one of the fences taken away or none.
-    struct Modelled {
+    /// Cells under loom, which runs every interleaving; optionally without one of the fences.
+    struct LoomCells {
         cells: Vec<AtomicU64>,
-        missing: Option<Fence>,
+        missing: Option<FencePoint>,
     }
 
-    impl Modelled {
-        fn new(count: usize, missing: Option<Fence>) -> Self {
+    impl LoomCells {
+        fn new(count: usize, missing: Option<FencePoint>) -> Self {
             Self { cells: (0..count).map(|_| AtomicU64::new(0)).collect(), missing }
         }
     }
 
-    impl Cells for Modelled {
+    impl Cells for LoomCells {
         fn count(&self) -> usize {
             self.cells.len()
         }
@@ -107,7 +108,7 @@ mod tests {
         fn store_release(&self, at: usize, value: u64) {
             self.cells[at].store(value, Ordering::Release);
         }
-        fn fence(&self, place: Fence) {
+        fn fence(&self, place: FencePoint) {
             if self.missing != Some(place) {
                 fence(Ordering::SeqCst);
             }
@@ -120,100 +121,100 @@ mod tests {
     const OLD: u64 = 1;
     const NEW: u64 = 2;
 
-    fn word(generation: u64, state: State) -> u64 {
-        Word { generation, state }.encode()
+    fn word(generation: u64, state: SlotState) -> u64 {
+        SlotWord { generation, state }.encode()
     }
 
-    /// One reader gets an object, reads its bytes twice and lets it go, while the server deletes it, and puts another
-    /// one in its place as soon as it may.
-    fn walk(missing: Option<Fence>) {
+    /// One reader pins an object, reads its bytes twice and releases it, while the server deletes the object and reuses its
+    /// memory as soon as it may.
+    fn run_model(missing: Option<FencePoint>) {
         loom::model(move || {
             // The word and the bytes of one object; a page with one pin.
-            let object = Arc::new(Modelled::new(2, missing));
-            let page = Arc::new(Modelled::new(2, missing));
+            let object = Arc::new(LoomCells::new(2, missing));
+            let page = Arc::new(LoomCells::new(2, missing));
             object.store(BYTES, OLD);
-            object.store_release(WORD, word(1, State::Sealed));
-            let kicked = Arc::new(AtomicBool::new(false));
+            object.store_release(WORD, word(1, SlotState::Sealed));
+            let notified = Arc::new(AtomicBool::new(false));
 
             let reader = {
-                let (object, page, kicked) = (object.clone(), page.clone(), kicked.clone());
+                let (object, page, notified) = (object.clone(), page.clone(), notified.clone());
                 thread::spawn(move || {
                     let found = object.load_acquire(WORD);
-                    if found != word(1, State::Sealed) {
+                    if found != word(1, SlotState::Sealed) {
                         return;
                     }
-                    let hold = Hold { words: &*object, word_at: WORD, word: found, page: &*page, pin_at: 1 };
+                    let pin =
+                        PinCells { words: &*object, word_at: WORD, word: found, page: &*page, pin_at: 1 };
                     page.store(0, 2);
-                    let must_kick = if hold.take(ID) {
-                        assert_eq!(object.load(BYTES), OLD, "the bytes of a pinned object are its own");
-                        assert_eq!(object.load(BYTES), OLD, "and stay so");
-                        hold.release()
+                    let must_notify = if pin.try_pin(ID) {
+                        assert_eq!(object.load(BYTES), OLD, "the bytes of a pinned object are unchanged");
+                        assert_eq!(object.load(BYTES), OLD, "the bytes of a pinned object stay unchanged");
+                        pin.release()
                     } else {
                         true
                     };
-                    if must_kick {
-                        kicked.store(true, Ordering::SeqCst);
+                    if must_notify {
+                        notified.store(true, Ordering::SeqCst);
                     }
                 })
             };
 
-            // The server.
-            object.store_release(WORD, word(1, State::Deleted));
-            object.fence(Fence::Retire);
+            object.store_release(WORD, word(1, SlotState::Deleted));
+            object.fence(FencePoint::Retire);
             let deferred = pinned(&*page).any(|pin| pin == ID);
             if !deferred {
                 object.store(BYTES, NEW);
-                object.store_release(WORD, word(2, State::Free));
+                object.store_release(WORD, word(2, SlotState::Free));
             }
-            reader.join().expect("the reader ends");
-            // Whoever let go without a word has been seen by nobody.
-            assert!(!deferred || kicked.load(Ordering::SeqCst), "an object is kept that nobody holds");
+            reader.join().expect("the reader finishes");
+            // A reader that released its pin without a notification was not seen by the server.
+            assert!(!deferred || notified.load(Ordering::SeqCst), "an object is retained without a pin");
         });
     }
 
-    fn fails(missing: Fence) -> bool {
-        std::panic::catch_unwind(|| walk(Some(missing))).is_err()
+    fn fails(missing: FencePoint) -> bool {
+        std::panic::catch_unwind(|| run_model(Some(missing))).is_err()
     }
 
     #[test]
-    fn no_interleaving_takes_memory_from_a_reader_or_keeps_it_for_nobody() {
-        walk(None);
+    fn no_interleaving_frees_pinned_memory_or_retains_unpinned_memory() {
+        run_model(None);
     }
 
     #[test]
-    fn without_the_fence_of_a_pin_memory_is_taken_from_a_reader() {
-        assert!(fails(Fence::Pin));
+    fn without_the_pin_fence_pinned_memory_is_freed() {
+        assert!(fails(FencePoint::Pin));
     }
 
     #[test]
-    fn without_the_fence_of_letting_go_memory_is_kept_for_nobody() {
-        assert!(fails(Fence::Unpin));
+    fn without_the_unpin_fence_unpinned_memory_is_retained() {
+        assert!(fails(FencePoint::Unpin));
     }
 
     #[test]
-    fn without_the_fence_of_a_deletion_memory_is_taken_from_a_reader() {
-        assert!(fails(Fence::Retire));
+    fn without_the_retire_fence_pinned_memory_is_freed() {
+        assert!(fails(FencePoint::Retire));
     }
 
-    /// A name flips from one version to another, which is then deleted, while a reader looks it up once.
+    /// A name changes from one version to the next, and the old version is deleted, while a reader looks the name up once.
     #[test]
-    fn a_reader_of_a_flipping_name_gets_one_version_or_the_other() {
+    fn a_lookup_during_a_replacement_gets_the_old_or_the_new_version() {
         loom::model(|| {
-            // Two words, two contents, and the bucket that names one of them.
-            let cells = Arc::new(Modelled::new(5, None));
-            let page = Arc::new(Modelled::new(2, None));
+            // Two words, two contents, and the bucket of the name.
+            let cells = Arc::new(LoomCells::new(5, None));
+            let page = Arc::new(LoomCells::new(2, None));
             let (first, second, bucket) = (0, 1, 4);
             cells.store(2, OLD);
-            cells.store_release(first, word(1, State::Sealed));
+            cells.store_release(first, word(1, SlotState::Sealed));
             cells.store_release(bucket, 1);
             let server = {
                 let (cells, page) = (cells.clone(), page.clone());
                 thread::spawn(move || {
                     cells.store(3, NEW);
-                    cells.store_release(second, word(1, State::Sealed));
+                    cells.store_release(second, word(1, SlotState::Sealed));
                     cells.store_release(bucket, 2);
-                    cells.store_release(first, word(1, State::Deleted));
-                    cells.fence(Fence::Retire);
+                    cells.store_release(first, word(1, SlotState::Deleted));
+                    cells.fence(FencePoint::Retire);
                     if pinned(&*page).all(|pin| pin != 1) {
                         cells.store(2, 0);
                     }
@@ -223,15 +224,15 @@ mod tests {
             let id = cells.load_acquire(bucket);
             let slot = if id == 1 { first } else { second };
             let found = cells.load_acquire(slot);
-            let hold = Hold { words: &*cells, word_at: slot, word: found, page: &*page, pin_at: 1 };
-            if found == word(1, State::Sealed) && hold.take(id) {
+            let pin = PinCells { words: &*cells, word_at: slot, word: found, page: &*page, pin_at: 1 };
+            if found == word(1, SlotState::Sealed) && pin.try_pin(id) {
                 let expected = if id == 1 { OLD } else { NEW };
                 assert_eq!(cells.load(slot + 2), expected);
-                hold.release();
+                pin.release();
             } else {
-                assert_eq!(id, 1, "the newest version is always there");
+                assert_eq!(id, 1, "the newest version is always found");
             }
-            server.join().expect("the server ends");
+            server.join().expect("the server finishes");
         });
     }
 }

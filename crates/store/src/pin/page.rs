@@ -1,21 +1,21 @@
-//! A client's page of pins: which are in use, and the objects they hold.
+//! The pin page of a client: allocates pins and writes them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::cells::Cells;
-use crate::id::{ObjectId, State, Word};
-use crate::index::Index;
+use crate::id::{ObjectId, SlotState, SlotWord};
+use crate::index::ObjectIndex;
 
-use super::{Hold, used};
+use super::{PinCells, used};
 
-/// The length of a page of pins, in bytes: a cell that says how many are in use, the pins, and a cell for the secret by which
-/// a forked child claims the page.
+/// The length of a pin page in bytes: a cell with the number of cells in use, the pins, and a cell for the secret by which a
+/// forked child claims the page.
 pub(crate) const PINS_LEN: usize = 64 << 10;
 
-/// How many pins a client has.
+/// The number of pins of a client.
 pub(crate) const MAX_PINS: usize = PINS_LEN / size_of::<u64>() - 2;
 
-/// Writes the secret of a page.
+/// Writes the secret of a pin page, by which a forked child claims it.
 pub(crate) fn set_secret(page: &impl Cells, secret: u64) {
     page.store_release(page.count() - 1, secret);
 }
@@ -25,49 +25,49 @@ pub(crate) fn secret(page: &impl Cells) -> Option<u64> {
     Some(page.load_acquire(page.count() - 1)).filter(|secret| *secret != 0)
 }
 
-/// The pins of this process. The lowest that is free is taken first, so that the server has little to look at.
+/// The pins of this process. The lowest free pin is used first, so that the server scans few cells.
 #[derive(Debug)]
 pub(crate) struct PinPage<P> {
     cells: P,
-    free: Mutex<Free>,
-    /// Notified when pins can be taken again.
+    free: Mutex<FreePins>,
+    /// Notified when pins may be taken again.
     resumed: Condvar,
 }
 
 #[derive(Debug)]
-struct Free {
-    /// Whether the process is being forked: until that is done no pin is taken.
+struct FreePins {
+    /// Whether the process is being forked. No pin is taken until the fork is complete.
     is_paused: bool,
-    /// Pins below `fresh` that are free, the one let go last at the end.
-    again: Vec<usize>,
+    /// Free pins below `fresh`, the most recently released last.
+    released: Vec<usize>,
     /// The first pin that was never used.
     fresh: usize,
 }
 
-/// What came of an attempt to pin.
+/// The result of an attempt to pin an object.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Pinned {
-    /// The pin at this place holds the object now.
-    Held(usize),
-    /// It is not there, or not sealed. The server is to be kicked if it may have seen the pin.
-    Missed { kick: bool },
-    /// All pins are in use.
-    NoneLeft,
+pub(crate) enum PinOutcome {
+    /// The object is pinned by the pin at this index.
+    Pinned(usize),
+    /// The object does not exist or is not sealed. If `must_notify`, the server may have seen the pin and must be notified.
+    NotSealed { must_notify: bool },
+    /// All pins of the page are in use.
+    NoFreePin,
 }
 
 impl<P: Cells> PinPage<P> {
     pub(crate) fn new(cells: P) -> Self {
-        let free = Free { is_paused: false, again: Vec::new(), fresh: 1 };
+        let free = FreePins { is_paused: false, released: Vec::new(), fresh: 1 };
         Self { cells, free: Mutex::new(free), resumed: Condvar::new() }
     }
 
-    /// How many pins are in use.
+    /// The number of pins in use.
     pub(crate) fn in_use(&self) -> usize {
         let free = self.free();
-        free.fresh - 1 - free.again.len()
+        free.fresh - 1 - free.released.len()
     }
 
-    /// Lets no pin be taken until [`PinPage::resume`]. Pins can still be released.
+    /// Blocks [`PinPage::pin`] until [`PinPage::resume`]. Pins can still be released.
     pub(crate) fn pause(&self) {
         self.free().is_paused = true;
     }
@@ -77,80 +77,85 @@ impl<P: Cells> PinPage<P> {
         self.resumed.notify_all();
     }
 
-    /// The cells.
+    /// The cells of the pin page.
     pub(crate) fn cells(&self) -> &P {
         &self.cells
     }
 
-    fn free(&self) -> MutexGuard<'_, Free> {
+    fn free(&self) -> MutexGuard<'_, FreePins> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins an object that is sealed.
-    pub(crate) fn pin<C: Cells>(&self, index: &Index<C>, id: ObjectId) -> Pinned {
+    /// Pins an object if it is sealed.
+    pub(crate) fn pin<C: Cells>(&self, index: &ObjectIndex<C>, id: ObjectId) -> PinOutcome {
         if id.slot() >= index.geometry().slots {
-            return Pinned::Missed { kick: false };
+            return PinOutcome::NotSealed { must_notify: false };
         }
         let word = sealed(id);
         if index.cells().load_acquire(index.word_cell(id.slot())) != word {
-            return Pinned::Missed { kick: false };
+            return PinOutcome::NotSealed { must_notify: false };
         }
         let mut free = self.free();
         while free.is_paused {
             free = self.resumed.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
-        let Some(pin_at) = self.take(&mut free) else { return Pinned::NoneLeft };
-        // Under the lock, so that what has a pin when the process is forked has it on the page.
-        if self.hold(index, id, pin_at).take(id.as_u64()) {
-            Pinned::Held(pin_at)
+        let Some(pin_at) = self.allocate_pin(&mut free) else { return PinOutcome::NoFreePin };
+        // Under the lock: when the process forks, every pin that is taken is on the page.
+        if self.pin_cells(index, id, pin_at).try_pin(id.as_u64()) {
+            PinOutcome::Pinned(pin_at)
         } else {
-            free.again.push(pin_at);
-            Pinned::Missed { kick: true }
+            free.released.push(pin_at);
+            PinOutcome::NotSealed { must_notify: true }
         }
     }
 
-    /// Lets go what a pin holds, and says whether the server is to be kicked.
-    pub(crate) fn unpin<C: Cells>(&self, index: &Index<C>, id: ObjectId, pin_at: usize) -> bool {
-        let kick = self.hold(index, id, pin_at).release();
-        self.free().again.push(pin_at);
-        kick
+    /// Releases a pin, and returns whether the server must be notified.
+    pub(crate) fn unpin<C: Cells>(&self, index: &ObjectIndex<C>, id: ObjectId, pin_at: usize) -> bool {
+        let must_notify = self.pin_cells(index, id, pin_at).release();
+        self.free().released.push(pin_at);
+        must_notify
     }
 
-    fn hold<'a, C>(&'a self, index: &'a Index<C>, id: ObjectId, pin_at: usize) -> Hold<'a, C, P>
+    fn pin_cells<'a, C>(
+        &'a self,
+        index: &'a ObjectIndex<C>,
+        id: ObjectId,
+        pin_at: usize,
+    ) -> PinCells<'a, C, P>
     where
         C: Cells,
     {
         let (words, word_at) = (index.cells(), index.word_cell(id.slot()));
-        Hold { words, word_at, word: sealed(id), page: &self.cells, pin_at }
+        PinCells { words, word_at, word: sealed(id), page: &self.cells, pin_at }
     }
 
-    fn take(&self, free: &mut Free) -> Option<usize> {
-        if let Some(again) = free.again.pop() {
-            return Some(again);
+    fn allocate_pin(&self, free: &mut FreePins) -> Option<usize> {
+        if let Some(released) = free.released.pop() {
+            return Some(released);
         }
         let fresh = free.fresh;
-        // The last cell is no pin.
+        // The last cell holds the secret.
         (fresh < self.cells.count() - 1).then(|| {
             free.fresh += 1;
-            // Under the lock, so that it never goes down; before the pin is written, so that the server looks there.
+            // Under the lock, so that the count never decreases. Before the pin is written, so that the server scans it.
             self.cells.store(0, free.fresh as u64);
             fresh
         })
     }
 }
 
-/// Copies the pins of a page that takes none meanwhile to another, whose client has a higher id.
+/// Copies the pins of a paused page to the page of a client with a higher id.
 pub(crate) fn copy_pins(from: &impl Cells, to: &impl Cells) {
     let end = used(from).min(to.count() - 1);
     for at in 1..end {
         to.store(at, from.load_acquire(at));
     }
-    // After the pins. Whatever is released on the other page afterwards is released after this.
+    // After the pins: a pin that is released on the first page from now on is still on the second.
     to.store_release(0, end as u64);
 }
 
 fn sealed(id: ObjectId) -> u64 {
-    Word { generation: id.generation(), state: State::Sealed }.encode()
+    SlotWord { generation: id.generation(), state: SlotState::Sealed }.encode()
 }
 
 #[cfg(test)]
@@ -164,63 +169,66 @@ mod tests {
         pinned(cells).any(|pin| pin == id)
     }
 
-    fn index() -> Index<RecordedCells> {
+    fn index() -> ObjectIndex<RecordedCells> {
         let geometry = Geometry { slots: 4, allocations: 1 };
-        Index::format(RecordedCells::new(geometry.cells()), geometry)
+        ObjectIndex::format(RecordedCells::new(geometry.cells()), geometry)
     }
 
     #[test]
-    fn only_what_is_sealed_is_pinned_and_only_until_it_is_let_go() {
+    fn only_sealed_objects_are_pinned_and_only_until_the_release() {
         let (index, cells) = (index(), RecordedCells::new(4));
         let page = PinPage::new(cells.clone());
         let id = ObjectId::new(2, 5);
-        let missed = Pinned::Missed { kick: false };
+        let missed = PinOutcome::NotSealed { must_notify: false };
         assert_eq!(page.pin(&index, id), missed);
-        index.commit(id, State::Created);
+        index.commit(id, SlotState::Created);
         assert_eq!(page.pin(&index, id), missed);
-        index.commit(id, State::Sealed);
+        index.commit(id, SlotState::Sealed);
         assert_eq!(page.pin(&index, ObjectId::new(2, 4)), missed);
         assert_eq!(page.pin(&index, ObjectId::new(900, 5)), missed);
-        assert_eq!(page.pin(&index, id), Pinned::Held(1));
+        assert_eq!(page.pin(&index, id), PinOutcome::Pinned(1));
         assert!(is_pinned(&cells, id.as_u64()));
         assert!(!page.unpin(&index, id, 1));
         assert!(!is_pinned(&cells, id.as_u64()));
     }
 
     #[test]
-    fn letting_go_what_was_deleted_meanwhile_asks_for_a_kick() {
+    fn releasing_a_deleted_object_requires_a_notification() {
         let (index, page) = (index(), PinPage::new(RecordedCells::new(4)));
         let id = ObjectId::new(0, 0);
-        index.commit(id, State::Sealed);
-        assert_eq!(page.pin(&index, id), Pinned::Held(1));
-        index.commit(id, State::Deleted);
+        index.commit(id, SlotState::Sealed);
+        assert_eq!(page.pin(&index, id), PinOutcome::Pinned(1));
+        index.commit(id, SlotState::Deleted);
         assert!(page.unpin(&index, id, 1));
     }
 
     #[test]
-    fn pins_are_used_again_the_last_first_and_end_somewhere() {
+    fn pins_are_reused_last_in_first_out_and_are_limited() {
         let (index, cells) = (index(), RecordedCells::new(5));
         let page = PinPage::new(cells.clone());
         let id = ObjectId::new(0, 0);
-        index.commit(id, State::Sealed);
-        let taken: Vec<_> = (0..4).map(|_| page.pin(&index, id)).collect();
-        assert_eq!(taken, [Pinned::Held(1), Pinned::Held(2), Pinned::Held(3), Pinned::NoneLeft]);
+        index.commit(id, SlotState::Sealed);
+        let outcomes: Vec<_> = (0..4).map(|_| page.pin(&index, id)).collect();
+        assert_eq!(
+            outcomes,
+            [PinOutcome::Pinned(1), PinOutcome::Pinned(2), PinOutcome::Pinned(3), PinOutcome::NoFreePin]
+        );
         page.unpin(&index, id, 1);
         page.unpin(&index, id, 3);
-        assert!(is_pinned(&cells, id.as_u64()), "2 holds it still");
-        assert_eq!(page.pin(&index, id), Pinned::Held(3));
-        assert_eq!(page.pin(&index, id), Pinned::Held(1));
+        assert!(is_pinned(&cells, id.as_u64()), "pin 2 still holds the object");
+        assert_eq!(page.pin(&index, id), PinOutcome::Pinned(3));
+        assert_eq!(page.pin(&index, id), PinOutcome::Pinned(1));
         assert_eq!(cells.load(0), 4);
     }
 
     #[test]
-    fn a_copy_has_the_pins_of_its_page_and_another_secret() {
+    fn a_copied_page_has_the_same_pins_and_its_own_secret() {
         let (index, cells, copy) = (index(), RecordedCells::new(6), RecordedCells::new(6));
         let page = PinPage::new(cells.clone());
         let ids = [ObjectId::new(0, 0), ObjectId::new(1, 0), ObjectId::new(2, 0)];
         for (at, id) in ids.into_iter().enumerate() {
-            index.commit(id, State::Sealed);
-            assert_eq!(page.pin(&index, id), Pinned::Held(at + 1));
+            index.commit(id, SlotState::Sealed);
+            assert_eq!(page.pin(&index, id), PinOutcome::Pinned(at + 1));
         }
         page.unpin(&index, ids[1], 2);
         set_secret(&cells, 7);
@@ -231,15 +239,15 @@ mod tests {
         page.resume();
         assert_eq!(pinned(&copy).collect::<Vec<_>>(), [ids[0].as_u64(), 0, ids[2].as_u64()]);
         assert_eq!((secret(&cells), secret(&copy), secret(&RecordedCells::new(6))), (Some(7), Some(8), None));
-        assert_eq!(page.pin(&index, ids[0]), Pinned::Held(2));
-        // A page that claims to be in use up to its secret is copied up to there.
+        assert_eq!(page.pin(&index, ids[0]), PinOutcome::Pinned(2));
+        // A count that includes the cell of the secret is limited to the cells before it.
         cells.store(0, u64::MAX);
         copy_pins(&cells, &copy);
         assert_eq!((copy.load(0), secret(&copy)), (5, Some(8)));
     }
 
     #[test]
-    fn a_page_that_lies_about_its_use_is_looked_at_to_its_end_and_no_further() {
+    fn an_invalid_count_of_pins_is_limited_to_the_page() {
         let cells = RecordedCells::new(4);
         cells.store(0, u64::MAX);
         cells.store(3, 9);

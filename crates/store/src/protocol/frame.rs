@@ -1,7 +1,8 @@
-//! Messages as packets: cut into pieces that a packet holds, and put together again.
+//! Splits messages into packets, and assembles packets into messages.
 //!
-//! A packet is one byte and a piece of the message. In the byte, bit 0 says that more follow, and bit 1 that a message
-//! begins here: a server that takes over from one that died in the middle of a message waits for the next beginning.
+//! A packet is one byte of flags and a fragment of the message. Bit 0 is set if more packets of the message follow, bit 1 if the
+//! packet is the first of a message. A server that takes over a connection in the middle of a message waits for the next first
+//! packet.
 
 use std::borrow::Cow;
 use std::io::IoSlice;
@@ -12,49 +13,49 @@ use serde::de::DeserializeOwned;
 use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::{Deadline, PacketSocket};
 
-/// The longest message.
+/// The maximum length of a message, in bytes.
 pub(crate) const MAX_MESSAGE: usize = 8 << 20;
 
-/// The most descriptors of one message.
+/// The maximum number of descriptors of a message.
 pub(crate) const MAX_FDS: usize = 2;
 
-const PIECE: usize = MAX_PACKET - 1;
+const MAX_FRAGMENT: usize = MAX_PACKET - 1;
 
-/// By how many bytes the memory of a message grows at most.
-const GROWTH: usize = 1 << 20;
+/// The maximum number of bytes by which the buffer of a message grows at a time.
+const MAX_GROWTH: usize = 1 << 20;
 
 const MORE: u8 = 1;
-const BEGIN: u8 = 2;
+const FIRST: u8 = 2;
 
-/// What was received is no message.
+/// The received bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub(crate) struct MalformedMessage(pub(crate) &'static str);
 
-const UNENCODABLE: Malformed = Malformed("a message that cannot be encoded");
+const UNENCODABLE: MalformedMessage = MalformedMessage("the message cannot be encoded");
 
-/// A message as its packets.
-pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
+/// Encodes a message as packets.
+pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, MalformedMessage> {
     let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
     let len = head.len() + payload.len();
     if len > MAX_MESSAGE {
-        return Err(Malformed("a message is longer than a message may be"));
+        return Err(MalformedMessage("the message is too long"));
     }
     let packet = |start: usize| {
-        let end = len.min(start + PIECE);
+        let end = len.min(start + MAX_FRAGMENT);
         let mut packet = Vec::with_capacity(end - start + 1);
         let more = if end < len { MORE } else { 0 };
-        packet.push(if start == 0 { BEGIN | more } else { more });
-        // Of both parts, what lies between start and end: payloads are long, and copied once.
+        packet.push(if start == 0 { FIRST | more } else { more });
+        // Copies the bytes from `start` to `end` of both parts, so that a long payload is copied only once.
         packet.extend_from_slice(&head[start.min(head.len())..end.min(head.len())]);
         let within = |at: usize| at.saturating_sub(head.len());
         packet.extend_from_slice(&payload[within(start)..within(end)]);
         packet
     };
-    Ok((0..len.max(1)).step_by(PIECE).map(packet).collect())
+    Ok((0..len.max(1)).step_by(MAX_FRAGMENT).map(packet).collect())
 }
 
-/// The bytes behind a request, still in the message they came in, or in the packet.
+/// The bytes that follow a request in its message, borrowed from the packet if the message has only one.
 #[derive(Debug, Default)]
 pub(crate) struct Payload<'a> {
     message: Cow<'a, [u8]>,
@@ -62,14 +63,14 @@ pub(crate) struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Takes a message apart.
-    pub(crate) fn split<T: DeserializeOwned>(message: Cow<'a, [u8]>) -> Result<(T, Self), Malformed> {
+    /// Decodes a message, and returns its payload.
+    pub(crate) fn split<T: DeserializeOwned>(message: Cow<'a, [u8]>) -> Result<(T, Self), MalformedMessage> {
         let (decoded, rest) = decode(&message)?;
         let start = message.len() - rest.len();
         Ok((decoded, Self { message, start }))
     }
 
-    /// The same bytes, for later.
+    /// Makes the payload independent of the packet buffer, by a copy if necessary.
     pub(crate) fn into_owned(self) -> Payload<'static> {
         Payload { message: Cow::Owned(self.message.into_owned()), start: self.start }
     }
@@ -89,98 +90,100 @@ impl From<Vec<u8>> for Payload<'_> {
     }
 }
 
-/// A message, and the bytes behind it.
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
-    postcard::take_from_bytes(bytes).map_err(|_| Malformed("a message that cannot be decoded"))
+/// Decodes a message, and returns the bytes that follow it.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), MalformedMessage> {
+    postcard::take_from_bytes(bytes).map_err(|_| MalformedMessage("the message cannot be decoded"))
 }
 
-/// The id that a message of one packet begins with. Allocates nothing.
-pub(crate) fn short_id(packet: &[u8]) -> Option<u64> {
-    let message = packet.split_first().filter(|(kind, _)| **kind == BEGIN)?.1;
+/// The id at the beginning of a message of a single packet. Allocates nothing.
+pub(crate) fn peek_id(packet: &[u8]) -> Option<u64> {
+    let message = packet.split_first().filter(|(kind, _)| **kind == FIRST)?.1;
     postcard::take_from_bytes(message).ok().map(|(id, _)| id)
 }
 
-/// Whether no packet of the same message follows.
+/// Whether this is the last packet of its message.
 pub(crate) fn is_last(packet: &[u8]) -> bool {
     packet.first().is_none_or(|kind| kind & MORE == 0)
 }
 
-/// Packets on their way to a message.
+/// Assembles the packets of a connection into messages.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Assembly {
+pub(crate) struct MessageAssembler {
     bytes: Vec<u8>,
-    phase: Phase,
+    phase: AssemblyPhase,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Phase {
-    /// Between two messages.
+enum AssemblyPhase {
+    /// The next packet begins a message.
     #[default]
     Between,
     Within,
-    /// Perhaps within a message whose beginning another process has read.
-    Lost,
+    /// Perhaps within a message whose first packet was read by another process.
+    Unsynchronized,
 }
 
-impl Assembly {
-    /// For a connection that another process has read before.
+impl MessageAssembler {
+    /// For a connection from which another process has read before.
     pub(crate) fn inherited() -> Self {
-        Self { bytes: Vec::new(), phase: Phase::Lost }
+        Self { bytes: Vec::new(), phase: AssemblyPhase::Unsynchronized }
     }
 
-    /// How many bytes of a message are here.
+    /// The number of bytes of the incomplete message.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Takes in a packet; the message, if that was its last. One of a single packet stays where it is.
-    pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, Malformed> {
-        let Some((&kind, piece)) = packet.split_first() else { return Err(Malformed("an empty packet")) };
+    /// Adds a packet, and returns the message if it is complete. A message of a single packet is borrowed from it.
+    pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, MalformedMessage> {
+        let Some((&kind, fragment)) = packet.split_first() else {
+            return Err(MalformedMessage("the packet is empty"));
+        };
         match (kind & !MORE, &self.phase) {
-            // Where another was not finished, its sender has given it up.
-            (BEGIN, _) => self.bytes.clear(),
-            (0, Phase::Within) => {}
-            (0, Phase::Lost) => return Ok(None),
-            _ => return Err(Malformed("a packet that does not follow the one before it")),
+            // If the previous message is incomplete, its sender has given up sending it.
+            (FIRST, _) => self.bytes.clear(),
+            (0, AssemblyPhase::Within) => {}
+            (0, AssemblyPhase::Unsynchronized) => return Ok(None),
+            _ => return Err(MalformedMessage("the packet does not continue a message")),
         }
-        if self.bytes.len() + piece.len() > MAX_MESSAGE {
-            return Err(Malformed("a message is longer than a message may be"));
+        if self.bytes.len() + fragment.len() > MAX_MESSAGE {
+            return Err(MalformedMessage("the message is too long"));
         }
-        if kind == BEGIN {
-            self.phase = Phase::Between;
-            return Ok(Some(Cow::Borrowed(piece)));
+        if kind == FIRST {
+            self.phase = AssemblyPhase::Between;
+            return Ok(Some(Cow::Borrowed(fragment)));
         }
-        // Not twice as much as is needed, as a vector grows by itself: what a message takes is counted.
+        // `Vec` would double its capacity, but the memory of a message is charged to its client.
         let spare = self.bytes.capacity() - self.bytes.len();
-        if spare < piece.len() {
-            self.bytes.reserve_exact(piece.len().max(self.bytes.len().min(GROWTH)));
+        if spare < fragment.len() {
+            self.bytes.reserve_exact(fragment.len().max(self.bytes.len().min(MAX_GROWTH)));
         }
-        self.bytes.extend_from_slice(piece);
+        self.bytes.extend_from_slice(fragment);
         let is_last = kind & MORE == 0;
-        self.phase = if is_last { Phase::Between } else { Phase::Within };
+        self.phase = if is_last { AssemblyPhase::Between } else { AssemblyPhase::Within };
         Ok(is_last.then(|| Cow::Owned(std::mem::take(&mut self.bytes))))
     }
 }
 
-/// Sends a message, with descriptors: as one packet of its parts where it fits, so that the payload is not copied first.
+/// Sends a message with descriptors. If it fits one packet, it is sent by scatter-gather, without a copy of the payload.
 pub(crate) fn send_message(
     socket: &PacketSocket,
     message: &impl Serialize,
     payload: &[u8],
     fds: &[BorrowedFd<'_>],
     deadline: Deadline,
-) -> Result<wholemem_os::Result<()>, Malformed> {
+) -> Result<wholemem_os::Result<()>, MalformedMessage> {
     let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
-    if head.len() + payload.len() > PIECE {
+    if head.len() + payload.len() > MAX_FRAGMENT {
         return encode(message, payload).map(|packets| send(socket, &packets, fds, deadline));
     }
-    let parts = [&[BEGIN][..], &head, payload].map(IoSlice::new);
-    // A part without bytes is none.
+    let parts = [&[FIRST][..], &head, payload].map(IoSlice::new);
+    // An empty part is not allowed.
     let count = if payload.is_empty() { 2 } else { 3 };
     Ok(socket.send_parts(&parts[..count], fds, deadline))
 }
 
-/// Sends the packets of a message, waiting where the socket is full, with descriptors on the last.
+/// Sends the packets of a message, with descriptors on the last. Waits while the socket is full.
 pub(crate) fn send(
     socket: &PacketSocket,
     packets: &[Vec<u8>],
@@ -198,27 +201,31 @@ pub(crate) fn send(
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Ask, Label, Request};
+    use super::super::{Label, Request, RequestKind};
     use super::*;
 
     fn request() -> Request {
         let label = Label { name: "weights".to_owned(), meta: vec![1, 2, 3] };
-        Request { id: 7, again: 0, ask: Ask::Create { label, len: 9, members: Vec::new(), place: 0 } }
+        Request {
+            id: 7,
+            resends: 0,
+            kind: RequestKind::Create { label, len: 9, members: Vec::new(), place: 0 },
+        }
     }
 
     proptest! {
         #[test]
-        fn a_message_arrives_with_its_payload_however_long(len in 0_usize..200_000) {
+        fn a_message_of_any_length_arrives_with_its_payload(len in 0_usize..200_000) {
             let payload = vec![5; len];
-            // Behind the byte that says what a packet is.
+            // Without the byte of flags.
             let head = encode(&request(), &[]).unwrap()[0].len() - 1;
             let packets = encode(&request(), &payload).unwrap();
-            prop_assert_eq!(packets.len(), (head + len).div_ceil(PIECE));
-            let mut assembly = Assembly::default();
+            prop_assert_eq!(packets.len(), (head + len).div_ceil(MAX_FRAGMENT));
+            let mut assembler = MessageAssembler::default();
             let mut arrived = None;
             for packet in &packets {
                 prop_assert!(arrived.is_none() && packet.len() <= MAX_PACKET);
-                arrived = assembly.push(packet).unwrap();
+                arrived = assembler.push(packet).unwrap();
             }
             let arrived = arrived.unwrap();
             let (message, rest) = decode::<Request>(&arrived).unwrap();
@@ -227,42 +234,42 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_out_of_order_is_refused() {
+    fn long_messages_and_packets_out_of_order_are_refused() {
         assert!(encode(&request(), &vec![0; MAX_MESSAGE]).is_err());
-        assert_eq!(Assembly::default().push(&[]), Err(Malformed("an empty packet")));
-        let out_of_order = Err(Malformed("a packet that does not follow the one before it"));
+        assert_eq!(MessageAssembler::default().push(&[]), Err(MalformedMessage("the packet is empty")));
+        let out_of_order = Err(MalformedMessage("the packet does not continue a message"));
         for kind in [0, MORE, 4, 255] {
-            assert_eq!(Assembly::default().push(&[kind]), out_of_order);
+            assert_eq!(MessageAssembler::default().push(&[kind]), out_of_order);
         }
-        let mut assembly = Assembly::default();
-        let refused = (0..=MAX_MESSAGE / PIECE).find_map(|index| {
-            let kind = if index == 0 { BEGIN | MORE } else { MORE };
-            assembly.push(&[&[kind][..], &[0; PIECE]].concat()).err()
+        let mut assembler = MessageAssembler::default();
+        let refused = (0..=MAX_MESSAGE / MAX_FRAGMENT).find_map(|index| {
+            let kind = if index == 0 { FIRST | MORE } else { MORE };
+            assembler.push(&[&[kind][..], &[0; MAX_FRAGMENT]].concat()).err()
         });
-        assert_eq!(refused, Some(Malformed("a message is longer than a message may be")));
+        assert_eq!(refused, Some(MalformedMessage("the message is too long")));
     }
 
     #[test]
-    fn a_message_that_was_given_up_is_followed_by_another() {
-        // Its sender has waited too long for the rest to be taken.
+    fn an_incomplete_message_is_replaced_by_the_next_one() {
+        // The sender gives up when its timeout expires in the middle of a message.
         let long = encode(&request(), &[5; 150_000]).unwrap();
-        let mut assembly = Assembly::default();
-        assert_eq!(assembly.push(&long[0]), Ok(None));
+        let mut assembler = MessageAssembler::default();
+        assert_eq!(assembler.push(&long[0]), Ok(None));
         let short = encode(&request(), &[]).unwrap();
-        let message = assembly.push(&short[0]).unwrap().unwrap();
+        let message = assembler.push(&short[0]).unwrap().unwrap();
         assert_eq!(decode::<Request>(&message).unwrap(), (request(), &[][..]));
-        assert_eq!(assembly.push(&long[0]), Ok(None));
-        let whole = long.iter().find_map(|packet| assembly.push(packet).unwrap()).unwrap();
+        assert_eq!(assembler.push(&long[0]), Ok(None));
+        let whole = long.iter().find_map(|packet| assembler.push(packet).unwrap()).unwrap();
         assert_eq!(decode::<Request>(&whole).unwrap(), (request(), &[5; 150_000][..]));
     }
 
     #[test]
-    fn an_inherited_connection_begins_with_the_next_message() {
+    fn an_inherited_connection_skips_to_the_next_message() {
         let packets = encode(&request(), &[5; 150_000]).unwrap();
-        let mut assembly = Assembly::inherited();
-        assert_eq!(assembly.push(&packets[1]), Ok(None));
-        assert_eq!(assembly.push(&packets[2]), Ok(None));
-        let whole = packets.iter().find_map(|packet| assembly.push(packet).unwrap()).unwrap();
+        let mut assembler = MessageAssembler::inherited();
+        assert_eq!(assembler.push(&packets[1]), Ok(None));
+        assert_eq!(assembler.push(&packets[2]), Ok(None));
+        let whole = packets.iter().find_map(|packet| assembler.push(packet).unwrap()).unwrap();
         assert_eq!(decode::<Request>(&whole).unwrap(), (request(), &[5; 150_000][..]));
     }
 }

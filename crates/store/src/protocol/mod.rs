@@ -1,11 +1,10 @@
-//! What clients and server say to each other: one kind of request, one kind of response.
+//! The messages between clients and server: one type of request, one type of response.
 //!
-//! A message is a request or a response in [postcard](https://postcard.jamesmunns.com), and behind it the bytes of a small
-//! object where it carries one. It travels as one packet or several ([`frame`]), with file descriptors on the last.
+//! A message is a request or a response encoded by [postcard](https://postcard.jamesmunns.com), followed by the bytes of a small
+//! object where the message carries one. It is sent as one or more packets ([`frame`]), with file descriptors on the last.
 //!
-//! What it keeps true: a message is at most [`MAX_MESSAGE`](frame::MAX_MESSAGE) bytes; every number in it is checked by
-//! whoever acts on it; a request has an id, under which its client says it again if the server was restarted before the
-//! answer came.
+//! A message is at most [`MAX_MESSAGE`](frame::MAX_MESSAGE) bytes long. The receiver validates every number before it uses it. A
+//! request has an id, under which the client sends it again if the server is replaced before it answers.
 
 pub(crate) mod frame;
 mod refusal;
@@ -19,40 +18,41 @@ use crate::id::{AllocationId, ClientId, ObjectId};
 use crate::index::{MAX_META, MAX_NAME};
 
 pub use refusal::Refusal;
-pub(crate) use refusal::limit_met;
+pub(crate) use refusal::describe_error;
 
-/// Changes when any message does. New messages come behind the others, so that clients of an older version are understood.
+/// The version of the protocol. New messages are appended to the enums, so that messages of older clients are still decoded.
 pub(crate) const PROTOCOL: u32 = 5;
 
-/// The oldest version that a server understands.
+/// The oldest protocol version that the server supports.
 pub(crate) const OLDEST_PROTOCOL: u32 = 4;
 
-/// The most objects of one pack.
+/// The maximum number of objects of a pack.
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;
 
-/// Host objects shorter than this bring their bytes along, and share arenas.
+/// Host objects shorter than this are stored in shared arenas, and their bytes are sent with the request that creates them.
 pub(crate) const SMALL: u64 = 1 << 20;
 
-/// What a client wants.
+/// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// Never zero, and never used twice by a client.
+    /// The id of the request: never zero, and never used twice on a connection.
     pub(crate) id: u64,
-    /// How many times it was said before, each time to a server that was then replaced. Clients of protocol 4 say 1 for
-    /// any number: the byte was a truth value.
-    pub(crate) again: u8,
-    pub(crate) ask: Ask,
+    /// The number of earlier attempts, each sent to a server that was then replaced. Clients of protocol 4 always send 1: the
+    /// byte was a boolean.
+    pub(crate) resends: u8,
+    pub(crate) kind: RequestKind,
 }
 
-/// Name and description of an object.
+/// The name and the metadata of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Label {
     pub(crate) name: String,
     pub(crate) meta: Vec<u8>,
 }
 
-/// So many servers may die while a request is in progress: then no memory is made, closed or taken in for it.
-const FATAL: u8 = 2;
+/// The number of servers that may die while a request is in progress. After that, no memory is allocated, sealed or adopted for
+/// the request.
+const MAX_SERVER_DEATHS: u8 = 2;
 
 impl Label {
     fn decoded_len(&self) -> u64 {
@@ -60,12 +60,13 @@ impl Label {
     }
 }
 
-impl Ask {
-    /// How many bytes the lists and texts of a request take that makes something, once it is decoded.
+impl RequestKind {
+    /// The heap memory of the lists and texts of a decoded request that creates an object, in bytes.
     pub(crate) fn decoded_len(&self) -> u64 {
         match self {
             Self::Create { label, members, .. } => {
-                let member = |member: &Member| size_of::<Member>() as u64 + member.label.decoded_len();
+                let member =
+                    |member: &MemberSpec| size_of::<MemberSpec>() as u64 + member.label.decoded_len();
                 label.decoded_len() + members.iter().map(member).sum::<u64>()
             }
             Self::Publish { label, .. } | Self::Adopt { label, .. } => label.decoded_len(),
@@ -75,15 +76,19 @@ impl Ask {
 }
 
 impl Request {
-    /// Refuses work on memory for a request during which servers died. Requests that wait for something else to happen, or find
-    /// what they need, are not asked: that servers died meanwhile says nothing about them.
-    pub(crate) fn check_deaths(&self) -> Result<(), Refusal> {
-        if self.again < FATAL { Ok(()) } else { Err(Refusal::ServersDied { servers: self.again }) }
+    /// Refuses to allocate, seal or adopt memory for a request during which servers died. Requests that only wait or look
+    /// something up are not checked: they are unlikely to be the cause.
+    pub(crate) fn check_server_deaths(&self) -> Result<(), Refusal> {
+        if self.resends < MAX_SERVER_DEATHS {
+            Ok(())
+        } else {
+            Err(Refusal::ServersDied { servers: self.resends })
+        }
     }
 }
 
 impl Label {
-    /// Whether the index has room for it.
+    /// Checks that the name and the metadata fit a record of the index.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         check_name(&self.name)?;
         let (len, limit) = (self.meta.len(), MAX_META);
@@ -91,28 +96,28 @@ impl Label {
     }
 }
 
-/// Whether any object could have this name, or one that begins so.
+/// Checks the length of a name or of a prefix of names.
 pub(crate) fn check_name(name: &str) -> Result<(), Refusal> {
     let (len, limit) = (name.len(), MAX_NAME);
     if len > limit { Err(Refusal::NameTooLong { len, limit }) } else { Ok(()) }
 }
 
-/// An object of a pack.
+/// An object of a pack to be created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Member {
+pub(crate) struct MemberSpec {
     pub(crate) label: Label,
     pub(crate) len: u64,
 }
 
-/// Some bytes of a piece of memory, counted from its beginning.
+/// A range of bytes, relative to the beginning of some memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Part {
+pub(crate) struct ByteRange {
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-impl Part {
-    /// Whether memory of so many bytes has it.
+impl ByteRange {
+    /// Checks that the range is within memory of `whole` bytes.
     pub(crate) fn check(self, whole: u64) -> Result<(), Refusal> {
         let Self { offset, len } = self;
         let is_within = offset.checked_add(len).is_some_and(|end| end <= whole);
@@ -121,46 +126,46 @@ impl Part {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Ask {
-    /// The first of all: which protocol this client speaks.
+pub(crate) enum RequestKind {
+    /// The first request of a connection: the protocol version of the client.
     Hello { protocol: u32 },
-    /// A new object of `len` bytes, or a pack of `members`, at a place (0 is the host, `n + 1` the server's device
-    /// `n`). Small host objects bring their bytes along and are sealed at once.
-    Create { label: Label, len: u64, members: Vec<Member>, place: u32 },
-    /// What was made by this client's request `create` is complete.
+    /// Creates an object of `len` bytes, or a pack of `members`, at a place (0 is the host, `n + 1` is device `n` of the server).
+    /// Small host objects are sent with their bytes and sealed at once.
+    Create { label: Label, len: u64, members: Vec<MemberSpec>, place: u32 },
+    /// Seals the object that this client's request `create` created.
     Seal { create: u64 },
-    /// What was made by this client's request `create` is not wanted any more.
+    /// Frees the unsealed object that this client's request `create` created.
     Abandon { create: u64 },
-    /// The bytes of a sealed object under one more name, or others of the memory that was made for it.
-    Publish { label: Label, object: ObjectId, part: Option<Part> },
-    /// An object is not wanted any more, and if it is the first of a pack, none of the pack is.
+    /// Creates another object over the bytes of a sealed object, or over a range of the memory that was allocated for it.
+    Publish { label: Label, object: ObjectId, part: Option<ByteRange> },
+    /// Deletes an object; if it is the first of a pack, the whole pack.
     Delete { object: ObjectId },
-    /// Which object has a name, now or within so many milliseconds.
+    /// Looks up the object of a name, and waits for up to `wait` milliseconds until it exists.
     Find { name: String, wait: u64 },
-    /// The memory of an object.
+    /// Requests the memory of an object.
     Fetch { object: ObjectId },
-    /// A pin of a deleted object was let go.
-    Kick { object: ObjectId },
-    /// From now on, tell of objects whose names begin so.
+    /// A pin of a deleted object was released. Not answered.
+    PinReleased { object: ObjectId },
+    /// Subscribes to events of objects whose names begin with `prefix`.
     Watch { prefix: String },
-    /// How full the store is.
+    /// Requests the usage of the store.
     Status,
-    /// The last of all: this client holds nothing any more. One that just closes its connection may still write what it
-    /// had begun, and is waited for to end.
+    /// The last message of a client that holds no object and no draft. Without it, the server waits for the exit of the client's
+    /// process before it frees what the client may still write or read. Not answered.
     Goodbye,
-    /// Whether there is room for an object of `len` bytes at a place, now or within so many milliseconds.
-    AwaitRoom { len: u64, place: u32, wait: u64 },
-    /// A part of memory of `len` bytes at a place, whose descriptor comes along, is an object from now on.
-    Adopt { label: Label, place: u32, len: u64, part: Part },
-    /// The process of this client is about to fork, and the page of pins is for the child: from now on it is held while the
-    /// connection is open, whatever becomes of the process that made it.
+    /// Waits for up to `wait` milliseconds until there is space for an object of `len` bytes at a place.
+    AwaitSpace { len: u64, place: u32, wait: u64 },
+    /// Creates an object from a range of client memory of `len` bytes at a place; the descriptor is sent along.
+    Adopt { label: Label, place: u32, len: u64, part: ByteRange },
+    /// The process of this client is about to fork, and the pin page of this connection is for the child. From now on the page is
+    /// valid while the connection is open, even after the parent has exited.
     AwaitChild,
-    /// Said first on a connection of its own by a forked child: the page of pins of `client`, which ends with this `secret`, is
-    /// held while the child's process lives.
+    /// The first request on a separate connection of a forked child: claims the pin page of `client`, whose last cell is
+    /// `secret`. From now on the page is valid while the child's process lives.
     Claim { client: ClientId, secret: u64 },
 }
 
-/// What the server says. An id of zero answers no request.
+/// A response of the server. The id is zero if it answers no request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Response {
     pub(crate) id: u64,
@@ -169,16 +174,16 @@ pub(crate) struct Response {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// With the index, for reading, and the client's page of pins.
+    /// Accepts the connection. The descriptors are the index, read-only, and the client's pin page.
     Welcome {
         client: ClientId,
         index_len: u64,
         devices: Vec<[u8; 16]>,
     },
-    /// With the memory, for writing.
+    /// The object was created. The descriptor is its memory, writable.
     Created {
         object: ObjectId,
-        memory: Memory,
+        memory: MemoryRef,
     },
     Sealed {
         object: ObjectId,
@@ -187,85 +192,85 @@ pub(crate) enum Answer {
     Found {
         object: ObjectId,
     },
-    /// With the memory, for reading on the host.
+    /// The descriptor is the object's memory, read-only on the host.
     Fetched {
-        memory: Memory,
+        memory: MemoryRef,
     },
     Done,
     Status(Status),
     Refused(Refusal),
-    /// Another server has taken over: what is not answered has to be asked again.
+    /// A new server has taken over: the client has to send unanswered requests again.
     Restarted,
-    /// Something happened to an object that is watched for.
+    /// An event of a watched name.
     Event(Event),
 }
 
-/// An allocation, and where in it an object lies.
+/// An allocation, and the offset of an object in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryRef {
     pub(crate) allocation: AllocationId,
     pub(crate) allocation_len: u64,
     pub(crate) place: u32,
     pub(crate) offset: u64,
 }
 
-/// What happened to an object with a name.
+/// A change of the object that has a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// The name.
+    /// The name of the object.
     pub name: String,
-    /// The object.
+    /// The id of the object.
     pub object: ObjectId,
-    /// What happened.
-    pub what: EventKind,
+    /// The kind of change of the object.
+    pub kind: EventKind,
 }
 
-/// The things that can happen to an object with a name.
+/// The kinds of [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// It has become what its name means.
+    /// The object was sealed and has the name now.
     Published {
-        /// Which object of that name it is.
+        /// The version of the object among those with the same name.
         version: u64,
     },
-    /// It was deleted, or another object has taken its name.
+    /// The object was deleted, or another object has its name now.
     Deleted,
 }
 
-/// How full a store is.
+/// The usage of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Status {
-    /// Sealed objects.
+    /// The number of sealed objects.
     pub objects: u64,
-    /// Objects that are being written.
+    /// The number of objects that are being written.
     pub unsealed: u64,
-    /// Deleted objects that somebody still has pinned.
+    /// The number of deleted objects that are still pinned.
     pub retired: u64,
-    /// Connected clients.
+    /// The number of connected clients.
     pub clients: u64,
-    /// Bytes of host memory that are taken, and those that may be.
+    /// Usage and quota of host memory.
     pub host: Usage,
-    /// The same of device memory, over all devices.
+    /// Usage and quota of device memory, over all devices.
     pub device: Usage,
-    /// How often a server has been started for this store.
+    /// The number of servers that have been started for this store.
     pub epoch: u64,
 }
 
-/// A quota, and what is taken of it.
+/// Memory in use, and its quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Bytes that are taken.
+    /// Bytes in use.
     pub used: u64,
-    /// Bytes that may be taken.
+    /// The maximum number of bytes in use.
     pub quota: u64,
 }
 
-/// Whether there can be an object with this label, or a pack of these members: both sides look, the client before anything is
-/// written.
-pub(crate) fn check_labels(label: &Label, members: &[Member]) -> Result<(), Refusal> {
+/// Checks the names, the metadata and the number of objects of a request to create. The client checks before it sends, the server
+/// again.
+pub(crate) fn check_labels(label: &Label, members: &[MemberSpec]) -> Result<(), Refusal> {
     let (count, limit) = (members.len(), MAX_MEMBERS);
     if count > limit {
         return Err(Refusal::TooManyMembers { count, limit });
@@ -283,11 +288,11 @@ pub(crate) fn check_labels(label: &Label, members: &[Member]) -> Result<(), Refu
     Ok(())
 }
 
-/// Where the objects of a pack lie in it, and how long it is altogether.
+/// Computes the offsets of the objects of a pack, and the length of the pack.
 ///
-/// Both sides compute it, so it is part of the protocol: each object begins at a multiple of 256 bytes, which every
-/// device can load from at its best.
-pub(crate) fn lay_out(lens: impl IntoIterator<Item = u64>) -> Option<(Vec<u64>, u64)> {
+/// Client and server both compute this, so it is part of the protocol. Each object begins at a multiple of 256 bytes, which is
+/// the best alignment for loads on every device.
+pub(crate) fn pack_layout(lens: impl IntoIterator<Item = u64>) -> Option<(Vec<u64>, u64)> {
     const ALIGN: u64 = 256;
     let mut end: u64 = 0;
     let mut offsets = Vec::new();
@@ -304,15 +309,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_of_a_pack_follow_each_other_aligned() {
-        assert_eq!(lay_out([]), Some((vec![], 0)));
-        assert_eq!(lay_out([1, 256, 0, 300]), Some((vec![0, 256, 512, 512], 812)));
-        assert_eq!(lay_out([u64::MAX, 1]), None);
-        assert_eq!(lay_out([u64::MAX - 100, 1]), None);
+    fn objects_of_a_pack_are_consecutive_and_aligned() {
+        assert_eq!(pack_layout([]), Some((vec![], 0)));
+        assert_eq!(pack_layout([1, 256, 0, 300]), Some((vec![0, 256, 512, 512], 812)));
+        assert_eq!(pack_layout([u64::MAX, 1]), None);
+        assert_eq!(pack_layout([u64::MAX - 100, 1]), None);
     }
 
     #[test]
-    fn a_label_longer_than_its_record_is_refused() {
+    fn labels_longer_than_a_record_are_refused() {
         let label = |name: usize, meta: usize| Label { name: "x".repeat(name), meta: vec![0; meta] };
         assert_eq!(label(200, 216).check(), Ok(()));
         assert_eq!(label(201, 0).check(), Err(Refusal::NameTooLong { len: 201, limit: 200 }));

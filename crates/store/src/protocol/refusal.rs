@@ -1,4 +1,4 @@
-//! Why a server does not do what a client wants.
+//! The reasons for which the server refuses a request.
 
 use serde::{Deserialize, Serialize};
 use wholemem_os::{Errno, Error as OsError, Size, Visible, descriptors};
@@ -6,210 +6,212 @@ use wholemem_os::{Errno, Error as OsError, Size, Visible, descriptors};
 use crate::ObjectId;
 use crate::convert::to_usize;
 
-/// Why a server did not do what was asked.
+/// The reason for which the server refused a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// There is no such object, or no longer.
+    /// No object has this id, or it was deleted.
     #[error("there is no object {object}")]
     NoSuchObject {
-        /// The id that was asked for.
+        /// The requested id.
         object: ObjectId,
     },
-    /// No object had the name in time.
+    /// No object had the name before the timeout.
     #[error("there is no object named `{}`", Visible(.name))]
     NoSuchName {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
     },
     /// The object is not sealed yet.
     #[error("object {object} is not sealed yet")]
     NotSealed {
-        /// Which one.
+        /// The id of the object.
         object: ObjectId,
     },
-    /// Another user made the object.
+    /// The object was created by another user.
     #[error("object {object} belongs to user {owner}")]
     NotYours {
-        /// Which one.
+        /// The id of the object.
         object: ObjectId,
-        /// Who made it.
+        /// The user who created the object.
         owner: u32,
     },
-    /// This client has made nothing by that request that could still be sealed.
-    #[error("there is nothing to be sealed")]
+    /// The client has no unsealed object of that request.
+    #[error("there is no unsealed object of this request")]
     NothingToSeal,
-    /// Somebody can still write the object: it is mapped for writing, here or in a process that got it from here.
+    /// The object is still mapped for writing, by this process or by another one that received its memory.
     #[error("the memory of the object is still mapped for writing; unmap it before sealing")]
     StillMapped,
-    /// A name is longer than the index has room for.
+    /// A name exceeds the maximum length.
     #[error("a name of {len} bytes is too long: the limit is {limit}")]
     NameTooLong {
-        /// How long it is.
+        /// The length of the name, in bytes.
         len: usize,
-        /// How long it may be.
+        /// The maximum length, in bytes.
         limit: usize,
     },
-    /// A description is longer than the index has room for.
-    #[error("a description of {len} bytes is too long: the limit is {limit}")]
+    /// The metadata exceeds the maximum length.
+    #[error("metadata of {len} bytes is too long: the limit is {limit}")]
     MetaTooLong {
-        /// How long it is.
+        /// The length of the metadata, in bytes.
         len: usize,
-        /// How long it may be.
+        /// The maximum length, in bytes.
         limit: usize,
     },
-    /// More objects in one pack than a pack may have.
+    /// A pack has too many objects.
     #[error("a pack of {count} objects is too large: the limit is {limit}")]
     TooManyMembers {
-        /// How many there were.
+        /// The number of objects of the pack.
         count: usize,
-        /// How many there may be.
+        /// The maximum number of objects.
         limit: usize,
     },
-    /// The quota does not allow it.
+    /// The memory exceeds the quota.
     #[error(
-        "cannot take {} more: {} of {} are taken; delete something, or serve with a larger `--size`",
+        "cannot allocate {}: {} of {} are in use; delete objects, or serve with a larger `--size`",
         Size(to_usize(*.wanted)), Size(to_usize(*.used)), Size(to_usize(*.quota))
     )]
     OverQuota {
-        /// How much was asked for.
+        /// The number of requested bytes.
         wanted: u64,
-        /// How much is taken.
+        /// The number of bytes in use.
         used: u64,
-        /// How much may be.
+        /// The quota, in bytes.
         quota: u64,
     },
-    /// The index has no free slot: for one more object, or for memory of its own.
-    #[error("the index is full, with room for {slots}; delete something, or serve with more `--objects`")]
+    /// The index has no free slot for another object or another allocation.
+    #[error("the index is full: it has {slots} slots; delete objects, or serve with more `--objects`")]
     IndexFull {
-        /// How many objects, or pieces of memory, it has room for.
+        /// The number of slots for objects, or for allocations.
         slots: usize,
     },
-    /// The server has no such place.
+    /// The server has no such device.
     #[error("the server has no device {device}")]
     NoSuchDevice {
-        /// The number that was asked for.
+        /// The requested device.
         device: u32,
     },
-    /// The machine refused the memory.
-    #[error("cannot make {} of memory: {reason}", Size(to_usize(*.len)))]
+    /// The memory could not be allocated.
+    #[error("cannot allocate {}: {reason}", Size(to_usize(*.len)))]
     NoMemory {
-        /// How much was asked for.
+        /// The number of requested bytes.
         len: u64,
-        /// What it said.
+        /// The error of the allocation.
         reason: String,
     },
-    /// The memory that came along cannot be an object's.
-    #[error("cannot take in {} of memory: {reason}", Size(to_usize(*.len)))]
+    /// The memory of an adopt request cannot be used for an object.
+    #[error("cannot adopt {} of memory: {reason}", Size(to_usize(*.len)))]
     CannotAdopt {
-        /// How much it is said to be.
+        /// The length of the memory according to the client, in bytes.
         len: u64,
-        /// What is wrong with it.
+        /// The reason for which the memory cannot be adopted.
         reason: String,
     },
-    /// Memory is taken from the server's own user only.
-    #[error("only user {user}, who serves the store, may give it memory; put the bytes instead")]
+    /// Memory is only adopted from clients of the server's own user.
+    #[error("only user {user}, who serves the store, may share memory with it; put the bytes instead")]
     NotTrusted {
-        /// Who serves the store.
+        /// The user who serves the store.
         user: u32,
     },
-    /// More was named than there is.
-    #[error("{len} bytes from {offset} on are not within the {whole} bytes of the memory")]
+    /// A range exceeds the memory.
+    #[error("{len} bytes at offset {offset} exceed the memory, which has {whole} bytes")]
     OutOfRange {
-        /// Where it would begin.
+        /// The offset of the range, in bytes.
         offset: u64,
-        /// How long it would be.
+        /// The length of the range, in bytes.
         len: u64,
-        /// How much there is.
+        /// The length of the memory, in bytes.
         whole: u64,
     },
-    /// Too many questions of one client are waiting for their answers.
+    /// The client has too many unanswered requests.
     #[error("too many requests are waiting: the limit is {limit}")]
     TooManyWaiting {
-        /// How many may wait.
+        /// The maximum number of unanswered requests.
         limit: usize,
     },
-    /// The client speaks another protocol than the server.
-    #[error("the server speaks protocol {server}, and this client protocol {client}")]
+    /// The protocol version of the client is not supported by the server.
+    #[error("the server uses protocol {server}, this client protocol {client}")]
     OtherProtocol {
-        /// The server's.
+        /// The protocol version of the server.
         server: u32,
-        /// The client's.
+        /// The protocol version of the client.
         client: u32,
     },
-    /// The server has as many descriptors open as it may.
+    /// The server has reached its limit of open descriptors.
     #[error(
-        "the server has no descriptor left for one more client; raise its limit (`ulimit -n`), or delete something"
+        "the server has no descriptor left for another client; raise its limit (`ulimit -n`), or delete objects"
     )]
     NoDescriptors,
-    /// Another user's object has the name.
-    #[error("`{}` is the name of an object of user {owner}; take another, or have it deleted", Visible(.name))]
+    /// An object of another user has the name.
+    #[error("`{}` is the name of an object of user {owner}; use another name, or have it deleted", Visible(.name))]
     NameTaken {
-        /// The name.
+        /// The name that was requested.
         name: String,
-        /// Who made the object that has it.
+        /// The user who created the object with this name.
         owner: u32,
     },
-    /// The client did not keep to the protocol.
-    #[error("the request breaks the protocol: {rule}")]
+    /// The request violates the protocol.
+    #[error("the request violates the protocol: {rule}")]
     Malformed {
-        /// The rule it broke.
+        /// The rule of the protocol that was violated.
         rule: String,
     },
-    /// The client, or all clients of its user, would make the server hold more than they may.
+    /// The request would exceed the resources that the server holds for this client or for its user.
     #[error(
-        "clients of user {user} cannot make the server hold {wanted} {what} more: {held} of {limit} are held; close \
-         connections, or wait for fewer things at a time"
+        "the server cannot hold {wanted} more {what} for clients of user {user}: {held} of {limit} are in use; close \
+         connections, or have fewer requests in progress"
     )]
     ClientLimit {
-        /// Whose client it is.
+        /// The user of the client.
         user: u32,
-        /// What is counted: bytes or descriptors.
+        /// The resource: bytes or descriptors.
         what: String,
-        /// How much was needed.
+        /// The amount that the request requires.
         wanted: u64,
-        /// How much is held.
+        /// The amount of the resource in use.
         held: u64,
-        /// How much may be.
+        /// The limit of the resource.
         limit: u64,
     },
-    /// Servers died while the request was in progress. The one that serves now does not try it again.
+    /// Servers died while the request was in progress. The current server does not try it again.
     #[error(
-        "{servers} servers died while this request was in progress, and it is not tried again; ask for less memory, \
-         or give the server more, before the next request"
+        "{servers} servers died while this request was in progress, so it is not retried; request less memory, \
+         or give the server more, and try again"
     )]
     ServersDied {
-        /// How many died.
+        /// The number of servers that died.
         servers: u8,
     },
 }
 
-/// The version of the protocol that knows [`Refusal::ClientLimit`] and what comes behind it.
-const EXTENDED: u32 = 5;
+/// The protocol version that introduced [`Refusal::ClientLimit`] and the variants after it.
+const CLIENT_LIMIT_PROTOCOL: u32 = 5;
 
 impl Refusal {
     pub(crate) fn malformed(rule: &str) -> Self {
         Self::Malformed { rule: rule.to_owned() }
     }
 
-    /// That memory of a length cannot be made, closed or opened, and which limit was met.
+    /// A refusal for memory that cannot be allocated, sealed or opened; names the limit that was reached.
     pub(crate) fn of_memory(len: u64, error: &OsError) -> Self {
-        Self::NoMemory { len, reason: limit_met(error) }
+        Self::NoMemory { len, reason: describe_error(error) }
     }
 
-    /// The same for a client of an older protocol, in words that it understands.
+    /// Replaces a refusal that clients of an older protocol cannot decode by an older one with the same text.
     pub(crate) fn for_protocol(self, protocol: u32) -> Self {
         match self {
-            Self::ClientLimit { wanted, .. } if protocol < EXTENDED => {
+            Self::ClientLimit { wanted, .. } if protocol < CLIENT_LIMIT_PROTOCOL => {
                 Self::NoMemory { len: wanted, reason: self.to_string() }
             }
-            // Clients of older protocols do not count servers.
-            Self::ServersDied { .. } if protocol < EXTENDED => Self::Malformed { rule: self.to_string() },
+            // Clients of older protocols do not count the servers.
+            Self::ServersDied { .. } if protocol < CLIENT_LIMIT_PROTOCOL => {
+                Self::Malformed { rule: self.to_string() }
+            }
             refusal => refusal,
         }
     }
 
-    /// A name for the kind of refusal that stays the same between versions, for programs.
+    /// A stable identifier of the kind of refusal, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -240,12 +242,12 @@ impl Refusal {
     }
 }
 
-/// What the kernel said, and if it was a limit, which one.
-pub(crate) fn limit_met(error: &OsError) -> String {
+/// The text of an error; for a limit on descriptors, with its value.
+pub(crate) fn describe_error(error: &OsError) -> String {
     match error {
         OsError::Call { errno: Errno::MFILE, .. } => {
             let limit = descriptors::limit();
-            format!("the server has as many descriptors open as it may: the limit is {limit} (`ulimit -n`)")
+            format!("the server has reached its limit of {limit} open descriptors (`ulimit -n`)")
         }
         error => error.to_string(),
     }
@@ -256,11 +258,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_quota_names_what_is_taken_and_what_to_do() {
+    fn the_error_of_a_full_quota_has_usage_quota_and_a_hint() {
         let refusal = Refusal::OverQuota { wanted: 1 << 30, used: 3 << 20, quota: 4 << 20 };
         assert_eq!(
             refusal.to_string(),
-            "cannot take 1 GiB more: 3 MiB of 4 MiB are taken; delete something, or serve with a larger `--size`"
+            "cannot allocate 1 GiB: 3 MiB of 4 MiB are in use; delete objects, or serve with a larger `--size`"
         );
         assert_eq!(refusal.code(), "over-quota");
     }

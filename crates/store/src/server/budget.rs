@@ -1,8 +1,8 @@
-//! Memory and descriptors that clients make the server and its keeper hold.
+//! Limits on the memory and the descriptors that the server and the keeper hold for clients.
 //!
-//! Every buffer, queue entry, pin page and descriptor that exists because of a client is charged to the client's account
-//! before it is allocated, and released when its [`Charge`] is dropped. There is no other counter. Memory of objects is
-//! not charged here: the quota counts it.
+//! Every buffer, queue entry, pin page and descriptor that exists because of a client is charged to the client's account before
+//! it is allocated, and released when its [`Charge`] is dropped. There is no other counter. Memory of objects is not charged
+//! here; it counts against the quota.
 //!
 //! ```text
 //!   pool of the server's own user        pool of all other users
@@ -10,13 +10,13 @@
 //!       connection  connection               connection           connection  connection
 //! ```
 //!
-//! A charge must fit three limits: of the connection, of the user and of the pool. The server's own user may use all of its
-//! pool. In the shared pool a user may hold at most as much as the pool has left: one user gets at most half of it, two
-//! users a third each, `n` users an `n+1`th each. So a user that comes later finds room whatever the others do, and the number
-//! of users need not be known beforehand.
+//! A charge must fit three limits: of the connection, of the user and of the pool. The server's own user may use all of its pool.
+//! In the shared pool a user may hold at most as much as is free: one user gets at most half of the pool, two users a third each,
+//! `n` users an `n+1`th each. So there is always some space for another user, and the number of users need not be known in
+//! advance.
 //!
-//! Connections alone may not use all of a user's limit: the length of the longest message stays for requests, so that a user
-//! with as many connections as it may have can still send a long message over one of them.
+//! Connections alone may not use all of a user's limit: the length of the longest message is reserved for requests, so that a
+//! user with the maximum number of connections can still send a long message.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use std::rc::{Rc, Weak};
 use crate::protocol::Refusal;
 use crate::protocol::frame::MAX_MESSAGE;
 
-/// Bytes and descriptors.
+/// An amount of memory and of descriptors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -53,27 +53,27 @@ impl Amount {
     }
 }
 
-/// What a connection costs before its client has sent its hello: the connection's state here and in the keeper, and the kernel's
-/// socket with the answers that wait in it.
+/// The cost of a connection before the hello of its client: its state here and in the keeper, and the kernel's socket with queued
+/// answers.
 pub(crate) const CONNECTION: Amount = Amount { bytes: 4 << 10, descriptors: 1 };
 
-/// What one connection may hold: a message of the greatest length, its pin page, and as much again of short things.
-const MOST_OF_A_CONNECTION: Amount = Amount { bytes: 2 * MAX_MESSAGE as u64, descriptors: 128 };
+/// The limit of one connection: a message of the maximum length, its pin page, and as much again for short messages.
+const MAX_PER_CONNECTION: Amount = Amount { bytes: 2 * MAX_MESSAGE as u64, descriptors: 128 };
 
-/// The limits of a server.
+/// The limits of the resources that a server holds for clients.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// What all clients of the server's own user may hold.
+pub(crate) struct BudgetLimits {
+    /// The limit of all clients of the server's own user.
     pub(crate) own: Amount,
-    /// What all clients of all other users may hold.
+    /// The limit of all clients of all other users.
     pub(crate) others: Amount,
 }
 
-impl Limits {
-    /// Limits for a server with a quota of host memory, and so many descriptors to hand out.
+impl BudgetLimits {
+    /// Limits for a server with this quota of host memory and this number of descriptors.
     ///
-    /// Clients of the server's own user are trusted, and may use a sixteenth of the quota; those of other users 96 MiB, of
-    /// which one user gets 48 MiB at most.
+    /// Clients of the server's own user are trusted and may use a sixteenth of the quota. Clients of all other users share 96
+    /// MiB, of which one user gets at most 48 MiB.
     pub(crate) fn of_server(quota: u64, descriptors: u64) -> Self {
         let own = (quota / 16).clamp(64 << 20, 1 << 30);
         Self {
@@ -84,34 +84,34 @@ impl Limits {
 }
 
 #[derive(Debug)]
-struct Pool {
+struct BudgetPool {
     limit: Amount,
     held: Cell<Amount>,
-    /// Whether several users share it.
+    /// Whether several users share the pool.
     is_shared: bool,
 }
 
 #[derive(Debug)]
-struct User {
+struct BudgetUser {
     uid: u32,
-    pool: Rc<Pool>,
+    pool: Rc<BudgetPool>,
     held: Cell<Amount>,
 }
 
-impl User {
-    /// What this user may hold when one more connection is charged.
+impl BudgetUser {
+    /// The limit of this user for charges of connections.
     fn limit_with_connection(&self) -> Amount {
         let Amount { bytes, descriptors } = self.limit();
         Amount { bytes: bytes - (bytes / 2).min(MAX_MESSAGE as u64), descriptors }
     }
 
-    /// What this user may hold as things stand.
+    /// The current limit of the resources of this user.
     fn limit(&self) -> Amount {
-        let Pool { limit, held, is_shared } = &*self.pool;
+        let BudgetPool { limit, held, is_shared } = &*self.pool;
         if !is_shared {
             return *limit;
         }
-        // Without what the user holds itself: `held <= (limit - others) / 2` is `held <= limit - others - held`.
+        // Without the user's own amount: `held <= (limit - others) / 2` is equivalent to `held <= limit - others - held`.
         let share = |limit: u64, all: u64, own: u64| limit.saturating_sub(all - own) / 2;
         let (all, own) = (held.get(), self.held.get());
         Amount {
@@ -122,34 +122,34 @@ impl User {
 }
 
 #[derive(Debug)]
-struct Connection {
-    user: Rc<User>,
+struct ConnectionAccount {
+    user: Rc<BudgetUser>,
     held: Cell<Amount>,
 }
 
-/// All accounts of a server.
+/// The accounts of all clients of a server.
 #[derive(Debug)]
 pub(crate) struct Budget {
     own_uid: u32,
-    own: Rc<Pool>,
-    others: Rc<Pool>,
-    users: BTreeMap<u32, Weak<User>>,
+    own: Rc<BudgetPool>,
+    others: Rc<BudgetPool>,
+    users: BTreeMap<u32, Weak<BudgetUser>>,
 }
 
-/// The account of one connection. Clones are the same account.
+/// The account of one connection. Clones share the account.
 #[derive(Debug, Clone)]
-pub(crate) struct Account(Rc<Connection>);
+pub(crate) struct Account(Rc<ConnectionAccount>);
 
-/// Something that is charged to an account until this is dropped.
+/// An amount that is charged to an account until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    connection: Rc<Connection>,
+    connection: Rc<ConnectionAccount>,
     amount: Amount,
 }
 
 impl Budget {
-    pub(crate) fn new(own_uid: u32, limits: Limits) -> Self {
-        let pool = |limit, is_shared| Rc::new(Pool { limit, held: Cell::default(), is_shared });
+    pub(crate) fn new(own_uid: u32, limits: BudgetLimits) -> Self {
+        let pool = |limit, is_shared| Rc::new(BudgetPool { limit, held: Cell::default(), is_shared });
         Self {
             own_uid,
             own: pool(limits.own, false),
@@ -158,20 +158,20 @@ impl Budget {
         }
     }
 
-    /// An account for a connection of a user, with nothing charged to it.
+    /// Opens an account for a connection of a user.
     pub(crate) fn open(&mut self, uid: u32) -> Account {
-        let known = self.users.get(&uid).and_then(Weak::upgrade);
-        let user = known.unwrap_or_else(|| {
+        let existing = self.users.get(&uid).and_then(Weak::upgrade);
+        let user = existing.unwrap_or_else(|| {
             self.users.retain(|_, user| user.strong_count() > 0);
             let pool = Rc::clone(if uid == self.own_uid { &self.own } else { &self.others });
-            let user = Rc::new(User { uid, pool, held: Cell::default() });
+            let user = Rc::new(BudgetUser { uid, pool, held: Cell::default() });
             self.users.insert(uid, Rc::downgrade(&user));
             user
         });
-        Account(Rc::new(Connection { user, held: Cell::default() }))
+        Account(Rc::new(ConnectionAccount { user, held: Cell::default() }))
     }
 
-    /// What is charged altogether.
+    /// The total amount that is charged to all clients.
     pub(crate) fn held(&self) -> Amount {
         self.own.held.get().plus(self.others.held.get())
     }
@@ -182,21 +182,21 @@ impl Account {
         self.0.user.uid
     }
 
-    /// Charges an amount, or returns which limit it would exceed.
+    /// Charges an amount, or returns the limit that it would exceed.
     pub(crate) fn charge(&self, amount: Amount) -> Result<Charge, Refusal> {
         let mut charge = self.nothing();
         charge.grow(amount)?;
         Ok(charge)
     }
 
-    /// Charges what the connection itself costs.
+    /// Charges the cost of the connection itself.
     pub(crate) fn charge_connection(&self, amount: Amount) -> Result<Charge, Refusal> {
         let mut charge = self.nothing();
         charge.grow_within(self.0.user.limit_with_connection(), amount)?;
         Ok(charge)
     }
 
-    /// Charges an amount that is held already, as what a client got from a server before this one.
+    /// Charges an amount without a limit, for a client that the previous server has admitted.
     pub(crate) fn charge_held(&self, amount: Amount) -> Charge {
         let mut charge = self.nothing();
         charge.add(amount);
@@ -209,7 +209,7 @@ impl Account {
 }
 
 impl Charge {
-    /// Charges more to the same account.
+    /// Charges another amount to the same account.
     pub(crate) fn grow(&mut self, more: Amount) -> Result<(), Refusal> {
         let limit = self.connection.user.limit();
         self.grow_within(limit, more)
@@ -218,7 +218,7 @@ impl Charge {
     fn grow_within(&mut self, of_user: Amount, more: Amount) -> Result<(), Refusal> {
         let user = &self.connection.user;
         let limits = [
-            (&self.connection.held, MOST_OF_A_CONNECTION),
+            (&self.connection.held, MAX_PER_CONNECTION),
             (&user.held, of_user),
             (&user.pool.held, user.pool.limit),
         ];
@@ -247,23 +247,26 @@ impl Charge {
         self.amount = self.amount.plus(more);
     }
 
-    /// Takes over what another charge of the same account holds.
+    /// Takes over the amount of another charge of the same account.
     pub(crate) fn absorb(&mut self, mut other: Self) {
-        debug_assert!(Rc::ptr_eq(&self.connection, &other.connection), "charges of one account");
+        debug_assert!(
+            Rc::ptr_eq(&self.connection, &other.connection),
+            "both charges must be of the same account"
+        );
         self.amount = self.amount.plus(std::mem::take(&mut other.amount));
     }
 
-    /// Keeps this much of the charge and releases the rest.
+    /// Releases all of the charge but this amount.
     pub(crate) fn shrink_to(&mut self, amount: Amount) {
-        let kept = Amount {
+        let remaining = Amount {
             bytes: self.amount.bytes.min(amount.bytes),
             descriptors: self.amount.descriptors.min(amount.descriptors),
         };
-        let released = self.amount.minus(kept);
+        let released = self.amount.minus(remaining);
         for held in self.counters() {
             held.set(held.get().minus(released));
         }
-        self.amount = kept;
+        self.amount = remaining;
     }
 
     fn counters(&self) -> [&Cell<Amount>; 3] {
@@ -285,13 +288,13 @@ pub(crate) mod tests {
     use super::*;
 
     /// A budget that no test exceeds.
-    pub(crate) fn ample() -> Budget {
-        Budget::new(0, Limits::of_server(u64::MAX, u64::MAX))
+    pub(crate) fn unlimited() -> Budget {
+        Budget::new(0, BudgetLimits::of_server(u64::MAX, u64::MAX))
     }
 
     fn small() -> Budget {
         let limit = |bytes| Amount { bytes, descriptors: 1000 };
-        Budget::new(0, Limits { own: limit(1000), others: limit(900) })
+        Budget::new(0, BudgetLimits { own: limit(1000), others: limit(900) })
     }
 
     fn bytes(account: &Account, bytes: u64) -> Result<Charge, Refusal> {
@@ -339,7 +342,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_user_is_the_sum_of_its_connections() {
+    fn a_users_amount_is_the_sum_of_its_connections() {
         let mut budget = small();
         let (first, second) = (budget.open(7), budget.open(7));
         let _held = bytes(&first, 450).unwrap();
@@ -347,9 +350,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn connections_leave_room_for_a_message() {
+    fn connections_leave_space_for_a_message() {
         for uid in [0, 7] {
-            let mut budget = Budget::new(0, Limits::of_server(1 << 30, 1 << 20));
+            let mut budget = Budget::new(0, BudgetLimits::of_server(1 << 30, 1 << 20));
             let mut connections = Vec::new();
             let refused = loop {
                 let account = budget.open(uid);
@@ -369,7 +372,7 @@ pub(crate) mod tests {
     fn descriptors_are_limited_like_bytes() {
         let mut budget = Budget::new(
             0,
-            Limits {
+            BudgetLimits {
                 own: Amount { bytes: 100, descriptors: 3 },
                 others: Amount { bytes: 100, descriptors: 8 },
             },
@@ -384,7 +387,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn users_that_left_are_forgotten() {
+    fn users_without_connections_are_removed() {
         let mut budget = small();
         for uid in 1..100 {
             drop(bytes(&budget.open(uid), 10).unwrap());
@@ -393,9 +396,9 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// A user that holds nothing always gets something, whatever the others have done.
+        /// A user that holds nothing can always charge something, whatever the other users have charged.
         #[test]
-        fn a_late_user_finds_room(requests in prop::collection::vec((1_u32..6, 1_u64..400), 0..60)) {
+        fn another_user_always_finds_space(requests in prop::collection::vec((1_u32..6, 1_u64..400), 0..60)) {
             let mut budget = small();
             let mut held = Vec::new();
             for (uid, amount) in requests {

@@ -1,38 +1,38 @@
-//! A queue that is fair between keys: keys take turns, and the items of one key leave in the order in which they came.
+//! A fair queue: keys are served round-robin, and the items of one key are first in, first out.
 //!
 //! ```text
-//!   push a1 a2 a3 a4, then b1, then c1 c2      turns: a b c
+//!   push a1 a2 a3 a4, then b1, then c1 c2      order of keys: a b c
 //!   pop  a1 b1 c1 a2 c2 a3 a4
 //! ```
 //!
-//! Guarantees: between two pops of the same key, every other key that had items during all of that time is popped exactly
-//! once. So an item waits for at most one item of each other key and for the items of its own key before it, however
-//! many items the other keys have. A key that becomes empty loses its place: its next item takes a turn behind all
-//! others. Every operation costs O(log n) in the number of keys that have items.
+//! Between two pops of the same key, every other key that had items during all of that time is popped exactly once. So an item
+//! waits for at most one item of each other key and for the earlier items of its own key, however many items the other keys have.
+//! A key that becomes empty loses its position: its next item is queued behind all other keys. Every operation costs O(log n) in
+//! the number of keys that have items.
 //!
-//! It does not limit how many items there are, and it does not weigh them: an item that takes long counts as one.
+//! The queue does not limit the number of items, and it does not weigh them: every item counts as one.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// The items of one key, which are never none, and the turn of the key.
+/// The items of one key, at least one, and the position of the key.
 #[derive(Debug)]
-struct Lane<T> {
-    turn: i64,
+struct KeyQueue<T> {
+    position: i64,
     items: VecDeque<T>,
 }
 
-/// A queue of items with keys that take turns.
+/// A queue whose keys are served round-robin.
 #[derive(Debug)]
 pub(super) struct FairQueue<K, T> {
-    lanes: BTreeMap<K, Lane<T>>,
-    /// The key of each turn. The lowest is next. Every key with items has exactly one.
-    turns: BTreeMap<i64, K>,
+    queues: BTreeMap<K, KeyQueue<T>>,
+    /// The key at each position; the lowest is next. Every key with items has exactly one position.
+    order: BTreeMap<i64, K>,
     len: usize,
 }
 
 impl<K, T> Default for FairQueue<K, T> {
     fn default() -> Self {
-        Self { lanes: BTreeMap::new(), turns: BTreeMap::new(), len: 0 }
+        Self { queues: BTreeMap::new(), order: BTreeMap::new(), len: 0 }
     }
 }
 
@@ -40,54 +40,60 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     /// Adds an item behind the others of its key.
     pub(super) fn push(&mut self, key: K, item: T) {
         self.len += 1;
-        if let Some(lane) = self.lanes.get_mut(&key) {
-            lane.items.push_back(item);
+        if let Some(queue) = self.queues.get_mut(&key) {
+            queue.items.push_back(item);
             return;
         }
-        let turn = add_turn(&mut self.turns, key.clone());
-        self.lanes.insert(key, Lane { turn, items: VecDeque::from([item]) });
+        let position = add_position(&mut self.order, key.clone());
+        self.queues.insert(key, KeyQueue { position, items: VecDeque::from([item]) });
     }
 
-    /// Adds an item before the others of its key, and gives the key the next turn: undoes a [`Self::pop`].
+    /// Undoes a [`Self::pop`]: adds an item before the others of its key, and moves the key to the front.
     pub(super) fn push_front(&mut self, key: K, item: T) {
         self.len += 1;
-        let turn = self.turns.first_key_value().map_or(0, |(first, _)| first - 1);
-        self.turns.insert(turn, key.clone());
-        let lane = self.lanes.entry(key).or_insert_with(|| Lane { turn, items: VecDeque::new() });
-        if lane.turn != turn {
-            self.turns.remove(&lane.turn);
-            lane.turn = turn;
+        let position = self.order.first_key_value().map_or(0, |(first, _)| first - 1);
+        self.order.insert(position, key.clone());
+        let queue = self.queues.entry(key).or_insert_with(|| KeyQueue { position, items: VecDeque::new() });
+        if queue.position != position {
+            self.order.remove(&queue.position);
+            queue.position = position;
         }
-        lane.items.push_front(item);
+        queue.items.push_front(item);
     }
 
-    /// Removes the first item of the key whose turn it is. The key's next turn comes after all other keys.
+    /// Removes the first item of the next key, and moves the key behind all others.
     pub(super) fn pop(&mut self) -> Option<(K, T)> {
-        let (_, key) = self.turns.pop_first()?;
-        let lane = self.lanes.get_mut(&key).expect("a key that has a turn has items");
-        let item = lane.items.pop_front().expect("a lane is removed with its last item");
+        let (_, key) = self.order.pop_first()?;
+        let queue = self.queues.get_mut(&key).expect("a key with a position has items");
+        let item = queue.items.pop_front().expect("the queue of a key is removed with its last item");
         self.len -= 1;
-        if lane.items.is_empty() {
-            self.lanes.remove(&key);
+        if queue.items.is_empty() {
+            self.queues.remove(&key);
         } else {
-            lane.turn = add_turn(&mut self.turns, key.clone());
+            queue.position = add_position(&mut self.order, key.clone());
         }
         Some((key, item))
     }
 
-    /// Removes all items of a key, in their order.
-    #[cfg_attr(not(test), allow(dead_code, reason = "part of the type, and not needed by its first users"))]
+    /// Removes all items of a key, in order.
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "part of the interface of a queue, currently used by tests only")
+    )]
     pub(super) fn remove_key(&mut self, key: &K) -> impl ExactSizeIterator<Item = T> + use<K, T> {
-        let lane = self.lanes.remove(key);
-        if let Some(lane) = &lane {
-            self.turns.remove(&lane.turn);
-            self.len -= lane.items.len();
+        let queue = self.queues.remove(key);
+        if let Some(queue) = &queue {
+            self.order.remove(&queue.position);
+            self.len -= queue.items.len();
         }
-        lane.map(|lane| lane.items).unwrap_or_default().into_iter()
+        queue.map(|queue| queue.items).unwrap_or_default().into_iter()
     }
 
-    /// How many items there are, of all keys.
-    #[cfg_attr(not(test), allow(dead_code, reason = "part of the type, and not needed by its first users"))]
+    /// The number of items of all keys.
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "part of the interface of a queue, currently used by tests only")
+    )]
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -97,11 +103,11 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 }
 
-/// Adds a turn behind all others.
-fn add_turn<K>(turns: &mut BTreeMap<i64, K>, key: K) -> i64 {
-    let turn = turns.last_key_value().map_or(0, |(last, _)| last + 1);
-    turns.insert(turn, key);
-    turn
+/// Assigns a key the position behind all other keys.
+fn add_position<K>(order: &mut BTreeMap<i64, K>, key: K) -> i64 {
+    let position = order.last_key_value().map_or(0, |(last, _)| last + 1);
+    order.insert(position, key);
+    position
 }
 
 #[cfg(test)]
@@ -115,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_take_turns_however_many_items_one_of_them_has() {
+    fn keys_are_served_round_robin_however_many_items_one_has() {
         let mut queue = FairQueue::default();
         (0..1000).for_each(|item| queue.push('a', item));
         queue.push('b', 0);
@@ -127,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_became_empty_comes_back_behind_all_others() {
+    fn a_key_that_became_empty_is_queued_behind_all_others() {
         let mut queue = FairQueue::default();
         queue.push('a', 0);
         queue.push('b', 0);
@@ -138,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_a_key_removes_its_items_and_its_turn() {
+    fn removing_a_key_removes_its_items_and_its_position() {
         let mut queue = FairQueue::default();
         ['a', 'b', 'a', 'c'].into_iter().zip(0..).for_each(|(key, item)| queue.push(key, item));
         assert_eq!(queue.remove_key(&'a').collect::<Vec<_>>(), [0, 2]);
@@ -146,19 +152,19 @@ mod tests {
         assert_eq!(queue.len(), 2);
         queue.push('a', 4);
         assert_eq!(all(&mut queue), [('b', 1), ('c', 3), ('a', 4)]);
-        assert!(queue.is_empty() && queue.turns.is_empty() && queue.lanes.is_empty());
+        assert!(queue.is_empty() && queue.order.is_empty() && queue.queues.is_empty());
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum QueueOp {
         Push(u8),
         Pop,
         PopAndPutBack,
         Remove(u8),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
-        prop_oneof![4 => (0_u8..5).prop_map(Step::Push), 3 => Just(Step::Pop), 1 => Just(Step::PopAndPutBack), 1 => (0_u8..5).prop_map(Step::Remove)]
+    fn step() -> impl Strategy<Value = QueueOp> {
+        prop_oneof![4 => (0_u8..5).prop_map(QueueOp::Push), 3 => Just(QueueOp::Pop), 1 => Just(QueueOp::PopAndPutBack), 1 => (0_u8..5).prop_map(QueueOp::Remove)]
     }
 
     proptest! {
@@ -168,20 +174,20 @@ mod tests {
         ) {
             let mut queue = FairQueue::default();
             let mut model: BTreeMap<u8, VecDeque<usize>> = BTreeMap::new();
-            // For each key that has items, the keys that were popped since it had its first item or its last pop.
+            // For each key with items: the keys that were popped since its first item or its last pop.
             let mut popped: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
             for (item, step) in steps.into_iter().enumerate() {
                 match step {
-                    Step::Push(key) => {
+                    QueueOp::Push(key) => {
                         queue.push(key, item);
                         model.entry(key).or_default().push_back(item);
                         popped.entry(key).or_default();
                     }
-                    Step::Pop => {
+                    QueueOp::Pop => {
                         let first = queue.pop();
                         prop_assert_eq!(first.is_some(), !model.is_empty());
                         let Some((key, item)) = first else { continue };
-                        let items = model.get_mut(&key).expect("a key that has items");
+                        let items = model.get_mut(&key).expect("the key has items");
                         prop_assert_eq!(items.pop_front(), Some(item));
                         for (waiting, others) in &mut popped {
                             prop_assert!(*waiting == key || !others.contains(&key), "{} before {}", key, waiting);
@@ -194,11 +200,11 @@ mod tests {
                             popped.insert(key, Vec::new());
                         }
                     }
-                    Step::PopAndPutBack => {
+                    QueueOp::PopAndPutBack => {
                         let Some((key, item)) = queue.pop() else { continue };
                         queue.push_front(key, item);
                     }
-                    Step::Remove(key) => {
+                    QueueOp::Remove(key) => {
                         let items = model.remove(&key).unwrap_or_default();
                         prop_assert_eq!(queue.remove_key(&key).collect::<VecDeque<_>>(), items);
                         popped.remove(&key);
@@ -206,7 +212,7 @@ mod tests {
                 }
                 let len = model.values().map(VecDeque::len).sum::<usize>();
                 prop_assert_eq!((queue.len(), queue.is_empty()), (len, len == 0));
-                prop_assert_eq!(queue.turns.len(), model.len());
+                prop_assert_eq!(queue.order.len(), model.len());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Memory that a client has already: taken in as it is, for good, and only where it is what it is said to be.
+//! Adopting memory of a client: without a copy, immutable from then on, and only if the memory matches the request.
 
 use std::os::fd::AsFd;
 
@@ -8,7 +8,7 @@ use wholemem_os::{Deadline, Memfd, PacketSocket, memfd};
 use wholemem_store::{Client, Error, Refusal};
 use wholemem_testkit::cuda;
 
-use crate::served::Served;
+use crate::test_store::TestStore;
 
 const LEN: usize = 4 << 20;
 
@@ -16,7 +16,7 @@ fn host() -> Device {
     Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
 }
 
-/// Memory whose every byte is `value`, which nobody has mapped.
+/// Memory filled with `value`, which no process has mapped.
 fn filled(device: &Device, value: u8) -> Allocation {
     let memory = device.allocate(LEN).unwrap();
     let map = memory.map(Rights::ReadWrite).unwrap();
@@ -27,32 +27,35 @@ fn filled(device: &Device, value: u8) -> Allocation {
 }
 
 #[test]
-fn host_memory_is_taken_in_without_a_copy_and_can_never_be_written_again() {
-    let served = Served::start();
-    let (maker, reader) = (served.client(), served.client());
+fn adopted_host_memory_is_not_copied_and_becomes_immutable() {
+    let store = TestStore::start();
+    let (creator, reader) = (store.client(), store.client());
     let memory = filled(&host(), 7);
-    let sealed = maker.adopt("given", b"seven", &memory, 100..LEN - 100).unwrap();
-    assert_eq!((sealed.version, maker.stat("given").unwrap().len), (1, LEN - 200));
-    assert_eq!(maker.status().unwrap().host.used, LEN as u64);
+    let sealed = creator.adopt("given", b"seven", &memory, 100..LEN - 100).unwrap();
+    assert_eq!((sealed.version, creator.stat("given").unwrap().len), (1, LEN - 200));
+    assert_eq!(creator.status().unwrap().host.used, LEN as u64);
     let object = reader.get("given").unwrap();
     assert_eq!(object.meta(), b"seven");
     assert!(object.to_vec().unwrap().iter().all(|byte| *byte == 7));
-    assert!(memory.map(Rights::ReadWrite).is_err(), "its maker does not write it either");
-    // It is the same memory, and stays when its maker and the server have gone.
-    drop((memory, maker));
-    served.kill("server");
-    assert_eq!(served.client().get("given").unwrap().to_vec().unwrap()[5], 7);
+    assert!(
+        memory.map(Rights::ReadWrite).is_err(),
+        "the client that created the memory cannot write it either"
+    );
+    // The object is the same memory, and survives the client that created it and the server.
+    drop((memory, creator));
+    store.kill("server");
+    assert_eq!(store.client().get("given").unwrap().to_vec().unwrap()[5], 7);
     reader.delete(sealed.id).unwrap();
-    assert!(!reader.has_gone(sealed.id), "somebody holds it");
+    assert!(!reader.is_freed(sealed.id), "the object is still held");
     drop(object);
     assert_eq!(reader.status().unwrap().host.used, 0);
-    assert!(reader.has_gone(sealed.id));
+    assert!(reader.is_freed(sealed.id));
 }
 
 #[test]
-fn memory_that_somebody_may_still_write_is_not_taken_in() {
-    let served = Served::start();
-    let client = served.client();
+fn memory_that_is_still_writable_is_not_adopted() {
+    let store = TestStore::start();
+    let client = store.client();
     let memory = filled(&host(), 7);
     let map = memory.map(Rights::ReadWrite).unwrap();
     let refused = client.adopt("given", b"", &memory, 0..LEN).unwrap_err();
@@ -65,32 +68,32 @@ fn memory_that_somebody_may_still_write_is_not_taken_in() {
 }
 
 #[test]
-fn parts_have_names_of_their_own_and_hold_the_whole() {
-    let served = Served::start();
-    let client = served.client();
+fn named_ranges_of_adopted_memory_retain_all_of_it() {
+    let store = TestStore::start();
+    let client = store.client();
     let memory = filled(&host(), 0);
     memory.map(Rights::ReadWrite).unwrap().bytes().unwrap().write_at(1000, b"hello").unwrap();
     let first = client.adopt("first", b"", &memory, 0..10).unwrap();
-    client.publish_part("hello", b"word", first.id, 1000..1005).unwrap();
+    client.publish_range("hello", b"word", first.id, 1000..1005).unwrap();
     client.delete(first.id).unwrap();
     assert_eq!(client.get("hello").unwrap().to_vec().unwrap(), b"hello");
     assert_eq!(client.status().unwrap().host.used, LEN as u64);
     let hello = client.stat("hello").unwrap();
     for range in [0..LEN + 1, LEN..LEN + 1, usize::MAX - 1..usize::MAX] {
-        assert_eq!(client.publish_part("x", b"", hello.id, range).unwrap_err().code(), "out-of-range");
+        assert_eq!(client.publish_range("x", b"", hello.id, range).unwrap_err().code(), "out-of-range");
     }
-    // So it is with what the store has made.
+    // The same holds for memory that the store has allocated.
     client.put("small", b"0123456789").unwrap();
     let small = client.stat("small").unwrap();
-    client.publish_part("digits", b"", small.id, 3..6).unwrap();
+    client.publish_range("digits", b"", small.id, 3..6).unwrap();
     assert_eq!(client.get("digits").unwrap().to_vec().unwrap(), b"345");
-    assert_eq!(client.publish_part("x", b"", small.id, 3..11).unwrap_err().code(), "out-of-range");
+    assert_eq!(client.publish_range("x", b"", small.id, 3..11).unwrap_err().code(), "out-of-range");
 }
 
 #[test]
-fn what_exceeds_the_quota_is_not_taken_in() {
-    let served = Served::start();
-    let client = served.client();
+fn memory_that_exceeds_the_quota_is_not_adopted() {
+    let store = TestStore::start();
+    let client = store.client();
     client.put("large", &vec![1; 250 << 20]).unwrap();
     let memory = host().allocate(16 << 20).unwrap();
     assert_eq!(client.adopt("more", b"", &memory, 0..1).unwrap_err().code(), "over-quota");
@@ -111,72 +114,72 @@ fn varint(mut number: u64) -> Vec<u8> {
 const SEALED: u8 = 2;
 const REFUSED: u8 = 7;
 
-/// Says that a descriptor is so much memory at a place, as docs/PROTOCOL.md has it, and what is answered: the number of the
-/// answer, or nothing where the connection was ended.
-fn offer_at(served: &Served, place: u64, fds: &[impl AsFd], len: u64) -> Option<u8> {
-    let wire = PacketSocket::connect(&Address::Path(served.socket())).unwrap();
+/// Sends a request to adopt a descriptor as `len` bytes at a place, encoded as docs/PROTOCOL.md describes. Returns the number of
+/// the answer; `None` if the server ended the connection.
+fn offer_at(store: &TestStore, place: u64, fds: &[impl AsFd], len: u64) -> Option<u8> {
+    let socket = PacketSocket::connect(&Address::Path(store.socket())).unwrap();
     let mut packet = vec![0; 65_536];
-    wire.send(&[2, 1, 0, 0, 4], &[], Deadline::NEVER).unwrap();
-    wire.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
-    // Name `x`, no description, the place, its length, and all of it.
+    socket.send(&[2, 1, 0, 0, 4], &[], Deadline::NEVER).unwrap();
+    socket.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
+    // Name `x`, no metadata, the place, the length, and the whole range.
     let operands = [varint(1), b"x".to_vec(), varint(0), varint(place), varint(len), varint(0), varint(len)];
     let request: Vec<u8> = [2, 2, 0, 13].into_iter().chain(operands.concat()).collect();
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    wire.send(&request, &fds, Deadline::NEVER).unwrap();
-    let (len, _) = wire.recv_with_fds(&mut packet, 2, Deadline::NEVER).ok()?;
-    assert!(len > 3 && packet[1] == 2, "an answer to the request");
+    socket.send(&request, &fds, Deadline::NEVER).unwrap();
+    let (len, _) = socket.recv_with_fds(&mut packet, 2, Deadline::NEVER).ok()?;
+    assert!(len > 3 && packet[1] == 2, "the packet answers the request");
     Some(packet[2])
 }
 
-/// The same of the host's memory.
-fn offer(served: &Served, fds: &[impl AsFd], len: u64) -> Option<u8> {
-    offer_at(served, 0, fds, len)
+/// As `offer_at`, for host memory.
+fn offer(store: &TestStore, fds: &[impl AsFd], len: u64) -> Option<u8> {
+    offer_at(store, 0, fds, len)
 }
 
 #[test]
-fn what_is_no_memory_is_told_from_it() {
-    let served = Served::start();
-    let client = served.client();
+fn descriptors_that_are_not_valid_memory_are_refused() {
+    let store = TestStore::start();
+    let client = store.client();
     let memory = || Memfd::create("given", LEN).unwrap().into_fd();
     let file = tempfile::tempfile().unwrap();
     file.set_len(LEN as u64).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     let unsealed = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&unsealed, LEN as u64).unwrap();
-    assert_eq!(offer(&served, &[memory()], LEN as u64), Some(SEALED));
-    assert_eq!(offer(&served, &[memory()], 2 * LEN as u64), Some(REFUSED));
-    assert_eq!(offer(&served, &[memory()], LEN as u64 / 2), Some(REFUSED));
-    assert_eq!(offer(&served, &[file], LEN as u64), Some(REFUSED));
-    assert_eq!(offer(&served, &[null], LEN as u64), Some(REFUSED));
-    assert_eq!(offer(&served, &[unsealed], LEN as u64), Some(REFUSED));
-    assert_eq!(offer(&served, &[] as &[std::fs::File], LEN as u64), Some(REFUSED));
-    assert_eq!(offer(&served, &[memory(), memory()], LEN as u64), None);
-    // One read-only: it cannot be sealed, and may be written by whoever has it otherwise.
+    assert_eq!(offer(&store, &[memory()], LEN as u64), Some(SEALED));
+    assert_eq!(offer(&store, &[memory()], 2 * LEN as u64), Some(REFUSED));
+    assert_eq!(offer(&store, &[memory()], LEN as u64 / 2), Some(REFUSED));
+    assert_eq!(offer(&store, &[file], LEN as u64), Some(REFUSED));
+    assert_eq!(offer(&store, &[null], LEN as u64), Some(REFUSED));
+    assert_eq!(offer(&store, &[unsealed], LEN as u64), Some(REFUSED));
+    assert_eq!(offer(&store, &[] as &[std::fs::File], LEN as u64), Some(REFUSED));
+    assert_eq!(offer(&store, &[memory(), memory()], LEN as u64), None);
+    // A read-only descriptor cannot be sealed, and another process may still write the memory.
     let written = Memfd::create("given", LEN).unwrap();
     let only = memfd::read_only_fd(written.as_fd()).unwrap();
-    assert_eq!(offer(&served, &[only], LEN as u64), Some(REFUSED));
+    assert_eq!(offer(&store, &[only], LEN as u64), Some(REFUSED));
     assert_eq!(client.status().unwrap().host.used, LEN as u64);
 }
 
 #[test]
-fn a_descriptor_that_nobody_asked_for_ends_the_connection() {
-    let served = Served::start();
-    let wire = PacketSocket::connect(&Address::Path(served.socket())).unwrap();
+fn an_unexpected_descriptor_ends_the_connection() {
+    let store = TestStore::start();
+    let socket = PacketSocket::connect(&Address::Path(store.socket())).unwrap();
     let mut packet = vec![0; 65_536];
-    wire.send(&[2, 1, 0, 0, 4], &[], Deadline::NEVER).unwrap();
-    wire.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
+    socket.send(&[2, 1, 0, 0, 4], &[], Deadline::NEVER).unwrap();
+    socket.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
-    wire.send(&[2, 2, 0, 10], &[null.as_fd()], Deadline::NEVER).unwrap();
-    assert!(wire.recv(&mut packet, Deadline::NEVER).is_err());
-    served.client().status().unwrap();
+    socket.send(&[2, 2, 0, 10], &[null.as_fd()], Deadline::NEVER).unwrap();
+    assert!(socket.recv(&mut packet, Deadline::NEVER).is_err());
+    store.client().status().unwrap();
 }
 
-/// On a GPU, and over the driver without one.
+/// On a GPU, and with the fake driver.
 pub(crate) mod suite {
     use super::*;
 
-    fn connect(served: &Served, backend: &Backend) -> Client {
-        Client::connect_with(served.socket(), Some(backend.clone())).unwrap()
+    fn connect(store: &TestStore, backend: &Backend) -> Client {
+        Client::connect_with(store.socket(), Some(backend.clone())).unwrap()
     }
 
     fn first_and_last(client: &Client, device: &Device, name: &str) -> (u8, u8) {
@@ -189,26 +192,26 @@ pub(crate) mod suite {
     }
 
     #[test]
-    fn memory_of_a_device_is_taken_in_while_its_maker_has_it_mapped() {
+    fn device_memory_is_adopted_while_its_creator_has_it_mapped() {
         let Some(backend) = cuda::backend() else { return };
-        let served = Served::start_with("cuda");
+        let store = TestStore::start_with("cuda");
         let device = backend.device(0).unwrap();
-        let (maker, reader) = (connect(&served, &backend), connect(&served, &backend));
+        let (creator, reader) = (connect(&store, &backend), connect(&store, &backend));
         let memory = filled(&device, 5);
         let map = memory.map(Rights::ReadWrite).unwrap();
-        // As a framework's memory is found again by its address.
+        // Frameworks look up the allocation of their memory by its address.
         let segments = Allocation::adopt(&device, map.address() + 4096, 4096).unwrap();
         assert_eq!((segments.len(), segments[0].address), (1, map.address()));
-        let first = maker.adopt("first", b"", &segments[0].allocation, 0..1000).unwrap();
-        maker.publish_part("second", b"", first.id, LEN - 10..LEN).unwrap();
+        let first = creator.adopt("first", b"", &segments[0].allocation, 0..1000).unwrap();
+        creator.publish_range("second", b"", first.id, LEN - 10..LEN).unwrap();
         assert_eq!(first_and_last(&reader, &device, "first"), (5, 5));
         let stream = device.stream().unwrap();
         stream.fill(&map.span(LEN - 1, 1).unwrap(), 6).unwrap();
         stream.synchronize(Deadline::NEVER).unwrap();
-        assert_eq!(first_and_last(&reader, &device, "second"), (5, 6), "it is the same memory");
-        drop((memory, map, segments, stream, maker));
-        served.kill("server");
-        assert_eq!(first_and_last(&connect(&served, &backend), &device, "second"), (5, 6));
+        assert_eq!(first_and_last(&reader, &device, "second"), (5, 6), "the object is the same memory");
+        drop((memory, map, segments, stream, creator));
+        store.kill("server");
+        assert_eq!(first_and_last(&connect(&store, &backend), &device, "second"), (5, 6));
         assert_eq!(reader.status().unwrap().device.used, LEN as u64);
         for name in ["first", "second"] {
             reader.delete(reader.stat(name).unwrap().id).unwrap();
@@ -217,27 +220,27 @@ pub(crate) mod suite {
     }
 
     #[test]
-    fn memory_of_a_device_is_as_long_as_it_is_said_to_be() {
+    fn device_memory_with_a_wrong_length_is_refused() {
         let Some(backend) = cuda::backend() else { return };
-        let served = Served::start_with("cuda");
+        let store = TestStore::start_with("cuda");
         let device = backend.device(0).unwrap();
-        let client = connect(&served, &backend);
+        let client = connect(&store, &backend);
         let memory = filled(&device, 5);
         let handle = || memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
-        // What a liar says of it; the driver does not tell how long it is.
+        // Wrong lengths; the driver does not report the length of memory.
         for lie in [LEN / 2, 2 * LEN] {
             let fd = handle().into_fd().unwrap();
-            assert_eq!(offer_at(&served, 1, &[fd], lie as u64), Some(REFUSED));
+            assert_eq!(offer_at(&store, 1, &[fd], lie as u64), Some(REFUSED));
         }
         if let Ok(other) = backend.device(1) {
             let fd = handle().into_fd().unwrap();
-            assert_eq!(offer_at(&served, u64::from(other.id().0) + 1, &[fd], LEN as u64), Some(REFUSED));
+            assert_eq!(offer_at(&store, u64::from(other.id().0) + 1, &[fd], LEN as u64), Some(REFUSED));
         }
         assert_eq!(client.status().unwrap().device.used, 0);
         let fd = handle().into_fd().unwrap();
-        assert_eq!(offer_at(&served, 1, &[fd], LEN as u64), Some(SEALED), "and what is true of it");
+        assert_eq!(offer_at(&store, 1, &[fd], LEN as u64), Some(SEALED), "the true length is accepted");
         client.delete(client.stat("x").unwrap().id).unwrap();
-        // Nor is memory handed on that was handed to this process: whoever made it does that.
+        // Imported memory cannot be exported again: only its creator can share it.
         let imported = Allocation::import(&device, handle(), LEN).unwrap();
         let refused = client.adopt("second hand", b"", &imported, 0..1).unwrap_err();
         assert!(

@@ -1,4 +1,4 @@
-//! What another user can do with everything a store gives, also as root of a user namespace: read, and nothing else.
+//! Attacks of another user with every descriptor that a store sends, also as root of a user namespace: only reading succeeds.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,84 +11,84 @@ use wholemem_os::{Deadline, Memfd, PacketSocket, SharedMap};
 use wholemem_store::{Client, Error, ObjectId, Refusal};
 use wholemem_testkit::{Rank, Ranks, skipped, test_name};
 
-use crate::served::Served;
-use crate::wire::{connect, hello, question, request, send_now};
+use crate::raw_protocol::{connect, hello, request, request_kind, send_now};
+use crate::test_store::TestStore;
 
-/// The user that owns nothing.
+/// A user that owns no files.
 pub(crate) const NOBODY: u32 = 65_534;
 
 const NAMES: [(&str, usize); 2] = [("small", 1000), ("large", 2 << 20)];
 
-/// Everything a client is sent: the index and its pins, and the memory of some objects.
+/// All descriptors that a client receives: the index, its pin page, and the memory of some objects.
 fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket, Vec<OwnedFd>) {
-    let wire = connect(socket).unwrap();
+    let connection = connect(socket).unwrap();
     let mut packet = vec![0; 65_536];
     let mut all = Vec::new();
     let fetches =
-        objects.iter().zip(2..).map(|(object, id)| request(id, question::FETCH, &[object.as_u64()]));
+        objects.iter().zip(2..).map(|(object, id)| request(id, request_kind::FETCH, &[object.as_u64()]));
     for request in [hello()].into_iter().chain(fetches) {
-        wire.send(&request, &[], Deadline::NEVER).unwrap();
-        let (_, fds) = wire.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
-        assert!(!fds.is_empty(), "an answer with descriptors");
+        connection.send(&request, &[], Deadline::NEVER).unwrap();
+        let (_, fds) = connection.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
+        assert!(!fds.is_empty(), "the answer has descriptors");
         all.extend(fds);
     }
-    (wire, all)
+    (connection, all)
 }
 
-/// A client that says what it likes: real requests and changed ones, in any order, with descriptors, unread, cut off.
-fn babble(socket: &std::path::Path, dice: &mut u64, packets: usize) {
-    let mut roll = |below: usize| {
-        *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(*dice >> 33).unwrap() % below
+/// A client that sends valid and mutated requests in any order, with descriptors, without reading, and with incomplete messages.
+fn send_random_requests(socket: &std::path::Path, random: &mut u64, packets: usize) {
+    let mut below = |limit: usize| {
+        *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(*random >> 33).unwrap() % limit
     };
     let corpus: Vec<Vec<u8>> = wholemem_store::fuzz::corpus().into_iter().map(|(_, bytes)| bytes).collect();
     let null = std::fs::File::open("/dev/null").unwrap();
-    let mut wires: Vec<PacketSocket> = Vec::new();
-    let mut room = vec![0; 65_536];
+    let mut connections: Vec<PacketSocket> = Vec::new();
+    let mut buffer = vec![0; 65_536];
     for _ in 0..packets {
-        if wires.len() < 4 {
-            // Others may have left no room.
-            let Ok(wire) = connect(socket) else { continue };
-            let _ = send_now(&wire, &hello());
-            wires.push(wire);
+        if connections.len() < 4 {
+            // Other clients may have used up the limits.
+            let Ok(connection) = connect(socket) else { continue };
+            let _ = send_now(&connection, &hello());
+            connections.push(connection);
         }
-        let at = roll(wires.len());
-        // Packets of a file of the corpus, each behind its length; of some, a byte is another.
-        let mut rest = &corpus[roll(corpus.len())][..];
+        let at = below(connections.len());
+        // Packets of a file of the corpus, each prefixed by its length; in some of them one byte is changed.
+        let mut rest = &corpus[below(corpus.len())][..];
         while let Some(([low, high], after)) = rest.split_first_chunk::<2>() {
             let len = usize::from(u16::from_le_bytes([*low, *high])).min(after.len());
             let (packet, after) = after.split_at(len);
             rest = after;
             let mut packet = packet.to_vec();
-            if roll(2) == 0 && !packet.is_empty() {
-                let place = roll(packet.len());
-                packet[place] = roll(256).to_le_bytes()[0];
+            if below(2) == 0 && !packet.is_empty() {
+                let place = below(packet.len());
+                packet[place] = below(256).to_le_bytes()[0];
             }
-            let fds = if roll(50) == 0 { vec![null.as_fd()] } else { vec![] };
-            let _ = wires[at].send(&packet, &fds, Deadline::NOW);
+            let fds = if below(50) == 0 { vec![null.as_fd()] } else { vec![] };
+            let _ = connections[at].send(&packet, &fds, Deadline::NOW);
         }
-        match roll(8) {
-            0 => drop(wires.remove(at)),
-            1..=3 => while wires[at].recv_with_fds(&mut room, 2, Deadline::NOW).is_ok() {},
+        match below(8) {
+            0 => drop(connections.remove(at)),
+            1..=3 => while connections[at].recv_with_fds(&mut buffer, 2, Deadline::NOW).is_ok() {},
             _ => {}
         }
     }
 }
 
 #[test]
-fn a_server_that_is_told_anything_by_many_serves_on() {
-    let served = Served::start();
-    let client = served.client();
+fn a_server_survives_arbitrary_requests_of_many_clients() {
+    let store = TestStore::start();
+    let client = store.client();
     client.put("kept", &vec![0x11; 2 << 20]).unwrap();
-    // They are of its user, and may delete it.
+    // The clients run as the server's user, and may delete the object.
     let held = client.get("kept").unwrap();
-    let server = served.process("server");
+    let server = store.process("server");
     let seed = wholemem_testkit::seed();
     let packets = if wholemem_testkit::exhaustive() { 50_000 } else { 2000 };
     std::thread::scope(|scope| {
         for thread in 0..3 {
-            let socket = served.socket();
-            scope.spawn(move || babble(&socket, &mut (seed ^ thread), packets));
+            let socket = store.socket();
+            scope.spawn(move || send_random_requests(&socket, &mut (seed ^ thread), packets));
         }
         for round in 0..packets / 10 {
             client.put(&format!("own {}", round % 7), &vec![7; 1000 * (round % 9)]).unwrap();
@@ -97,7 +97,7 @@ fn a_server_that_is_told_anything_by_many_serves_on() {
     assert_eq!(held.to_vec().unwrap(), vec![0x11; 2 << 20]);
     let status = client.status().unwrap();
     assert!(status.host.used <= status.host.quota, "{status:?}");
-    assert_eq!(served.process("server"), server, "no other server was needed");
+    assert_eq!(store.process("server"), server, "the server was not replaced");
 }
 
 fn reopen(fd: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
@@ -117,17 +117,17 @@ fn attack(fd: &OwnedFd) {
     assert!(!map.could_be_written(), "mprotect");
 }
 
-/// Writes through the kernel's door to this process's own memory, which asks for no rights of the page.
+/// Writes to this process's own memory through `/proc/self/mem`, which ignores page protection.
 fn force(address: u64) -> bool {
     let Ok(mut memory) = std::fs::OpenOptions::new().write(true).open("/proc/self/mem") else { return false };
     memory.seek(SeekFrom::Start(address)).is_ok() && memory.write_all(b"x").is_ok()
 }
 
 fn intruder(rank: &Rank) {
-    // What it is outside, the store sees; what it is inside, the kernel's checks of this process might.
+    // The store sees the user outside of the namespace; the kernel's checks may see the one inside.
     let inside = std::fs::read_to_string("/proc/self/uid_map").unwrap();
-    let is_rooted = inside.split_whitespace().nth(1) == Some("65534");
-    assert_eq!(rustix::process::geteuid().as_raw(), if is_rooted { 0 } else { NOBODY });
+    let is_namespace_root = inside.split_whitespace().nth(1) == Some("65534");
+    assert_eq!(rustix::process::geteuid().as_raw(), if is_namespace_root { 0 } else { NOBODY });
     let parameter = rank.parameter();
     let socket = std::path::Path::new(&parameter);
     let client = Client::connect(socket).unwrap();
@@ -139,18 +139,22 @@ fn intruder(rank: &Rank) {
         let refused = client.delete(object.id()).unwrap_err();
         assert!(matches!(refused, Error::Refused(Refusal::NotYours { .. })), "{refused}");
         for refused in [client.put(name, &vec![0; len]), client.publish(name, object.id())] {
-            assert_eq!(refused.unwrap_err().code(), "name-taken", "replacing is deleting");
+            assert_eq!(
+                refused.unwrap_err().code(),
+                "name-taken",
+                "replacing an object requires the right to delete it"
+            );
         }
         ids.push(object.id());
     }
     let memory = Backend::host(HostConfig::default()).unwrap().device(0).unwrap().allocate(1 << 20).unwrap();
     assert_eq!(client.adopt("given", b"", &memory, 0..1).unwrap_err().code(), "not-trusted");
-    let (wire, fds) = descriptors(socket, &ids);
-    let [index, pins, memory @ ..] = &fds[..] else { panic!("four descriptors") };
+    let (connection, fds) = descriptors(socket, &ids);
+    let [index, pins, memory @ ..] = &fds[..] else { panic!("expected four descriptors") };
     for fd in [index].into_iter().chain(memory) {
         attack(fd);
     }
-    // The page of pins is its own: it cannot be made shorter, and lies about pins hold back objects and no more.
+    // The pin page belongs to the client: it cannot be truncated, and invalid pins only delay the release of objects.
     assert_eq!(ftruncate(pins, 0), Err(Errno::PERM));
     let lies: Vec<u8> = [u64::MAX.to_le_bytes()]
         .into_iter()
@@ -159,51 +163,52 @@ fn intruder(rank: &Rank) {
         .collect();
     assert_eq!(rustix::io::pwrite(pins, &lies, 0), Ok(lies.len()));
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    // Words that are none, and descriptors that nobody asked for.
-    for packet in [vec![], vec![9; 60_000], request(5, 99, &[]), request(6, question::FETCH, &[u64::MAX])] {
+    // Invalid messages, and unexpected descriptors.
+    for packet in [vec![], vec![9; 60_000], request(5, 99, &[]), request(6, request_kind::FETCH, &[u64::MAX])]
+    {
         let other = connect(socket).unwrap();
         let _ = other.send(&packet, &[index.as_fd()], Deadline::NOW);
         let _ = send_now(&other, &packet);
     }
     rank.send(0, b"held back", &[]);
-    assert_eq!(rank.recv(0).0, b"let go");
+    assert_eq!(rank.recv(0).0, b"release pins");
     assert_eq!(fallocate(pins, punch, 0, 65_536), Ok(()));
-    drop(wire);
+    drop(connection);
 }
 
 #[test]
-fn another_user_reads_and_can_do_nothing_else() {
+fn another_user_can_read_and_nothing_else() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    play(test_name!(), |ranks| ranks.as_user(1, NOBODY));
+    run_attack(test_name!(), |ranks| ranks.as_user(1, NOBODY));
 }
 
 #[test]
-fn root_of_a_user_namespace_reads_and_can_do_nothing_else() {
+fn root_of_a_user_namespace_can_read_and_nothing_else() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
     if !Ranks::can_be_user_namespace_root(NOBODY) {
         return skipped("another user cannot have a user namespace here");
     }
-    play(test_name!(), |ranks| ranks.as_user_namespace_root(1, NOBODY));
+    run_attack(test_name!(), |ranks| ranks.as_user_namespace_root(1, NOBODY));
 }
 
-fn play(test: &str, intrude: impl Fn(Ranks) -> Ranks) {
+fn run_attack(test: &str, intrude: impl Fn(Ranks) -> Ranks) {
     if Ranks::is_rank() {
         return Ranks::of(2).run(test, body);
     }
-    let served = Served::start();
-    served.open_to_all();
-    let client = served.client();
+    let store = TestStore::start();
+    store.open_to_all();
+    let client = store.client();
     for (name, len) in NAMES {
         client.put(name, &vec![0x11; len]).unwrap();
     }
-    let parameter = served.socket().to_str().unwrap().to_owned();
+    let parameter = store.socket().to_str().unwrap().to_owned();
     intrude(Ranks::of(2)).parameter(parameter).run(test, body);
-    assert_eq!(client.status().unwrap().clients, 1, "the intruder is gone");
-    assert_eq!(client.status().unwrap().objects, 0, "and holds nothing");
+    assert_eq!(client.status().unwrap().clients, 1, "the intruder has been removed");
+    assert_eq!(client.status().unwrap().objects, 0, "the intruder holds no object");
 }
 
 fn body(rank: &Rank) {
@@ -215,12 +220,12 @@ fn body(rank: &Rank) {
     assert_eq!(rank.recv(1).0, b"held back");
     for (name, len) in NAMES {
         let object = client.get(name).unwrap();
-        assert_eq!(object.to_vec().unwrap(), vec![0x11; len], "not a byte changed");
+        assert_eq!(object.to_vec().unwrap(), vec![0x11; len], "no byte has changed");
         client.delete(object.id()).unwrap();
     }
-    assert_eq!(client.status().unwrap().retired, 2, "held back by the intruder's pins");
-    rank.send(1, b"let go", &[]);
-    // Its pins are looked at every second.
+    assert_eq!(client.status().unwrap().retired, 2, "retained by the intruder's pins");
+    rank.send(1, b"release pins", &[]);
+    // The server scans pins every second.
     while client.status().unwrap().retired > 0 {
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Objects on a GPU: the real one where there is one, and the fake driver's everywhere.
+//! Objects on a GPU: on a real one if there is one, and always with the fake driver.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,10 +7,10 @@ use wholemem_hal::pattern::{self, Pattern};
 use wholemem_store::{Client, Mirror, Pack};
 use wholemem_testkit::{FakeCuda, Ranks, cuda, test_name};
 
-use crate::served::Served;
+use crate::test_store::TestStore;
 
-fn connect(served: &Served, backend: &Backend) -> Client {
-    Client::connect_with(served.socket(), Some(backend.clone())).unwrap()
+fn connect(store: &TestStore, backend: &Backend) -> Client {
+    Client::connect_with(store.socket(), Some(backend.clone())).unwrap()
 }
 
 fn fill(client: &Client, backend: &Backend, name: &str, len: usize, value: u8) {
@@ -36,30 +36,30 @@ mod suite {
     use super::*;
 
     #[test]
-    fn device_objects_are_shared_and_outlive_maker_and_server() {
+    fn device_objects_are_shared_and_outlive_their_creator_and_the_server() {
         let Some(backend) = cuda::backend() else { return };
-        let served = Served::start_with("cuda");
-        let maker = connect(&served, &backend);
-        fill(&maker, &backend, "small", 1000, 3);
-        fill(&maker, &backend, "large", 5 << 20, 4);
-        drop(maker);
-        served.kill("server");
-        let reader = connect(&served, &backend);
+        let store = TestStore::start_with("cuda");
+        let creator = connect(&store, &backend);
+        fill(&creator, &backend, "small", 1000, 3);
+        fill(&creator, &backend, "large", 5 << 20, 4);
+        drop(creator);
+        store.kill("server");
+        let reader = connect(&store, &backend);
         assert_eq!(first_and_last(&reader, "small"), (3, 3));
         assert_eq!(first_and_last(&reader, "large"), (4, 4));
     }
 
     #[test]
-    fn a_pack_on_a_device_is_one_map() {
+    fn a_pack_on_a_device_is_one_mapping() {
         let Some(backend) = cuda::backend() else { return };
-        let served = Served::start_with("cuda");
-        let (maker, reader) = (connect(&served, &backend), connect(&served, &backend));
+        let store = TestStore::start_with("cuda");
+        let (creator, reader) = (connect(&store, &backend), connect(&store, &backend));
         let device = backend.device(0).unwrap();
         let mut pack = Pack::new("p").on(&device);
         for member in 0..100 {
             pack = pack.add(&format!("p/{member}"), 64 << 10);
         }
-        let draft = maker.create_pack(&pack).unwrap();
+        let draft = creator.create_pack(&pack).unwrap();
         let stream = device.stream().unwrap();
         for member in 0..100_u8 {
             stream.fill(&draft.span(usize::from(member)).unwrap().unwrap(), member).unwrap();
@@ -78,24 +78,24 @@ mod suite {
     }
 
     #[test]
-    fn kernels_on_an_object_end_right_while_the_server_is_killed() {
+    fn kernels_on_an_object_succeed_while_the_server_is_killed() {
         const LEN: usize = 48 << 20;
         let Some(backend) = cuda::backend() else { return };
-        let served = Served::start_with("cuda");
+        let store = TestStore::start_with("cuda");
         let device = backend.device(0).unwrap();
-        let (maker, reader) = (connect(&served, &backend), connect(&served, &backend));
+        let (creator, reader) = (connect(&store, &backend), connect(&store, &backend));
         let kernels = Pattern::load(&device).unwrap();
         let stream = device.stream().unwrap();
-        let draft = maker.create_on(&device, "object", LEN).unwrap();
+        let draft = creator.create_on(&device, "object", LEN).unwrap();
         kernels.fill(&stream, &draft.span().unwrap().unwrap(), 5).unwrap();
         draft.seal_after(&stream).unwrap().wait().unwrap();
         let expected = pattern::expected(5, LEN);
         let object = reader.get("object").unwrap();
-        let (begun, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (begun, has_finished) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            // One kernel after the other, so that there is always one that reads the object.
+            // One kernel after the other, so that one always reads the object.
             let reading = scope.spawn(|| {
-                while !is_over.load(Ordering::Acquire) {
+                while !has_finished.load(Ordering::Acquire) {
                     begun.fetch_add(1, Ordering::AcqRel);
                     assert_eq!(kernels.checksum(&stream, &object.span().unwrap()).unwrap(), expected);
                 }
@@ -105,48 +105,48 @@ mod suite {
                 while begun.load(Ordering::Acquire) < before + 2 && !reading.is_finished() {
                     std::thread::yield_now();
                 }
-                served.kill("server");
+                store.kill("server");
             }
-            is_over.store(true, Ordering::Release);
+            has_finished.store(true, Ordering::Release);
             reading.join().unwrap();
         });
         assert_eq!(
-            first_and_last(&connect(&served, &backend), "object").0,
+            first_and_last(&connect(&store, &backend), "object").0,
             pattern::word(5, 0).to_ne_bytes()[0]
         );
     }
 
     #[test]
-    fn a_server_takes_next_to_nothing_of_a_gpu() {
+    fn a_server_uses_almost_no_memory_of_a_gpu() {
         if cuda::backend().is_none() && !Ranks::is_rank() {
             return;
         }
-        // Alone, so that no other test changes how much is available.
+        // In a separate process, so that no other test changes the available memory.
         Ranks::of(1).run(test_name!(), |_| measure_a_server(&cuda::backend().unwrap()));
     }
 
     fn measure_a_server(backend: &Backend) {
-        const MOST: usize = 8 << 20;
+        const MAX_USED: usize = 8 << 20;
         let device = backend.device(0).unwrap();
-        // The context of this process is not the server's.
+        // The memory of this process's own context is not counted.
         drop(device.stream().unwrap());
         let before = device.available().unwrap();
-        let served = Served::start_with("cuda");
-        let client = connect(&served, backend);
+        let store = TestStore::start_with("cuda");
+        let client = connect(&store, backend);
         fill(&client, backend, "object", 4 << 20, 1);
         client.delete(client.stat("object").unwrap().id).unwrap();
         drop(client);
         let after = device.available().unwrap();
-        let taken = before.saturating_sub(after);
-        // Where others use the GPU too, this may be theirs.
-        assert!(taken <= MOST, "{taken} bytes");
+        let used = before.saturating_sub(after);
+        // If other processes use the GPU too, the difference may be theirs.
+        assert!(used <= MAX_USED, "{used} bytes");
     }
 
     #[test]
-    fn memory_of_a_device_comes_back() {
+    fn device_memory_is_freed() {
         let Some(backend) = cuda::backend() else { return };
-        let served = Served::start_with("cuda");
-        let client = connect(&served, &backend);
+        let store = TestStore::start_with("cuda");
+        let client = connect(&store, &backend);
         let rounds = if wholemem_testkit::exhaustive() { 10_000 } else { 200 };
         for round in 0..rounds {
             fill(&client, &backend, "name", 4 << 20, 1);
@@ -158,7 +158,7 @@ mod suite {
 }
 
 #[test]
-fn objects_live_on_the_fake_driver_too() {
+fn objects_work_with_the_fake_driver() {
     let Some(fake) = FakeCuda::install() else { return };
     let passed = fake.rerun(&["gpu::suite::", "adopt::suite::"], &[]);
     assert!(passed >= 7, "{passed} tests ran");

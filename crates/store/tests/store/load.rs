@@ -1,4 +1,4 @@
-//! A store under load whose server and keeper are killed again and again: readers never see an error, a model agrees.
+//! A store under load whose server and keeper are killed repeatedly: readers see no error, and the content matches a model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use wholemem_store::{Client, Error, Pack, Refusal};
 use wholemem_testkit::{Ranks, test_name, without_system_calls};
 
-use crate::served::Served;
+use crate::test_store::TestStore;
 
-/// Bytes that say which version of what they are.
+/// Bytes that encode the name and the version of an object.
 fn content(name: &str, version: u64, len: usize) -> Vec<u8> {
     let mut bytes = format!("{name}:{version}:").into_bytes();
     let fill = bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_mul(31).wrapping_add(*byte));
@@ -16,7 +16,7 @@ fn content(name: &str, version: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether an object is one whole version of its name.
+/// Checks that an object is one whole version of its name, and returns the version.
 fn check(name: &str, bytes: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
     let version = text.split(':').nth(1).and_then(|version| version.parse().ok());
@@ -25,16 +25,16 @@ fn check(name: &str, bytes: &[u8]) -> u64 {
     version
 }
 
-struct Dice(u64);
+struct SeededRandom(u64);
 
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
+impl SeededRandom {
+    fn below(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
 
-/// One writer with names of its own, and the model of what it has done.
+/// A writer with names of its own, and a model of the objects that it has written.
 fn write(
     client: &Client,
     writer: u64,
@@ -42,30 +42,33 @@ fn write(
     stop: &AtomicBool,
     done: &AtomicU64,
 ) -> BTreeMap<String, u64> {
-    let mut dice = Dice(seed);
+    let mut random = SeededRandom(seed);
     let mut model: BTreeMap<String, (u64, wholemem_store::ObjectId)> = BTreeMap::new();
     let mut version = 0;
     while !stop.load(Ordering::Relaxed) {
-        let name = format!("w{writer}/{}", dice.roll(5));
-        match (dice.roll(6), model.get(&name).copied()) {
+        let name = format!("w{writer}/{}", random.below(5));
+        match (random.below(6), model.get(&name).copied()) {
             (0, Some((_, id))) => {
                 client.delete(id).unwrap();
                 model.remove(&name);
             }
             (1, Some((version, id))) => {
-                // One more name for the same bytes, gone again at once.
+                // Another name for the same bytes, deleted at once.
                 let alias = client.publish(&format!("w{writer}/alias"), id).unwrap();
                 let object = client.get_by_id(alias.id).unwrap();
                 assert_eq!(check(&name, &object.to_vec().unwrap()), version);
                 client.delete(alias.id).unwrap();
             }
-            (2, _) => drop(despite_deaths(|| client.create(&format!("w{writer}/given up"), 2 << 20))),
+            (2, _) => drop(retry_after_deaths(|| client.create(&format!("w{writer}/given up"), 2 << 20))),
             (kind, _) => {
                 version += 1;
-                let len =
-                    if kind == 3 { (1 << 20) + 5000 } else { usize::try_from(dice.roll(200_000)).unwrap() };
+                let len = if kind == 3 {
+                    (1 << 20) + 5000
+                } else {
+                    usize::try_from(random.below(200_000)).unwrap()
+                };
                 let content = content(&name, version, len);
-                let sealed = despite_deaths(|| client.put(&name, &content));
+                let sealed = retry_after_deaths(|| client.put(&name, &content));
                 model.insert(name, (version, sealed.id));
             }
         }
@@ -74,23 +77,23 @@ fn write(
     model.into_iter().map(|(name, (version, _))| (name, version)).collect()
 }
 
-/// Asks again where two servers were killed during the request, which is refused then and was not done.
-fn despite_deaths<T>(mut ask: impl FnMut() -> Result<T, Error>) -> T {
+/// Repeats a request that was refused because two servers were killed during it.
+fn retry_after_deaths<T>(mut request: impl FnMut() -> Result<T, Error>) -> T {
     loop {
-        match ask() {
+        match request() {
             Err(Error::Refused(Refusal::ServersDied { .. })) => {}
             outcome => return outcome.unwrap(),
         }
     }
 }
 
-/// One reader of everybody's names, who never goes back in time.
+/// A reader of all names, which checks that versions never decrease.
 fn read(client: &Client, seed: u64, stop: &AtomicBool) -> u64 {
-    let mut dice = Dice(seed);
+    let mut random = SeededRandom(seed);
     let mut newest: BTreeMap<String, u64> = BTreeMap::new();
     let mut reads = 0;
     while !stop.load(Ordering::Relaxed) {
-        let name = format!("w{}/{}", dice.roll(2), dice.roll(5));
+        let name = format!("w{}/{}", random.below(2), random.below(5));
         match client.get(&name) {
             Ok(object) => {
                 let version = check(&name, &object.to_vec().unwrap());
@@ -105,37 +108,37 @@ fn read(client: &Client, seed: u64, stop: &AtomicBool) -> u64 {
     reads
 }
 
-fn under_load(kills: u32, mut kill: impl FnMut(&Served, &mut Dice)) {
+fn under_load(kills: u32, mut kill: impl FnMut(&TestStore, &mut SeededRandom)) {
     let seed = wholemem_testkit::seed();
-    let served = Served::start();
+    let store = TestStore::start();
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let models = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..2)
             .map(|writer| {
-                let client = served.client();
+                let client = store.client();
                 let (stop, done) = (&stop, &done);
                 scope.spawn(move || write(&client, writer, seed ^ writer, stop, done))
             })
             .collect();
         let readers: Vec<_> = (2..4)
             .map(|reader| {
-                let client = served.client();
+                let client = store.client();
                 let stop = &stop;
                 scope.spawn(move || read(&client, seed ^ reader, stop))
             })
             .collect();
-        let mut dice = Dice(seed ^ 99);
-        // Whatever fails, the threads are told to end.
+        let mut random = SeededRandom(seed ^ 99);
+        // The threads are stopped even if the test fails.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..kills {
-                // Between two kills something happens, and a random amount of it.
-                let goal = done.load(Ordering::Relaxed) + 1 + dice.roll(20);
+                // Between two kills, a random number of operations completes.
+                let goal = done.load(Ordering::Relaxed) + 1 + random.below(20);
                 while done.load(Ordering::Relaxed) < goal
                     && !writers.iter().all(|writer| writer.is_finished())
                 {
                     std::thread::yield_now();
                 }
-                kill(&served, &mut dice);
+                kill(&store, &mut random);
             }
         }));
         stop.store(true, Ordering::Relaxed);
@@ -149,54 +152,54 @@ fn under_load(kills: u32, mut kill: impl FnMut(&Served, &mut Dice)) {
         ));
         models
     });
-    let client = served.client();
+    let client = store.client();
     let expected: BTreeMap<_, _> = models.into_iter().flatten().collect();
     let found = client.list("").unwrap().into_iter().map(|entry| {
         let version = check(&entry.name, &client.get(&entry.name).unwrap().to_vec().unwrap());
         (entry.name, version)
     });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected);
-    let status = served.settled(&client);
+    let status = store.settled(&client);
     assert_eq!((status.unsealed, status.retired, status.objects), (0, 0, expected.len() as u64));
     for entry in client.list("").unwrap() {
         client.delete(entry.id).unwrap();
     }
-    // What is left is the one arena that is kept.
+    // The one empty arena that is retained.
     assert_eq!(client.status().unwrap().host.used, 16 << 20);
 }
 
 #[test]
 fn kills_of_the_server_under_load_lose_nothing() {
-    // Those that die young are replaced after a rest, so that a hundred take a minute.
-    under_load(if wholemem_testkit::exhaustive() { 100 } else { 20 }, |served, _| served.kill("server"));
+    // Servers that fail early are replaced after a backoff, so that a hundred kills take a minute.
+    under_load(if wholemem_testkit::exhaustive() { 100 } else { 20 }, |store, _| store.kill("server"));
 }
 
 #[test]
-fn kills_of_server_and_keeper_in_turn_under_load_lose_nothing() {
-    under_load(if wholemem_testkit::exhaustive() { 200 } else { 20 }, |served, dice| {
-        if dice.roll(2) == 0 {
-            return served.kill("server");
+fn kills_of_server_or_keeper_under_load_lose_nothing() {
+    under_load(if wholemem_testkit::exhaustive() { 200 } else { 20 }, |store, random| {
+        if random.below(2) == 0 {
+            return store.kill("server");
         }
-        let server = served.process("server");
-        served.kill("keeper");
-        // The new one holds everything when the server has said so; until then, both together would be the end.
-        served.wait_until_protected(server);
+        let server = store.process("server");
+        store.kill("keeper");
+        // Until the new keeper holds all descriptors, killing the server would end the store.
+        store.wait_until_protected(server);
     });
 }
 
 #[test]
-fn a_cached_object_is_got_without_a_system_call_also_when_nobody_serves() {
+fn a_mapped_object_is_obtained_without_a_system_call_or_a_server() {
     Ranks::of(1).run(test_name!(), |_| {
-        let served = Served::start();
-        let client = served.client();
+        let store = TestStore::start();
+        let client = store.client();
         for (name, len) in [("small", 100), ("large", 2 << 20)] {
             client.put(name, &vec![7; len]).unwrap();
         }
-        // Mapped once; the pins that are used are touched once.
+        // The first get maps the memory and touches the used pins.
         drop((client.get("small").unwrap(), client.get("large").unwrap()));
-        served.freeze();
-        // Every 100 ms a get looks at the connection. A machine may be so busy that this falls into a try, but not into all.
-        let is_silent = (0..100).any(|_| {
+        store.freeze();
+        // Every 100 ms a get checks the connection. On a busy machine this may happen during one attempt, but not during all.
+        let makes_no_call = (0..100).any(|_| {
             let threads = client.clone();
             without_system_calls(move || {
                 for _ in 0..100 {
@@ -206,8 +209,8 @@ fn a_cached_object_is_got_without_a_system_call_also_when_nobody_serves() {
                 std::mem::forget(threads);
             })
         });
-        assert!(is_silent);
-        // The control: what is not there is asked for.
+        assert!(makes_no_call);
+        // The control: a missing name is requested from the server.
         let threads = client.clone();
         assert!(!without_system_calls(move || drop(threads.get("nothing"))));
         std::mem::forget(client);
@@ -215,16 +218,16 @@ fn a_cached_object_is_got_without_a_system_call_also_when_nobody_serves() {
 }
 
 #[test]
-fn a_pack_is_found_whole_by_whoever_finds_it_while_others_replace_it() {
+fn readers_find_whole_packs_while_writers_replace_them() {
     const MEMBERS: usize = 300;
-    let served = Served::start();
-    let (maker, reader) = (served.client(), served.client());
+    let store = TestStore::start();
+    let (creator, reader) = (store.client(), store.client());
     let make = |version: u64| {
         let mut pack = Pack::new("pack");
         for member in 0..MEMBERS {
             pack = pack.add(&format!("pack/{member}"), 100);
         }
-        let mut draft = maker.create_pack(&pack).unwrap();
+        let mut draft = creator.create_pack(&pack).unwrap();
         for member in 0..MEMBERS {
             draft.write_at(member, 0, &content("pack", version, 100)).unwrap();
         }
@@ -243,7 +246,7 @@ fn a_pack_is_found_whole_by_whoever_finds_it_while_others_replace_it() {
                     check("pack", &bytes)
                 });
                 let versions: Vec<_> = versions.collect();
-                assert_eq!(versions, vec![versions[0]; MEMBERS], "all of it, and of one version");
+                assert_eq!(versions, vec![versions[0]; MEMBERS], "all members are of one version");
                 reads += 1;
             }
             reads
@@ -252,5 +255,5 @@ fn a_pack_is_found_whole_by_whoever_finds_it_while_others_replace_it() {
         stop.store(true, Ordering::Relaxed);
         wholemem_testkit::report(&format!("{} packs read", reading.join().unwrap()));
     });
-    assert_eq!(served.settled(&reader).retired, 0);
+    assert_eq!(store.settled(&reader).retired, 0);
 }

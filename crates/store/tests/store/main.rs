@@ -1,18 +1,18 @@
-//! A store as processes: a keeper, a server and clients, which are killed, stopped and lied to.
+//! Tests of a store with real processes: a keeper, a server and clients, which are killed, stopped and attacked.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 mod adopt;
 mod attacks;
-mod crowd;
+mod environments;
 mod gpu;
 mod kills;
 mod load;
 mod memory_limits;
 mod misuse;
 mod objects;
-mod places;
+mod overload;
+mod raw_protocol;
 mod restarts;
-mod served;
+mod test_store;
 mod versions;
-mod wire;

@@ -1,4 +1,4 @@
-//! A program that asks for what cannot be, forks, drops in any order, and forgets what it began.
+//! Programs with invalid requests, forks, drops in any order, and abandoned drafts.
 
 use std::io::{Read, Write};
 use std::sync::mpsc::channel;
@@ -9,7 +9,7 @@ use wholemem_os::Deadline;
 use wholemem_store::{Client, Error, Pack};
 use wholemem_testkit::{Ranks, in_forked_child, test_name};
 
-use crate::served::Served;
+use crate::test_store::TestStore;
 
 const LARGE: usize = 2 << 20;
 
@@ -17,7 +17,7 @@ fn code<T: std::fmt::Debug>(outcome: Result<T, Error>) -> &'static str {
     outcome.unwrap_err().code()
 }
 
-/// Waits until the server knows of so many clients.
+/// Waits until the server has this number of clients.
 fn wait_for_clients(client: &Client, count: u64) {
     let deadline = Deadline::after(Duration::from_secs(60));
     while client.status().unwrap().clients != count {
@@ -26,9 +26,9 @@ fn wait_for_clients(client: &Client, count: u64) {
 }
 
 #[test]
-fn a_watch_that_is_dropped_leaves_nothing_though_its_process_lives() {
-    let served = Served::start();
-    let client = served.client();
+fn a_dropped_watch_is_removed_although_its_process_lives() {
+    let store = TestStore::start();
+    let client = store.client();
     let watches: Vec<_> = (0..20).map(|_| client.watch("").unwrap()).collect();
     wait_for_clients(&client, 21);
     drop(watches);
@@ -36,33 +36,33 @@ fn a_watch_that_is_dropped_leaves_nothing_though_its_process_lives() {
 }
 
 #[test]
-fn a_watcher_that_reads_is_told_of_every_object_of_a_large_pack() {
+fn a_watcher_receives_the_events_of_every_object_of_a_large_pack() {
     const COUNT: usize = 10_000;
-    let served = Served::start();
-    let client = served.client();
+    let store = TestStore::start();
+    let client = store.client();
     let mut watch = client.watch("model/").unwrap();
     let name =
         |number: usize| format!("model/layers.{number}.a.name.as.long.as.that.of.a.tensor.of.a.large.model");
     let pack = (0..COUNT).fold(Pack::new("model"), |pack, number| pack.add(&name(number), 1));
     client.create_pack(&pack).unwrap().seal().unwrap();
-    let patience = Deadline::after(Duration::from_secs(60));
-    let mut told: Vec<_> = (0..COUNT).map(|_| watch.next(patience).unwrap().name).collect();
+    let timeout = Deadline::after(Duration::from_secs(60));
+    let mut names: Vec<_> = (0..COUNT).map(|_| watch.next(timeout).unwrap().name).collect();
     let mut expected: Vec<_> = (0..COUNT).map(name).collect();
-    told.sort();
+    names.sort();
     expected.sort();
-    assert!(told == expected);
+    assert!(names == expected);
 }
 
 #[test]
-fn what_is_held_is_dropped_in_any_order() {
-    let served = Served::start();
-    let observer = served.client();
+fn clients_drafts_and_objects_are_dropped_in_any_order() {
+    let store = TestStore::start();
+    let observer = store.client();
     let before = {
         observer.put("small", b"x").unwrap();
         observer.status().unwrap()
     };
     for order in 0..4 {
-        let client = served.client();
+        let client = store.client();
         client.put("large", &vec![1; LARGE]).unwrap();
         let (small, large) = (client.get("small").unwrap(), client.get("large").unwrap());
         let pack = {
@@ -86,11 +86,11 @@ fn what_is_held_is_dropped_in_any_order() {
 }
 
 #[test]
-fn a_forked_child_can_use_and_undo_nothing_of_its_parent() {
-    // In a process of its own: other tests have threads.
+fn a_forked_child_cannot_use_or_release_resources_of_its_parent() {
+    // In a separate process, because other tests have threads.
     Ranks::of(1).run(test_name!(), |_| {
-        let served = Served::start();
-        let client = served.client();
+        let store = TestStore::start();
+        let client = store.client();
         client.put("name", b"value").unwrap();
         let object = client.get("name").unwrap();
         let draft = client.create("draft", LARGE).unwrap();
@@ -117,18 +117,18 @@ fn a_forked_child_can_use_and_undo_nothing_of_its_parent() {
         let (client, object, draft);
         (client, object, draft, watch) = parts.take().unwrap();
         client.delete(id).unwrap();
-        assert_eq!(client.status().unwrap().retired, 1, "still held here");
+        assert_eq!(client.status().unwrap().retired, 1, "the parent still holds the object");
         assert_eq!(object.to_vec().unwrap(), b"value");
         draft.seal().unwrap();
         assert_eq!(client.get("draft").unwrap().to_vec().unwrap(), vec![3; LARGE]);
-        let patience = Deadline::after(Duration::from_secs(60));
-        let told: Vec<_> = (0..2).map(|_| watch.next(patience).unwrap().name).collect();
-        assert_eq!(told, ["name", "draft"]);
+        let timeout = Deadline::after(Duration::from_secs(60));
+        let names: Vec<_> = (0..2).map(|_| watch.next(timeout).unwrap().name).collect();
+        assert_eq!(names, ["name", "draft"]);
     });
 }
 
 #[test]
-fn a_fork_waits_for_room_at_a_server_that_has_none_for_its_child() {
+fn a_fork_waits_until_the_server_has_a_descriptor_for_its_child() {
     Ranks::of(2).run(test_name!(), |rank| {
         if rank.id() == 1 {
             let socket = String::from_utf8(rank.recv(0).0).unwrap();
@@ -137,15 +137,15 @@ fn a_fork_waits_for_room_at_a_server_that_has_none_for_its_child() {
             assert!(connections.len() < 100, "64 descriptors do not hold 100 clients");
             rank.send(0, b"full", &[]);
             assert_eq!(rank.recv(0).0, b"forks");
-            // Until the fork has been refused; should it not have been yet, nothing is tested and nothing fails.
+            // Waits until the fork has been refused. If it has not been refused yet, the test passes without testing anything.
             std::thread::sleep(Duration::from_millis(200));
             return drop(connections);
         }
-        let served = Served::start_limited(64);
-        let client = served.client();
+        let store = TestStore::start_limited(64);
+        let client = store.client();
         client.put("small", b"value").unwrap();
         let object = client.get("small").unwrap();
-        rank.send(1, served.socket().to_str().unwrap().as_bytes(), &[]);
+        rank.send(1, store.socket().to_str().unwrap().as_bytes(), &[]);
         assert_eq!(rank.recv(1).0, b"full");
         rank.send(1, b"forks", &[]);
         let bytes = object.bytes().unwrap();
@@ -158,10 +158,10 @@ fn a_fork_waits_for_room_at_a_server_that_has_none_for_its_child() {
 }
 
 #[test]
-fn a_child_that_is_forked_meanwhile_does_not_keep_a_put_from_being_sealed() {
+fn a_child_forked_during_a_put_does_not_prevent_sealing() {
     Ranks::of(1).run(test_name!(), |_| {
-        let served = Served::start();
-        let (client, bytes) = (served.client(), vec![1; 100 << 20]);
+        let store = TestStore::start();
+        let (client, bytes) = (store.client(), vec![1; 100 << 20]);
         std::thread::scope(|scope| {
             let put = scope.spawn(|| client.put("large", &bytes));
             let mut ends = Vec::new();
@@ -172,7 +172,7 @@ fn a_child_that_is_forked_meanwhile_does_not_keep_a_put_from_being_sealed() {
                 ends.push(write);
                 std::thread::sleep(Duration::from_millis(3));
             }
-            // Before the children end.
+            // Sealed before the children exit.
             let put = put.join();
             ends.iter_mut().for_each(|end| end.write_all(b"x").unwrap());
             put.unwrap().unwrap();
@@ -181,10 +181,10 @@ fn a_child_that_is_forked_meanwhile_does_not_keep_a_put_from_being_sealed() {
 }
 
 #[test]
-fn a_child_writes_what_it_was_shown_and_is_waited_for() {
+fn a_child_can_write_a_shared_draft_and_delays_its_seal() {
     Ranks::of(1).run(test_name!(), |_| {
-        let served = Served::start();
-        let client = served.client();
+        let store = TestStore::start();
+        let client = store.client();
         let draft = client.create("draft", LARGE).unwrap();
         let bytes = draft.bytes().unwrap().unwrap();
         in_forked_child(|| bytes.fill(3).unwrap());
@@ -194,33 +194,33 @@ fn a_child_writes_what_it_was_shown_and_is_waited_for() {
 }
 
 #[test]
-fn what_a_living_child_can_write_is_sealed_when_the_child_has_ended() {
+fn a_draft_that_a_child_can_write_is_sealed_after_the_child_exits() {
     Ranks::of(1).run(test_name!(), |_| {
-        let served = Served::start();
-        let client = served.client();
+        let store = TestStore::start();
+        let client = store.client();
         let draft = client.create("draft", LARGE).unwrap();
         let mut pack = client.create_pack(&Pack::new("pack").add("pack/a", LARGE).add("pack/b", 3)).unwrap();
         draft.bytes().unwrap().unwrap().fill(3).unwrap();
         pack.write_at(0, 0, &[4; LARGE]).unwrap();
         drop(pack.span(0).unwrap());
-        let (mut ready, tells) = std::io::pipe().unwrap();
-        let (waits, end) = std::io::pipe().unwrap();
+        let (mut ready, sender) = std::io::pipe().unwrap();
+        let (receiver, end) = std::io::pipe().unwrap();
         std::thread::scope(|scope| {
-            let (mut tells, mut waits) = (tells, waits);
+            let (mut sender, mut receiver) = (sender, receiver);
             let child = scope.spawn(move || {
                 in_forked_child(|| {
-                    tells.write_all(b"x").unwrap();
-                    drop(waits.read(&mut [0]));
+                    sender.write_all(b"x").unwrap();
+                    drop(receiver.read(&mut [0]));
                 });
             });
             ready.read_exact(&mut [0]).unwrap();
             let unsealed = draft.seal().unwrap_err();
             assert_eq!(unsealed.error.code(), "still-mapped");
-            let mut draft = unsealed.draft.expect("it is as it was");
+            let mut draft = unsealed.draft.expect("the draft is returned");
             draft.write_at(1, &[5]).unwrap();
             let unsealed = pack.seal().unwrap_err();
             assert_eq!(unsealed.error.code(), "still-mapped");
-            let mut pack = unsealed.draft.expect("it is as it was");
+            let mut pack = unsealed.draft.expect("the draft is returned");
             pack.write_at(1, 0, b"end").unwrap();
             (&end).write_all(b"x").unwrap();
             child.join().unwrap();
@@ -235,25 +235,25 @@ fn what_a_living_child_can_write_is_sealed_when_the_child_has_ended() {
 }
 
 #[test]
-fn what_is_on_a_device_is_described_to_who_does_not_see_the_device() {
-    let served = Served::start();
+fn an_object_on_a_hidden_device_can_be_listed() {
+    let store = TestStore::start();
     let devices = Backend::open(BackendKind::Host).unwrap();
-    let maker = Client::connect_with(served.socket(), Some(devices.clone())).unwrap();
-    let sealed = maker.create_on(&devices.device(0).unwrap(), "far", 10).unwrap().seal().unwrap();
-    let blind = served.client();
-    assert_eq!(code(blind.get("far")), "device-hidden");
-    let entry = blind.stat("far").unwrap();
+    let creator = Client::connect_with(store.socket(), Some(devices.clone())).unwrap();
+    let sealed = creator.create_on(&devices.device(0).unwrap(), "far", 10).unwrap().seal().unwrap();
+    let without_devices = store.client();
+    assert_eq!(code(without_devices.get("far")), "device-hidden");
+    let entry = without_devices.stat("far").unwrap();
     assert_eq!((entry.id, entry.len, entry.is_cpu, entry.version), (sealed.id, 10, false, 1));
-    blind.delete(entry.id).unwrap();
-    assert_eq!(code(blind.stat("far")), "no-such-name");
+    without_devices.delete(entry.id).unwrap();
+    assert_eq!(code(without_devices.stat("far")), "no-such-name");
 }
 
 #[test]
-fn names_that_no_object_can_have_are_refused_by_every_call() {
-    let served = Served::start();
-    let client = served.client();
+fn invalid_names_are_refused_by_every_call() {
+    let store = TestStore::start();
+    let client = store.client();
     let id = client.put("name", b"x").unwrap().id;
-    // Longer than an object's name may be, and longer than any message.
+    // Longer than the maximum length of a name, and longer than any message.
     for name in ["x".repeat(201), "x".repeat(9 << 20)] {
         assert_eq!(code(client.get(&name)), "name-too-long");
         assert_eq!(code(client.get_within(&name, Deadline::NEVER)), "name-too-long");
@@ -270,20 +270,20 @@ fn names_that_no_object_can_have_are_refused_by_every_call() {
         assert_eq!(client.list(&name).unwrap(), []);
     }
     assert_eq!(code(client.publish("", id)), "empty-name");
-    let described = |len| client.create_described("name", &vec![0; len], 1);
-    assert_eq!(code(described(217)), "meta-too-long");
-    assert_eq!(client.get("name").unwrap().id(), id, "the connection is as good as before");
+    let with_meta = |len| client.create_with_meta("name", &vec![0; len], 1);
+    assert_eq!(code(with_meta(217)), "meta-too-long");
+    assert_eq!(client.get("name").unwrap().id(), id, "the connection still works");
 }
 
 #[test]
-fn packs_that_cannot_be_are_refused_before_anything_is_written() {
-    let served = Served::start();
-    let client = served.client();
+fn invalid_packs_are_refused_before_anything_is_written() {
+    let store = TestStore::start();
+    let client = store.client();
     for len in [1, LARGE] {
         let twice = client.create_pack(&Pack::new("p").add("a", len).add("b", 1).add("a", len));
         assert_eq!(
             twice.unwrap_err().to_string(),
-            "the request breaks the protocol: two objects of a pack are named `a`"
+            "the request violates the protocol: two objects of a pack are named `a`"
         );
         let itself = client.create_pack(&Pack::new("p").add("p", len));
         assert_eq!(code(itself), "malformed");
@@ -296,32 +296,32 @@ fn packs_that_cannot_be_are_refused_before_anything_is_written() {
     assert_eq!(refused, "a pack of 20000 objects is too large: the limit is 16384");
     let endless = Pack::new("p").add("a", usize::MAX).add("b", usize::MAX);
     assert_eq!(code(client.create_pack(&endless)), "malformed");
-    // Nameless objects are as many as one likes.
+    // The number of objects without a name is not limited.
     let nameless = client.create_pack(&Pack::new("p").add("", 1).add("", 1)).unwrap();
     nameless.seal().unwrap();
     assert_eq!(client.status().unwrap().objects, 3);
 }
 
 #[test]
-fn a_deadline_is_kept_also_when_the_server_does_not_answer() {
+fn a_deadline_holds_even_if_the_server_does_not_answer() {
     Ranks::of(1).run(test_name!(), |_| {
-        let served = Served::start();
-        let (client, patient) = (served.client(), served.client());
-        served.freeze();
+        let store = TestStore::start();
+        let (client, waiting) = (store.client(), store.client());
+        store.freeze();
         let (ended, first) = channel();
         std::thread::scope(|scope| {
             let late = ended.clone();
             scope.spawn(move || {
-                assert_eq!(code(patient.get("nothing")), "no-such-name");
+                assert_eq!(code(waiting.get("nothing")), "no-such-name");
                 late.send("without a deadline").unwrap();
             });
             scope.spawn(move || {
-                let brief = Deadline::after(Duration::from_millis(50));
-                assert_eq!(code(client.get_within("nothing", brief)), "timed-out");
+                let short = Deadline::after(Duration::from_millis(50));
+                assert_eq!(code(client.get_within("nothing", short)), "timed-out");
                 ended.send("with a deadline").unwrap();
             });
             assert_eq!(first.recv().unwrap(), "with a deadline");
-            served.thaw();
+            store.thaw();
             assert_eq!(first.recv().unwrap(), "without a deadline");
         });
     });

@@ -1,4 +1,4 @@
-//! Objects: made, found, held, replaced and deleted, by one process or several.
+//! Objects: created, found, held, replaced and deleted, by one process or several.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use wholemem_os::Deadline;
 use wholemem_os::interrupt::interruptible;
 use wholemem_store::{Client, Error, EventKind, Mirror, Pack, Refusal};
 
-use crate::served::Served;
+use crate::test_store::TestStore;
 
 const LARGE: usize = 3 << 20;
 
@@ -26,12 +26,12 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 #[test]
-fn objects_of_any_length_are_read_as_they_were_written_by_another_client() {
-    let served = Served::start();
-    let (maker, reader) = (served.client(), served.client());
+fn another_client_reads_objects_of_any_length_as_written() {
+    let store = TestStore::start();
+    let (creator, reader) = (store.client(), store.client());
     for len in [0, 1, 1000, 65_536, 300_000, (1 << 20) - 1, 1 << 20, LARGE + 5] {
         let name = format!("object-{len}");
-        let sealed = maker.put(&name, &pattern(len, 3)).unwrap();
+        let sealed = creator.put(&name, &pattern(len, 3)).unwrap();
         assert_eq!(sealed.version, 1);
         let object = reader.get(&name).unwrap();
         assert_eq!(
@@ -39,50 +39,50 @@ fn objects_of_any_length_are_read_as_they_were_written_by_another_client() {
             (sealed.id, len, true, false)
         );
         assert_eq!(object.to_vec().unwrap(), pattern(len, 3));
-        assert!(object.bytes().unwrap().write_at(0, &[]).is_err(), "for reading only");
+        assert!(object.bytes().unwrap().write_at(0, &[]).is_err(), "the bytes are read-only");
     }
     let names: Vec<_> = reader.list("object-1").unwrap().into_iter().map(|entry| entry.name).collect();
     assert_eq!(names, ["object-1", "object-1000", "object-1048575", "object-1048576"]);
 }
 
 #[test]
-fn a_name_flips_and_readers_keep_theirs_and_the_memory_goes_with_the_last() {
-    let served = Served::start();
-    let (maker, reader) = (served.client(), served.client());
+fn a_replaced_object_stays_readable_and_is_freed_with_its_last_reader() {
+    let store = TestStore::start();
+    let (creator, reader) = (store.client(), store.client());
     for len in [1000, LARGE] {
-        maker.put("name", &pattern(len, 1)).unwrap();
-        let before = maker.status().unwrap();
+        creator.put("name", &pattern(len, 1)).unwrap();
+        let before = creator.status().unwrap();
         let old = reader.get("name").unwrap();
-        assert_eq!(maker.put("name", &pattern(len, 2)).unwrap().version, 2);
+        assert_eq!(creator.put("name", &pattern(len, 2)).unwrap().version, 2);
         let new = reader.get("name").unwrap();
         assert_eq!((old.to_vec().unwrap(), new.to_vec().unwrap()), (pattern(len, 1), pattern(len, 2)));
-        assert_eq!(maker.status().unwrap().retired, 1);
+        assert_eq!(creator.status().unwrap().retired, 1);
         drop((old, new));
-        // Asked by who let go: on one connection, words keep their order.
+        // Requested by the client that released the pin: messages of one connection are processed in order.
         let after = reader.status().unwrap();
         assert_eq!((after.retired, after.host), (0, before.host));
-        maker.delete(maker.stat("name").unwrap().id).unwrap();
+        creator.delete(creator.stat("name").unwrap().id).unwrap();
     }
     assert_eq!(refusal(reader.get("name")), Refusal::NoSuchName { name: "name".to_owned() });
 }
 
 #[test]
-fn a_name_is_waited_for_until_it_comes_or_the_deadline_does() {
-    let served = Served::start();
-    let client = served.client();
-    let brief = Deadline::after(Duration::from_millis(50));
-    assert_eq!(refusal(client.get_within("late", brief)).code(), "no-such-name");
+fn a_wait_for_a_name_ends_when_it_exists_or_at_the_deadline() {
+    let store = TestStore::start();
+    let client = store.client();
+    let short = Deadline::after(Duration::from_millis(50));
+    assert_eq!(refusal(client.get_within("late", short)).code(), "no-such-name");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| client.get_within("late", Deadline::after(Duration::from_secs(60))));
-        served.client().put("late", b"here").unwrap();
+        store.client().put("late", b"here").unwrap();
         assert_eq!(waiting.join().unwrap().unwrap().to_vec().unwrap(), b"here");
     });
 }
 
 #[test]
-fn a_wait_is_interrupted_and_the_connection_goes_on() {
-    let served = Served::start();
-    let client = served.client();
+fn an_interrupted_wait_leaves_the_connection_usable() {
+    let store = TestStore::start();
+    let client = store.client();
     let mut watch = client.watch("").unwrap();
     let interrupted = |outcome: Result<(), Error>| assert!(matches!(outcome, Err(Error::Interrupted)));
     interrupted(interruptible(|| true, || client.get_within("never", Deadline::NEVER).map(drop)));
@@ -93,22 +93,22 @@ fn a_wait_is_interrupted_and_the_connection_goes_on() {
 }
 
 #[test]
-fn nothing_waits_to_be_dropped_while_another_thread_asks() {
-    let served = Served::start();
-    let client = served.client();
+fn dropping_never_blocks_while_another_thread_waits_for_an_answer() {
+    let store = TestStore::start();
+    let client = store.client();
     let draft = client.create("given up", LARGE).unwrap();
-    served.freeze();
+    store.freeze();
     let dropped = Arc::new(AtomicBool::new(false));
-    let (asked, asks) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::scope(|scope| {
         let (client, seen) = (&client, Arc::clone(&dropped));
-        let question = move || {
-            let _ = asked.send(());
+        let request_kind = move || {
+            let _ = sender.send(());
             seen.load(Ordering::Relaxed)
         };
-        let answer = scope.spawn(move || interruptible(question, || client.status()));
-        // Whoever is asked waits for an answer, and nobody gives one.
-        asks.recv().unwrap();
+        let answer = scope.spawn(move || interruptible(request_kind, || client.status()));
+        // The other thread waits for an answer that does not arrive.
+        receiver.recv().unwrap();
         drop(draft);
         dropped.store(true, Ordering::Relaxed);
         assert!(matches!(answer.join().unwrap(), Err(Error::Interrupted)));
@@ -116,41 +116,41 @@ fn nothing_waits_to_be_dropped_while_another_thread_asks() {
 }
 
 #[test]
-fn an_object_is_got_without_asking_once_its_memory_is_mapped() {
-    let served = Served::start();
-    let (maker, reader) = (served.client(), served.client());
-    let mut draft = maker.create_described("name", b"a meaning", LARGE).unwrap();
+fn an_object_with_mapped_memory_is_obtained_without_a_request() {
+    let store = TestStore::start();
+    let (creator, reader) = (store.client(), store.client());
+    let mut draft = creator.create_with_meta("name", b"a meaning", LARGE).unwrap();
     draft.write_at(0, &pattern(LARGE, 3)).unwrap();
     let sealed = draft.seal().unwrap();
     assert!(reader.get_mapped("name").unwrap().is_none(), "not mapped yet");
     assert!(reader.get_mapped("another").unwrap().is_none());
     drop(reader.get("name").unwrap());
-    served.freeze();
+    store.freeze();
     let object = reader.get_mapped("name").unwrap().unwrap();
     assert_eq!((object.id(), object.meta(), object.is_pack()), (sealed.id, b"a meaning".to_vec(), false));
     assert_eq!(object.to_vec().unwrap(), pattern(LARGE, 3));
 }
 
 #[test]
-fn room_is_waited_for_until_somebody_makes_it_or_the_deadline_comes() {
-    const MOST: usize = 200 << 20;
-    let served = Served::start();
-    let client = served.client();
-    let draft = client.create("first", MOST).unwrap();
-    let over_quota = Refusal::OverQuota { wanted: 100 << 20, used: MOST as u64, quota: 256 << 20 };
-    let brief = client.waiting_for_room(Duration::from_millis(50));
+fn a_wait_for_space_ends_when_space_is_freed_or_at_the_deadline() {
+    const OBJECT_LEN: usize = 200 << 20;
+    let store = TestStore::start();
+    let client = store.client();
+    let draft = client.create("first", OBJECT_LEN).unwrap();
+    let over_quota = Refusal::OverQuota { wanted: 100 << 20, used: OBJECT_LEN as u64, quota: 256 << 20 };
+    let short = client.waiting_for_space(Duration::from_millis(50));
     assert_eq!(refusal(client.create("second", 100 << 20)), over_quota);
-    assert_eq!(refusal(brief.create("second", 100 << 20)), over_quota);
-    // As long as it takes.
-    let patient = client.waiting_for_room(Duration::MAX);
-    assert_eq!(refusal(patient.create("never", 300 << 20)).code(), "over-quota");
-    // Who waited says goodbye, though its process goes on.
+    assert_eq!(refusal(short.create("second", 100 << 20)), over_quota);
+    // A wait without a deadline.
+    let waiting = client.waiting_for_space(Duration::MAX);
+    assert_eq!(refusal(waiting.create("never", 300 << 20)).code(), "over-quota");
+    // The connection that waited sends a goodbye although its process continues.
     while client.status().unwrap().clients > 1 {
         std::thread::yield_now();
     }
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| patient.create("second", 100 << 20));
-        // Until it waits, on a connection of its own; this one is free meanwhile.
+        let waiting = scope.spawn(|| waiting.create("second", 100 << 20));
+        // Waits until the other thread waits for space, on a separate connection; this connection is usable meanwhile.
         while client.status().unwrap().clients < 2 && !waiting.is_finished() {
             std::thread::yield_now();
         }
@@ -160,7 +160,7 @@ fn room_is_waited_for_until_somebody_makes_it_or_the_deadline_comes() {
     assert_eq!(client.get("second").unwrap().len(), 100 << 20);
 }
 
-/// How many bytes of objects this process has mapped.
+/// The number of bytes of objects that this process has mapped.
 fn mapped_objects() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let objects = maps.lines().filter(|line| line.contains("wholemem-object"));
@@ -172,18 +172,18 @@ fn mapped_objects() -> usize {
 }
 
 #[test]
-fn maps_of_what_others_deleted_go_with_the_next_call_whatever_it_is() {
-    const NAME: &str = "maps_of_what_others_deleted_go_with_the_next_call_whatever_it_is";
-    // In a process of its own: other tests map objects too.
+fn maps_of_deleted_objects_are_released_by_the_next_call() {
+    const NAME: &str = "maps_of_deleted_objects_are_released_by_the_next_call";
+    // In a separate process, because other tests map objects too.
     if std::env::var_os("WHOLEMEM_STORE_TEST_ALONE").is_none() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
         alone.args(["--exact", &format!("objects::{NAME}"), "--nocapture"]);
         assert!(alone.env("WHOLEMEM_STORE_TEST_ALONE", "1").status().unwrap().success());
         return;
     }
-    let served = Served::start();
-    let (maker, reader) = (served.client(), served.client());
-    maker.put("stays", b"small").unwrap();
+    let store = TestStore::start();
+    let (creator, reader) = (store.client(), store.client());
+    creator.put("stays", b"small").unwrap();
     let arena = {
         reader.get("stays").unwrap();
         mapped_objects()
@@ -195,27 +195,27 @@ fn maps_of_what_others_deleted_go_with_the_next_call_whatever_it_is() {
         Client::trim,
     ];
     for call in calls {
-        let sealed = maker.put("large", &pattern(LARGE, 1)).unwrap();
+        let sealed = creator.put("large", &pattern(LARGE, 1)).unwrap();
         drop(reader.get("large").unwrap());
-        assert!(mapped_objects() >= arena + LARGE, "kept for the next time");
-        maker.delete(sealed.id).unwrap();
+        assert!(mapped_objects() >= arena + LARGE, "cached for the next get");
+        creator.delete(sealed.id).unwrap();
         call(&reader);
         assert_eq!(mapped_objects(), arena);
     }
-    // And that of an object which is let go after it was deleted, with no call at all.
-    let sealed = maker.put("large", &pattern(LARGE, 1)).unwrap();
+    // And the map of a deleted object is released with its last pin, without any call.
+    let sealed = creator.put("large", &pattern(LARGE, 1)).unwrap();
     let held = reader.get("large").unwrap();
-    maker.delete(sealed.id).unwrap();
+    creator.delete(sealed.id).unwrap();
     assert_eq!(held.to_vec().unwrap(), pattern(LARGE, 1));
     drop(held);
     assert_eq!(mapped_objects(), arena);
 }
 
 #[test]
-fn objects_of_a_pack_keep_their_order_also_without_bytes() {
-    let served = Served::start();
-    let client = served.client();
-    // Slots that were used before come again as they were freed: the last first.
+fn empty_objects_of_a_pack_keep_their_order() {
+    let store = TestStore::start();
+    let client = store.client();
+    // Reused slots are returned in the order in which they were freed: the last slot first.
     let before: Vec<_> =
         (0..100).map(|number| client.put(&format!("before {number}"), b"").unwrap()).collect();
     before.iter().rev().for_each(|sealed| client.delete(sealed.id).unwrap());
@@ -230,15 +230,15 @@ fn objects_of_a_pack_keep_their_order_also_without_bytes() {
 }
 
 #[test]
-fn a_pack_is_one_map_and_many_names() {
-    let served = Served::start();
-    let (maker, reader) = (served.client(), served.client());
+fn a_pack_is_one_map_with_many_names() {
+    let store = TestStore::start();
+    let (creator, reader) = (store.client(), store.client());
     for (name, len) in [("small", 100), ("large", 2 << 20)] {
-        let mut pack = Pack::new(name).described(b"a model");
+        let mut pack = Pack::new(name).with_meta(b"a model");
         for member in 0..5 {
-            pack = pack.add_described(&format!("{name}/{member}"), &[member], len + usize::from(member));
+            pack = pack.add_with_meta(&format!("{name}/{member}"), &[member], len + usize::from(member));
         }
-        let mut draft = maker.create_pack(&pack).unwrap();
+        let mut draft = creator.create_pack(&pack).unwrap();
         for member in 0..5 {
             draft.write_at(member, 0, &pattern(len + member, member)).unwrap();
         }
@@ -257,8 +257,8 @@ fn a_pack_is_one_map_and_many_names() {
             assert_eq!(alone.to_vec().unwrap(), bytes);
             assert_eq!(alone.entry().unwrap().meta, [member.to_le_bytes()[0]]);
         }
-        // Held by one pin, though its names are gone.
-        maker.delete(sealed.id).unwrap();
+        // Held by one pin, although its names are deleted.
+        creator.delete(sealed.id).unwrap();
         assert_eq!(refusal(reader.get(&format!("{name}/0"))).code(), "no-such-name");
         let mut bytes = vec![0; len + 4];
         held.bytes(&format!("{name}/4")).unwrap().read_at(0, &mut bytes).unwrap();
@@ -269,13 +269,13 @@ fn a_pack_is_one_map_and_many_names() {
 }
 
 #[test]
-fn a_draft_that_is_dropped_or_whose_client_is_leaves_nothing() {
-    let served = Served::start();
-    let client = served.client();
+fn dropping_a_draft_or_its_client_leaves_nothing_behind() {
+    let store = TestStore::start();
+    let client = store.client();
     let before = client.status().unwrap();
     drop(client.create("given up", LARGE).unwrap());
     assert_eq!(client.status().unwrap(), before);
-    let other = served.client();
+    let other = store.client();
     let draft = other.create("given up", LARGE).unwrap();
     assert_eq!(client.status().unwrap().unsealed, 1);
     drop((draft, other));
@@ -287,45 +287,45 @@ fn a_draft_that_is_dropped_or_whose_client_is_leaves_nothing() {
 
 #[test]
 fn memory_that_is_still_mapped_for_writing_is_not_sealed() {
-    let served = Served::start();
-    let client = served.client();
+    let store = TestStore::start();
+    let client = store.client();
     let draft = client.create("kept", LARGE).unwrap();
     let span = draft.span().unwrap();
     let unsealed = draft.seal().unwrap_err();
     assert!(matches!(unsealed.error, Error::Refused(Refusal::StillMapped)), "{unsealed}");
     assert_eq!(refusal(client.get("kept")).code(), "no-such-name");
     drop(span);
-    let mut draft = unsealed.draft.expect("it is as it was");
+    let mut draft = unsealed.draft.expect("the draft is returned");
     draft.write_at(1, b"kept").unwrap();
     draft.seal().unwrap();
     assert_eq!(client.get("kept").unwrap().to_vec().unwrap()[..6], *b"\0kept\0");
 }
 
 #[test]
-fn a_small_draft_for_which_there_is_no_room_is_sealed_when_there_is() {
-    let served = Served::start();
-    let client = served.client();
+fn a_small_draft_that_exceeds_the_quota_can_be_sealed_later() {
+    let store = TestStore::start();
+    let client = store.client();
     let mut draft = client.create("small", 5).unwrap();
     draft.write_at(0, b"small").unwrap();
     let large = client.put("large", &vec![0; 256 << 20]).unwrap();
     let unsealed = draft.seal().unwrap_err();
     assert_eq!(unsealed.error.code(), "over-quota");
     client.delete(large.id).unwrap();
-    unsealed.draft.expect("it is as it was").seal().unwrap();
+    unsealed.draft.expect("the draft is returned").seal().unwrap();
     assert_eq!(client.get("small").unwrap().to_vec().unwrap(), b"small");
 }
 
 #[test]
-fn more_than_the_quota_is_refused_and_what_is_there_stays() {
-    let served = Served::start();
-    let client = served.client();
+fn objects_beyond_the_quota_are_refused_and_existing_ones_remain() {
+    let store = TestStore::start();
+    let client = store.client();
     client.put("first", &pattern(LARGE, 1)).unwrap();
     let refused = refusal(client.create("too much", 300 << 20));
     let used = client.status().unwrap().host;
     assert_eq!(refused, Refusal::OverQuota { wanted: 300 << 20, used: used.used, quota: 256 << 20 });
     assert_eq!(refusal(client.create(&"x".repeat(201), 1)).code(), "name-too-long");
     assert_eq!(client.get("first").unwrap().to_vec().unwrap(), pattern(LARGE, 1));
-    // More than the quota, one after the other.
+    // More than the quota in total, one after the other.
     for round in 0..4 {
         let draft = client.create("again", 100 << 20).unwrap();
         draft.bytes().unwrap().unwrap().write_at(0, &[round]).unwrap();
@@ -336,29 +336,33 @@ fn more_than_the_quota_is_refused_and_what_is_there_stays() {
 }
 
 #[test]
-fn one_more_name_is_one_more_object_over_the_same_bytes() {
-    let served = Served::start();
-    let client = served.client();
+fn another_name_is_another_object_over_the_same_bytes() {
+    let store = TestStore::start();
+    let client = store.client();
     let first = client.put("first", &pattern(LARGE, 1)).unwrap();
-    let second = client.publish_described("second", b"the same", first.id).unwrap();
+    let second = client.publish_with_meta("second", b"the same", first.id).unwrap();
     client.delete(first.id).unwrap();
     let object = client.get("second").unwrap();
     assert_eq!((object.id(), object.to_vec().unwrap()), (second.id, pattern(LARGE, 1)));
     assert_eq!(object.meta(), b"the same");
-    assert!(client.gave(&object) && client.clone().gave(&object) && !served.client().gave(&object));
+    assert!(
+        client.is_source_of(&object)
+            && client.clone().is_source_of(&object)
+            && !store.client().is_source_of(&object)
+    );
 }
 
 #[test]
-fn a_watcher_is_told_what_happens() {
-    let served = Served::start();
-    let client = served.client();
+fn a_watcher_receives_events() {
+    let store = TestStore::start();
+    let client = store.client();
     let mut watch = client.watch("a/").unwrap();
     client.put("b/1", b"x").unwrap();
     let sealed = client.put("a/1", b"x").unwrap();
     client.delete(sealed.id).unwrap();
-    let patience = Deadline::after(Duration::from_secs(60));
+    let timeout = Deadline::after(Duration::from_secs(60));
     let events: Vec<_> =
-        (0..2).map(|_| watch.next(patience).unwrap()).map(|event| (event.name, event.what)).collect();
+        (0..2).map(|_| watch.next(timeout).unwrap()).map(|event| (event.name, event.kind)).collect();
     let expected =
         [("a/1".to_owned(), EventKind::Published { version: 1 }), ("a/1".to_owned(), EventKind::Deleted)];
     assert_eq!(events, expected);
@@ -366,14 +370,14 @@ fn a_watcher_is_told_what_happens() {
 }
 
 #[test]
-fn objects_on_a_device_are_written_by_streams_and_mirrored_on_the_host() {
-    let served = Served::start();
+fn objects_on_a_device_are_written_by_streams_and_copied_to_the_host() {
+    let store = TestStore::start();
     let devices = Backend::open(BackendKind::Host).unwrap();
     let device = devices.device(0).unwrap();
-    let connect = || Client::connect_with(served.socket(), Some(devices.clone())).unwrap();
-    let (maker, reader) = (connect(), connect());
+    let connect = || Client::connect_with(store.socket(), Some(devices.clone())).unwrap();
+    let (creator, reader) = (connect(), connect());
     for (name, len) in [("small", 1000), ("large", 3 << 20)] {
-        let draft = maker.create_on(&device, name, len).unwrap();
+        let draft = creator.create_on(&device, name, len).unwrap();
         assert!(draft.is_mutable() && !draft.is_empty());
         let mirror = Mirror::of_draft(&draft, false).unwrap();
         mirror.bytes().unwrap().write_at(0, &pattern(len, 5)).unwrap();
@@ -385,52 +389,52 @@ fn objects_on_a_device_are_written_by_streams_and_mirrored_on_the_host() {
         let mut bytes = vec![0; len];
         Mirror::of_object(&object).unwrap().bytes().unwrap().read_at(0, &mut bytes).unwrap();
         assert_eq!(bytes, pattern(len, 5));
-        maker.delete(sealed.id).unwrap();
+        creator.delete(sealed.id).unwrap();
     }
-    let hidden = Client::connect(served.socket()).unwrap();
-    maker.create_on(&device, "unseen", 10).unwrap().seal().unwrap();
+    let hidden = Client::connect(store.socket()).unwrap();
+    creator.create_on(&device, "unseen", 10).unwrap().seal().unwrap();
     assert!(matches!(hidden.get("unseen"), Err(Error::DeviceHidden)));
 }
 
 #[test]
-fn a_mirror_that_is_given_up_leaves_its_draft_as_it_was() {
-    let served = Served::start();
-    let client = Client::connect(served.socket()).unwrap();
+fn an_abandoned_mirror_does_not_change_its_draft() {
+    let store = TestStore::start();
+    let client = Client::connect(store.socket()).unwrap();
     let draft = client.create("kept", 3 << 20).unwrap();
     let mirror = Mirror::of_draft(&draft, false).unwrap();
     mirror.bytes().unwrap().write_at(0, &pattern(3 << 20, 5)).unwrap();
     mirror.abandon();
-    // Sealed while the mirror still lives: it has nothing of the draft any more.
+    // Sealed while the mirror still exists: the mirror does not hold the draft's memory any more.
     draft.seal().unwrap();
     drop(mirror);
     assert_eq!(client.get("kept").unwrap().to_vec().unwrap(), vec![0; 3 << 20]);
 }
 
 #[test]
-fn nobody_serves_is_said_so_and_so_is_who_serves_already() {
-    let served = Served::start();
-    let nobody = Client::connect(served.socket().with_extension("other")).unwrap_err();
-    assert_eq!(nobody.code(), "not-served");
-    let again = wholemem_store::Serve::at(served.socket());
-    let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("nothing is started") };
-    let error = again.run(&launch, &mut || ()).unwrap_err();
-    assert_eq!(error.to_string(), format!("a store is served at `{}` already", served.socket().display()));
+fn a_missing_server_and_a_second_server_are_reported() {
+    let store = TestStore::start();
+    let not_served = Client::connect(store.socket().with_extension("other")).unwrap_err();
+    assert_eq!(not_served.code(), "not-served");
+    let second = wholemem_store::Serve::at(store.socket());
+    let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("no process must be started") };
+    let error = second.run(&launch, &mut || ()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("another server already listens at `{}`", store.socket().display())
+    );
 }
 
 #[test]
-fn a_place_that_is_none_for_a_socket_is_named_and_left_alone() {
+fn an_invalid_socket_path_is_reported_and_not_modified() {
     let folder = tempfile::tempdir_in("/tmp").unwrap();
-    let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("nothing is started") };
+    let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("no process must be started") };
     let serve = |path: &std::path::Path| {
         let error = wholemem_store::Serve::at(path).run(&launch, &mut || ()).unwrap_err();
         (error.code(), error.to_string())
     };
     let file = folder.path().join("file");
     std::fs::write(&file, b"precious").unwrap();
-    assert_eq!(
-        serve(&file),
-        ("not-a-socket", format!("`{}` is a file already, and no socket", file.display()))
-    );
+    assert_eq!(serve(&file), ("not-a-socket", format!("`{}` exists and is not a socket", file.display())));
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
     for path in [folder.path().join("missing/socket"), folder.path().join("x".repeat(120))] {
         assert_eq!(serve(&path), ("socket", format!("cannot use the socket `{}`", path.display())));

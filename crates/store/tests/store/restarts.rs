@@ -1,4 +1,4 @@
-//! Servers and keepers that are killed: nothing sealed is lost, and readers notice nothing.
+//! Servers and keepers that are killed: no sealed object is lost, and readers are not disturbed.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PacketSocket, PidFd};
 use wholemem_store::{Client, Error};
 
-use crate::served::Served;
+use crate::test_store::TestStore;
 
 #[test]
-fn a_killed_server_loses_nothing_and_cached_objects_are_got_meanwhile() {
-    let served = Served::start();
-    let client = served.client();
+fn a_killed_server_loses_nothing_and_mapped_objects_stay_available() {
+    let store = TestStore::start();
+    let client = store.client();
     let large = vec![7; 2 << 20];
     client.put("small", b"hello").unwrap();
     client.put("large", &large).unwrap();
@@ -22,12 +22,12 @@ fn a_killed_server_loses_nothing_and_cached_objects_are_got_meanwhile() {
     let draft = client.create("unsealed", 2 << 20).unwrap();
     draft.bytes().unwrap().unwrap().fill(9).unwrap();
     let before = client.status().unwrap();
-    served.kill("server");
+    store.kill("server");
     // Without a server, and then with the next one.
     assert_eq!(client.get("small").unwrap().to_vec().unwrap(), b"hello");
     draft.seal().unwrap();
     assert_eq!(client.get("unsealed").unwrap().to_vec().unwrap(), vec![9; 2 << 20]);
-    let other = served.client();
+    let other = store.client();
     assert_eq!(other.get("large").unwrap().to_vec().unwrap(), large);
     assert_eq!(held.to_vec().unwrap(), b"hello");
     let after = client.status().unwrap();
@@ -36,28 +36,28 @@ fn a_killed_server_loses_nothing_and_cached_objects_are_got_meanwhile() {
 }
 
 #[test]
-fn a_killed_keeper_is_replaced_and_then_the_server_may_die_too() {
-    let served = Served::start();
-    let client = served.client();
+fn a_killed_keeper_is_replaced_before_the_server_is_killed() {
+    let store = TestStore::start();
+    let client = store.client();
     client.put("name", b"value").unwrap();
     for _ in 0..3 {
-        served.kill("keeper");
+        store.kill("keeper");
         client.put("more", b"something").unwrap();
-        served.kill("server");
-        assert_eq!(served.client().get("name").unwrap().to_vec().unwrap(), b"value");
+        store.kill("server");
+        assert_eq!(store.client().get("name").unwrap().to_vec().unwrap(), b"value");
         assert_eq!(client.get("more").unwrap().to_vec().unwrap(), b"something");
     }
 }
 
 #[test]
-fn a_store_that_has_ended_has_no_names_any_more_and_what_is_held_stays() {
+fn a_store_that_has_ended_finds_no_names_and_held_objects_stay_valid() {
     let process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-    let mut served = Served::start_for(&process);
-    let client = served.client();
+    let mut store = TestStore::start_for(&process);
+    let client = store.client();
     client.put("name", b"value").unwrap();
     let held = client.get("name").unwrap();
-    served.stop(process);
-    // Without this, the index would give the name for ever.
+    store.stop(process);
+    // Otherwise the index would return the name forever.
     assert!(matches!(client.get("name"), Err(Error::Disconnected)));
     assert!(matches!(client.get_by_id(held.id()), Err(Error::Disconnected)));
     assert!(matches!(client.list(""), Err(Error::Disconnected)));
@@ -66,45 +66,45 @@ fn a_store_that_has_ended_has_no_names_any_more_and_what_is_held_stays() {
 }
 
 #[test]
-fn who_watches_hears_that_events_were_missed_once_and_then_all_that_happens() {
-    let served = Served::start();
-    let client = served.client();
+fn a_watcher_gets_one_error_for_missed_events_and_then_all_later_events() {
+    let store = TestStore::start();
+    let client = store.client();
     let mut watch = client.watch("seen").unwrap();
-    let patience = Deadline::after(Duration::from_secs(60));
+    let timeout = Deadline::after(Duration::from_secs(60));
     client.put("seen 1", b"before").unwrap();
-    served.kill("server");
-    // Answered by the next server, which does not know of the watch.
+    store.kill("server");
+    // Answered by the next server, which does not know the watch.
     client.put("seen 2", b"between").unwrap();
-    assert_eq!(watch.next(patience).unwrap().name, "seen 1");
-    let missed = watch.next(patience).unwrap_err();
+    assert_eq!(watch.next(timeout).unwrap().name, "seen 1");
+    let missed = watch.next(timeout).unwrap_err();
     assert!(matches!(&missed, Error::EventsMissed { prefix } if prefix == "seen"), "{missed}");
     client.put("seen 3", b"after").unwrap();
-    assert_eq!(watch.next(patience).unwrap().name, "seen 3");
-    // Whoever is interrupted before the next server knows is told the next time.
-    served.kill("server");
+    assert_eq!(watch.next(timeout).unwrap().name, "seen 3");
+    // If the call is interrupted before the next server knows the watch, the next call returns the error.
+    store.kill("server");
     client.put("seen 4", b"between").unwrap();
-    served.freeze();
-    let interrupted = interruptible(|| true, || watch.next(patience));
+    store.freeze();
+    let interrupted = interruptible(|| true, || watch.next(timeout));
     assert!(matches!(interrupted, Err(Error::Interrupted)), "{interrupted:?}");
-    served.thaw();
-    assert!(matches!(watch.next(patience), Err(Error::EventsMissed { .. })));
+    store.thaw();
+    assert!(matches!(watch.next(timeout), Err(Error::EventsMissed { .. })));
     client.put("seen 5", b"after").unwrap();
-    assert_eq!(watch.next(patience).unwrap().name, "seen 5");
+    assert_eq!(watch.next(timeout).unwrap().name, "seen 5");
 }
 
 #[test]
-fn a_store_that_ends_leaves_the_socket_of_another_store_at_its_path() {
+fn a_store_that_ends_does_not_remove_the_socket_of_another_store() {
     for is_replaced in [false, true] {
         let mut process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let served = Served::start_for(&process);
+        let store = TestStore::start_for(&process);
         if is_replaced {
-            let server = served.process("server");
-            served.kill("keeper");
-            served.wait_until_protected(server);
+            let server = store.process("server");
+            store.kill("keeper");
+            store.wait_until_protected(server);
         }
-        let keeper = PidFd::open(served.process("keeper")).unwrap();
-        std::fs::remove_file(served.socket()).unwrap();
-        let address = Address::Path(served.socket());
+        let keeper = PidFd::open(store.process("keeper")).unwrap();
+        std::fs::remove_file(store.socket()).unwrap();
+        let address = Address::Path(store.socket());
         let _other = PacketListener::bind(&address).unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
@@ -114,27 +114,27 @@ fn a_store_that_ends_leaves_the_socket_of_another_store_at_its_path() {
 }
 
 #[test]
-fn a_store_that_was_killed_is_noticed_by_who_only_reads_and_by_every_call_from_then_on() {
-    type Call = fn(&Client) -> Result<(), Error>;
-    let readers: [Call; 4] = [
+fn a_killed_store_is_noticed_by_readers_and_by_every_later_call() {
+    type ClientCall = fn(&Client) -> Result<(), Error>;
+    let readers: [ClientCall; 4] = [
         |client| client.get("name").map(drop),
         |client| client.stat("name").map(drop),
         |client| client.list("").map(drop),
         |client| client.create("new", 3).map(drop),
     ];
-    let served = Served::start();
-    served.client().put("name", b"value").unwrap();
-    let clients = readers.map(|reader| (reader, served.client()));
+    let store = TestStore::start();
+    store.client().put("name", b"value").unwrap();
+    let clients = readers.map(|reader| (reader, store.client()));
     let held = clients.each_ref().map(|(_, client)| client.get("name").unwrap());
-    served.signal(Signal::KILL);
-    let patience = Deadline::after(Duration::from_secs(60));
+    store.signal(Signal::KILL);
+    let timeout = Deadline::after(Duration::from_secs(60));
     for (reader, client) in &clients {
-        // Nobody else tells this client.
+        // No message reports the end to this client.
         while reader(client).map_err(|error| assert!(matches!(error, Error::Disconnected), "{error}")).is_ok()
         {
-            assert!(!patience.has_passed(), "the store is gone, and this client does not notice");
+            assert!(!timeout.has_passed(), "this client does not notice the end of the store");
         }
-        let others: [Call; 5] = [
+        let others: [ClientCall; 5] = [
             |client| client.put("name", b"other").map(drop),
             |client| client.watch("").map(drop),
             |client| client.status().map(drop),
@@ -149,31 +149,31 @@ fn a_store_that_was_killed_is_noticed_by_who_only_reads_and_by_every_call_from_t
 }
 
 #[test]
-fn what_one_call_has_found_out_the_next_ones_know() {
-    let served = Served::start();
-    let client = served.client();
+fn a_lost_connection_is_reported_by_all_later_calls() {
+    let store = TestStore::start();
+    let client = store.client();
     client.put("name", b"value").unwrap();
     drop(client.get("name").unwrap());
-    served.signal(Signal::KILL);
+    store.signal(Signal::KILL);
     assert!(matches!(client.status(), Err(Error::Disconnected)));
     assert!(matches!(client.get("name"), Err(Error::Disconnected)));
     assert!(matches!(client.clone().stat("name"), Err(Error::Disconnected)));
 }
 
 #[test]
-fn a_store_ends_with_its_process_though_its_keeper_is_killed_at_the_same_time() {
+fn a_store_ends_with_its_process_although_its_keeper_is_killed_too() {
     let process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-    let mut served = Served::start_for(&process);
-    let server = PidFd::open(served.process("server")).unwrap();
-    // The process is gone and forgotten when the server starts another keeper.
+    let mut store = TestStore::start_for(&process);
+    let server = PidFd::open(store.process("server")).unwrap();
+    // The process has exited and was reaped before the server starts another keeper.
     server.signal(Signal::STOP).unwrap();
-    served.kill_with(process);
+    store.kill_with(process);
     server.signal(Signal::CONT).unwrap();
-    let patience = Deadline::after(Duration::from_secs(60));
-    assert_eq!(server.wait_exit(patience), Ok(true));
-    // The keeper goes after it, and takes the socket along.
-    while served.socket().exists() {
-        assert!(!patience.has_passed(), "the keeper is still there");
+    let timeout = Deadline::after(Duration::from_secs(60));
+    assert_eq!(server.wait_exit(timeout), Ok(true));
+    // The keeper exits after it, and removes the socket.
+    while store.socket().exists() {
+        assert!(!timeout.has_passed(), "the keeper has not exited");
         std::thread::yield_now();
     }
 }

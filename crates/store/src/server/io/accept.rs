@@ -1,9 +1,9 @@
-//! Accepts connections of clients, and refuses them where no descriptor is left.
+//! Accepts connections of clients, and refuses them if no descriptor is left.
 //!
-//! A client that is not accepted would wait without knowing why. So one descriptor is reserved: when there is none left, it
-//! is closed, a connection is accepted in its place, refused with the reason, and closed.
+//! A client that is not accepted would wait without knowing why. So one descriptor is reserved: if there is none left, it is
+//! closed, and a connection is accepted in its place, refused with the reason, and closed.
 //!
-//! No connection is accepted while the keeper does not read, and for a while after one could not be accepted.
+//! No connection is accepted while the keeper does not read, and for some time after one could not be accepted.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,62 +13,62 @@ use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, PacketSocket, memfd};
 
 use super::clients::Clients;
-use super::poller::{Fixed, Interest, Poller};
+use super::poller::{FixedSource, Interest, Poller};
 use crate::Result;
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::frame;
 use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 
-/// How many descriptors a client takes: its connection, its process and its pins, here and on their way to the keeper.
-const FOR_A_CLIENT: usize = 6;
+/// The number of descriptors of a client: its connection, its process and its pins, here and on their way to the keeper.
+const FDS_PER_CLIENT: usize = 6;
 
-/// How many connections are accepted in one turn.
+/// The number of connections that one iteration accepts.
 const ACCEPTED_AT_ONCE: usize = 1;
 
-/// How long no connection is accepted after one could not be.
+/// How long no connection is accepted after a failure.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The listening socket, and whether connections are accepted now.
 #[derive(Debug)]
-pub(super) struct Acceptor {
+pub(super) struct ClientAcceptor {
     listener: PacketListener,
-    /// The file of the listener, for the keeper, which removes it.
+    /// The file of the listening socket, for the keeper, which removes it.
     file: Option<OwnedFd>,
     /// A descriptor that is closed in order to refuse a connection.
     spare: Option<OwnedFd>,
-    /// How many descriptors this process may have.
+    /// The descriptor limit of this process.
     limit: u64,
-    /// Until when no connection is accepted, because one could not be.
+    /// The end of a pause in accepting connections, after a failure.
     paused_until: Option<Instant>,
     is_accepting: bool,
 }
 
-impl Acceptor {
+impl ClientAcceptor {
     pub(super) fn new(listener: PacketListener, file: Option<OwnedFd>) -> Self {
         let (spare, limit) = (spare(), wholemem_os::descriptors::limit());
         Self { listener, file, spare, limit, paused_until: None, is_accepting: true }
     }
 
-    /// Has the poller report connections that wait.
+    /// Registers the listening socket with the poller.
     pub(super) fn register(&self, poller: &mut Poller) -> Result<()> {
-        poller.add_fixed(Fixed::Listener, self, Interest { read: true, write: false })
+        poller.add_fixed(FixedSource::Listener, self, Interest { read: true, write: false })
     }
 
-    /// Adds the descriptors that another keeper has to have.
-    pub(super) fn keep(&self, kept: &mut Kept) -> Result<()> {
-        kept.insert(Key::Listener, self.listener.share_fd()?);
+    /// Adds the descriptors for another keeper.
+    pub(super) fn add_descriptors(&self, descriptors: &mut DescriptorTable) -> Result<()> {
+        descriptors.insert(DescriptorKey::Listener, self.listener.share_fd()?);
         if let Some(file) = &self.file {
-            kept.insert(Key::SocketFile, memfd::share_fd(file.as_fd())?);
+            descriptors.insert(DescriptorKey::SocketFile, memfd::share_fd(file.as_fd())?);
         }
         Ok(())
     }
 
-    /// How long it takes until connections are accepted again.
+    /// The remaining time of a pause in accepting connections.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.paused_until.map(|until| until.saturating_duration_since(now))
     }
 
-    /// Accepts some connections that wait.
+    /// Accepts some waiting connections.
     pub(super) fn accept(&mut self, clients: &mut Clients) {
         if !self.is_accepting {
             return;
@@ -80,34 +80,34 @@ impl Acceptor {
                 Err(error) => Err(error),
             };
             if let Err(error) = accepted {
-                tracing::warn!(%error, "cannot take in a client");
+                tracing::warn!(%error, "cannot accept a client");
                 self.paused_until = Some(Instant::now() + PAUSE);
                 return;
             }
         }
     }
 
-    /// Starts or stops accepting, if the keeper takes clients and no pause is in force.
-    pub(super) fn update(&mut self, keeper_takes: bool, now: Instant, poller: &mut Poller) -> Result<()> {
+    /// Accepts connections if the keeper can take more clients and no pause is in force.
+    pub(super) fn update(&mut self, keeper_accepts: bool, now: Instant, poller: &mut Poller) -> Result<()> {
         self.paused_until.take_if(|until| *until <= now);
-        let is_accepting = keeper_takes && self.paused_until.is_none();
+        let is_accepting = keeper_accepts && self.paused_until.is_none();
         if is_accepting != self.is_accepting {
             self.is_accepting = is_accepting;
             let interest = Interest { read: is_accepting, write: false };
-            poller.set_fixed(Fixed::Listener, &*self, interest)?;
+            poller.set_fixed(FixedSource::Listener, &*self, interest)?;
         }
         Ok(())
     }
 
-    /// Accepts the next connection, if one waits and there is room. If there is none, one connection is refused.
+    /// Accepts the next waiting connection; refuses it if too few descriptors are left.
     fn next(&mut self) -> Result<Option<PacketSocket>> {
-        if self.has_room() {
+        if self.has_descriptors() {
             return Ok(self.listener.accept()?);
         }
         self.spare = None;
         let accepted = self.listener.accept();
         if let Ok(Some(socket)) = &accepted {
-            tracing::warn!("no descriptor is left for one more client");
+            tracing::warn!("no descriptor is left for another client");
             refuse_connection(socket, Refusal::NoDescriptors);
         }
         drop(accepted?);
@@ -115,20 +115,19 @@ impl Acceptor {
         Ok(None)
     }
 
-    /// Whether there are enough descriptors for one more client. The kernel hands out the lowest number that is free: while that
-    /// is below half of the limit, one descriptor is tried. If all numbers above are taken, the client is refused at its
-    /// hello.
-    fn has_room(&self) -> bool {
+    /// Whether there are enough descriptors for another client. The kernel returns the lowest free number: if that is below half
+    /// of the limit, this is assumed. If all numbers above are in use nevertheless, the client is refused at its hello.
+    fn has_descriptors(&self) -> bool {
         let Ok(first) = self.listener.share_fd() else { return false };
         if u64::try_from(first.as_raw_fd()).is_ok_and(|number| number < self.limit / 2) {
             return true;
         }
-        let others: Result<Vec<_>, _> = (1..FOR_A_CLIENT).map(|_| self.listener.share_fd()).collect();
+        let others: Result<Vec<_>, _> = (1..FDS_PER_CLIENT).map(|_| self.listener.share_fd()).collect();
         others.is_ok()
     }
 }
 
-impl AsFd for Acceptor {
+impl AsFd for ClientAcceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -138,7 +137,7 @@ fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").map(OwnedFd::from).ok()
 }
 
-/// Tells a client why it is not served. The client may not have sent a request yet, so the response has no request id.
+/// Sends a refusal to a client that is not served. The client may not have sent a request yet, so the response has no request id.
 pub(super) fn refuse_connection(socket: &PacketSocket, refusal: Refusal) {
     let _ = socket.recv(&mut [0; 64], Deadline::NOW);
     let answer = Answer::Refused(refusal.for_protocol(OLDEST_PROTOCOL));
@@ -150,34 +149,34 @@ mod tests {
     use wholemem_os::packet::Address;
 
     use super::*;
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
-    struct Setup {
-        acceptor: Acceptor,
+    struct AcceptSetup {
+        acceptor: ClientAcceptor,
         clients: Clients,
         address: Address,
         _folder: tempfile::TempDir,
     }
 
-    fn setup() -> Setup {
+    fn setup() -> AcceptSetup {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let address = Address::Path(folder.path().join("socket"));
-        let acceptor = Acceptor::new(PacketListener::bind(&address).unwrap(), None);
-        let mut clients = Clients::new(0, ample()).unwrap();
+        let acceptor = ClientAcceptor::new(PacketListener::bind(&address).unwrap(), None);
+        let mut clients = Clients::new(0, unlimited()).unwrap();
         acceptor.register(clients.poller()).unwrap();
-        Setup { acceptor, clients, address, _folder: folder }
+        AcceptSetup { acceptor, clients, address, _folder: folder }
     }
 
-    fn connect(setup: &Setup) -> PacketSocket {
+    fn connect(setup: &AcceptSetup) -> PacketSocket {
         PacketSocket::connect(&setup.address).unwrap()
     }
 
     #[test]
-    fn connections_are_accepted_only_while_the_keeper_takes_clients() {
+    fn connections_are_accepted_only_while_the_keeper_reads() {
         let mut setup = setup();
         let _clients = [connect(&setup), connect(&setup)];
         let now = Instant::now();
-        let Setup { acceptor, clients, .. } = &mut setup;
+        let AcceptSetup { acceptor, clients, .. } = &mut setup;
         acceptor.update(false, now, clients.poller()).unwrap();
         acceptor.accept(clients);
         assert_eq!(clients.iter().count(), 0);
@@ -191,7 +190,7 @@ mod tests {
         let mut setup = setup();
         let _client = connect(&setup);
         let now = Instant::now();
-        let Setup { acceptor, clients, .. } = &mut setup;
+        let AcceptSetup { acceptor, clients, .. } = &mut setup;
         acceptor.paused_until = Some(now + PAUSE);
         acceptor.update(true, now, clients.poller()).unwrap();
         assert_eq!((acceptor.is_accepting, acceptor.timeout(now)), (false, Some(PAUSE)));
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_for_which_no_descriptor_is_left_is_told_so() {
+    fn a_client_is_refused_with_the_reason_if_no_descriptor_is_left() {
         let mut setup = setup();
         let client = connect(&setup);
         let _armed = wholemem_os::fault::arm(1, wholemem_os::Errno::MFILE);
@@ -208,10 +207,10 @@ mod tests {
         assert_eq!(setup.clients.iter().count(), 0);
         let mut packet = [0; 200];
         let len = client.recv(&mut packet, Deadline::NEVER).unwrap();
-        let mut assembly = frame::Assembly::default();
-        let message = assembly.push(&packet[..len]).unwrap().unwrap();
+        let mut assembler = frame::MessageAssembler::default();
+        let message = assembler.push(&packet[..len]).unwrap().unwrap();
         let (response, _) = frame::decode::<Response>(&message).unwrap();
         assert_eq!(response, Response { id: 0, answer: Answer::Refused(Refusal::NoDescriptors) });
-        assert!(setup.acceptor.spare.is_some(), "for the next one");
+        assert!(setup.acceptor.spare.is_some(), "a spare descriptor for the next refusal");
     }
 }

@@ -1,31 +1,30 @@
-//! Admits clients: a client that has sent its hello gets the index and a page of pins, after the keeper has its
-//! descriptors.
+//! Admits clients: a client that has sent its hello gets the index and a pin page, after the keeper has its descriptors.
 //!
 //! ```text
-//!   hello --> admit --> keeper parks socket, process, pins --> welcome --> the client is read
+//!   hello --> admit --> keeper parks socket, process, pins --> welcome --> the server reads requests
 //! ```
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::clients::{Clients, Ending};
+use super::clients::{Clients, EndReason};
 use super::connection::admission_refusal;
 use super::executor::FollowUp;
-use super::headroom::{Headroom, Purpose, bookkeeping};
+use super::headroom::{Headroom, MemoryPurpose, bookkeeping};
 use super::index_memory::IndexMemory;
-use super::keeper_link::{KeeperLink, Parking};
+use super::keeper_link::{KeeperLink, ParkAction};
 use super::memory_table::MemoryTable;
 use crate::id::ClientId;
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::{Answer, Request, Response};
 use crate::{Refusal, Result};
 
-/// What every client is given when it is admitted, and whether there is memory for one more.
+/// The resources that every client gets when it is admitted.
 #[derive(Debug)]
 pub(super) struct Admission {
     index: IndexMemory,
-    /// The ids of the devices whose memory the server hands out.
+    /// The UUIDs of the devices whose memory the store offers.
     devices: Vec<[u8; 16]>,
     headroom: Arc<Headroom>,
 }
@@ -35,24 +34,24 @@ impl Admission {
         Self { index, devices, headroom }
     }
 
-    /// Adds the descriptor of the index that another keeper has to have.
-    pub(super) fn keep(&self, kept: &mut Kept) -> Result<()> {
-        kept.insert(Key::Index, self.index.share_fd()?);
+    /// Adds the descriptor of the index for another keeper.
+    pub(super) fn add_descriptors(&self, descriptors: &mut DescriptorTable) -> Result<()> {
+        descriptors.insert(DescriptorKey::Index, self.index.share_fd()?);
         Ok(())
     }
 
-    /// Refuses a request if the system has no memory for what the server remembers of it.
+    /// Refuses a request if the system has no memory for its bookkeeping.
     pub(super) fn check_memory(&self, request: &Request) -> Result<(), Refusal> {
         let needed = bookkeeping(request);
         if needed > 0
-            && let Err(shortage) = self.headroom.claim(needed, Purpose::Bookkeeping)
+            && let Err(shortage) = self.headroom.claim(needed, MemoryPurpose::Bookkeeping)
         {
             return Err(shortage.refusal(needed));
         }
         Ok(())
     }
 
-    /// A client has sent a valid hello: creates its page of pins, and gives its descriptors to the keeper.
+    /// A client has sent a valid hello: creates its pin page, and parks its descriptors with the keeper.
     pub(super) fn admit(
         &self,
         client: ClientId,
@@ -68,11 +67,11 @@ impl Admission {
         };
         match admitted {
             Ok(fds) => {
-                keeper.park(Parking::Client(client), fds)?;
+                keeper.park(ParkAction::Client(client), fds)?;
                 // There is no keeper to wait for.
                 self.welcome(client, clients)
             }
-            Err(refusal) => Some(FollowUp::Reject { client, request, refusal, ending: Ending::Gone }),
+            Err(refusal) => Some(FollowUp::Reject { client, request, refusal, ending: EndReason::Left }),
         }
     }
 
@@ -81,7 +80,7 @@ impl Admission {
         let id = clients.open(client)?;
         let admitted = clients.get(client).and_then(|connection| connection.admitted.as_ref())?;
         let Ok(pins) = admitted.pins.share_fd() else {
-            return Some(FollowUp::End(client, Ending::Gone));
+            return Some(FollowUp::End(client, EndReason::Left));
         };
         let (index_len, devices) = (self.index.len(), self.devices.clone());
         let answer = Answer::Welcome { client, index_len, devices };
@@ -90,12 +89,12 @@ impl Admission {
     }
 }
 
-/// Maps the page of pins of a client that is being admitted. Returns the descriptors that the keeper is to park.
+/// Maps the pin page of a client that is being admitted. Returns the descriptors for the keeper.
 fn prepare(
     client: ClientId,
     clients: &Clients,
     memory: &mut MemoryTable,
-) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
     let Some(connection) = clients.get(client) else { return Ok(Vec::new()) };
     let fds = connection.park(client).and_then(|fds| {
         if let Some(admitted) = &connection.admitted {

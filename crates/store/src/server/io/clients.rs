@@ -1,6 +1,6 @@
-//! The connections of a server: accepted, read fairly among users, sent to, and ended.
+//! The connections of a server: accepts them, reads them fairly among users, sends to them, and ends them.
 //!
-//! It decides nothing about objects. The requests that it receives are returned to the event loop, and responses are passed to
+//! Makes no decisions about objects: received requests are returned to the event loop, and responses are passed to
 //! [`Clients::send`].
 
 use std::collections::BTreeMap;
@@ -11,38 +11,38 @@ use std::time::Instant;
 use wholemem_os::PacketSocket;
 
 use super::accept::refuse_connection;
-use super::connection::{Connection, Phase, Received, admission_refusal};
+use super::connection::{ClientConnection, ConnectionPhase, ReceiveResult, admission_refusal};
 use super::headroom::Headroom;
-use super::message_slots::{MessageSlots, Next};
+use super::message_slots::{MessageSlots, SlotAction};
 use super::poller::Poller;
-use super::watchers::{Sent, Watchers};
+use super::watchers::{EventWatchers, SendResult};
 use crate::id::ClientId;
-use crate::keeper::{Kept, Key};
+use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::{Answer, Event, Response};
 use crate::server::budget::{Account, Amount, Budget, CONNECTION};
 use crate::{Refusal, Result};
 
-/// The memory of a client that watches, besides the prefix.
+/// The memory of a watch besides its prefix, in bytes.
 const WATCH_COST: u64 = 256;
 
-/// How a connection has ended.
+/// The cause of the end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// The client has closed it.
+pub(super) enum EndReason {
+    /// The client has closed the connection.
     Closed,
-    /// The client's process has exited, or the client has sent a goodbye: it holds nothing any more.
-    Gone,
+    /// The process of the client has exited, or the client has sent a goodbye: it uses no object any more.
+    Left,
     /// The server disconnects the client.
     Disconnected,
 }
 
-/// All connections.
+/// The connections of all clients.
 #[derive(Debug)]
 pub(super) struct Clients {
-    connections: BTreeMap<ClientId, Connection>,
+    connections: BTreeMap<ClientId, ClientConnection>,
     poller: Poller,
     budget: Budget,
-    watchers: Watchers,
+    watchers: EventWatchers,
     slots: MessageSlots,
     /// The server's own user. Only its clients may send descriptors.
     user: u32,
@@ -57,7 +57,7 @@ impl Clients {
             connections: BTreeMap::new(),
             poller: Poller::create()?,
             budget,
-            watchers: Watchers::default(),
+            watchers: EventWatchers::default(),
             slots: MessageSlots::default(),
             user,
             next: 0,
@@ -65,20 +65,25 @@ impl Clients {
         })
     }
 
-    /// Waits for the sockets and processes of clients, and for what else the event loop registers.
+    /// The poller of the clients' sockets and processes, and of the other event sources of the event loop.
     pub(super) fn poller(&mut self) -> &mut Poller {
         &mut self.poller
     }
 
-    /// Clients that connect from now on have ids from this one on.
+    /// Sets the id of the next client that connects.
     pub(super) fn begin_ids(&mut self, first: u64) {
         self.next = first;
     }
 
-    /// Takes over a client of a server that died; `None` if the keeper has no page of pins for it.
-    pub(super) fn take_over(&mut self, client: ClientId, kept: &mut Kept) -> Result<Option<&Connection>> {
+    /// Takes over a client of the previous server; `None` if the keeper has no pin page for it.
+    pub(super) fn take_over(
+        &mut self,
+        client: ClientId,
+        descriptors: &mut DescriptorTable,
+    ) -> Result<Option<&ClientConnection>> {
         let budget = &mut self.budget;
-        let Some(connection) = Connection::take_over(client, kept, |user| budget.open(user))? else {
+        let Some(connection) = ClientConnection::take_over(client, descriptors, |user| budget.open(user))?
+        else {
             return Ok(None);
         };
         self.register(client, connection)?;
@@ -92,18 +97,18 @@ impl Clients {
         match account.charge_connection(CONNECTION) {
             Ok(charge) => {
                 self.next += 1;
-                let connection = Connection::accept(socket, account, charge, user == self.user);
+                let connection = ClientConnection::accept(socket, account, charge, user == self.user);
                 self.register(ClientId(self.next - 1), connection)
             }
             Err(refusal) => {
-                tracing::debug!(user, %refusal, "a client is refused");
+                tracing::debug!(user, %refusal, "refused a client");
                 refuse_connection(&socket, refusal);
                 Ok(())
             }
         }
     }
 
-    fn register(&mut self, client: ClientId, mut connection: Connection) -> Result<()> {
+    fn register(&mut self, client: ClientId, mut connection: ClientConnection) -> Result<()> {
         let user = connection.account.uid();
         if let Some(socket) = &connection.socket {
             connection.interest = connection.wanted();
@@ -130,7 +135,7 @@ impl Clients {
         headroom: &Headroom,
     ) -> Result<Result<(), Refusal>> {
         let Some(connection) = self.connections.get_mut(&client) else { return Ok(Ok(())) };
-        if connection.phase != Phase::AwaitingHello {
+        if connection.phase != ConnectionPhase::AwaitingHello {
             return Ok(Err(Refusal::malformed("a second hello")));
         }
         if let Err(refusal) = connection.admit(request, headroom) {
@@ -144,40 +149,41 @@ impl Clients {
     /// The keeper has the descriptors of a client: it is read from now on. Returns the id of its hello.
     pub(super) fn open(&mut self, client: ClientId) -> Option<u64> {
         let connection = self.connections.get_mut(&client)?;
-        let Phase::Admitting(request) = connection.phase else { return None };
-        connection.phase = Phase::Open;
+        let ConnectionPhase::Admitting(request) = connection.phase else { return None };
+        connection.phase = ConnectionPhase::Open;
         self.update(client);
         Some(request)
     }
 
-    /// A client's page of pins is for a child of its process: it is held while the connection is open. Returns what the keeper is
-    /// to park.
-    pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+    /// The pin page of a client is for a child of its process: it is valid while the connection is open. Returns the descriptors
+    /// for the keeper.
+    pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
         let connection =
-            self.connections.get_mut(&client).filter(|connection| connection.phase == Phase::Open);
-        let connection = connection.ok_or_else(|| Refusal::malformed("a child before a hello"))?;
+            self.connections.get_mut(&client).filter(|connection| connection.phase == ConnectionPhase::Open);
+        let connection = connection.ok_or_else(|| Refusal::malformed("a fork before the hello"))?;
         if let Some(process) = connection.admitted.as_mut().and_then(|admitted| admitted.process.take()) {
             self.poller.remove(connection.account.uid(), &process);
         }
         connection.park(client).map_err(|error| admission_refusal(&error))
     }
 
-    /// A child that has made the connection `claimer` claims the page of pins of another client, of its own user: the page is held
-    /// while the child's process lives. Returns what the keeper is to park.
+    /// A child with the connection `claimer` claims the pin page of another client of the same user: the page is valid while the
+    /// child's process lives. Returns the descriptors for the keeper.
     pub(super) fn claim(
         &mut self,
         claimer: ClientId,
         client: ClientId,
-    ) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
-        let refused = || Refusal::malformed("a claim of what is not there");
-        let child = self.connections.get(&claimer).filter(|child| child.phase == Phase::AwaitingHello);
+    ) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
+        let refused = || Refusal::malformed("the claimed pin page does not exist");
+        let child =
+            self.connections.get(&claimer).filter(|child| child.phase == ConnectionPhase::AwaitingHello);
         let child = child.ok_or_else(refused)?;
         let (user, process) = (child.account.uid(), child.socket.as_ref().map(PacketSocket::peer_pidfd));
         let process = process.ok_or_else(refused)?;
         let process = process.map_err(|error| admission_refusal(&error.into()))?;
         let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
         let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
-        // A child that claims again was interrupted by a restart of the server.
+        // A child claims again if the server was replaced before it answered.
         if let Some(before) = admitted.process.replace(process) {
             self.poller.remove(user, &before);
         }
@@ -186,18 +192,18 @@ impl Clients {
         if watched.is_err()
             && let Some(connection) = self.connections.get_mut(&client)
         {
-            // A process that is not watched would keep the page for ever.
+            // If the process were not watched, the page would never be released.
             connection.admitted.as_mut().map(|admitted| admitted.process.take());
         }
         watched.map_err(|error| admission_refusal(&error))
     }
 
-    pub(super) fn get(&self, client: ClientId) -> Option<&Connection> {
+    pub(super) fn get(&self, client: ClientId) -> Option<&ClientConnection> {
         self.connections.get(&client)
     }
 
-    /// All connections that the keeper has.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ClientId, &Connection)> {
+    /// All connections that the keeper holds.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ClientId, &ClientConnection)> {
         self.connections.iter().map(|(client, connection)| (*client, connection))
     }
 
@@ -205,44 +211,48 @@ impl Clients {
         self.connections.get(&client).map(|connection| connection.account.clone())
     }
 
-    /// What is charged to all clients.
+    /// The total amount that is charged to clients.
     pub(super) fn held(&self) -> Amount {
         self.budget.held()
     }
 
-    /// Reads from a client. `None` if there is nothing for the machine.
-    pub(super) fn receive<'a>(&mut self, client: ClientId, packet: &'a mut [u8]) -> Option<Received<'a>> {
+    /// Reads from a client. `None` if there is no input for the state machine.
+    pub(super) fn receive<'a>(
+        &mut self,
+        client: ClientId,
+        packet: &'a mut [u8],
+    ) -> Option<ReceiveResult<'a>> {
         let connection = self.connections.get_mut(&client)?;
         let user = connection.account.uid();
         let was_long = connection.is_within_message();
         let received = connection.receive(packet, self.user);
         match &received {
-            Received::TookSlot => self.slots.took(user, client),
-            Received::NeedsSlot => self.slots.wait(user, client, Instant::now()),
-            Received::Request(..) if was_long => self.slots.forget(user, client),
+            ReceiveResult::TookSlot => self.slots.assign(user, client),
+            ReceiveResult::NeedsSlot => self.slots.wait(user, client, Instant::now()),
+            ReceiveResult::Request(..) if was_long => self.slots.remove(user, client),
             _ => {}
         }
         self.update(client);
         match received {
-            Received::Nothing | Received::TookSlot | Received::NeedsSlot => None,
+            ReceiveResult::Nothing | ReceiveResult::TookSlot | ReceiveResult::NeedsSlot => None,
             received => Some(received),
         }
     }
 
-    /// Gives slots for long messages to connections that wait for one. Returns the connections that are to be ended.
+    /// Assigns message slots to waiting connections. Returns the connections that have to end.
     pub(super) fn serve_slots(&mut self) -> Vec<ClientId> {
         let now = Instant::now();
         let mut ended = Vec::new();
         for next in self.slots.next(now) {
             let (client, is_late) = match next {
-                Next::Try(client) => (client, false),
-                Next::GiveUp(client) => (client, true),
+                SlotAction::Try(client) => (client, false),
+                SlotAction::TimeOut(client) => (client, true),
             };
             let Some(connection) = self.connections.get_mut(&client) else { continue };
             let user = connection.account.uid();
-            match connection.take_slot() {
+            match connection.charge_slot() {
                 Ok(()) => {
-                    self.slots.took(user, client);
+                    self.slots.assign(user, client);
                     self.update(client);
                 }
                 Err(refusal) if is_late => {
@@ -260,16 +270,16 @@ impl Clients {
         ended
     }
 
-    /// Whether a connection waits for a slot.
+    /// Whether a connection waits for a message slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.slots.has_waiting()
     }
 
-    /// Sends a response to a client. If too much is queued for the client, its connection is ended.
+    /// Sends a response to a client. If too much is queued for the client, its connection has to end.
     pub(super) fn send(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         if let Err(refusal) = connection.send(response, fds) {
-            tracing::warn!(user = connection.account.uid(), %refusal, "a client does not read");
+            tracing::warn!(user = connection.account.uid(), %refusal, "cannot queue a response: the client does not read");
             self.ended.push(client);
         }
         self.update(client);
@@ -284,7 +294,7 @@ impl Clients {
         std::mem::take(&mut self.ended)
     }
 
-    /// A client's socket is writable: sends what is queued.
+    /// A client's socket is writable: sends queued packets.
     pub(super) fn flush(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         connection.flush();
@@ -294,7 +304,7 @@ impl Clients {
         self.update(client);
     }
 
-    /// Tells the poller what is waited for on a client's socket.
+    /// Updates the events that the poller waits for on a client's socket.
     fn update(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         let mut wanted = connection.wanted();
@@ -310,7 +320,7 @@ impl Clients {
         }
     }
 
-    /// A client watches from now on.
+    /// Registers a watch of a client.
     pub(super) fn watch(&mut self, client: ClientId, prefix: String) -> Result<(), Refusal> {
         let Some(connection) = self.connections.get(&client) else { return Ok(()) };
         let charge = connection.account.charge(Amount::bytes(WATCH_COST + prefix.len() as u64))?;
@@ -318,17 +328,17 @@ impl Clients {
         Ok(())
     }
 
-    /// Appends an event for the clients that watch.
+    /// Appends an event for watching clients.
     pub(super) fn notify(&mut self, event: Event) {
         self.watchers.notify(event);
     }
 
-    /// Whether events are to be sent.
+    /// Whether there are events to send.
     pub(super) fn has_events(&self) -> bool {
         self.watchers.has_work()
     }
 
-    /// Sends some events. Returns the connections that are to be ended because they have missed some.
+    /// Sends some events. Returns the connections that have to end because they have missed events.
     pub(super) fn deliver(&mut self) -> Vec<ClientId> {
         let connections = &mut self.connections;
         let mut full = Vec::new();
@@ -336,34 +346,34 @@ impl Clients {
             let is_sent =
                 connections.get_mut(&client).is_none_or(|connection| connection.try_send_packets(packets));
             if is_sent {
-                return Sent::Yes;
+                return SendResult::Yes;
             }
             full.push(client);
-            Sent::Full
+            SendResult::Full
         });
         full.into_iter().for_each(|client| self.update(client));
         lost
     }
 
-    /// Ends a connection. Returns whether the client is forgotten now; if not, the server waits for its process to exit or for
-    /// it to close its end. `holds` returns whether it holds something until its process has exited.
-    pub(super) fn end(&mut self, client: ClientId, ending: Ending, holds: impl FnOnce() -> bool) -> bool {
+    /// Ends a connection. Returns whether the client is removed now; if not, the server waits for its process to exit or for it
+    /// to close its end. `holds` returns whether the client has drafts or pins, which are retained until its process exits.
+    pub(super) fn end(&mut self, client: ClientId, ending: EndReason, holds: impl FnOnce() -> bool) -> bool {
         let Some(connection) = self.connections.get_mut(&client) else { return false };
         let user = connection.account.uid();
         if connection.is_within_message() {
-            self.slots.forget(user, client);
+            self.slots.remove(user, client);
         }
         self.watchers.remove(client);
         let has_process = connection.admitted.as_ref().is_some_and(|admitted| admitted.process.is_some());
-        let is_forgotten = match ending {
-            Ending::Gone => true,
+        let is_removed = match ending {
+            EndReason::Left => true,
             _ if connection.admitted.is_none() || connection.socket.is_none() => true,
-            Ending::Closed => !has_process || !holds(),
-            Ending::Disconnected => false,
+            EndReason::Closed => !has_process || !holds(),
+            EndReason::Disconnected => false,
         };
         match ending {
-            _ if is_forgotten => self.forget(client),
-            Ending::Disconnected => {
+            _ if is_removed => self.remove(client),
+            EndReason::Disconnected => {
                 connection.disconnect();
                 self.update(client);
             }
@@ -374,12 +384,12 @@ impl Clients {
                 }
             }
         }
-        is_forgotten
+        is_removed
     }
 
-    fn forget(&mut self, client: ClientId) {
+    fn remove(&mut self, client: ClientId) {
         let Some(mut connection) = self.connections.remove(&client) else { return };
-        // Responses that are queued are still sent, as far as the socket takes them now.
+        // Queued responses are still sent, as far as the socket accepts them now.
         connection.flush();
         let user = connection.account.uid();
         if let Some(socket) = &connection.socket {
@@ -390,31 +400,31 @@ impl Clients {
         }
     }
 
-    /// The keys under which the keeper has a client's descriptors.
-    pub(super) fn keys(client: ClientId) -> [Key; 3] {
-        [Key::Socket(client), Key::Pins(client), Key::Process(client)]
+    /// The keys of a client's descriptors in the keeper.
+    pub(super) fn keys(client: ClientId) -> [DescriptorKey; 3] {
+        [DescriptorKey::Socket(client), DescriptorKey::Pins(client), DescriptorKey::Process(client)]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::headroom::tests::Machine;
+    use super::super::headroom::tests::TestMachine;
     use super::*;
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
     /// Connections of these users, the first of which has sent its hello.
     fn clients(users: &[u32]) -> (Clients, Vec<PacketSocket>) {
-        let mut clients = Clients::new(0, ample()).unwrap();
+        let mut clients = Clients::new(0, unlimited()).unwrap();
         let mut ends = Vec::new();
         for (number, user) in users.iter().enumerate() {
-            let (here, there) = PacketSocket::pair().unwrap();
+            let (local, peer) = PacketSocket::pair().unwrap();
             let account = clients.budget.open(*user);
             let charge = account.charge(CONNECTION).unwrap();
-            let connection = Connection::accept(here, account, charge, false);
+            let connection = ClientConnection::accept(local, account, charge, false);
             clients.register(ClientId(number as u64), connection).unwrap();
-            ends.push(there);
+            ends.push(peer);
         }
-        let headroom = Headroom::new(Machine::with(1 << 30));
+        let headroom = Headroom::new(TestMachine::with(1 << 30));
         clients.admit(ClientId(0), 1, &headroom).unwrap().unwrap();
         (clients, ends)
     }
@@ -423,40 +433,43 @@ mod tests {
         clients.connections[&ClientId(0)].admitted.as_ref().unwrap().process.is_some()
     }
 
-    fn keys(fds: Vec<(Key, OwnedFd)>) -> Vec<Key> {
+    fn keys(fds: Vec<(DescriptorKey, OwnedFd)>) -> Vec<DescriptorKey> {
         fds.into_iter().map(|(key, _)| key).collect()
     }
 
     #[test]
-    fn a_page_of_pins_is_claimed_by_its_own_user_alone() {
+    fn a_pin_page_is_claimed_by_its_own_user_only() {
         let (mut clients, _ends) = clients(&[7, 8, 7]);
         let [page, stranger, child] = [0, 1, 2].map(ClientId);
         assert_eq!(clients.open(page), Some(1));
-        assert_eq!(keys(clients.await_child(page).unwrap()), [Key::Pins(page), Key::Socket(page)]);
-        assert!(!has_process(&clients), "whatever becomes of the process that made it");
-        let refused = || Refusal::malformed("a claim of what is not there");
+        assert_eq!(
+            keys(clients.await_child(page).unwrap()),
+            [DescriptorKey::Pins(page), DescriptorKey::Socket(page)]
+        );
+        assert!(!has_process(&clients), "the page does not depend on the process that created it");
+        let refused = || Refusal::malformed("the claimed pin page does not exist");
         assert_eq!(clients.claim(stranger, page).unwrap_err(), refused());
         assert_eq!(clients.claim(child, stranger).unwrap_err(), refused());
         assert_eq!(clients.claim(child, ClientId(9)).unwrap_err(), refused());
-        assert_eq!(clients.claim(page, page).unwrap_err(), refused(), "it has said hello");
+        assert_eq!(clients.claim(page, page).unwrap_err(), refused(), "the claimer has sent a hello");
         assert!(!has_process(&clients));
         for _ in 0..2 {
-            assert_eq!(keys(clients.claim(child, page).unwrap()), [Key::Process(page)]);
+            assert_eq!(keys(clients.claim(child, page).unwrap()), [DescriptorKey::Process(page)]);
             assert!(has_process(&clients));
         }
-        // Now the process is waited for, where the client holds something.
-        assert!(!clients.end(page, Ending::Closed, || true));
-        assert!(clients.end(page, Ending::Gone, || true));
+        // Now the server waits for the process if the client has drafts or pins.
+        assert!(!clients.end(page, EndReason::Closed, || true));
+        assert!(clients.end(page, EndReason::Left, || true));
     }
 
     #[test]
-    fn a_page_that_nobody_claims_goes_with_its_connection() {
+    fn an_unclaimed_page_is_released_with_its_connection() {
         let (mut clients, _ends) = clients(&[7]);
         let page = ClientId(0);
-        let early = Refusal::malformed("a child before a hello");
+        let early = Refusal::malformed("a fork before the hello");
         assert_eq!(clients.await_child(page).unwrap_err(), early);
         clients.open(page);
         clients.await_child(page).unwrap();
-        assert!(clients.end(page, Ending::Closed, || true));
+        assert!(clients.end(page, EndReason::Closed, || true));
     }
 }

@@ -1,8 +1,8 @@
-//! The event loop: one thread that waits for events, tells the machine, has the executor carry out what the machine
-//! decides, and never waits for a client.
+//! The event loop: one thread that waits for events, passes them to the state machine, and has the executor carry out the
+//! outputs. It never waits for a client.
 //!
-//! The work of one turn is bounded, and does not grow with the number of clients: some events of each user that has any, a
-//! slice of each piece of work in the background, and a few new clients.
+//! The work of one iteration is bounded, and does not grow with the number of clients: some events of each user that has any, a
+//! slice of each kind of background work, and a few new clients.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,9 +12,9 @@ use wholemem_hal::Backend;
 use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::{PacketSocket, heap};
 
-use super::accept::Acceptor;
-use super::clients::{Clients, Ending};
-use super::connection::Received;
+use super::accept::ClientAcceptor;
+use super::clients::{Clients, EndReason};
+use super::connection::ReceiveResult;
 use super::executor::{Executor, FollowUp};
 use super::heap_trim::HeapTrim;
 use super::poller::ClientEvent;
@@ -22,20 +22,20 @@ use super::startup;
 use crate::cells::MappedCells;
 use crate::id::ClientId;
 use crate::index::Geometry;
-use crate::keeper::{Kept, Key, Launch, ToKeeper};
+use crate::keeper::{DescriptorKey, DescriptorTable, Launch, ToKeeper};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Ask, Request};
+use crate::protocol::{Request, RequestKind};
 use crate::server::budget::Charge;
-use crate::server::machine::{Input, Now, Output, Server, Settings};
+use crate::server::machine::{Input, Output, Server, ServerSettings, StepTime};
 use crate::{Refusal, Result};
 
-/// How long one turn serves a user whose events do not end. At least one event is served.
-const TURN_OF_A_USER: Duration = Duration::from_micros(20);
+/// How long one iteration serves one user. At least one event is served.
+const USER_TIME_SLICE: Duration = Duration::from_micros(20);
 
-/// How often connections that wait for memory are looked at although nothing has happened.
+/// How often connections that wait for a message slot are checked.
 const SLOT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The time that the machine is told.
+/// The clock of the state machine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
     start: Instant,
@@ -51,41 +51,41 @@ impl Clock {
     }
 
     /// The time of a step. A system clock before 1970 counts as 1970.
-    pub(super) fn now(&self) -> Now {
+    pub(super) fn now(&self) -> StepTime {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let unix = u64::try_from(unix.as_millis()).expect("a system time fits 64 bits of milliseconds");
-        Now { elapsed: self.elapsed(), unix }
+        StepTime { elapsed: self.elapsed(), unix }
     }
 }
 
-/// A running server.
+/// A running server: the state machine, its executor and the listening socket.
 pub(super) struct EventLoop<'a> {
     server: Server<MappedCells>,
     executor: Executor<'a>,
-    acceptor: Acceptor,
+    acceptor: ClientAcceptor,
     clock: Clock,
     heap: HeapTrim,
-    /// A buffer for the packet that is being received.
+    /// The buffer of received packets.
     packet: Vec<u8>,
     is_stopping: bool,
 }
 
-/// Serves until the keeper at the other end of the socket says to stop.
+/// Serves until the keeper at the other end of the socket requests a stop.
 pub(crate) fn run(
     socket: PacketSocket,
-    settings: Settings,
+    settings: ServerSettings,
     geometry: Geometry,
     devices: Option<&Backend>,
     launch: &Launch<'_>,
 ) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
-    let kept = Kept::receive(&socket)?;
-    let mut event_loop = startup::start(kept, socket, settings, geometry, devices, launch)?;
-    event_loop.executor.keeper.tell(&ToKeeper::Ready, Vec::new());
+    let descriptors = DescriptorTable::receive(&socket)?;
+    let mut event_loop = startup::start(descriptors, socket, settings, geometry, devices, launch)?;
+    event_loop.executor.keeper.send(&ToKeeper::Ready, Vec::new());
     while !event_loop.is_stopping {
-        event_loop.turn()?;
+        event_loop.run_once()?;
     }
-    // Clients that have the index mapped would find names in it for ever.
+    // Otherwise clients that have the index mapped would find names in it forever.
     event_loop.server.index().supersede();
     Ok(())
 }
@@ -94,20 +94,20 @@ impl<'a> EventLoop<'a> {
     pub(super) fn new(
         server: Server<MappedCells>,
         executor: Executor<'a>,
-        acceptor: Acceptor,
+        acceptor: ClientAcceptor,
         clock: Clock,
     ) -> Self {
         let (heap, packet) = (HeapTrim::new(clock.start), vec![0; MAX_PACKET]);
         Self { server, executor, acceptor, clock, heap, packet, is_stopping: false }
     }
 
-    /// Waits for an event, and does what follows from it.
-    fn turn(&mut self) -> Result<()> {
+    /// Runs one iteration: waits for events, and processes them.
+    fn run_once(&mut self) -> Result<()> {
         let Executor { keeper, clients, .. } = &mut self.executor;
         if !keeper.flush(clients.poller()) {
             self.on_keeper_exit();
         }
-        // A time that is too long for the kernel is for ever.
+        // A timeout that is too long for the kernel is treated as unlimited.
         let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
         let ready = self.executor.clients.poller().wait(timeout.as_ref())?;
         if self.executor.keeper.take_retry(Instant::now()) {
@@ -117,7 +117,7 @@ impl<'a> EventLoop<'a> {
             self.receive_from_keeper();
         }
         for late in self.executor.keeper.take_late() {
-            let follow_up = self.executor.not_parked(late);
+            let follow_up = self.executor.parking_failed(late);
             self.follow(follow_up);
         }
         if ready.workers {
@@ -140,7 +140,7 @@ impl<'a> EventLoop<'a> {
         }
         if self.executor.clients.has_waiting() {
             for client in self.executor.clients.serve_slots() {
-                self.end(client, Ending::Disconnected);
+                self.end(client, EndReason::Disconnected);
             }
         }
         let now = Instant::now();
@@ -148,10 +148,10 @@ impl<'a> EventLoop<'a> {
             heap::trim();
         }
         let Executor { keeper, clients, .. } = &mut self.executor;
-        self.acceptor.update(keeper.takes_clients(), now, clients.poller())
+        self.acceptor.update(keeper.accepts_clients(), now, clients.poller())
     }
 
-    /// How long to wait for an event.
+    /// How long the event loop may wait for the next event.
     fn timeout(&self) -> Option<Duration> {
         let Executor { keeper, clients, .. } = &self.executor;
         if clients.has_events() {
@@ -168,13 +168,13 @@ impl<'a> EventLoop<'a> {
         timeouts.into_iter().flatten().min()
     }
 
-    /// Handles some of what is ready of a user's connections and processes.
+    /// Processes some of the events of a user's connections and processes.
     fn serve(&mut self, user: u32) -> Result<()> {
         let start = Instant::now();
-        self.executor.clients.poller().begin_turn(user)?;
+        self.executor.clients.poller().fetch_events(user)?;
         while let Some(event) = self.executor.clients.poller().next_event(user) {
             match event {
-                ClientEvent::Exited(client) => self.end(client, Ending::Gone),
+                ClientEvent::Exited(client) => self.end(client, EndReason::Left),
                 ClientEvent::Socket { client, is_readable, is_writable, is_closed } => {
                     if is_writable {
                         self.executor.clients.flush(client);
@@ -182,33 +182,33 @@ impl<'a> EventLoop<'a> {
                     if is_readable {
                         self.receive(client);
                     } else if is_closed {
-                        self.end(client, Ending::Closed);
+                        self.end(client, EndReason::Closed);
                     }
                 }
             }
-            if start.elapsed() >= TURN_OF_A_USER {
+            if start.elapsed() >= USER_TIME_SLICE {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Reads from a client, and processes what it has sent.
+    /// Reads from a client, and processes the request.
     fn receive(&mut self, client: ClientId) {
         let mut packet = std::mem::take(&mut self.packet);
         match self.executor.clients.receive(client, &mut packet) {
-            Some(Received::Request(request, payload, fd, charge)) => {
+            Some(ReceiveResult::Request(request, payload, fd, charge)) => {
                 self.process(client, request, payload, fd, charge);
             }
-            Some(Received::Refused(refusal)) => self.reject(client, 0, refusal, Ending::Disconnected),
-            Some(Received::Closed) => self.end(client, Ending::Closed),
-            Some(_) => self.end(client, Ending::Disconnected),
+            Some(ReceiveResult::Refused(refusal)) => self.reject(client, 0, refusal, EndReason::Disconnected),
+            Some(ReceiveResult::Closed) => self.end(client, EndReason::Closed),
+            Some(_) => self.end(client, EndReason::Disconnected),
             None => {}
         }
         self.packet = packet;
     }
 
-    /// Processes a request: here if it is about processes, and otherwise by the machine.
+    /// Processes a request: here if it concerns processes, otherwise by the state machine.
     fn process(
         &mut self,
         client: ClientId,
@@ -217,18 +217,18 @@ impl<'a> EventLoop<'a> {
         fd: Option<OwnedFd>,
         charge: Option<Charge>,
     ) {
-        match request.ask {
-            Ask::Goodbye => return self.end(client, Ending::Gone),
-            Ask::AwaitChild => {
+        match request.kind {
+            RequestKind::Goodbye => return self.end(client, EndReason::Left),
+            RequestKind::AwaitChild => {
                 let follow_up = self.executor.await_child(client, request.id);
                 return self.follow(follow_up);
             }
-            Ask::Claim { client: page, secret } => {
+            RequestKind::Claim { client: page, secret } => {
                 let follow_up = self.executor.claim(client, request.id, page, secret);
                 return self.follow(follow_up);
             }
-            // The machine knows a client from its hello on.
-            Ask::Hello { .. } => {
+            // The state machine knows a client from its hello on.
+            RequestKind::Hello { .. } => {
                 if let Some(account) = self.executor.clients.account(client) {
                     self.step(Input::Joined { client, account });
                 }
@@ -246,15 +246,15 @@ impl<'a> EventLoop<'a> {
         self.step_with(input, None);
     }
 
-    /// Tells the machine of an event, and carries out what it decides. `offered` is a descriptor that came with a request.
+    /// Passes an input to the state machine, and carries out the outputs. `offered` is a descriptor that was sent with a request.
     fn step_with(&mut self, input: Input<'_>, offered: Option<OwnedFd>) {
         let outputs = self.server.step(self.clock.now(), input, &mut self.executor.memory);
         self.execute(outputs, offered);
     }
 
-    /// Carries out what the machine has decided.
+    /// Carries out the outputs of the state machine.
     ///
-    /// Events are sent first: where few clients watch, they have an event before the client that caused it has its answer.
+    /// Events are sent first: if few clients watch, they receive an event before the client that caused it is answered.
     pub(super) fn execute(&mut self, outputs: Vec<Output>, mut offered: Option<OwnedFd>) {
         let mut has_events = false;
         for output in outputs {
@@ -267,7 +267,7 @@ impl<'a> EventLoop<'a> {
             self.follow(follow_up);
         }
         for client in self.executor.clients.take_ended() {
-            self.end(client, Ending::Disconnected);
+            self.end(client, EndReason::Disconnected);
         }
     }
 
@@ -283,32 +283,32 @@ impl<'a> EventLoop<'a> {
     }
 
     /// Refuses a request in the protocol of its client, and ends the connection.
-    fn reject(&mut self, client: ClientId, request: u64, refusal: Refusal, ending: Ending) {
+    fn reject(&mut self, client: ClientId, request: u64, refusal: Refusal, ending: EndReason) {
         let refusal = refusal.for_protocol(self.server.protocol(client));
         self.executor.clients.refuse(client, request, refusal);
         self.end(client, ending);
     }
 
-    /// Sends some events to clients that watch. Those that have missed some are disconnected.
+    /// Sends some events to watching clients. Clients that have missed events are disconnected.
     fn deliver(&mut self) {
         for client in self.executor.clients.deliver() {
-            self.end(client, Ending::Disconnected);
+            self.end(client, EndReason::Disconnected);
         }
     }
 
-    /// Ends a connection. What its client holds stays until the client cannot use it any more.
-    fn end(&mut self, client: ClientId, ending: Ending) {
+    /// Ends a connection. The resources of its client are retained until the client cannot use them any more.
+    fn end(&mut self, client: ClientId, ending: EndReason) {
         let Executor { memory, clients, .. } = &mut self.executor;
         let holds = || self.server.has_drafts(client) || memory.has_pins(client);
         let Some(connection) = clients.get(client) else { return };
         let was_admitted = connection.admitted.is_some();
-        let is_forgotten = clients.end(client, ending, holds);
-        if is_forgotten {
+        let is_removed = clients.end(client, ending, holds);
+        if is_removed {
             self.step(Input::Left { client });
         }
-        match (was_admitted, is_forgotten) {
+        match (was_admitted, is_removed) {
             (true, true) => self.executor.keeper.unpark(&Clients::keys(client)),
-            (true, false) => self.executor.keeper.unpark(&[Key::Socket(client)]),
+            (true, false) => self.executor.keeper.unpark(&[DescriptorKey::Socket(client)]),
             (false, _) => {}
         }
     }
@@ -325,9 +325,9 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// The keeper has died: another one is started. Until it runs, the memory of the store is lost if this process dies.
+    /// The keeper has exited: starts another one. Until it runs, the store is lost if this process dies.
     fn on_keeper_exit(&mut self) {
-        tracing::warn!("the keeper is dead: unprotected until another one runs");
+        tracing::warn!("the keeper has exited: the store is unprotected until another keeper runs");
         let Executor { keeper, clients, .. } = &mut self.executor;
         for parked in keeper.on_exit(clients.poller()) {
             let follow_up = self.executor.parked(parked);

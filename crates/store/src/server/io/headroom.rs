@@ -1,17 +1,17 @@
-//! How much memory the server may still fill. It is checked before any memory is filled, however little.
+//! The memory that the server may still allocate. It is checked before every allocation, however small.
 //!
-//! If memory runs out, the kernel kills processes instead of refusing. Reading how much is available takes tens of microseconds, so
-//! a part of what was read is handed out without reading again:
+//! If memory runs out, the kernel kills processes instead of failing a call. Reading the available memory takes tens of
+//! microseconds, so a part of it may be claimed without reading again:
 //!
 //! ```text
 //!   read:  |<------------------- available ------------------->|
 //!          | claimed, not filled | allowance |     | reserve   |
-//!                                  used up, or old: read again
+//!                                  used up, or too old: read again
 //! ```
 //!
-//! Guarantees: memory that was claimed and is still being filled counts as taken, for all threads; objects leave a reserve for
-//! the server's own memory; preallocated memory takes at most a quarter of what is left. Not guaranteed: that other
-//! processes leave the memory that was found.
+//! Memory that was claimed and is still being filled counts as used, for all threads. Objects leave a reserve for the server's
+//! own memory. Preallocation uses at most a quarter of the free memory. Not guaranteed: other processes may use the memory that
+//! was read as available.
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,81 +20,81 @@ use std::time::{Duration, Instant};
 use wholemem_os::Size;
 use wholemem_os::meminfo::{Available, MemoryProbe};
 
-use crate::protocol::{Ask, Refusal, Request};
+use crate::protocol::{Refusal, Request, RequestKind};
 
-/// What objects leave for the memory of the server itself, of its keeper and of the index.
+/// The memory that objects leave for the server itself, the keeper and the index.
 const RESERVE: usize = 8 << 20;
 
-/// The least that is left of it, for requests that free memory.
-const LAST: usize = 2 << 20;
+/// The part of the reserve that is left for requests that free memory.
+const MIN_RESERVE: usize = 2 << 20;
 
-/// The most that is handed out without reading again.
-const MOST_ALLOWED: usize = 64 << 20;
+/// The maximum that may be claimed without reading again.
+const MAX_ALLOWANCE: usize = 64 << 20;
 
-/// How long a reading is used: other processes take memory too.
-const FRESH: Duration = Duration::from_millis(50);
+/// How long a reading is valid: other processes allocate memory too.
+const MAX_AGE: Duration = Duration::from_millis(50);
 
-/// What one object costs besides its bytes: its record, word and bucket in the index, and its entries in the server's tables.
+/// The memory of one object besides its bytes: its record, word and bucket in the index, and its entries in the server's tables.
 const PER_OBJECT: usize = 1 << 10;
 
-/// How much the server and the index grow by what a request creates, without its memory. A repeated request may have been
-/// processed by another server, and takes nothing then.
+/// The growth of the server and the index by a request, without the object's memory. A request that is sent again may have been
+/// processed by the previous server; it counts as zero.
 pub(super) fn bookkeeping(request: &Request) -> usize {
-    match &request.ask {
-        Ask::Create { members, .. } if request.again == 0 => PER_OBJECT * (1 + members.len()),
-        Ask::Publish { .. } | Ask::Adopt { .. } if request.again == 0 => PER_OBJECT,
+    match &request.kind {
+        RequestKind::Create { members, .. } if request.resends == 0 => PER_OBJECT * (1 + members.len()),
+        RequestKind::Publish { .. } | RequestKind::Adopt { .. } if request.resends == 0 => PER_OBJECT,
         _ => 0,
     }
 }
 
-/// What memory is for.
+/// The purpose of memory that is claimed; it determines the reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// Objects that a client has asked for, or an arena for them.
+pub(super) enum MemoryPurpose {
+    /// Objects of a request, or an arena for them.
     Objects,
     /// Preallocated memory.
-    Ahead,
-    /// Records and pages of pins.
+    Prealloc,
+    /// Records and pin pages.
     Bookkeeping,
 }
 
-impl Purpose {
-    /// How much of what is free has to stay free.
+impl MemoryPurpose {
+    /// The part of the free memory that has to stay free.
     fn reserve(self, free: usize) -> usize {
         match self {
             Self::Objects => RESERVE,
-            Self::Ahead => RESERVE.max(free - free / 4),
-            Self::Bookkeeping => LAST,
+            Self::Prealloc => RESERVE.max(free - free / 4),
+            Self::Bookkeeping => MIN_RESERVE,
         }
     }
 }
 
-/// Why memory cannot be claimed.
+/// The reason for which memory cannot be claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Shortage {
-    /// There is too little, since some of it stays free.
+pub(super) enum MemoryShortage {
+    /// Too little memory is available, besides the reserve.
     Short { found: Available, reserve: usize },
-    /// How much is available cannot be read.
+    /// The available memory cannot be read.
     Unknown(wholemem_os::Error),
 }
 
-impl fmt::Display for Shortage {
+impl fmt::Display for MemoryShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short { found, reserve } => write!(f, "{found}, and {} stay free", Size(*reserve)),
-            Self::Unknown(error) => write!(f, "what is available cannot be read: {error}"),
+            Self::Short { found, reserve } => write!(f, "{found}, of which {} are reserved", Size(*reserve)),
+            Self::Unknown(error) => write!(f, "cannot read the available memory: {error}"),
         }
     }
 }
 
-impl Shortage {
-    /// The refusal for a client that has asked for so many bytes.
+impl MemoryShortage {
+    /// The refusal of a request for `len` bytes.
     pub(super) fn refusal(&self, len: usize) -> Refusal {
         Refusal::NoMemory { len: len as u64, reason: self.to_string() }
     }
 }
 
-/// Where the amount of available memory is read from.
+/// A source of the amount of available memory.
 pub(super) trait MemorySource: fmt::Debug + Send {
     fn read_available(&mut self) -> wholemem_os::Result<Available>;
 }
@@ -106,78 +106,87 @@ impl MemorySource for MemoryProbe {
 }
 
 #[derive(Debug)]
-struct State {
+struct HeadroomState {
     source: Box<dyn MemorySource>,
-    /// What may be claimed without reading again, and until when.
+    /// The bytes that may be claimed without reading again, and until when.
     allowance: usize,
     until: Option<Instant>,
     /// Bytes that were claimed, and are being filled.
     in_flight: usize,
-    /// How many threads wait for some of that to be filled.
+    /// The number of threads that wait for claims to be filled.
     waiting: usize,
 }
 
-impl State {
-    fn claim(&mut self, now: Instant, len: usize, purpose: Purpose) -> Result<(), Shortage> {
+impl HeadroomState {
+    fn claim(&mut self, now: Instant, len: usize, purpose: MemoryPurpose) -> Result<(), MemoryShortage> {
         let is_fresh = self.until.is_some_and(|until| now < until);
-        if purpose != Purpose::Ahead && is_fresh && len <= self.allowance {
+        if purpose != MemoryPurpose::Prealloc && is_fresh && len <= self.allowance {
             self.allowance -= len;
             self.in_flight += len;
             return Ok(());
         }
-        let found = self.source.read_available().map_err(Shortage::Unknown)?;
+        let found = self.source.read_available().map_err(MemoryShortage::Unknown)?;
         let free = found.len.saturating_sub(self.in_flight);
         let reserve = purpose.reserve(free);
         self.allowance = 0;
         if len > free.saturating_sub(reserve) {
-            return Err(Shortage::Short { found, reserve });
+            return Err(MemoryShortage::Short { found, reserve });
         }
         self.in_flight += len;
-        self.allowance = ((free - len).saturating_sub(RESERVE) / 8).min(MOST_ALLOWED);
-        self.until = Some(now + FRESH);
+        self.allowance = ((free - len).saturating_sub(RESERVE) / 8).min(MAX_ALLOWANCE);
+        self.until = Some(now + MAX_AGE);
         Ok(())
     }
 }
 
-/// The memory that may be filled, as all threads of the server share it.
+/// The memory that may be allocated, shared by all threads of the server.
 #[derive(Debug)]
 pub(super) struct Headroom {
-    state: Mutex<State>,
-    /// Notified when memory that was claimed has been filled or given up.
+    state: Mutex<HeadroomState>,
+    /// Notified when claimed memory has been filled or abandoned.
     settled: Condvar,
 }
 
 /// Memory that is being filled, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Claim<'a> {
+pub(super) struct HeadroomClaim<'a> {
     headroom: &'a Headroom,
     len: usize,
 }
 
 impl Headroom {
     pub(super) fn new(source: impl MemorySource + 'static) -> Self {
-        let state = State { source: Box::new(source), allowance: 0, until: None, in_flight: 0, waiting: 0 };
+        let state =
+            HeadroomState { source: Box::new(source), allowance: 0, until: None, in_flight: 0, waiting: 0 };
         Self { state: Mutex::new(state), settled: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The numbers are consistent between calls.
+    fn lock(&self) -> MutexGuard<'_, HeadroomState> {
+        // The counters are consistent after every call, even if a thread panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims memory that is about to be filled. Never waits.
-    pub(super) fn claim(&self, len: usize, purpose: Purpose) -> Result<Claim<'_>, Shortage> {
-        self.lock().claim(Instant::now(), len, purpose).map(|()| Claim { headroom: self, len })
+    /// Claims memory that is about to be filled. Never blocks.
+    pub(super) fn claim(
+        &self,
+        len: usize,
+        purpose: MemoryPurpose,
+    ) -> Result<HeadroomClaim<'_>, MemoryShortage> {
+        self.lock().claim(Instant::now(), len, purpose).map(|()| HeadroomClaim { headroom: self, len })
     }
 
-    /// As [`Self::claim`]. While other claims are being filled, what they have filled so far counts twice: if there is too little, this
-    /// waits for them first.
-    pub(super) fn claim_in_turn(&self, len: usize, purpose: Purpose) -> Result<Claim<'_>, Shortage> {
+    /// As [`Self::claim`], but if there is too little memory while other claims are being filled, waits for them first: the part
+    /// that they have filled so far counts twice.
+    pub(super) fn claim_waiting(
+        &self,
+        len: usize,
+        purpose: MemoryPurpose,
+    ) -> Result<HeadroomClaim<'_>, MemoryShortage> {
         let mut state = self.lock();
         loop {
             match state.claim(Instant::now(), len, purpose) {
-                Ok(()) => return Ok(Claim { headroom: self, len }),
-                Err(Shortage::Short { .. }) if state.in_flight > 0 => {
+                Ok(()) => return Ok(HeadroomClaim { headroom: self, len }),
+                Err(MemoryShortage::Short { .. }) if state.in_flight > 0 => {
                     state.waiting += 1;
                     state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner);
                     state.waiting -= 1;
@@ -188,7 +197,7 @@ impl Headroom {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for HeadroomClaim<'_> {
     fn drop(&mut self) {
         let mut state = self.headroom.lock();
         state.in_flight -= self.len;
@@ -211,124 +220,146 @@ pub(super) mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A machine with as much memory as a test says, which counts how often it is read.
+    /// A machine with a given amount of memory, which counts the readings.
     #[derive(Debug, Clone, Default)]
-    pub(crate) struct Machine {
+    pub(crate) struct TestMachine {
         pub(crate) left: Arc<AtomicUsize>,
-        looks: Arc<AtomicUsize>,
+        readings: Arc<AtomicUsize>,
     }
 
-    impl Machine {
+    impl TestMachine {
         pub(crate) fn with(left: usize) -> Self {
             let machine = Self::default();
             machine.left.store(left, Ordering::SeqCst);
             machine
         }
 
-        fn looks(&self) -> usize {
-            self.looks.load(Ordering::SeqCst)
+        fn readings(&self) -> usize {
+            self.readings.load(Ordering::SeqCst)
         }
     }
 
-    impl MemorySource for Machine {
+    impl MemorySource for TestMachine {
         fn read_available(&mut self) -> wholemem_os::Result<Available> {
-            self.looks.fetch_add(1, Ordering::SeqCst);
+            self.readings.fetch_add(1, Ordering::SeqCst);
             let len = self.left.load(Ordering::SeqCst);
             Ok(Available { len, limit: MemoryLimit::Machine })
         }
     }
 
-    fn short_of(len: usize, reserve: usize) -> Shortage {
-        Shortage::Short { found: Available { len, limit: MemoryLimit::Machine }, reserve }
+    fn short_of(len: usize, reserve: usize) -> MemoryShortage {
+        MemoryShortage::Short { found: Available { len, limit: MemoryLimit::Machine }, reserve }
     }
 
-    fn short(len: usize) -> Shortage {
+    fn short(len: usize) -> MemoryShortage {
         short_of(len, RESERVE)
     }
 
-    fn state(machine: &Machine) -> State {
-        State { source: Box::new(machine.clone()), allowance: 0, until: None, in_flight: 0, waiting: 0 }
+    fn state(machine: &TestMachine) -> HeadroomState {
+        HeadroomState {
+            source: Box::new(machine.clone()),
+            allowance: 0,
+            until: None,
+            in_flight: 0,
+            waiting: 0,
+        }
     }
 
     #[test]
-    fn little_memory_is_looked_at_before_it_is_taken() {
-        let machine = Machine::with(RESERVE + 4 * MIB - 1);
+    fn available_memory_is_checked_before_small_claims() {
+        let machine = TestMachine::with(RESERVE + 4 * MIB - 1);
         let headroom = Headroom::new(machine.clone());
-        assert_eq!(headroom.claim(4 * MIB, Purpose::Objects).unwrap_err(), short(RESERVE + 4 * MIB - 1));
-        assert_eq!(headroom.claim(MIB, Purpose::Objects).map(drop), Ok(()));
+        assert_eq!(
+            headroom.claim(4 * MIB, MemoryPurpose::Objects).unwrap_err(),
+            short(RESERVE + 4 * MIB - 1)
+        );
+        assert_eq!(headroom.claim(MIB, MemoryPurpose::Objects).map(drop), Ok(()));
         machine.left.store(RESERVE, Ordering::SeqCst);
-        assert_eq!(headroom.claim(MIB, Purpose::Objects).unwrap_err(), short(RESERVE));
-        assert_eq!(headroom.claim(64 << 10, Purpose::Bookkeeping).map(drop), Ok(()), "the reserve is for it");
-        machine.left.store(LAST, Ordering::SeqCst);
-        assert_eq!(headroom.claim(64 << 10, Purpose::Bookkeeping).unwrap_err(), short_of(LAST, LAST));
+        assert_eq!(headroom.claim(MIB, MemoryPurpose::Objects).unwrap_err(), short(RESERVE));
+        assert_eq!(
+            headroom.claim(64 << 10, MemoryPurpose::Bookkeeping).map(drop),
+            Ok(()),
+            "bookkeeping may use the reserve"
+        );
+        machine.left.store(MIN_RESERVE, Ordering::SeqCst);
+        assert_eq!(
+            headroom.claim(64 << 10, MemoryPurpose::Bookkeeping).unwrap_err(),
+            short_of(MIN_RESERVE, MIN_RESERVE)
+        );
         let text = short(RESERVE + MIB).to_string();
-        assert_eq!(text, "only 9 MiB are available on this machine, and 8 MiB stay free");
+        assert_eq!(text, "only 9 MiB are available on this machine, of which 8 MiB are reserved");
     }
 
     #[test]
-    fn a_part_of_what_was_found_is_handed_out_without_a_look_until_it_is_old() {
-        let machine = Machine::with(RESERVE + 81 * MIB);
+    fn a_part_is_claimed_without_reading_until_it_is_too_old() {
+        let machine = TestMachine::with(RESERVE + 81 * MIB);
         let mut state = state(&machine);
         let start = Instant::now();
-        let mut claim = |at, len| state.claim(at, len, Purpose::Objects).map(|()| machine.looks());
+        let mut claim = |at, len| state.claim(at, len, MemoryPurpose::Objects).map(|()| machine.readings());
         assert_eq!(claim(start, MIB), Ok(1));
         for _ in 0..10 {
-            assert_eq!(claim(start, MIB), Ok(1), "an eighth of what is left");
+            assert_eq!(claim(start, MIB), Ok(1), "an eighth of the free memory");
         }
         assert_eq!(claim(start, MIB), Ok(2));
-        assert_eq!(claim(start + FRESH, 1), Ok(3));
-        // Preallocation does not take the allowance, although that would be enough.
-        assert_eq!(state.claim(start + FRESH, 1, Purpose::Ahead), Ok(()));
-        assert_eq!(machine.looks(), 4);
+        assert_eq!(claim(start + MAX_AGE, 1), Ok(3));
+        // Preallocation does not use the allowance, although it would suffice.
+        assert_eq!(state.claim(start + MAX_AGE, 1, MemoryPurpose::Prealloc), Ok(()));
+        assert_eq!(machine.readings(), 4);
     }
 
     #[test]
-    fn memory_made_ahead_takes_a_quarter_of_what_is_left_at_most() {
-        let headroom = Headroom::new(Machine::with(80 * MIB));
-        assert_eq!(headroom.claim(20 * MIB + 1, Purpose::Ahead).unwrap_err(), short_of(80 * MIB, 60 * MIB));
-        let first = headroom.claim(20 * MIB, Purpose::Ahead).unwrap();
-        assert_eq!(headroom.claim(15 * MIB + 1, Purpose::Ahead).unwrap_err(), short_of(80 * MIB, 45 * MIB));
+    fn preallocation_uses_at_most_a_quarter_of_the_free_memory() {
+        let headroom = Headroom::new(TestMachine::with(80 * MIB));
+        assert_eq!(
+            headroom.claim(20 * MIB + 1, MemoryPurpose::Prealloc).unwrap_err(),
+            short_of(80 * MIB, 60 * MIB)
+        );
+        let first = headroom.claim(20 * MIB, MemoryPurpose::Prealloc).unwrap();
+        assert_eq!(
+            headroom.claim(15 * MIB + 1, MemoryPurpose::Prealloc).unwrap_err(),
+            short_of(80 * MIB, 45 * MIB)
+        );
         drop(first);
-        let headroom = Headroom::new(Machine::with(RESERVE + 1));
-        assert_eq!(headroom.claim(2, Purpose::Ahead).unwrap_err(), short(RESERVE + 1));
+        let headroom = Headroom::new(TestMachine::with(RESERVE + 1));
+        assert_eq!(headroom.claim(2, MemoryPurpose::Prealloc).unwrap_err(), short(RESERVE + 1));
     }
 
     #[test]
-    fn memory_that_another_thread_fills_counts_and_is_waited_for() {
-        let machine = Machine::with(RESERVE + 10 * MIB);
+    fn memory_that_another_thread_fills_counts_as_used_and_is_waited_for() {
+        let machine = TestMachine::with(RESERVE + 10 * MIB);
         let headroom = Headroom::new(machine.clone());
-        let first = headroom.claim_in_turn(8 * MIB, Purpose::Objects).unwrap();
-        assert_eq!(headroom.claim(4 * MIB, Purpose::Objects).unwrap_err(), short(RESERVE + 10 * MIB));
-        let looks = machine.looks();
+        let first = headroom.claim_waiting(8 * MIB, MemoryPurpose::Objects).unwrap();
+        assert_eq!(headroom.claim(4 * MIB, MemoryPurpose::Objects).unwrap_err(), short(RESERVE + 10 * MIB));
+        let readings = machine.readings();
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| headroom.claim_in_turn(4 * MIB, Purpose::Objects).map(drop));
-            while machine.looks() == looks {
+            let second = scope.spawn(|| headroom.claim_waiting(4 * MIB, MemoryPurpose::Objects).map(drop));
+            while machine.readings() == readings {
                 std::thread::yield_now();
             }
-            // The first could not be made after all, and the second finds what there is.
+            // The first claim is abandoned, and the second one succeeds.
             drop(first);
             assert_eq!(second.join().unwrap(), Ok(()));
         });
         machine.left.store(RESERVE + 2 * MIB, Ordering::SeqCst);
-        let alone = headroom.claim_in_turn(4 * MIB, Purpose::Objects).unwrap_err();
-        assert_eq!(alone, short(RESERVE + 2 * MIB));
+        let shortage = headroom.claim_waiting(4 * MIB, MemoryPurpose::Objects).unwrap_err();
+        assert_eq!(shortage, short(RESERVE + 2 * MIB));
     }
 
     proptest! {
         #[test]
-        fn objects_never_take_the_reserve(
+        fn objects_never_use_the_reserve(
             left in 0_usize..200,
             steps in prop::collection::vec((0_usize..40, 0_u8..3, 0_u64..100), 0..50),
         ) {
-            let machine = Machine::with(left * MIB);
+            let machine = TestMachine::with(left * MIB);
             let mut state = state(&machine);
             let mut now = Instant::now();
             for (len, purpose, millis) in steps {
                 now += Duration::from_millis(millis);
-                let purpose = [Purpose::Objects, Purpose::Ahead, Purpose::Objects][usize::from(purpose)];
+                let purpose = [MemoryPurpose::Objects, MemoryPurpose::Prealloc, MemoryPurpose::Objects][usize::from(purpose)];
                 let before = machine.left.load(Ordering::SeqCst);
                 if state.claim(now, len * MIB, purpose).is_ok() {
-                    // Filled at once.
+                    // The claim is filled at once.
                     machine.left.store(before - len * MIB, Ordering::SeqCst);
                     state.in_flight -= len * MIB;
                     prop_assert!(len == 0 || before - len * MIB >= RESERVE, "{len} of {before}");

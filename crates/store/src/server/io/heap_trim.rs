@@ -1,14 +1,14 @@
-//! Decides when free heap memory is returned to the system: when clients hold much less than they held before.
+//! Decides when free heap memory is returned to the kernel: when clients hold much less than before.
 
 use std::time::{Duration, Instant};
 
-/// Memory is returned when what clients hold has fallen by this.
+/// Memory is returned when the amount that clients hold has decreased by this.
 const FALL: u64 = 1 << 20;
 
-/// How often memory is returned at most.
+/// The minimum interval between two returns of heap memory.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most that clients held since memory was returned last.
+/// The maximum that clients have held since memory was last returned.
 #[derive(Debug)]
 pub(super) struct HeapTrim {
     peak: u64,
@@ -33,7 +33,7 @@ impl HeapTrim {
         self.has_fallen(held).then(|| self.left(now))
     }
 
-    /// Records how many bytes clients hold. Returns whether memory is to be returned now.
+    /// Records the bytes that clients hold. Returns whether memory has to be returned now.
     pub(super) fn update(&mut self, held: u64, now: Instant) -> bool {
         self.peak = self.peak.max(held);
         let is_due = self.has_fallen(held) && self.left(now).is_zero();
@@ -49,16 +49,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_returned_after_a_fall_and_not_more_often_than_the_interval() {
+    fn memory_is_returned_after_a_decrease_at_most_once_per_interval() {
         let start = Instant::now();
         let mut trim = HeapTrim::new(start);
         assert!(!trim.update(5 * FALL, start));
-        assert!(!trim.update(4 * FALL + 1, start + INTERVAL), "it has not fallen enough");
+        assert!(!trim.update(4 * FALL + 1, start + INTERVAL), "the amount has not decreased enough");
         assert_eq!(trim.timeout(4 * FALL + 1, start), None);
         assert_eq!(trim.timeout(4 * FALL, start), Some(INTERVAL));
         assert!(!trim.update(4 * FALL, start + INTERVAL / 2));
         assert!(trim.update(4 * FALL, start + INTERVAL));
-        assert!(!trim.update(4 * FALL, start + 3 * INTERVAL), "the peak begins again at what is held");
+        assert!(!trim.update(4 * FALL, start + 3 * INTERVAL), "the peak starts again at the current amount");
         assert!(trim.update(3 * FALL, start + 3 * INTERVAL));
     }
 }

@@ -1,4 +1,4 @@
-//! The memory of the index: created by the first server of a store, and opened by every server after it.
+//! The memory of the index: created by the first server of a store, and opened by its successors.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -8,39 +8,39 @@ use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Memfd, PacketSocket, SharedMap, memfd};
 
 use crate::cells::MappedCells;
-use crate::index::{Geometry, Index};
-use crate::keeper::{Key, ToKeeper};
+use crate::index::{Geometry, ObjectIndex};
+use crate::keeper::{DescriptorKey, ToKeeper};
 use crate::{Error, Result};
 
 /// The memory file of the index.
 #[derive(Debug)]
 pub(super) struct IndexMemory {
     memory: Memfd,
-    /// What clients get: a descriptor that is open for reading alone.
+    /// The read-only descriptor for clients.
     reader: Rc<OwnedFd>,
 }
 
 impl IndexMemory {
-    /// Opens the index that the keeper has.
-    pub(super) fn open(fd: OwnedFd) -> Result<(Self, Index<MappedCells>)> {
+    /// Opens an existing index, whose descriptor the keeper has sent.
+    pub(super) fn open(fd: OwnedFd) -> Result<(Self, ObjectIndex<MappedCells>)> {
         let len = memfd::len_of(fd.as_fd())?;
         let memory = Memfd::import(fd, len)?;
         let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-        Ok((Self::new(memory)?, Index::open(cells)?))
+        Ok((Self::new(memory)?, ObjectIndex::open(cells)?))
     }
 
-    /// Creates the index of a new store, and waits until the keeper has it.
+    /// Creates the index of a new store, and waits until the keeper has parked it.
     pub(super) fn create(
         geometry: Geometry,
         quota: u64,
         keeper: &PacketSocket,
-    ) -> Result<(Self, Index<MappedCells>)> {
+    ) -> Result<(Self, ObjectIndex<MappedCells>)> {
         let memory = Memfd::create_sparse("wholemem-index", geometry.len())?;
         let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-        let index = Index::format(cells, geometry);
+        let index = ObjectIndex::format(cells, geometry);
         index.set_quota(quota);
-        let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
-        let park = park.map_err(|_| Error::Protocol { rule: "a word for the keeper cannot be encoded" })?;
+        let park = postcard::to_allocvec(&ToKeeper::Park(vec![DescriptorKey::Index.encode()]));
+        let park = park.map_err(|_| Error::Protocol { rule: "a message to the keeper cannot be encoded" })?;
         keeper.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
         keeper.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;
         Ok((Self::new(memory)?, index))
@@ -51,12 +51,12 @@ impl IndexMemory {
         Ok(Self { memory, reader })
     }
 
-    /// How many bytes it has.
+    /// The length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    /// The descriptor for a client.
+    /// The read-only descriptor for a client.
     pub(super) fn reader(&self) -> Rc<OwnedFd> {
         Rc::clone(&self.reader)
     }
@@ -72,16 +72,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_is_created_with_a_keeper_and_opened_by_the_next_server() {
-        let (here, keeper) = PacketSocket::pair().unwrap();
-        // The answer of the keeper: it is sent before, since this is one thread.
+    fn an_index_is_parked_and_opened_by_the_next_server() {
+        let (local, keeper) = PacketSocket::pair().unwrap();
+        // The answer of the keeper, sent in advance because the test has one thread.
         keeper.send(&[0], &[], Deadline::NEVER).unwrap();
         let geometry = Geometry { slots: 8, allocations: 4 };
-        let (memory, index) = IndexMemory::create(geometry, 77, &here).unwrap();
+        let (memory, index) = IndexMemory::create(geometry, 77, &local).unwrap();
         let (_, fds) = keeper.recv_with_fds(&mut [0; 100], 1, Deadline::NEVER).unwrap();
-        let (again, opened) = IndexMemory::open(fds.into_iter().next().unwrap()).unwrap();
+        let (reopened, opened) = IndexMemory::open(fds.into_iter().next().unwrap()).unwrap();
         assert_eq!((opened.geometry(), opened.quota()), (geometry, 77));
-        assert_eq!((memory.len(), again.len()), (geometry.len() as u64, geometry.len() as u64));
+        assert_eq!((memory.len(), reopened.len()), (geometry.len() as u64, geometry.len() as u64));
         index.begin_epoch();
         assert_eq!(opened.epoch(), 1, "both map the same memory");
         let flags = rustix::fs::fcntl_getfl(&*memory.reader()).unwrap();

@@ -1,4 +1,4 @@
-//! The server's connection to its keeper. Descriptors are parked there before clients can use what they stand for.
+//! The server's connection to its keeper. Descriptors are parked there before clients can use their resources.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -8,80 +8,80 @@ use std::time::{Duration, Instant};
 
 use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 
-use super::outbox::{Flushed, Outbox};
-use super::poller::{Fixed, Interest, Poller};
+use super::packet_queue::{FlushResult, PacketQueue};
+use super::poller::{FixedSource, Interest, Poller};
 use crate::id::{AllocationId, ClientId};
-use crate::keeper::{Kept, Key, Launch, Role, ToKeeper, ToServer};
+use crate::keeper::{DescriptorKey, DescriptorTable, Launch, ProcessRole, ToKeeper, ToServer};
 use crate::{Error, Result};
 
-/// How long the keeper may take to answer. A keeper that has no descriptor left never answers.
-const ANSWER: Duration = Duration::from_secs(5);
+/// The timeout of an answer of the keeper. A keeper that has no descriptor left never answers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a server without a keeper waits before it tries again to start one.
-const RETRY: Duration = Duration::from_millis(500);
+/// The interval of attempts to start a keeper.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many messages of the keeper are read in one turn.
-const HEARD_AT_ONCE: usize = 4;
+/// The number of messages of the keeper that one iteration reads.
+const MESSAGES_AT_ONCE: usize = 4;
 
-/// How many bytes may be queued for the keeper before no more clients are accepted.
-const MOST_WAITING: usize = 256 << 10;
+/// The number of bytes queued for the keeper above which no more clients are accepted.
+const MAX_QUEUED: usize = 256 << 10;
 
-/// How long the keeper may hold memory that the server has released. The keeper has the last descriptor, and the kernel frees
-/// the pages when the keeper closes it. For a large object this takes longer than the request that deleted it, and it takes a
-/// core that the client may need. So memory is released a little later, several allocations at a time.
+/// How long the keeper may hold memory that the server has released. The keeper has the last descriptor, and the kernel frees the
+/// pages when the keeper closes it. For a large object this takes longer than the request that deleted it, and uses a core that
+/// the client may need. So memory is released after a delay, several allocations at a time.
 const RELEASE_DELAY: Duration = Duration::from_millis(1);
 
 /// The number of released allocations that are sent without delay.
-const MOST_RELEASED: usize = 64;
+const MAX_RELEASED: usize = 64;
 
-/// What waits until the keeper has its descriptors.
+/// An action that the server takes once the keeper has parked descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Parking {
+pub(super) enum ParkAction {
     Memory(AllocationId),
     /// An allocation that failed, and is tried again when the keeper has freed all memory that was released before.
     Retry(AllocationId),
     Client(ClientId),
-    /// A client that is answered when the keeper has its process, or knows that it has none.
+    /// A request of a client that is answered when the keeper has the descriptor of its process, or has closed it.
     Process {
         client: ClientId,
         request: u64,
     },
 }
 
-/// The process of the keeper.
+/// The connection to a keeper process, and its queue of messages.
 #[derive(Debug)]
-struct Peer {
+struct KeeperProcess {
     socket: PacketSocket,
-    outbox: Outbox,
-    /// If this process has started it, and has to reap it.
+    packet_queue: PacketQueue,
+    /// Set if this process has started the keeper and has to reap it.
     child: Option<Child>,
     interest: Interest,
 }
 
-/// What the keeper has sent.
+/// The messages that the keeper has sent.
 #[derive(Debug, Default)]
 pub(super) struct KeeperMessages {
-    pub(super) parked: Vec<Parking>,
+    pub(super) parked: Vec<ParkAction>,
     pub(super) stop: bool,
     pub(super) is_lost: bool,
 }
 
-/// The connection to the keeper, and what waits for its answers.
+/// The connection to the keeper, and the actions that wait for its answers.
 pub(super) struct KeeperLink<'a> {
-    peer: Option<Peer>,
-    /// What was sent, by its first key.
-    parking: BTreeMap<u64, Parking>,
+    peer: Option<KeeperProcess>,
+    /// The actions that wait for parked descriptors, by their first key.
+    parking: BTreeMap<u64, ParkAction>,
     /// The same keys in the order of sending, with the times. Some may be answered already.
     sent: VecDeque<(Instant, u64)>,
-    /// Memory that the keeper is to free, and when the first of it was released.
+    /// Keys of memory that the keeper has to free, and the time of the first release.
     released: Vec<u64>,
     released_at: Option<Instant>,
-    /// What waits until the keeper has freed what was released, by the messages that the keeper answers, in their order. Empty
-    /// where the answer is late.
-    fences: VecDeque<(Instant, Vec<Parking>)>,
+    /// The actions that wait until the keeper has freed released memory, by the message that the keeper answers, in order. Empty
+    /// if the answer is late.
+    fences: VecDeque<(Instant, Vec<ParkAction>)>,
     /// Whether no memory was released since the last of these messages.
     is_fenced: bool,
-    /// When to try again to start a keeper, because one could not be started.
+    /// The time of the next attempt to start a keeper.
     retry_at: Option<Instant>,
     launch: &'a Launch<'a>,
 }
@@ -99,110 +99,120 @@ impl<'a> KeeperLink<'a> {
             retry_at: None,
             launch,
         };
-        link.attach(Peer { socket, outbox: Outbox::default(), child: None, interest: READ }, poller)?;
+        link.attach(
+            KeeperProcess { socket, packet_queue: PacketQueue::default(), child: None, interest: READ },
+            poller,
+        )?;
         Ok(link)
     }
 
-    fn attach(&mut self, peer: Peer, poller: &mut Poller) -> Result<()> {
-        poller.add_fixed(Fixed::Keeper, &peer.socket, peer.interest)?;
+    fn attach(&mut self, peer: KeeperProcess, poller: &mut Poller) -> Result<()> {
+        poller.add_fixed(FixedSource::Keeper, &peer.socket, peer.interest)?;
         self.peer = Some(peer);
         Ok(())
     }
 
-    /// Whether more clients may be accepted: not while the keeper reads too slowly, nor while one could not be started.
-    pub(super) fn takes_clients(&self) -> bool {
+    /// Whether more clients may be accepted: not while the keeper reads too slowly, nor after a failure to start one.
+    pub(super) fn accepts_clients(&self) -> bool {
         match &self.peer {
-            Some(peer) => peer.outbox.len() <= MOST_WAITING,
+            Some(peer) => peer.packet_queue.len() <= MAX_QUEUED,
             None => self.retry_at.is_none(),
         }
     }
 
-    /// Whether another keeper is to be started now, because that failed before.
+    /// Whether another attempt to start a keeper is due.
     pub(super) fn take_retry(&mut self, now: Instant) -> bool {
         self.retry_at.take_if(|at| *at <= now).is_some() && self.peer.is_none()
     }
 
-    /// Gives descriptors to the keeper. Returns what they are for if there is no keeper to wait for.
-    pub(super) fn park(&mut self, what: Parking, fds: Vec<(Key, OwnedFd)>) -> Option<Parking> {
+    /// Parks descriptors with the keeper. Returns the action if there is no keeper to wait for.
+    pub(super) fn park(
+        &mut self,
+        action: ParkAction,
+        fds: Vec<(DescriptorKey, OwnedFd)>,
+    ) -> Option<ParkAction> {
         let first = fds.first().map(|(key, _)| key.encode())?;
         if self.peer.is_none() {
-            return Some(what);
+            return Some(action);
         }
-        self.parking.insert(first, what);
+        self.parking.insert(first, action);
         self.sent.push_back((Instant::now(), first));
         let keys = fds.iter().map(|(key, _)| key.encode()).collect();
-        self.tell(&ToKeeper::Park(keys), fds.into_iter().map(|(_, fd)| Rc::new(fd)).collect());
+        self.send(&ToKeeper::Park(keys), fds.into_iter().map(|(_, fd)| Rc::new(fd)).collect());
         None
     }
 
-    /// Has the keeper close descriptors.
-    pub(super) fn unpark(&mut self, keys: &[Key]) {
-        self.tell(&ToKeeper::Unpark(keys.iter().map(|key| key.encode()).collect()), Vec::new());
+    /// Makes the keeper close descriptors.
+    pub(super) fn unpark(&mut self, keys: &[DescriptorKey]) {
+        self.send(&ToKeeper::Unpark(keys.iter().map(|key| key.encode()).collect()), Vec::new());
     }
 
-    /// Has the keeper free memory: after [`RELEASE_DELAY`], or with the next message.
+    /// Makes the keeper free memory: after [`RELEASE_DELAY`], or with the next message.
     pub(super) fn release(&mut self, allocation: AllocationId) {
         if self.peer.is_none() {
             return;
         }
-        self.released.push(Key::Allocation(allocation).encode());
+        self.released.push(DescriptorKey::Allocation(allocation).encode());
         self.released_at.get_or_insert_with(Instant::now);
-        if self.released.len() >= MOST_RELEASED {
+        if self.released.len() >= MAX_RELEASED {
             self.send_released();
         }
     }
 
-    /// Sends what was released without further delay: new memory may need the room.
+    /// Sends releases without further delay, because a new allocation may need the memory.
     pub(super) fn send_released(&mut self) {
         self.released_at = None;
         if !self.released.is_empty() {
             let keys = std::mem::take(&mut self.released);
-            self.send(&ToKeeper::Unpark(keys), Vec::new());
+            self.queue(&ToKeeper::Unpark(keys), Vec::new());
             self.is_fenced = false;
         }
     }
 
-    /// Has `what` wait until the keeper has freed all memory that was released so far. Returns it if there is no keeper to wait
+    /// Delays an action until the keeper has freed all memory that was released so far. Returns it if there is no keeper to wait
     /// for.
-    pub(super) fn after_releases(&mut self, what: Parking) -> Option<Parking> {
+    pub(super) fn after_releases(&mut self, action: ParkAction) -> Option<ParkAction> {
         if self.peer.is_none() {
-            return Some(what);
+            return Some(action);
         }
         self.send_released();
         match self.fences.back_mut() {
-            Some((since, waiting)) if self.is_fenced && since.elapsed() < ANSWER => waiting.push(what),
+            Some((since, waiting)) if self.is_fenced && since.elapsed() < ANSWER_TIMEOUT => {
+                waiting.push(action)
+            }
             _ => {
-                // The keeper handles messages in order, and answers this one though it parks nothing.
-                self.send(&ToKeeper::Park(Vec::new()), Vec::new());
-                self.fences.push_back((Instant::now(), vec![what]));
+                // The keeper processes messages in order, and answers this one although it parks nothing.
+                self.queue(&ToKeeper::Park(Vec::new()), Vec::new());
+                self.fences.push_back((Instant::now(), vec![action]));
                 self.is_fenced = true;
             }
         }
         None
     }
 
-    pub(super) fn tell(&mut self, what: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
+    pub(super) fn send(&mut self, message: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
         self.send_released();
-        self.send(what, fds);
+        self.queue(message, fds);
     }
 
-    fn send(&mut self, what: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
-        if let (Some(peer), Ok(bytes)) = (&mut self.peer, postcard::to_allocvec(what)) {
-            peer.outbox.push(vec![bytes], fds, None);
+    fn queue(&mut self, message: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
+        if let (Some(peer), Ok(bytes)) = (&mut self.peer, postcard::to_allocvec(message)) {
+            peer.packet_queue.push(vec![bytes], fds, None);
         }
     }
 
-    /// Sends what is queued. Returns false if the keeper has exited.
+    /// Sends queued messages. Returns false if the keeper has exited.
     pub(super) fn flush(&mut self, poller: &mut Poller) -> bool {
         if self.released_at.is_some_and(|at| at.elapsed() >= RELEASE_DELAY) {
             self.send_released();
         }
         let Some(peer) = &mut self.peer else { return true };
-        if peer.outbox.flush(&peer.socket) == Flushed::Broken {
+        if peer.packet_queue.flush(&peer.socket) == FlushResult::Broken {
             return false;
         }
-        let interest = Interest { read: true, write: !peer.outbox.is_empty() };
-        if interest != peer.interest && poller.set_fixed(Fixed::Keeper, &peer.socket, interest).is_ok() {
+        let interest = Interest { read: true, write: !peer.packet_queue.is_empty() };
+        if interest != peer.interest && poller.set_fixed(FixedSource::Keeper, &peer.socket, interest).is_ok()
+        {
             peer.interest = interest;
         }
         true
@@ -211,14 +221,14 @@ impl<'a> KeeperLink<'a> {
     /// Receives some messages of the keeper.
     pub(super) fn receive(&mut self, packet: &mut [u8]) -> KeeperMessages {
         let mut messages = KeeperMessages::default();
-        for _ in 0..HEARD_AT_ONCE {
+        for _ in 0..MESSAGES_AT_ONCE {
             let Some(peer) = &self.peer else { return messages };
             match peer.socket.recv(packet, Deadline::NOW) {
                 Ok(len) => match postcard::from_bytes(&packet[..len]) {
                     Ok(ToServer::Parked(keys)) if keys.is_empty() => {
                         messages
                             .parked
-                            .extend(self.fences.pop_front().into_iter().flat_map(|(_, what)| what));
+                            .extend(self.fences.pop_front().into_iter().flat_map(|(_, actions)| actions));
                     }
                     Ok(ToServer::Parked(keys)) => {
                         messages.parked.extend(keys.iter().filter_map(|key| self.parking.remove(key)));
@@ -236,36 +246,36 @@ impl<'a> KeeperLink<'a> {
         messages
     }
 
-    /// Removes and returns what the keeper has not parked in time.
-    pub(super) fn take_late(&mut self) -> Vec<Parking> {
+    /// Removes and returns the actions whose answer is late.
+    pub(super) fn take_late(&mut self) -> Vec<ParkAction> {
         let now = Instant::now();
         let mut late = Vec::new();
         while let Some((since, key)) = self.sent.front().copied() {
             let is_answered = !self.parking.contains_key(&key);
-            if !is_answered && now.saturating_duration_since(since) < ANSWER {
+            if !is_answered && now.saturating_duration_since(since) < ANSWER_TIMEOUT {
                 break;
             }
             self.sent.pop_front();
             late.extend(self.parking.remove(&key));
         }
-        let is_late = |since: &Instant| now.saturating_duration_since(*since) >= ANSWER;
+        let is_late = |since: &Instant| now.saturating_duration_since(*since) >= ANSWER_TIMEOUT;
         let fences = self.fences.iter_mut().take_while(|(since, _)| is_late(since));
-        late.extend(fences.flat_map(|(_, what)| what.drain(..)));
+        late.extend(fences.flat_map(|(_, actions)| actions.drain(..)));
         late
     }
 
-    /// How long to wait before [`Self::take_late`] or [`Self::take_retry`] has something to return, or [`Self::flush`] to send.
+    /// How long to wait until [`Self::take_late`] or [`Self::take_retry`] has something to return, or [`Self::flush`] to send.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         let left = |at: Instant| at.saturating_duration_since(now);
-        let late = self.sent.front().map(|(since, _)| left(*since + ANSWER));
-        let fence = self.fences.iter().find(|(_, what)| !what.is_empty());
-        let fence = fence.map(|(since, _)| left(*since + ANSWER));
+        let late = self.sent.front().map(|(since, _)| left(*since + ANSWER_TIMEOUT));
+        let fence = self.fences.iter().find(|(_, actions)| !actions.is_empty());
+        let fence = fence.map(|(since, _)| left(*since + ANSWER_TIMEOUT));
         let release = self.released_at.map(|at| left(at + RELEASE_DELAY));
         [late, fence, release, self.retry_at.map(left)].into_iter().flatten().min()
     }
 
-    /// The keeper has exited. Returns what was being parked: it does not wait any more.
-    pub(super) fn on_exit(&mut self, poller: &mut Poller) -> Vec<Parking> {
+    /// The keeper has exited. Returns all waiting actions.
+    pub(super) fn on_exit(&mut self, poller: &mut Poller) -> Vec<ParkAction> {
         if let Some(peer) = self.peer.take() {
             poller.remove_fixed(&peer.socket);
             if let Some(mut child) = peer.child {
@@ -275,23 +285,33 @@ impl<'a> KeeperLink<'a> {
         self.sent.clear();
         self.released.clear();
         self.released_at = None;
-        let fences = self.fences.drain(..).flat_map(|(_, what)| what);
+        let fences = self.fences.drain(..).flat_map(|(_, actions)| actions);
         std::mem::take(&mut self.parking).into_values().chain(fences).collect()
     }
 
-    /// Starts another keeper, and hands over what it has to keep. If that fails, [`Self::take_retry`] says when to try again.
-    pub(super) fn start(&mut self, kept: Result<Kept>, poller: &mut Poller) {
-        if let Err(error) = kept.and_then(|kept| self.launch(&kept, poller)) {
+    /// Starts another keeper, and hands the descriptors over to it. After a failure, [`Self::take_retry`] returns true when
+    /// another attempt is due.
+    pub(super) fn start(&mut self, descriptors: Result<DescriptorTable>, poller: &mut Poller) {
+        if let Err(error) = descriptors.and_then(|descriptors| self.launch(&descriptors, poller)) {
             tracing::error!(%error, "cannot start a keeper");
-            self.retry_at = Some(Instant::now() + RETRY);
+            self.retry_at = Some(Instant::now() + RETRY_INTERVAL);
         }
     }
 
-    fn launch(&mut self, kept: &Kept, poller: &mut Poller) -> Result<()> {
-        let (socket, theirs) = PacketSocket::pair()?;
-        let child = (self.launch)(Role::Keeper, theirs.into()).map_err(|source| Error::Launch { source })?;
-        kept.send(&socket)?;
-        self.attach(Peer { socket, outbox: Outbox::default(), child: Some(child), interest: READ }, poller)
+    fn launch(&mut self, descriptors: &DescriptorTable, poller: &mut Poller) -> Result<()> {
+        let (socket, child_end) = PacketSocket::pair()?;
+        let child = (self.launch)(ProcessRole::Keeper, child_end.into())
+            .map_err(|source| Error::Launch { source })?;
+        descriptors.send(&socket)?;
+        self.attach(
+            KeeperProcess {
+                socket,
+                packet_queue: PacketQueue::default(),
+                child: Some(child),
+                interest: READ,
+            },
+            poller,
+        )
     }
 }
 
@@ -301,65 +321,66 @@ const READ: Interest = Interest { read: true, write: false };
 mod tests {
     use super::*;
 
-    fn no_launch(_: Role, _: OwnedFd) -> std::io::Result<Child> {
+    fn no_launch(_: ProcessRole, _: OwnedFd) -> std::io::Result<Child> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    fn fds(client: ClientId) -> Vec<(Key, OwnedFd)> {
-        vec![(Key::Pins(client), std::fs::File::open("/dev/null").unwrap().into())]
+    fn fds(client: ClientId) -> Vec<(DescriptorKey, OwnedFd)> {
+        vec![(DescriptorKey::Pins(client), std::fs::File::open("/dev/null").unwrap().into())]
     }
 
     #[test]
-    fn what_waits_for_released_memory_goes_on_with_the_answer_and_with_the_exit_of_the_keeper() {
-        let (here, there) = PacketSocket::pair().unwrap();
+    fn waits_for_released_memory_end_with_the_answer_or_exit_of_the_keeper() {
+        let (local, peer) = PacketSocket::pair().unwrap();
         let mut poller = Poller::create().unwrap();
-        let mut link = KeeperLink::new(here, &no_launch, &mut poller).unwrap();
-        let [one, two, three] = [1, 2, 3].map(|slot| Parking::Retry(AllocationId::new(slot, 0)));
+        let mut link = KeeperLink::new(local, &no_launch, &mut poller).unwrap();
+        let [one, two, three] = [1, 2, 3].map(|slot| ParkAction::Retry(AllocationId::new(slot, 0)));
         assert_eq!((link.after_releases(one), link.after_releases(two)), (None, None));
-        assert_eq!(link.fences.len(), 1, "nothing was released between them");
+        assert_eq!(link.fences.len(), 1, "no memory was released in between");
         link.release(AllocationId::new(4, 0));
         assert_eq!((link.after_releases(three), link.fences.len()), (None, 2));
         assert!(
             link.timeout(Instant::now()).is_some() && link.flush(&mut poller) && link.take_late().is_empty()
         );
-        // The answer to the first is late, and belongs to it all the same.
-        link.fences[0].0 -= ANSWER;
+        // The answer to the first message is late, but still belongs to it.
+        link.fences[0].0 -= ANSWER_TIMEOUT;
         assert_eq!(link.take_late(), [one, two]);
         let answer = postcard::to_allocvec(&ToServer::Parked(Vec::new())).unwrap();
-        there.send(&answer, &[], Deadline::NEVER).unwrap();
+        peer.send(&answer, &[], Deadline::NEVER).unwrap();
         assert_eq!(link.receive(&mut [0; 100]).parked, []);
         assert_eq!(link.on_exit(&mut poller), [three]);
         assert_eq!(link.after_releases(one), Some(one), "there is no keeper");
     }
 
     #[test]
-    fn parking_ends_with_the_answer_of_the_keeper_or_with_its_exit() {
-        let (here, there) = PacketSocket::pair().unwrap();
+    fn parking_ends_with_the_answer_or_exit_of_the_keeper() {
+        let (local, peer) = PacketSocket::pair().unwrap();
         let mut poller = Poller::create().unwrap();
-        let mut link = KeeperLink::new(here, &no_launch, &mut poller).unwrap();
+        let mut link = KeeperLink::new(local, &no_launch, &mut poller).unwrap();
         let [one, two] = [1, 2].map(ClientId);
         for client in [one, two] {
-            assert_eq!(link.park(Parking::Client(client), fds(client)), None);
+            assert_eq!(link.park(ParkAction::Client(client), fds(client)), None);
         }
         assert!(link.flush(&mut poller) && link.take_late().is_empty());
-        let (len, received) = there.recv_with_fds(&mut [0; 100], 4, Deadline::NEVER).unwrap();
+        let (len, received) = peer.recv_with_fds(&mut [0; 100], 4, Deadline::NEVER).unwrap();
         assert!(len > 0 && received.len() == 1);
-        let answer = postcard::to_allocvec(&ToServer::Parked(vec![Key::Pins(one).encode()])).unwrap();
-        there.send(&answer, &[], Deadline::NEVER).unwrap();
-        assert_eq!(link.receive(&mut [0; 100]).parked, [Parking::Client(one)]);
-        drop(there);
+        let answer =
+            postcard::to_allocvec(&ToServer::Parked(vec![DescriptorKey::Pins(one).encode()])).unwrap();
+        peer.send(&answer, &[], Deadline::NEVER).unwrap();
+        assert_eq!(link.receive(&mut [0; 100]).parked, [ParkAction::Client(one)]);
+        drop(peer);
         assert!(link.receive(&mut [0; 100]).is_lost);
-        assert_eq!(link.on_exit(&mut poller), [Parking::Client(two)]);
+        assert_eq!(link.on_exit(&mut poller), [ParkAction::Client(two)]);
         assert_eq!(
-            link.park(Parking::Client(one), fds(one)),
-            Some(Parking::Client(one)),
+            link.park(ParkAction::Client(one), fds(one)),
+            Some(ParkAction::Client(one)),
             "there is no keeper"
         );
         let now = Instant::now();
-        assert!(link.takes_clients() && link.timeout(now).is_none());
-        link.start(Ok(Kept::default()), &mut poller);
-        assert!(!link.takes_clients() && !link.take_retry(now), "it could not be started");
-        assert!(link.timeout(now).is_some() && link.take_retry(now + 2 * RETRY));
-        assert!(link.takes_clients(), "the caller starts it now");
+        assert!(link.accepts_clients() && link.timeout(now).is_none());
+        link.start(Ok(DescriptorTable::default()), &mut poller);
+        assert!(!link.accepts_clients() && !link.take_retry(now), "the keeper could not be started");
+        assert!(link.timeout(now).is_some() && link.take_retry(now + 2 * RETRY_INTERVAL));
+        assert!(link.accepts_clients(), "the caller starts a keeper now");
     }
 }

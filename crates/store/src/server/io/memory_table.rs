@@ -1,7 +1,7 @@
-//! The table of memory that the server has open: allocations, and the clients' pages of pins.
+//! The memory that the server has open: allocations, and the clients' pin pages.
 //!
-//! Guarantees: memory in which a client can find an object has been opened for reading before, so that a request for it is
-//! answered also when no descriptor is left.
+//! Memory is opened for reading before a client can find an object in it, so that a request for it succeeds even if no descriptor
+//! is left.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,30 +14,30 @@ use super::workers;
 use crate::cells::{Cells, MappedCells};
 use crate::convert::to_usize;
 use crate::id::{AllocationId, ClientId};
-use crate::server::machine::{PinPosition, WORK_OF_A_PAGE};
-use crate::server::machine::{ServerMemory, Share};
+use crate::server::machine::{PAGE_WORK, PinPosition};
+use crate::server::machine::{ServerMemory, SharedAllocation};
 use crate::{Refusal, Result, pin};
 
 #[derive(Debug)]
-struct Memory {
+struct OpenMemory {
     fd: Rc<OwnedFd>,
-    /// What readers are given: for host memory a descriptor that is open for reading alone. Once the memory is closed for writing,
-    /// `fd` is the same descriptor.
+    /// The descriptor for readers; read-only for host memory. Once the memory is sealed against writes, `fd` is the same
+    /// descriptor.
     reader: Option<Rc<OwnedFd>>,
     is_host: bool,
-    /// The map of an arena through which small objects are written, after the first was.
+    /// The map of an arena, through which small objects are written. Created with the first object.
     map: Option<SharedMap>,
 }
 
-/// Whether closing memory for writing is complete.
+/// The result of sealing memory against writes.
 #[derive(Debug)]
-pub(super) enum Closing {
+pub(super) enum CloseResult {
     Done(Result<(), Refusal>),
     /// It may take long: a worker does it through this descriptor.
-    Later(OwnedFd),
+    ByWorker(OwnedFd),
 }
 
-impl Memory {
+impl OpenMemory {
     fn open_for_reading(&mut self) -> Result<Rc<OwnedFd>, OsError> {
         if let Some(reader) = &self.reader {
             return Ok(Rc::clone(reader));
@@ -71,15 +71,15 @@ impl Memory {
     }
 }
 
-/// Memory by its allocation, and the pages of pins by their client.
+/// Memory by allocation, and pin pages by client.
 #[derive(Debug, Default)]
 pub(super) struct MemoryTable {
-    memories: BTreeMap<AllocationId, Memory>,
+    memories: BTreeMap<AllocationId, OpenMemory>,
     pins: BTreeMap<ClientId, MappedCells>,
 }
 
 impl MemoryTable {
-    /// Adds memory. If it is closed for writing already, it is opened for reading.
+    /// Adds memory. If it is already sealed against writes, it is opened for reading.
     pub(super) fn add(
         &mut self,
         allocation: AllocationId,
@@ -87,28 +87,28 @@ impl MemoryTable {
         is_host: bool,
     ) -> Result<(), OsError> {
         let is_closed = is_host && memfd::is_write_sealed(fd.as_fd())?;
-        self.memories.insert(allocation, Memory { fd: Rc::new(fd), reader: None, is_host, map: None });
+        self.memories.insert(allocation, OpenMemory { fd: Rc::new(fd), reader: None, is_host, map: None });
         if is_closed { self.open_for_reading(allocation) } else { Ok(()) }
     }
 
-    /// Opens memory for reading, because objects may lie in it.
+    /// Opens memory for reading, because it may contain objects.
     pub(super) fn open_for_reading(&mut self, allocation: AllocationId) -> Result<(), OsError> {
         self.memories.get_mut(&allocation).map_or(Ok(()), |memory| memory.open_for_reading().map(drop))
     }
 
-    /// Closes memory for writing: at once, or later by a worker.
-    pub(super) fn close(&mut self, allocation: AllocationId, at_once: bool) -> Closing {
+    /// Seals memory against writes (`F_SEAL_WRITE`): at once, or by a worker.
+    pub(super) fn close(&mut self, allocation: AllocationId, at_once: bool) -> CloseResult {
         let memory = self.memories.get_mut(&allocation).ok_or(Refusal::NothingToSeal);
         match memory.and_then(|memory| memory.close(at_once)) {
-            Ok(Some(fd)) => Closing::Later(fd),
-            Ok(None) => Closing::Done(Ok(())),
-            Err(refusal) => Closing::Done(Err(refusal)),
+            Ok(Some(fd)) => CloseResult::ByWorker(fd),
+            Ok(None) => CloseResult::Done(Ok(())),
+            Err(refusal) => CloseResult::Done(Err(refusal)),
         }
     }
 
-    /// A worker has closed this memory for writing.
+    /// A worker has sealed this memory against writes.
     pub(super) fn closed(&mut self, allocation: AllocationId) {
-        if let Some(Memory { fd, reader: Some(reader), .. }) = self.memories.get_mut(&allocation) {
+        if let Some(OpenMemory { fd, reader: Some(reader), .. }) = self.memories.get_mut(&allocation) {
             *fd = Rc::clone(reader);
         }
     }
@@ -117,7 +117,7 @@ impl MemoryTable {
         self.memories.remove(&allocation);
     }
 
-    /// Returns the pages of unused memory to the system, before its last descriptor is closed.
+    /// Returns the pages of unused memory to the kernel, before its last descriptor is closed.
     pub(super) fn discard(&self, allocation: AllocationId) -> Result<(), OsError> {
         let memory = self.memories.get(&allocation).filter(|memory| memory.is_host);
         memory.map_or(Ok(()), |memory| memfd::discard(memory.fd.as_fd()))
@@ -127,8 +127,8 @@ impl MemoryTable {
         self.memories.iter().map(|(allocation, memory)| (*allocation, &*memory.fd))
     }
 
-    /// A descriptor for a client. If the client may not write, it is open for reading alone, where the memory allows that.
-    pub(super) fn share(&mut self, share: Share) -> Result<Option<Rc<OwnedFd>>, Refusal> {
+    /// A descriptor for a client; read-only if the client may not write and the memory supports that.
+    pub(super) fn share(&mut self, share: SharedAllocation) -> Result<Option<Rc<OwnedFd>>, Refusal> {
         let Some(memory) = self.memories.get_mut(&share.allocation) else { return Ok(None) };
         if share.is_writable {
             return Ok(Some(Rc::clone(&memory.fd)));
@@ -141,7 +141,7 @@ impl MemoryTable {
 
     pub(super) fn add_pins(&mut self, client: ClientId, page: &Memfd) -> Result<()> {
         let cells = MappedCells::new(SharedMap::create(page, Protection::Read)?);
-        // The first access maps the page. Otherwise a delete request would wait for that when it reads the pins.
+        // The first access faults the page in. Otherwise a delete request would wait for that when it reads the pins.
         cells.load_acquire(0);
         self.pins.insert(client, cells);
         Ok(())
@@ -152,7 +152,7 @@ impl MemoryTable {
         self.pins.get(&client).and_then(pin::secret)
     }
 
-    /// Whether a client has pinned anything.
+    /// Whether a client has pinned any object.
     pub(super) fn has_pins(&self, client: ClientId) -> bool {
         self.pins.get(&client).is_some_and(|page| pin::pinned(page).any(|pin| pin != 0))
     }
@@ -164,7 +164,7 @@ impl MemoryTable {
             let file = Memfd::import(memfd::share_fd(memory.fd.as_fd())?, len)?;
             let map = SharedMap::create(&file, Protection::ReadWrite)?;
             memory.open_for_reading()?;
-            // If the kernel does not support it, pages are faulted in one by one.
+            // If the kernel does not support this, pages are faulted in one by one.
             let _ = map.populate();
             memory.map = Some(map);
         }
@@ -178,7 +178,7 @@ impl ServerMemory for MemoryTable {
         let written = self.map(allocation).map(|map| map.map(|map| map.bytes().write_at(offset, bytes)));
         let is_written = matches!(written, Ok(Some(Ok(()))));
         if !is_written {
-            tracing::error!(%allocation, ?written, "cannot write into an arena");
+            tracing::error!(%allocation, ?written, "cannot write to an arena");
         }
         is_written
     }
@@ -195,7 +195,7 @@ impl ServerMemory for MemoryTable {
                 return Some(PinPosition { client: *client, cell });
             }
             if cell == 0 {
-                *work = work.saturating_sub(WORK_OF_A_PAGE);
+                *work = work.saturating_sub(PAGE_WORK);
                 cell = 1;
             }
             for cell in cell..pin::used(page) {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn shared(table: &mut MemoryTable, allocation: AllocationId, is_writable: bool) -> Rc<OwnedFd> {
-        table.share(Share { allocation, is_writable }).unwrap().unwrap()
+        table.share(SharedAllocation { allocation, is_writable }).unwrap().unwrap()
     }
 
     fn is_writable(fd: &OwnedFd) -> bool {
@@ -238,41 +238,40 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_closed_for_writing_has_one_descriptor_for_readers() {
+    fn memory_sealed_against_writes_has_one_read_only_descriptor() {
         for at_once in [true, false] {
             let (mut table, id) = (MemoryTable::default(), AllocationId::new(0, 0));
             table.add(id, memory().into_fd(), true).unwrap();
             assert!(is_writable(&shared(&mut table, id, true)));
             match table.close(id, at_once) {
-                Closing::Later(fd) if !at_once => {
+                CloseResult::ByWorker(fd) if !at_once => {
                     workers::close(fd.as_fd()).unwrap();
                     table.closed(id);
                 }
-                outcome => assert!(at_once && matches!(outcome, Closing::Done(Ok(()))), "{outcome:?}"),
+                outcome => assert!(at_once && matches!(outcome, CloseResult::Done(Ok(()))), "{outcome:?}"),
             }
             let fds = [true, false].map(|is_writable| shared(&mut table, id, is_writable));
             assert!(Rc::ptr_eq(&fds[0], &fds[1]) && !is_writable(&fds[0]));
             assert!(
-                matches!(table.close(id, at_once), Closing::Done(Ok(()))),
-                "closing it again is nothing to do"
+                matches!(table.close(id, at_once), CloseResult::Done(Ok(()))),
+                "sealing it again does nothing"
             );
         }
     }
 
     #[test]
-    fn memory_that_is_still_mapped_is_not_closed_and_stays_writable() {
+    fn memory_that_is_still_mapped_is_not_sealed_and_stays_writable() {
         let (mut table, id, memory) = (MemoryTable::default(), AllocationId::new(0, 0), memory());
         let _map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
         table.add(id, memory.into_fd(), true).unwrap();
-        assert!(matches!(table.close(id, true), Closing::Done(Err(Refusal::StillMapped))));
+        assert!(matches!(table.close(id, true), CloseResult::Done(Err(Refusal::StillMapped))));
         assert!(is_writable(&shared(&mut table, id, true)));
     }
 
     #[test]
-    fn memory_that_cannot_be_opened_is_refused_with_its_length_and_the_limit_that_was_met() {
+    fn the_refusal_of_memory_that_cannot_be_opened_has_length_and_limit() {
         let limit = wholemem_os::descriptors::limit();
-        let reason =
-            format!("the server has as many descriptors open as it may: the limit is {limit} (`ulimit -n`)");
+        let reason = format!("the server has reached its limit of {limit} open descriptors (`ulimit -n`)");
         let expected = Refusal::NoMemory { len: LEN as u64, reason };
         let fstat_then_open = 2;
         for share in [true, false] {
@@ -280,9 +279,9 @@ mod tests {
             table.add(id, memory().into_fd(), true).unwrap();
             let armed = fault::arm(fstat_then_open, Errno::MFILE);
             let refused = match share {
-                true => table.share(Share { allocation: id, is_writable: false }).unwrap_err(),
+                true => table.share(SharedAllocation { allocation: id, is_writable: false }).unwrap_err(),
                 false => match table.close(id, true) {
-                    Closing::Done(Err(refused)) => refused,
+                    CloseResult::Done(Err(refused)) => refused,
                     outcome => panic!("{outcome:?}"),
                 },
             };
@@ -291,11 +290,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_another_server_has_closed_is_recognised() {
+    fn memory_that_another_server_has_sealed_is_recognised() {
         let (mut table, id, memory) = (MemoryTable::default(), AllocationId::new(0, 0), memory());
         memfd::seal_writes(memory.as_fd()).unwrap();
         table.add(id, memory.read_only_fd().unwrap(), true).unwrap();
-        assert!(matches!(table.close(id, true), Closing::Done(Ok(()))));
+        assert!(matches!(table.close(id, true), CloseResult::Done(Ok(()))));
     }
 
     #[test]

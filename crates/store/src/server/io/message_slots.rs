@@ -1,92 +1,93 @@
-//! Which connections may be in the middle of a long message.
+//! Limits the connections of a user that may have an incomplete long message.
 //!
 //! A message of several packets is assembled in memory of the server, and its length is not known before its end. So it is
-//! charged as the longest message there is, which is a *slot*, and a user has few of them. If a user has no slot left, a connection
-//! waits: it is not read until another connection of its user has finished, first come, first served. A connection that has a
-//! slot and sends nothing is disconnected if another waits.
+//! charged at the maximum length of a message, a *slot*, and a user has few of them. If a user has no slot left, a connection is
+//! not read until another connection of its user has finished; connections wait first in, first out. If a connection waits, one
+//! that has a slot and sends nothing is disconnected.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::id::ClientId;
 
-/// How long a connection that has a slot may send nothing while another waits for one.
-const STALL: Duration = Duration::from_secs(1);
+/// How long a connection with a slot may send nothing while another waits.
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a connection waits for a slot.
-const WAIT: Duration = Duration::from_secs(10);
+/// How long a connection waits for a message slot.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
-struct OfUser {
-    /// Connections that have a slot.
+struct UserSlots {
+    /// Connections that have a message slot.
     holders: BTreeSet<ClientId>,
-    /// Connections that wait for one, and since when.
+    /// Connections that wait for a slot, and the start of their wait.
     waiting: VecDeque<(Instant, ClientId)>,
 }
 
-/// The slots of all users.
+/// The message slots of all users.
 #[derive(Debug, Default)]
 pub(super) struct MessageSlots {
-    users: BTreeMap<u32, OfUser>,
+    users: BTreeMap<u32, UserSlots>,
 }
 
-/// What to do for a user whose connections wait.
+/// The next action for a user whose connections wait.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Try to give this connection a slot.
+pub(super) enum SlotAction {
+    /// Try to assign a slot to this connection.
     Try(ClientId),
-    /// Disconnect this one: it has waited long enough.
-    GiveUp(ClientId),
+    /// Disconnect this connection: its wait has timed out.
+    TimeOut(ClientId),
 }
 
 impl MessageSlots {
-    pub(super) fn took(&mut self, user: u32, client: ClientId) {
-        let of_user = self.users.entry(user).or_default();
-        of_user.waiting.retain(|(_, waiting)| *waiting != client);
-        of_user.holders.insert(client);
+    pub(super) fn assign(&mut self, user: u32, client: ClientId) {
+        let user_slots = self.users.entry(user).or_default();
+        user_slots.waiting.retain(|(_, waiting)| *waiting != client);
+        user_slots.holders.insert(client);
     }
 
     pub(super) fn wait(&mut self, user: u32, client: ClientId, now: Instant) {
         self.users.entry(user).or_default().waiting.push_back((now, client));
     }
 
-    /// A connection has no slot any more, and waits for none.
-    pub(super) fn forget(&mut self, user: u32, client: ClientId) {
-        let Some(of_user) = self.users.get_mut(&user) else { return };
-        of_user.holders.remove(&client);
-        of_user.waiting.retain(|(_, waiting)| *waiting != client);
-        if of_user.holders.is_empty() && of_user.waiting.is_empty() {
+    /// Removes a connection that neither has a slot nor waits for one any more.
+    pub(super) fn remove(&mut self, user: u32, client: ClientId) {
+        let Some(user_slots) = self.users.get_mut(&user) else { return };
+        user_slots.holders.remove(&client);
+        user_slots.waiting.retain(|(_, waiting)| *waiting != client);
+        if user_slots.holders.is_empty() && user_slots.waiting.is_empty() {
             self.users.remove(&user);
         }
     }
 
-    /// Whether any connection waits.
+    /// Whether any connection waits for a message slot.
     pub(super) fn has_waiting(&self) -> bool {
-        self.users.values().any(|of_user| !of_user.waiting.is_empty())
+        self.users.values().any(|user_slots| !user_slots.waiting.is_empty())
     }
 
-    /// For each user whose connections wait, what to do for the one that waits longest.
-    pub(super) fn next(&self, now: Instant) -> Vec<Next> {
-        let next = |of_user: &OfUser| {
-            let (since, client) = of_user.waiting.front()?;
-            let is_late = now.saturating_duration_since(*since) >= WAIT;
-            Some(if is_late { Next::GiveUp(*client) } else { Next::Try(*client) })
+    /// For each user whose connections wait, the action for the one that waits longest.
+    pub(super) fn next(&self, now: Instant) -> Vec<SlotAction> {
+        let next = |user_slots: &UserSlots| {
+            let (since, client) = user_slots.waiting.front()?;
+            let is_late = now.saturating_duration_since(*since) >= SLOT_TIMEOUT;
+            Some(if is_late { SlotAction::TimeOut(*client) } else { SlotAction::Try(*client) })
         };
         self.users.values().filter_map(next).collect()
     }
 
-    /// The connections of a user that have a slot and have sent nothing for too long. `last_packet` returns when one sent its last packet.
+    /// A connection of a user that has a slot and has sent nothing for too long. `last_packet` returns the time of a client's
+    /// last packet.
     pub(super) fn stalled(
         &self,
         user: u32,
         now: Instant,
         last_packet: impl Fn(ClientId) -> Option<Instant>,
     ) -> Option<ClientId> {
-        let of_user = self.users.get(&user)?;
+        let user_slots = self.users.get(&user)?;
         let is_stalled = |client: &ClientId| {
-            last_packet(*client).is_some_and(|last| now.saturating_duration_since(last) >= STALL)
+            last_packet(*client).is_some_and(|last| now.saturating_duration_since(last) >= STALL_TIMEOUT)
         };
-        of_user.holders.iter().copied().find(is_stalled)
+        user_slots.holders.iter().copied().find(is_stalled)
     }
 }
 
@@ -98,28 +99,31 @@ mod tests {
     const TWO: ClientId = ClientId(2);
 
     #[test]
-    fn the_one_that_waits_longest_is_tried_first_until_it_has_waited_too_long() {
+    fn the_longest_wait_is_served_first_until_it_times_out() {
         let (mut slots, start) = (MessageSlots::default(), Instant::now());
         slots.wait(7, ONE, start);
         slots.wait(7, TWO, start);
         slots.wait(8, ClientId(3), start);
-        assert_eq!(slots.next(start), [Next::Try(ONE), Next::Try(ClientId(3))]);
-        slots.took(7, ONE);
-        assert_eq!(slots.next(start + WAIT), [Next::GiveUp(TWO), Next::GiveUp(ClientId(3))]);
-        slots.forget(7, TWO);
-        slots.forget(8, ClientId(3));
+        assert_eq!(slots.next(start), [SlotAction::Try(ONE), SlotAction::Try(ClientId(3))]);
+        slots.assign(7, ONE);
+        assert_eq!(
+            slots.next(start + SLOT_TIMEOUT),
+            [SlotAction::TimeOut(TWO), SlotAction::TimeOut(ClientId(3))]
+        );
+        slots.remove(7, TWO);
+        slots.remove(8, ClientId(3));
         assert!(!slots.has_waiting());
     }
 
     #[test]
-    fn one_that_sends_nothing_is_stalled_and_one_that_sends_is_not() {
+    fn a_connection_that_sends_nothing_is_stalled() {
         let (mut slots, start) = (MessageSlots::default(), Instant::now());
-        slots.took(7, ONE);
-        slots.took(7, TWO);
-        let last_packet = |client| Some(if client == TWO { start } else { start + STALL });
+        slots.assign(7, ONE);
+        slots.assign(7, TWO);
+        let last_packet = |client| Some(if client == TWO { start } else { start + STALL_TIMEOUT });
         assert_eq!(slots.stalled(7, start, last_packet), None);
-        assert_eq!(slots.stalled(7, start + STALL, last_packet), Some(TWO));
-        slots.forget(7, TWO);
-        assert_eq!(slots.stalled(7, start + STALL, last_packet), None);
+        assert_eq!(slots.stalled(7, start + STALL_TIMEOUT, last_packet), Some(TWO));
+        slots.remove(7, TWO);
+        assert_eq!(slots.stalled(7, start + STALL_TIMEOUT, last_packet), None);
     }
 }

@@ -1,15 +1,15 @@
-//! The I/O of the server: one thread that waits for events, tells the machine, and carries out what it decides.
+//! The I/O of the server: one thread that waits for events, passes them to the state machine, and carries out its outputs.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`event_loop`], [`poller`] | the turn of the loop, and what it waits for |
-//! | [`startup`], [`index_memory`] | a server built from the descriptors that the keeper has |
+//! | [`event_loop`], [`poller`] | the event loop, and its event sources |
+//! | [`startup`], [`index_memory`] | starts a server from the descriptors of the keeper |
 //! | [`executor`] | carries out outputs |
 //! | [`accept`], [`admission`] | how a client connects and is admitted |
-//! | [`clients`], [`connection`], [`outbox`], [`message_slots`] | connections, and messages in both directions |
-//! | [`watchers`] | events, and the clients that watch for them |
+//! | [`clients`], [`connection`], [`packet_queue`], [`message_slots`] | connections, and messages in both directions |
+//! | [`watchers`] | events, and the clients that watch names |
 //! | [`keeper_link`] | the connection to the keeper |
-//! | [`memory_table`] | descriptors and maps of memory, and pages of pins |
+//! | [`memory_table`] | descriptors and maps of memory, and pin pages |
 //! | [`workers`], [`headroom`] | threads that allocate memory, and how much may be allocated |
 //! | [`heap_trim`] | when free heap memory is returned to the system |
 
@@ -25,7 +25,7 @@ mod index_memory;
 mod keeper_link;
 mod memory_table;
 mod message_slots;
-mod outbox;
+mod packet_queue;
 mod poller;
 mod startup;
 mod watchers;

@@ -1,11 +1,11 @@
-//! Waits for sockets and processes, and hands out what is ready fairly among users.
+//! Waits for sockets and processes, and returns ready events fairly among users.
 //!
-//! Each user has an epoll set of its own, and the sets are members of one set that also has the listener, the keeper and
-//! the workers. A turn of the server takes a few events of each user that has some. The kernel keeps the queues and rotates
-//! them, so the cost of a turn depends on the number of users that are active, not on the number of connections.
+//! Each user has an epoll set of its own. These sets are members of one set, which also has the listener, the keeper and the
+//! workers. An iteration of the event loop takes a few events of each user that has some. The kernel maintains the queues and
+//! rotates them, so the cost of an iteration depends on the number of active users, not on the number of connections.
 //!
-//! A descriptor must be removed before it is closed: its open file is shared with the keeper, so closing it here does not
-//! remove it from the set.
+//! A descriptor must be removed before it is closed: its open file is shared with the keeper, so closing it here does not remove
+//! it from the set.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -20,46 +20,46 @@ use crate::Result;
 use crate::convert::low_u32;
 use crate::id::ClientId;
 
-/// How many events of one user are taken in one turn at most.
-const EVENTS_OF_A_USER: usize = 8;
+/// The maximum number of events of one user in one iteration.
+const MAX_USER_EVENTS: usize = 8;
 
-/// How many events of all kinds are taken in one turn: users, and three that are always there.
-const EVENTS: usize = 64;
+/// The maximum number of events of the common set in one iteration: users, and three fixed sources.
+const MAX_EVENTS: usize = 64;
 
 const WORKERS: u64 = 0;
 const KEEPER: u64 = 1;
 const LISTENER: u64 = 2;
-/// Users follow, by their number.
+/// The epoll token of a user is this value plus the user id.
 const FIRST_USER: u64 = 1 << 32;
 
-/// What is ready, besides connections.
+/// The event sources that are ready.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Ready {
+pub(super) struct ReadySources {
     pub(super) workers: bool,
     pub(super) keeper: bool,
     pub(super) listener: bool,
-    /// Users that have something ready.
+    /// Users with ready events.
     pub(super) users: Vec<u32>,
 }
 
-/// The sources that do not belong to a client.
+/// The event sources that do not belong to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fixed {
+pub(super) enum FixedSource {
     Workers,
     Keeper,
     Listener,
 }
 
-/// An event of a client.
+/// An event of a client's socket or process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientEvent {
-    /// Its process has exited.
+    /// The process of the client has exited.
     Exited(ClientId),
-    /// Its socket is readable or writable, or was closed at the other end.
+    /// The socket is readable or writable, or was closed by the peer.
     Socket { client: ClientId, is_readable: bool, is_writable: bool, is_closed: bool },
 }
 
-/// What is waited for on a client's socket. That it was closed is always reported.
+/// The events to wait for on a socket. A close by the peer is always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Interest {
     pub(super) read: bool,
@@ -74,11 +74,11 @@ impl Interest {
 }
 
 #[derive(Debug)]
-struct UserSet {
+struct UserEpollSet {
     set: OwnedFd,
     members: usize,
-    /// Events that the kernel has reported and that were not handed out yet. They come first: the kernel has moved them to the
-    /// end of its own queue already. One may belong to a client that has left.
+    /// Events that the kernel has reported and that were not returned yet. They are returned first, because the kernel has
+    /// already moved them to the end of its own queue. The client of an event may have left.
     reported: VecDeque<ClientEvent>,
 }
 
@@ -86,8 +86,8 @@ struct UserSet {
 #[derive(Debug)]
 pub(super) struct Poller {
     all: OwnedFd,
-    users: BTreeMap<u32, UserSet>,
-    /// Gives the processor to other threads when this one has been busy for long.
+    users: BTreeMap<u32, UserEpollSet>,
+    /// Yields the CPU to other threads when this one has been busy for long.
     yielder: Yielder,
 }
 
@@ -103,7 +103,7 @@ fn add(set: &OwnedFd, fd: impl AsFd, token: u64, flags: EventFlags) -> Result<()
     epoll::add(set, fd, EventData::new_u64(token), flags).map_err(failed("epoll_ctl"))
 }
 
-/// The token of a client's socket, and with the lowest bit set that of its process. Ids of clients have 60 bits.
+/// The token of a client's socket; with the lowest bit set, of its process. Ids of clients have 60 bits.
 fn token(client: ClientId, is_process: bool) -> u64 {
     client.0 << 1 | u64::from(is_process)
 }
@@ -113,26 +113,26 @@ impl Poller {
         Ok(Self { all: create()?, users: BTreeMap::new(), yielder: Yielder::new() })
     }
 
-    pub(super) fn add_fixed(&mut self, what: Fixed, fd: impl AsFd, flags: Interest) -> Result<()> {
-        add(&self.all, fd, Self::fixed_token(what), flags.flags())
+    pub(super) fn add_fixed(&mut self, source: FixedSource, fd: impl AsFd, flags: Interest) -> Result<()> {
+        add(&self.all, fd, Self::fixed_token(source), flags.flags())
     }
 
-    pub(super) fn set_fixed(&mut self, what: Fixed, fd: impl AsFd, flags: Interest) -> Result<()> {
-        let data = EventData::new_u64(Self::fixed_token(what));
+    pub(super) fn set_fixed(&mut self, source: FixedSource, fd: impl AsFd, flags: Interest) -> Result<()> {
+        let data = EventData::new_u64(Self::fixed_token(source));
         epoll::modify(&self.all, fd, data, flags.flags()).map_err(failed("epoll_ctl"))
     }
 
-    /// Removes one that is about to be closed.
+    /// Removes a descriptor that is about to be closed.
     pub(super) fn remove_fixed(&mut self, fd: impl AsFd) {
-        // It was never added, or is gone with the process at the other end.
+        // An error is ignored: the descriptor may never have been added.
         let _ = epoll::delete(&self.all, fd);
     }
 
-    fn fixed_token(what: Fixed) -> u64 {
-        match what {
-            Fixed::Workers => WORKERS,
-            Fixed::Keeper => KEEPER,
-            Fixed::Listener => LISTENER,
+    fn fixed_token(source: FixedSource) -> u64 {
+        match source {
+            FixedSource::Workers => WORKERS,
+            FixedSource::Keeper => KEEPER,
+            FixedSource::Listener => LISTENER,
         }
     }
 
@@ -156,13 +156,13 @@ impl Poller {
             Entry::Vacant(unknown) => {
                 let set = create()?;
                 add(&self.all, &set, FIRST_USER | u64::from(user), EventFlags::IN)?;
-                unknown.insert(UserSet { set, members: 0, reported: VecDeque::new() })
+                unknown.insert(UserEpollSet { set, members: 0, reported: VecDeque::new() })
             }
         };
         of_user.members += 1;
         let added = add(&of_user.set, fd, token, flags);
         if added.is_err() {
-            self.lose_member(user);
+            self.remove_member(user);
         }
         added
     }
@@ -182,29 +182,29 @@ impl Poller {
     /// Removes a socket or process of a client that is about to be closed.
     pub(super) fn remove(&mut self, user: u32, fd: impl AsFd) {
         if self.users.get(&user).is_some_and(|of_user| epoll::delete(&of_user.set, fd).is_ok()) {
-            self.lose_member(user);
+            self.remove_member(user);
         }
     }
 
-    fn lose_member(&mut self, user: u32) {
+    fn remove_member(&mut self, user: u32) {
         if let Some(of_user) = self.users.get_mut(&user) {
             of_user.members -= 1;
             if of_user.members == 0 {
-                // The set has one open file, which closes with it, and so leaves the set of all.
+                // The set has one open file: closing it removes it from the common set.
                 self.users.remove(&user);
             }
         }
     }
 
-    /// Waits until something is ready, at most so long; `None` waits for ever.
-    pub(super) fn wait(&mut self, timeout: Option<&Timespec>) -> Result<Ready> {
-        let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
+    /// Waits until a source is ready, at most for `timeout`; `None` waits without a limit.
+    pub(super) fn wait(&mut self, timeout: Option<&Timespec>) -> Result<ReadySources> {
+        let mut events: Vec<Event> = Vec::with_capacity(MAX_EVENTS);
         let buffer = rustix::buffer::spare_capacity(&mut events);
         match self.yielder.wait(|| epoll::wait(&self.all, buffer, timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(failed("epoll_wait")(errno)),
         }
-        let mut ready = Ready::default();
+        let mut ready = ReadySources::default();
         for event in &events {
             match event.data.u64() {
                 WORKERS => ready.workers = true,
@@ -216,18 +216,18 @@ impl Poller {
         Ok(ready)
     }
 
-    /// The next event of a user that the kernel has reported. `None` if there is none left.
+    /// The next reported event of a user; `None` if there is none left.
     pub(super) fn next_event(&mut self, user: u32) -> Option<ClientEvent> {
         self.users.get_mut(&user)?.reported.pop_front()
     }
 
-    /// Begins a turn of a user: if all events that were reported are handed out, has the kernel report some. Connections
-    /// take turns.
-    pub(super) fn begin_turn(&mut self, user: u32) -> Result<()> {
+    /// Starts serving a user in this iteration: fetches events from the kernel, if all reported ones have been returned.
+    /// Connections are served round-robin.
+    pub(super) fn fetch_events(&mut self, user: u32) -> Result<()> {
         let Some(of_user) = self.users.get_mut(&user).filter(|of_user| of_user.reported.is_empty()) else {
             return Ok(());
         };
-        let mut events = Vec::with_capacity(EVENTS_OF_A_USER);
+        let mut events = Vec::with_capacity(MAX_USER_EVENTS);
         match epoll::wait(
             &of_user.set,
             rustix::buffer::spare_capacity(&mut events),
@@ -264,31 +264,31 @@ mod tests {
 
     const READ: Interest = Interest { read: true, write: false };
 
-    /// A poller with connections that have something to read, `count` of each user.
+    /// A poller with connections that are readable, `count` of each user.
     fn poller(users: &[(u32, usize)]) -> (Poller, BTreeMap<ClientId, (u32, PacketSocket, PacketSocket)>) {
         let mut poller = Poller::create().unwrap();
         let mut sockets = BTreeMap::new();
         for (user, count) in users {
             for number in 0..*count {
                 let client = ClientId(u64::from(*user) << 16 | number as u64);
-                let (here, there) = PacketSocket::pair().unwrap();
-                poller.add_socket(*user, client, &here, READ).unwrap();
-                there.send(b"x", &[], Deadline::NOW).unwrap();
-                sockets.insert(client, (*user, here, there));
+                let (local, peer) = PacketSocket::pair().unwrap();
+                poller.add_socket(*user, client, &local, READ).unwrap();
+                peer.send(b"x", &[], Deadline::NOW).unwrap();
+                sockets.insert(client, (*user, local, peer));
             }
         }
         (poller, sockets)
     }
 
-    /// The next events of a user, at most so many.
+    /// The next events of a user, at most `most`.
     fn take(poller: &mut Poller, user: u32, most: usize) -> Vec<ClientEvent> {
-        let mut taken = Vec::new();
-        while taken.len() < most {
-            poller.begin_turn(user).unwrap();
+        let mut events = Vec::new();
+        while events.len() < most {
+            poller.fetch_events(user).unwrap();
             let Some(event) = poller.next_event(user) else { break };
-            taken.push(event);
+            events.push(event);
         }
-        taken
+        events
     }
 
     fn clients(events: &[ClientEvent]) -> Vec<ClientId> {
@@ -301,49 +301,53 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_takes_as_much_of_a_user_with_one_connection_as_of_one_with_many() {
+    fn an_iteration_serves_users_equally_whatever_their_number_of_connections() {
         let (mut poller, _sockets) = poller(&[(7, 100), (8, 1)]);
         let mut ready = poller.wait(Some(&Timespec::default())).unwrap().users;
         ready.sort_unstable();
         assert_eq!(ready, [7, 8]);
-        assert_eq!(take(&mut poller, 7, EVENTS_OF_A_USER).len(), EVENTS_OF_A_USER);
+        assert_eq!(take(&mut poller, 7, MAX_USER_EVENTS).len(), MAX_USER_EVENTS);
         assert_eq!(clients(&take(&mut poller, 8, 1)), [ClientId(8 << 16)]);
     }
 
     #[test]
-    fn connections_of_a_user_take_turns() {
+    fn connections_of_a_user_are_served_round_robin() {
         let (mut poller, sockets) = poller(&[(7, 100)]);
-        // Turns of any length, also of fewer events than the kernel reports at once.
-        for turn in [1, 3, EVENTS_OF_A_USER] {
+        // Iterations of any length, also of fewer events than the kernel reports at a time.
+        for turn in [1, 3, MAX_USER_EVENTS] {
             let mut seen = Vec::new();
             while seen.len() < sockets.len() {
                 let left = sockets.len() - seen.len();
                 seen.extend(clients(&take(&mut poller, 7, turn.min(left))));
             }
             let distinct: BTreeSet<_> = seen.iter().collect();
-            assert_eq!(distinct.len(), sockets.len(), "none is served twice before all are served once");
+            assert_eq!(
+                distinct.len(),
+                sockets.len(),
+                "no connection is served twice before all are served once"
+            );
         }
     }
 
     #[test]
-    fn a_socket_without_interest_still_tells_that_it_was_closed() {
+    fn a_socket_without_interest_still_reports_a_close() {
         let (mut poller, mut sockets) = poller(&[(7, 1)]);
-        let (client, (user, here, there)) = sockets.pop_first().unwrap();
-        poller.set_interest(user, client, &here, Interest::default()).unwrap();
-        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), Ready::default());
-        drop(there);
+        let (client, (user, local, peer)) = sockets.pop_first().unwrap();
+        poller.set_interest(user, client, &local, Interest::default()).unwrap();
+        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), ReadySources::default());
+        drop(peer);
         let closed = ClientEvent::Socket { client, is_readable: false, is_writable: false, is_closed: true };
         assert_eq!(take(&mut poller, user, 1), [closed]);
     }
 
     #[test]
-    fn a_removed_descriptor_is_not_reported_though_another_process_has_it_open() {
+    fn a_removed_descriptor_is_not_reported_although_another_process_has_it_open() {
         let (mut poller, mut sockets) = poller(&[(7, 1)]);
-        let (_, (user, here, _there)) = sockets.pop_first().unwrap();
-        let _kept = wholemem_os::memfd::share_fd(here.as_fd()).unwrap();
-        poller.remove(user, &here);
-        drop(here);
-        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), Ready::default());
+        let (_, (user, local, _peer)) = sockets.pop_first().unwrap();
+        let _kept = wholemem_os::memfd::share_fd(local.as_fd()).unwrap();
+        poller.remove(user, &local);
+        drop(local);
+        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), ReadySources::default());
         assert!(poller.users.is_empty(), "a user without connections has no set");
     }
 }

@@ -1,4 +1,4 @@
-//! Starts a server from the descriptors that the keeper has: of a new store, or of a server that died.
+//! Starts a server from the descriptors of the keeper: of a new store, or of a server that died.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -10,58 +10,63 @@ use wholemem_os::PacketSocket;
 use wholemem_os::meminfo::MemoryProbe;
 use wholemem_os::packet::PacketListener;
 
-use super::accept::Acceptor;
+use super::accept::ClientAcceptor;
 use super::admission::Admission;
-use super::clients::{Clients, Ending};
+use super::clients::{Clients, EndReason};
 use super::event_loop::{Clock, EventLoop};
 use super::executor::Executor;
 use super::headroom::Headroom;
 use super::index_memory::IndexMemory;
 use super::keeper_link::KeeperLink;
 use super::memory_table::MemoryTable;
-use super::poller::{Fixed, Interest};
+use super::poller::{FixedSource, Interest};
 use super::workers::Workers;
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
-use crate::index::{Geometry, Index};
-use crate::keeper::{Kept, Key, Launch};
-use crate::server::budget::{Budget, Limits};
-use crate::server::machine::{HOST, Server, Settings, Survivors};
+use crate::index::{Geometry, ObjectIndex};
+use crate::keeper::{DescriptorKey, DescriptorTable, Launch};
+use crate::server::budget::{Budget, BudgetLimits};
+use crate::server::machine::{HOST, InheritedState, Server, ServerSettings};
 use crate::{Error, Result};
 
-/// Builds the event loop of a server from what the keeper had, and carries out what recovery decides.
+/// Builds the event loop of a server from the keeper's descriptors, and carries out the outputs of recovery.
 pub(super) fn start<'a>(
-    mut kept: Kept,
+    mut descriptors: DescriptorTable,
     socket: PacketSocket,
-    mut settings: Settings,
+    mut settings: ServerSettings,
     geometry: Geometry,
     devices: Option<&Backend>,
     launch: &'a Launch<'a>,
 ) -> Result<EventLoop<'a>> {
-    let listener = kept.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
-    let acceptor = Acceptor::new(PacketListener::adopt(listener, None)?, kept.take(Key::SocketFile));
-    let (index_memory, index) = match kept.take(Key::Index) {
+    let listener = descriptors
+        .take(DescriptorKey::Listener)
+        .ok_or(Error::Incomplete { what: "the listening socket" })?;
+    let acceptor = ClientAcceptor::new(
+        PacketListener::adopt(listener, None)?,
+        descriptors.take(DescriptorKey::SocketFile),
+    );
+    let (index_memory, index) = match descriptors.take(DescriptorKey::Index) {
         Some(fd) => IndexMemory::open(fd)?,
         None => IndexMemory::create(geometry, settings.host.quota, &socket)?,
     };
-    // Less memory is available now than for the first server, because objects have taken some.
-    settings.limit_host(index.quota());
-    let limits = Limits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
+    // Less memory is available now than for the first server, because objects use some.
+    settings.set_host_quota(index.quota());
+    let limits = BudgetLimits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
     let mut clients = Clients::new(settings.user, Budget::new(settings.user, limits))?;
     let mut memory = MemoryTable::default();
-    let allocations = take_over_clients(kept, &mut clients, &mut memory);
-    let survivors = Survivors {
+    let allocations = take_over_clients(descriptors, &mut clients, &mut memory);
+    let inherited = InheritedState {
         allocations: allocations.keys().copied().collect(),
         clients: clients.iter().map(|(client, connection)| (client, connection.account.clone())).collect(),
     };
     take_over_memory(allocations, &index, &mut memory);
     let clock = Clock::start(Instant::now());
-    let (server, outputs) = Server::recover(index, &settings, &survivors, clock.now(), &mut memory);
+    let (server, outputs) = Server::recover(index, &settings, &inherited, clock.now(), &mut memory);
     clients.begin_ids(server.index().epoch() << 32);
     let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
     let workers = Workers::start(devices, &headroom)?;
     let read = Interest { read: true, write: false };
-    clients.poller().add_fixed(Fixed::Workers, workers.wakeup(), read)?;
+    clients.poller().add_fixed(FixedSource::Workers, workers.wakeup(), read)?;
     acceptor.register(clients.poller())?;
     let admission = Admission::new(index_memory, settings.devices, headroom);
     let keeper = KeeperLink::new(socket, launch, clients.poller())?;
@@ -71,42 +76,45 @@ pub(super) fn start<'a>(
     Ok(event_loop)
 }
 
-/// Takes over the clients of the server before. Returns the memory that the keeper had.
+/// Takes over the clients of the previous server. Returns the memory that the keeper held.
 fn take_over_clients(
-    kept: Kept,
+    descriptors: DescriptorTable,
     clients: &mut Clients,
     memory: &mut MemoryTable,
 ) -> BTreeMap<AllocationId, OwnedFd> {
-    let (mut allocations, mut known) = (BTreeMap::new(), BTreeSet::<ClientId>::new());
-    let mut rest = Kept::default();
-    for (key, fd) in kept.into_iter() {
+    let (mut allocations, mut client_ids) = (BTreeMap::new(), BTreeSet::<ClientId>::new());
+    let mut client_descriptors = DescriptorTable::default();
+    for (key, fd) in descriptors.into_iter() {
         match key {
-            Key::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
-            Key::Socket(client) | Key::Pins(client) | Key::Process(client) => {
-                known.insert(client);
-                rest.insert(key, fd);
+            DescriptorKey::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
+            DescriptorKey::Socket(client) | DescriptorKey::Pins(client) | DescriptorKey::Process(client) => {
+                client_ids.insert(client);
+                client_descriptors.insert(key, fd);
             }
-            Key::Index | Key::Listener | Key::SocketFile | Key::Server => {}
+            DescriptorKey::Index
+            | DescriptorKey::Listener
+            | DescriptorKey::SocketFile
+            | DescriptorKey::Server => {}
         }
     }
-    for client in known {
-        let taken = clients.take_over(client, &mut rest).and_then(|connection| {
+    for client in client_ids {
+        let outcome = clients.take_over(client, &mut client_descriptors).and_then(|connection| {
             let admitted = connection.and_then(|connection| connection.admitted.as_ref());
             admitted.map(|admitted| memory.add_pins(client, &admitted.pins)).transpose()
         });
-        if let Err(error) = taken {
-            // The other clients are served.
-            tracing::error!(%client, %error, "a client cannot be taken over");
-            clients.end(client, Ending::Gone, || false);
+        if let Err(error) = outcome {
+            // The failure concerns this client only; the others are served.
+            tracing::error!(%client, %error, "cannot take over a client");
+            clients.end(client, EndReason::Left, || false);
         }
     }
     allocations
 }
 
-/// Takes over the memory of the server before. Arenas are opened for reading, because objects lie in them.
+/// Takes over the memory of the previous server. Arenas are opened for reading, because they may contain objects.
 fn take_over_memory(
     allocations: BTreeMap<AllocationId, OwnedFd>,
-    index: &Index<MappedCells>,
+    index: &ObjectIndex<MappedCells>,
     memory: &mut MemoryTable,
 ) {
     for (allocation, fd) in allocations {
@@ -115,7 +123,7 @@ fn take_over_memory(
         let is_arena = record.is_some_and(|record| record.is_arena);
         let mut opened = || if is_arena { memory.open_for_reading(allocation) } else { Ok(()) };
         if let Err(error) = added.and_then(|()| opened()) {
-            tracing::error!(%allocation, %error, "memory cannot be opened for reading yet");
+            tracing::error!(%allocation, %error, "cannot open memory for reading");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Events, and the clients that watch for them.
+//! Events, and the clients that watch names.
 //!
-//! An event is encoded once and appended to a log. Each watcher has a position in the log, and is sent the events behind it, a
-//! bounded number at a time, when its socket takes them. So a watcher that does not read takes no memory but its
-//! position, and publishing a name costs the same however many clients watch.
+//! An event is encoded once and appended to a log. Each watcher has a position in the log, and receives later events, a bounded
+//! number at a time, when its socket accepts them. So a watcher that does not read uses no memory but its position, and
+//! publishing a name costs the same however many clients watch.
 //!
 //! The log is bounded. A watcher whose position is before its beginning has missed events, and is disconnected.
 
@@ -15,80 +15,80 @@ use crate::protocol::frame;
 use crate::protocol::{Answer, Event, Response};
 use crate::server::budget::Charge;
 
-/// How many bytes of events the log holds: those of the largest pack twice over.
-const MOST_BYTES: usize = 8 << 20;
+/// The maximum number of bytes of the log: twice the events of the largest pack.
+const MAX_LOG_BYTES: usize = 8 << 20;
 
-/// The memory of an entry besides its bytes.
-const COST: usize = 96;
+/// The memory of a log entry besides its bytes.
+const ENTRY_COST: usize = 96;
 
-/// How many events one turn compares with what is watched for.
+/// The number of events that one iteration compares with watched prefixes.
 const COMPARED_AT_ONCE: usize = 64;
 
-/// How many events one turn sends.
+/// The number of events that one iteration sends.
 const SENT_AT_ONCE: usize = 8;
 
 #[derive(Debug)]
-struct Entry {
+struct LogEntry {
     name: String,
     packets: Rc<[Vec<u8>]>,
 }
 
-impl Entry {
+impl LogEntry {
     fn cost(&self) -> usize {
-        COST + self.name.len() + self.packets.iter().map(Vec::len).sum::<usize>()
+        ENTRY_COST + self.name.len() + self.packets.iter().map(Vec::len).sum::<usize>()
     }
 }
 
 #[derive(Debug)]
-struct Watcher {
+struct EventWatcher {
     user: u32,
     prefix: String,
-    /// The number of the next event it is to be compared with.
+    /// The number of the next event that it is compared with.
     next: u64,
-    /// Whether its socket is full.
+    /// Whether the socket of the watcher is full.
     is_blocked: bool,
     _charge: Charge,
 }
 
 /// Whether an event was sent to a watcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum SendResult {
     Yes,
-    /// The socket is full: tell [`Watchers::unblock`] when it takes something.
+    /// The socket is full: [`EventWatchers::unblock`] has to be called when it is writable.
     Full,
 }
 
-/// The log, and the positions of watchers in it.
+/// The log of events, and the positions of watchers in it.
 #[derive(Debug, Default)]
-pub(super) struct Watchers {
-    log: VecDeque<Entry>,
-    /// The number of the first entry.
+pub(super) struct EventWatchers {
+    log: VecDeque<LogEntry>,
+    /// The number of the first event in the log.
     first: u64,
     bytes: usize,
-    watchers: BTreeMap<ClientId, Watcher>,
+    watchers: BTreeMap<ClientId, EventWatcher>,
     /// Watchers whose sockets are not full, by their positions, for each user.
     ready: BTreeMap<u32, BTreeSet<(u64, ClientId)>>,
     /// Watchers whose sockets are full, by their positions.
     blocked: BTreeSet<(u64, ClientId)>,
-    /// The user that was served last.
+    /// The user whose watcher was served last.
     last_user: u32,
     #[cfg(test)]
     compared: usize,
 }
 
-impl Watchers {
-    /// A client watches from now on. If it did before, it watches for something else now.
+impl EventWatchers {
+    /// Registers a watch of a client, which replaces an earlier one.
     pub(super) fn add(&mut self, client: ClientId, user: u32, prefix: String, charge: Charge) {
         self.remove(client);
         let next = self.end();
-        self.watchers.insert(client, Watcher { user, prefix, next, is_blocked: false, _charge: charge });
+        self.watchers.insert(client, EventWatcher { user, prefix, next, is_blocked: false, _charge: charge });
         self.ready.entry(user).or_default().insert((next, client));
     }
 
-    /// A client watches no longer.
+    /// Removes the watch of a client.
     pub(super) fn remove(&mut self, client: ClientId) {
         if let Some(watcher) = self.watchers.remove(&client) {
-            self.take_place(client, &watcher);
+            self.remove_position(client, &watcher);
         }
         if self.watchers.is_empty() {
             self.first = self.end();
@@ -97,24 +97,24 @@ impl Watchers {
         }
     }
 
-    fn take_place(&mut self, client: ClientId, watcher: &Watcher) {
-        let place = (watcher.next, client);
+    fn remove_position(&mut self, client: ClientId, watcher: &EventWatcher) {
+        let position = (watcher.next, client);
         if watcher.is_blocked {
-            self.blocked.remove(&place);
+            self.blocked.remove(&position);
         } else if let Some(ready) = self.ready.get_mut(&watcher.user) {
-            ready.remove(&place);
+            ready.remove(&position);
             if ready.is_empty() {
                 self.ready.remove(&watcher.user);
             }
         }
     }
 
-    /// The number of the next event.
+    /// The number of the next event of the log.
     fn end(&self) -> u64 {
         self.first + self.log.len() as u64
     }
 
-    /// Appends an event. If there is no watcher, it is dropped.
+    /// Appends an event; drops it if there is no watcher.
     pub(super) fn notify(&mut self, event: Event) {
         if self.watchers.is_empty() {
             return;
@@ -122,13 +122,13 @@ impl Watchers {
         let name = event.name.clone();
         match frame::encode(&Response { id: 0, answer: Answer::Event(event) }, &[]) {
             Ok(packets) => {
-                let entry = Entry { name, packets: packets.into() };
+                let entry = LogEntry { name, packets: packets.into() };
                 self.bytes += entry.cost();
                 self.log.push_back(entry);
             }
             Err(malformed) => tracing::error!(%malformed, "an event cannot be encoded"),
         }
-        while self.bytes > MOST_BYTES
+        while self.bytes > MAX_LOG_BYTES
             && let Some(entry) = self.log.pop_front()
         {
             self.bytes -= entry.cost();
@@ -136,7 +136,7 @@ impl Watchers {
         }
     }
 
-    /// Whether a watcher whose socket is not full has events to be compared with, or one has to be disconnected.
+    /// Whether a watcher whose socket is not full is behind the end of the log, or one has to be disconnected.
     pub(super) fn has_work(&self) -> bool {
         let end = self.end();
         let is_behind =
@@ -144,30 +144,30 @@ impl Watchers {
         self.ready.values().any(is_behind) || self.blocked.first().is_some_and(|(next, _)| *next < self.first)
     }
 
-    /// Whether a client is to be sent events that its socket did not take.
+    /// Whether a client has pending events and its socket is full.
     pub(super) fn is_blocked(&self, client: ClientId) -> bool {
         self.watchers.get(&client).is_some_and(|watcher| watcher.is_blocked)
     }
 
     /// A client's socket is writable again.
     pub(super) fn unblock(&mut self, client: ClientId) {
-        self.place(client, |watcher| watcher.is_blocked = false);
+        self.update_position(client, |watcher| watcher.is_blocked = false);
     }
 
-    /// Changes a watcher, and puts it where it belongs.
-    fn place(&mut self, client: ClientId, change: impl FnOnce(&mut Watcher)) {
+    /// Changes a watcher, and updates its entry in `ready` or `blocked`.
+    fn update_position(&mut self, client: ClientId, change: impl FnOnce(&mut EventWatcher)) {
         let Some(mut watcher) = self.watchers.remove(&client) else { return };
-        self.take_place(client, &watcher);
+        self.remove_position(client, &watcher);
         change(&mut watcher);
-        let place = (watcher.next, client);
+        let position = (watcher.next, client);
         match watcher.is_blocked {
-            true => drop(self.blocked.insert(place)),
-            false => drop(self.ready.entry(watcher.user).or_default().insert(place)),
+            true => drop(self.blocked.insert(position)),
+            false => drop(self.ready.entry(watcher.user).or_default().insert(position)),
         }
         self.watchers.insert(client, watcher);
     }
 
-    /// The watcher that is to be served next: of the next user that has one behind, the one that is most behind.
+    /// The watcher that is served next: the one furthest behind, of the next user (round-robin) that has one.
     fn next_behind(&mut self) -> Option<ClientId> {
         let end = self.end();
         let after = self.ready.range(self.last_user.saturating_add(1)..);
@@ -179,8 +179,11 @@ impl Watchers {
         Some(client)
     }
 
-    /// Sends some events to watchers. Returns the watchers that are to be disconnected because they have missed some.
-    pub(super) fn deliver(&mut self, mut send: impl FnMut(ClientId, &[Vec<u8>]) -> Sent) -> Vec<ClientId> {
+    /// Sends some events to watchers. Returns the watchers that have to be disconnected because they have missed events.
+    pub(super) fn deliver(
+        &mut self,
+        mut send: impl FnMut(ClientId, &[Vec<u8>]) -> SendResult,
+    ) -> Vec<ClientId> {
         let mut lost = Vec::new();
         let (mut compared, mut sent) = (0, 0);
         while let Some((_, client)) = self.blocked.first().copied().filter(|(next, _)| *next < self.first) {
@@ -205,9 +208,9 @@ impl Watchers {
             let wanted = entry.filter(|entry| entry.name.starts_with(&watcher.prefix));
             let outcome = wanted.map(|entry| send(client, &entry.packets));
             sent += usize::from(outcome.is_some());
-            self.place(client, |watcher| match outcome {
-                Some(Sent::Full) => watcher.is_blocked = true,
-                Some(Sent::Yes) | None => watcher.next += 1,
+            self.update_position(client, |watcher| match outcome {
+                Some(SendResult::Full) => watcher.is_blocked = true,
+                Some(SendResult::Yes) | None => watcher.next += 1,
             });
         }
         #[cfg(test)]
@@ -238,14 +241,14 @@ mod tests {
     use super::*;
     use crate::id::ObjectId;
     use crate::protocol::EventKind;
-    use crate::server::budget::{Amount, tests::ample};
+    use crate::server::budget::{Amount, tests::unlimited};
 
     fn event(name: &str) -> Event {
-        Event { name: name.to_owned(), object: ObjectId::new(1, 1), what: EventKind::Deleted }
+        Event { name: name.to_owned(), object: ObjectId::new(1, 1), kind: EventKind::Deleted }
     }
 
-    fn watchers(count: u64, user: u32) -> Watchers {
-        let (mut watchers, mut budget) = (Watchers::default(), ample());
+    fn watchers(count: u64, user: u32) -> EventWatchers {
+        let (mut watchers, mut budget) = (EventWatchers::default(), unlimited());
         for client in 0..count {
             let charge = budget.open(user).charge(Amount::bytes(100)).unwrap();
             watchers.add(ClientId(client), user, String::new(), charge);
@@ -253,88 +256,92 @@ mod tests {
         watchers
     }
 
-    fn add(watchers: &mut Watchers, client: u64, user: u32, prefix: &str) {
-        let charge = ample().open(user).charge(Amount::bytes(100)).unwrap();
+    fn add(watchers: &mut EventWatchers, client: u64, user: u32, prefix: &str) {
+        let charge = unlimited().open(user).charge(Amount::bytes(100)).unwrap();
         watchers.add(ClientId(client), user, prefix.to_owned(), charge);
     }
 
     #[test]
-    fn a_watcher_is_told_of_its_names_in_order_from_when_it_began() {
-        let mut watchers = Watchers::default();
+    fn a_watcher_receives_events_of_its_names_in_order_from_its_start() {
+        let mut watchers = EventWatchers::default();
         add(&mut watchers, 9, 7, "");
         watchers.notify(event("a/0"));
         add(&mut watchers, 1, 7, "a/");
         for name in ["a/1", "b/1", "a/2"] {
             watchers.notify(event(name));
         }
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         while watchers.has_work() {
             let lost = watchers.deliver(|client, packets| {
-                told.push((client, packets[0].clone()));
-                Sent::Yes
+                notified.push((client, packets[0].clone()));
+                SendResult::Yes
             });
             assert_eq!(lost, []);
         }
-        let of = |client| told.iter().filter(|(to, _)| *to == ClientId(client)).count();
+        let of = |client| notified.iter().filter(|(to, _)| *to == ClientId(client)).count();
         assert_eq!((of(9), of(1)), (4, 2));
     }
 
     #[test]
-    fn a_turn_does_the_same_work_however_many_watch() {
+    fn the_work_of_an_iteration_is_independent_of_the_number_of_watchers() {
         for count in [10_u64, 1000] {
             let mut watchers = watchers(count, 7);
             (0..100).for_each(|_| watchers.notify(event("x")));
             let mut sends = 0;
             watchers.deliver(|_, _| {
                 sends += 1;
-                Sent::Yes
+                SendResult::Yes
             });
             assert_eq!((sends, watchers.compared), (SENT_AT_ONCE, SENT_AT_ONCE));
         }
     }
 
     #[test]
-    fn users_take_turns_whatever_number_of_watchers_they_have() {
+    fn users_are_served_round_robin_whatever_their_number_of_watchers() {
         let mut watchers = watchers(1000, 7);
         add(&mut watchers, 5000, 8, "");
         watchers.notify(event("x"));
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         watchers.deliver(|client, _| {
-            told.push(client);
-            Sent::Yes
+            notified.push(client);
+            SendResult::Yes
         });
-        assert!(told[..2].contains(&ClientId(5000)), "{told:?}");
+        assert!(notified[..2].contains(&ClientId(5000)), "{notified:?}");
     }
 
     #[test]
-    fn watchers_that_do_not_read_cost_nothing_and_are_disconnected_when_they_miss_something() {
+    fn watchers_that_do_not_read_are_disconnected_when_they_miss_events() {
         let mut watchers = watchers(3, 7);
         watchers.notify(event("x"));
-        assert_eq!(watchers.deliver(|_, _| Sent::Full), []);
-        assert!(!watchers.has_work(), "their sockets are waited for");
+        assert_eq!(watchers.deliver(|_, _| SendResult::Full), []);
+        assert!(!watchers.has_work(), "the watchers wait for their sockets");
         let name = "x".repeat(200);
         let mut lost = Vec::new();
         for _ in 0..100_000 {
             watchers.notify(event(&name));
-            assert!(watchers.bytes <= MOST_BYTES);
-            lost.extend(watchers.deliver(|_, _| Sent::Full));
+            assert!(watchers.bytes <= MAX_LOG_BYTES);
+            lost.extend(watchers.deliver(|_, _| SendResult::Full));
         }
         assert_eq!(lost, [0, 1, 2].map(ClientId));
-        assert_eq!((watchers.bytes, watchers.log.len()), (0, 0), "nothing is kept without a watcher");
+        assert_eq!((watchers.bytes, watchers.log.len()), (0, 0), "the log is empty without a watcher");
     }
 
     #[test]
-    fn a_watcher_whose_socket_was_full_goes_on_where_it_stopped() {
+    fn a_watcher_whose_socket_was_full_continues_at_its_position() {
         let mut watchers = watchers(1, 7);
         (0..3).for_each(|_| watchers.notify(event("x")));
-        assert_eq!(watchers.deliver(|_, _| Sent::Full), []);
+        assert_eq!(watchers.deliver(|_, _| SendResult::Full), []);
         watchers.unblock(ClientId(0));
         let mut sends = 0;
         watchers.deliver(|_, _| {
             sends += 1;
-            Sent::Yes
+            SendResult::Yes
         });
         assert_eq!((sends, watchers.has_work()), (3, false));
-        assert_eq!((watchers.bytes, watchers.log.len()), (0, 0), "what all have seen is dropped");
+        assert_eq!(
+            (watchers.bytes, watchers.log.len()),
+            (0, 0),
+            "events that all watchers have received are dropped"
+        );
     }
 }

@@ -1,40 +1,40 @@
-//! The arenas of one place, indexed by how much room each of them has.
+//! The arenas of one place, indexed by their longest free range.
 //!
 //! ```text
-//!   most              [ 9 ]            a tree of maxima over the slots of the table of allocations
-//!                [ 7 ]     [ 9 ]       0 where a slot has no arena of this place that is ready
+//!   tree              [ 9 ]            a tree of maxima over the slots of the table of allocations
+//!                [ 7 ]     [ 9 ]       0 if a slot has no arena of this place that is ready
 //!              [ 3 ][ 7 ][ 0 ][ 9 ]
-//!   slot         0    1    2    3      first_with(5) is 1: left where the left half has enough, else right
+//!   slot         0    1    2    3      first_with(5) is 1: left if the left half has enough, else right
 //! ```
 //!
-//! The room of an arena is the length of its longest free range. Regions are whole multiples of their alignment, so that a
-//! request fits an arena if and only if it is not longer than that: a lookup never returns an arena in which the request
-//! then fails. Lookups and updates cost O(log n) in the length of the table, which is fixed when the store is created, and
-//! do not depend on how many arenas or other allocations there are.
+//! The space of an arena is the length of its longest free range. Regions are multiples of their alignment, so a request fits an
+//! arena if and only if it is not longer than that: a lookup never returns an arena in which the request then fails. Lookups and
+//! updates cost O(log n) in the length of the table, which is fixed when the store is created, independent of the number of
+//! arenas and other allocations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::AllocationId;
 
-/// How much room each arena of a place has, and which of them are empty.
+/// The longest free range of each arena of a place, and the empty arenas.
 #[derive(Debug)]
 pub(super) struct Arenas {
     /// The tree: node `n` has the children `2 n` and `2 n + 1`, and the leaves are the second half.
-    most: Vec<usize>,
-    /// The arena of each slot that has one.
+    tree: Vec<usize>,
+    /// The arena in each slot that has one.
     ids: BTreeMap<usize, AllocationId>,
-    /// The arenas in which no object lies.
+    /// The arenas that contain no object.
     empty: BTreeSet<AllocationId>,
-    /// How many levels of the tree were walked.
+    /// The number of tree levels that were visited.
     #[cfg(test)]
     pub(super) visited: std::cell::Cell<usize>,
 }
 
 impl Arenas {
-    /// No arenas, in a table of `slots` allocations.
+    /// Creates an empty set of arenas, for a table of `slots` allocations.
     pub(super) fn new(slots: usize) -> Self {
         Self {
-            most: vec![0; 2 * slots.next_power_of_two()],
+            tree: vec![0; 2 * slots.next_power_of_two()],
             ids: BTreeMap::new(),
             empty: BTreeSet::new(),
             #[cfg(test)]
@@ -42,47 +42,47 @@ impl Arenas {
         }
     }
 
-    /// Records the longest free range that an arena has, and whether no object lies in it.
+    /// Records the longest free range of an arena, and whether it has no objects.
     ///
     /// # Panics
     /// If the slot of the arena is beyond the table.
-    pub(super) fn set(&mut self, id: AllocationId, room: usize, is_empty: bool) {
+    pub(super) fn set(&mut self, id: AllocationId, free_len: usize, is_empty: bool) {
         self.ids.insert(id.slot(), id);
         match is_empty {
             true => self.empty.insert(id),
             false => self.empty.remove(&id),
         };
-        self.set_room(id.slot(), room);
+        self.set_free_len(id.slot(), free_len);
     }
 
-    /// Removes an arena.
+    /// Removes an arena from the set.
     pub(super) fn remove(&mut self, id: AllocationId) {
         self.ids.remove(&id.slot());
         self.empty.remove(&id);
-        self.set_room(id.slot(), 0);
+        self.set_free_len(id.slot(), 0);
     }
 
-    fn set_room(&mut self, slot: usize, room: usize) {
-        let mut node = self.most.len() / 2 + slot;
-        self.most[node] = room;
+    fn set_free_len(&mut self, slot: usize, free_len: usize) {
+        let mut node = self.tree.len() / 2 + slot;
+        self.tree[node] = free_len;
         while node > 1 {
             #[cfg(test)]
             self.visited.set(self.visited.get() + 1);
             node /= 2;
-            let most = self.most[2 * node].max(self.most[2 * node + 1]);
-            if self.most[node] == most {
+            let tree = self.tree[2 * node].max(self.tree[2 * node + 1]);
+            if self.tree[node] == tree {
                 break;
             }
-            self.most[node] = most;
+            self.tree[node] = tree;
         }
     }
 
-    /// The first arena, by its slot, that has room for `len` bytes in one piece.
+    /// The first arena, by slot, with `len` contiguous free bytes.
     pub(super) fn first_with(&self, len: usize) -> Option<AllocationId> {
-        // A slot without an arena has no room, not even for zero bytes.
+        // A slot without an arena has no space, not even for zero bytes.
         let len = len.max(1);
-        let leaves = self.most.len() / 2;
-        if self.most[1] < len {
+        let leaves = self.tree.len() / 2;
+        if self.tree[1] < len {
             return None;
         }
         let mut node = 1;
@@ -90,12 +90,12 @@ impl Arenas {
             #[cfg(test)]
             self.visited.set(self.visited.get() + 1);
             node *= 2;
-            node += usize::from(self.most[node] < len);
+            node += usize::from(self.tree[node] < len);
         }
         self.ids.get(&(node - leaves)).copied()
     }
 
-    /// How many arenas are empty.
+    /// The number of empty arenas.
     pub(super) fn empty_count(&self) -> usize {
         self.empty.len()
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_one_slot_is_a_tree_too() {
+    fn a_table_of_one_slot_works() {
         let mut arenas = Arenas::new(1);
         assert_eq!((arenas.first_with(0), arenas.first_with(1)), (None, None));
         arenas.set(id(0), 5, true);
@@ -121,15 +121,15 @@ mod tests {
         assert_eq!((arenas.first_with(1), arenas.empty_count()), (None, 0));
     }
 
-    type Step = (prop::sample::Index, Option<(usize, bool)>, usize);
+    type ArenaOp = (prop::sample::Index, Option<(usize, bool)>, usize);
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = ArenaOp> {
         (any::<prop::sample::Index>(), prop::option::weighted(0.8, (0_usize..10, any::<bool>())), 0_usize..12)
     }
 
     proptest! {
         #[test]
-        fn lookups_agree_with_a_walk_over_all_slots(
+        fn lookups_agree_with_a_scan_of_all_slots(
             slots in 1_usize..20,
             steps in prop::collection::vec(step(), 0..60),
         ) {
@@ -137,11 +137,11 @@ mod tests {
             for (slot, arena, wanted) in steps {
                 let slot = slot.index(slots);
                 match arena {
-                    Some((room, is_empty)) => arenas.set(id(slot), room, is_empty),
+                    Some((free_len, is_empty)) => arenas.set(id(slot), free_len, is_empty),
                     None => arenas.remove(id(slot)),
                 }
                 model[slot] = arena;
-                let fits = |arena: &Option<(usize, bool)>| arena.is_some_and(|(room, _)| room >= wanted.max(1));
+                let fits = |arena: &Option<(usize, bool)>| arena.is_some_and(|(free_len, _)| free_len >= wanted.max(1));
                 prop_assert_eq!(arenas.first_with(wanted), model.iter().position(fits).map(id));
                 let empty = model.iter().filter(|arena| arena.is_some_and(|(_, is_empty)| is_empty));
                 prop_assert_eq!(arenas.empty_count(), empty.count());

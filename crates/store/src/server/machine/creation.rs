@@ -1,4 +1,4 @@
-//! Creating objects: in an arena at once, or as soon as there is memory; and the requests that wait for memory.
+//! Creates objects: at once in an arena, or as soon as there is memory; and holds the requests that wait for memory.
 //!
 //! ```text
 //!   create --> begin --+--> in an arena, or in preallocated memory ------------> answered
@@ -8,35 +8,35 @@
 //!                      +--> waits for pins of deleted objects ----- scanned ----> begin again
 //! ```
 //!
-//! Any number of requests may wait for the same event. A step resumes a bounded number of them, users in turn, and the next
-//! steps the others: [`Creation::is_ready`] asks for a step at once while there are any.
+//! Any number of requests may wait for the same event. A step resumes a bounded number of them, users round-robin, and the
+//! following steps resume the others: while there are any, [`Creation::is_ready`] requests another step at once.
 
 mod adoption;
 mod attempt;
 #[cfg(test)]
 mod tests;
 
-use attempt::{Progress, begin, finish};
+use attempt::{CreateProgress, begin, finish};
 
 use super::interface::{Requester, ServerMemory};
 use super::ledger::HOST;
 use super::pending::{ArenaFailure, PendingMemory, PendingRequest};
 use super::state::StoreState;
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Ask, Label, Part, Refusal, Request};
+use crate::protocol::{ByteRange, Label, Refusal, Request, RequestKind};
 use crate::server::budget::Charge;
 
-/// How many requests are resumed in one step: of those that waited for an arena of each place, and of those that found the
+/// The number of requests that one step resumes: of those that waited for an arena of each place, and of those that found the
 /// store full.
-const MOST_RESUMED: usize = 8;
+const MAX_RESUMED: usize = 8;
 
-/// After so many bytes of small objects, a step resumes no further requests.
-const MOST_COPIED: usize = 128 << 10;
+/// After copying this many bytes of small objects, a step resumes no further requests.
+const MAX_COPIED: usize = 128 << 10;
 
-/// How many requests of clients that have left, with their payloads, one step drops.
-const DROPPED_AT_ONCE: usize = 8;
+/// The number of requests of departed clients, with their payloads, that one step drops.
+const MAX_DROPPED: usize = 8;
 
 /// The requests that create objects and wait for memory.
 #[derive(Debug, Default)]
@@ -45,19 +45,19 @@ pub(super) struct Creation {
 }
 
 impl Creation {
-    /// Whether the next step has work to do, given how many passes over all pins are complete.
+    /// Whether the next step has work to do, after this number of completed passes over all pins.
     pub(super) fn is_ready(&self, passes: u64) -> bool {
-        self.pending.is_ready() || self.pending.has_scanned(passes) || self.pending.has_abandoned()
+        self.pending.is_ready() || self.pending.has_due(passes) || self.pending.has_abandoned()
     }
 
-    /// Forgets the requests of a client that has left.
+    /// Removes the requests of a client that has left.
     pub(super) fn forget_client(&mut self, client: ClientId) {
         self.pending.forget_client(client);
     }
 
-    /// Drops some requests of clients that have left.
+    /// Drops some requests of departed clients.
     pub(super) fn trim(&mut self) {
-        self.pending.trim(DROPPED_AT_ONCE);
+        self.pending.trim(MAX_DROPPED);
     }
 
     /// Creates an object or a pack: at once in an arena, or as soon as there is memory for it.
@@ -71,32 +71,33 @@ impl Creation {
         server_memory: &mut impl ServerMemory,
     ) {
         let id = request.id;
-        if self.is_known(store, client, id, request.again != 0) {
+        if self.is_known(store, client, id, request.resends != 0) {
             return;
         }
         let progress = match begin(store, client, &request, &payload, server_memory) {
-            Ok(Progress::Done) => return,
-            Err(refusal) if !may_find_room(store, &refusal) => {
+            Ok(CreateProgress::Done) => return,
+            Err(refusal) if !may_find_space(store, &refusal) => {
                 return store.answer(client, id, Err(refusal));
             }
             progress => progress,
         };
         match PendingRequest::new(client, request, payload, charge, &store.sessions) {
             Ok(pending) => self.wait_for_memory(store, progress, pending, true),
-            // Memory that is being allocated for it is released when it is ready.
+            // Memory that is being allocated for the request is released when it is ready.
             Err(refusal) => store.answer(client, id, Err(refusal)),
         }
     }
 
-    /// Makes an object of memory that came with a request, as soon as it was checked and parked.
+    /// Creates an object from memory that was sent with a request, as soon as the memory is checked and parked.
     pub(super) fn adopt<C: Cells>(&mut self, store: &mut StoreState<C>, client: ClientId, request: Request) {
         let id = request.id;
-        if self.is_known(store, client, id, request.again != 0) {
+        if self.is_known(store, client, id, request.resends != 0) {
             return;
         }
-        let begun = request.check_deaths().and_then(|()| adoption::begin(store, client, &request.ask));
+        let begun =
+            request.check_server_deaths().and_then(|()| adoption::begin(store, client, &request.kind));
         let pending = begun.and_then(|allocation| {
-            // If the request cannot wait, the memory is released when it was checked.
+            // If the request cannot wait, the memory is released after the check.
             let payload = Payload::default();
             Ok((allocation, PendingRequest::new(client, request, payload, None, &store.sessions)?))
         });
@@ -106,15 +107,15 @@ impl Creation {
         }
     }
 
-    /// Gives the bytes of an object, or a part of the region that was allocated for it, one more name: another sealed object
-    /// in the same region.
+    /// Creates another sealed object with a name over the bytes of an object, or over a range of the region that was allocated
+    /// for it.
     pub(super) fn alias<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
         (client, id, is_repeated): (ClientId, u64, bool),
         label: Label,
         object: ObjectId,
-        part: Option<Part>,
+        part: Option<ByteRange>,
     ) {
         if self.is_known(store, client, id, is_repeated) {
             return;
@@ -122,11 +123,11 @@ impl Creation {
         let outcome = label.check().and_then(|()| {
             store.check_owner(client, &label.name)?;
             let record = match store.objects.read(object) {
-                Some((State::Sealed, record)) => record,
-                Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
+                Some((SlotState::Sealed, record)) => record,
+                Some((SlotState::Created, _)) => return Err(Refusal::NotSealed { object }),
                 _ => return Err(Refusal::NoSuchObject { object }),
             };
-            let own = Part { offset: record.offset - record.region.offset, len: record.len };
+            let own = ByteRange { offset: record.offset - record.region.offset, len: record.len };
             let part = part.unwrap_or(own);
             part.check(record.region.len)?;
             store.insert_part(client, id, label, record.region, part)
@@ -134,8 +135,8 @@ impl Creation {
         store.answer(client, id, outcome);
     }
 
-    /// Whether a request that creates something was received before. Then it is answered now, or will be. A client that uses an id
-    /// for two different requests is refused.
+    /// Whether a request that creates an object was received before. Then it is answered now, or will be. A client that uses an
+    /// id for two different requests is refused.
     fn is_known<C: Cells>(
         &self,
         store: &mut StoreState<C>,
@@ -144,47 +145,46 @@ impl Creation {
         is_repeated: bool,
     ) -> bool {
         match store.history.get(client, id) {
-            // Done before the server was restarted.
+            // The object was created before the server was replaced.
             Some(object) if is_repeated => store.answer_created(client, id, object),
             Some(_) => {
                 let refusal = Refusal::malformed("a request has an id that was used before");
                 store.answer(client, id, Err(refusal));
             }
-            // Repeated while it is in progress.
+            // Received again while it is in progress.
             None => return self.pending.contains(client, id),
         }
         true
     }
 
-    /// Has a request wait for what it needs: memory that is being allocated, or the end of the search for pins of deleted
-    /// objects, if it may wait for that.
+    /// Makes a request wait for memory that is being allocated or, if `may_defer`, for the scan of pins of deleted objects.
     fn wait_for_memory<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
-        progress: Result<Progress, Refusal>,
+        progress: Result<CreateProgress, Refusal>,
         pending: PendingRequest,
         may_defer: bool,
     ) {
         let (client, id) = (pending.client, pending.request.id);
         let user = store.sessions.user_or_server(client);
         let refusal = match progress {
-            Ok(Progress::Done) => return,
-            Ok(Progress::NeedsAllocation(allocation)) => {
+            Ok(CreateProgress::Done) => return,
+            Ok(CreateProgress::NeedsAllocation(allocation)) => {
                 return self.pending.wait_for_allocation(allocation, pending);
             }
-            Ok(Progress::NeedsArena { place, len }) => match self.allocate_arena(store, place, len) {
+            Ok(CreateProgress::NeedsArena { place, len }) => match self.allocate_arena(store, place, len) {
                 Ok(()) => return self.pending.wait_for_arena(place, user, pending),
                 Err(refusal) => refusal,
             },
             Err(refusal) => refusal,
         };
-        if may_defer && may_find_room(store, &refusal) {
+        if may_defer && may_find_space(store, &refusal) {
             return self.pending.wait_for_passes(store.retirement.passes_to_come(), user, pending);
         }
         store.answer(client, id, Err(refusal));
     }
 
-    /// Begins to allocate an arena that can hold so many bytes, unless one of its place is being allocated.
+    /// Starts to allocate an arena for at least `len` bytes, unless one of its place is being allocated.
     fn allocate_arena<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -244,16 +244,16 @@ impl Creation {
         if record.is_arena {
             self.pending.finish_arena(record.place, Err(ArenaFailure { len, reason }));
         } else if let Some(PendingRequest { client, request, .. }) = self.pending.take(allocation) {
-            let refusal = match request.ask {
-                Ask::Adopt { .. } => Refusal::CannotAdopt { len, reason },
+            let refusal = match request.kind {
+                RequestKind::Adopt { .. } => Refusal::CannotAdopt { len, reason },
                 _ => Refusal::NoMemory { len, reason },
             };
             store.answer(client, request.id, Err(refusal));
         }
     }
 
-    /// On whose behalf memory is allocated. `None` if it is not allocated but adopted, if servers died during the request, and
-    /// if its client has left.
+    /// The requester of an allocation; `None` if the memory is adopted, if servers died during the request, or if its client has
+    /// left.
     fn requester<C: Cells>(
         &self,
         store: &StoreState<C>,
@@ -264,8 +264,8 @@ impl Creation {
             return Some(Requester::Everyone);
         }
         let pending = self.pending.waits_for(allocation)?;
-        let is_allocated =
-            !matches!(pending.request.ask, Ask::Adopt { .. }) && pending.request.check_deaths().is_ok();
+        let is_allocated = !matches!(pending.request.kind, RequestKind::Adopt { .. })
+            && pending.request.check_server_deaths().is_ok();
         is_allocated.then(|| store.sessions.requester(pending.client))
     }
 
@@ -279,15 +279,15 @@ impl Creation {
         self.resume_small(store, server_memory);
     }
 
-    /// Tries requests again that found no room before the pins of deleted objects were searched for.
+    /// Resumes requests that found no space before the pins of deleted objects were scanned.
     fn resume_deferred<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
         server_memory: &mut impl ServerMemory,
     ) {
-        for _ in 0..MOST_RESUMED {
-            let Some(pending) = self.pending.pop_scanned(store.retirement.passes()) else { return };
-            // `None` if its client has left.
+        for _ in 0..MAX_RESUMED {
+            let Some(pending) = self.pending.pop_due(store.retirement.passes()) else { return };
+            // `None` if the client has left.
             if let Some(pending) = pending {
                 let progress =
                     begin(store, pending.client, &pending.request, &pending.payload, server_memory);
@@ -296,23 +296,23 @@ impl Creation {
         }
     }
 
-    /// Creates small objects for which there is room now, or refuses them if their arena could not be allocated.
+    /// Creates waiting small objects for which there is space, or refuses them if their arena could not be allocated.
     fn resume_small<C: Cells>(&mut self, store: &mut StoreState<C>, server_memory: &mut impl ServerMemory) {
         for place in self.pending.ready_places() {
             let mut copied = 0;
-            for _ in 0..MOST_RESUMED {
+            for _ in 0..MAX_RESUMED {
                 let Some((user, pending)) = self.pending.pop(place) else { break };
-                // `None` if its client has left.
+                // `None` if the client has left.
                 if let Some(pending) = pending {
                     copied += pending.payload.len();
                     self.resume_one(store, (place, user), pending, server_memory);
                 }
-                if copied >= MOST_COPIED {
+                if copied >= MAX_COPIED {
                     break;
                 }
             }
             // The clients that waited for the arena may have left meanwhile.
-            if let Some(arena) = self.pending.settle(place) {
+            if let Some(arena) = self.pending.finish_round(place) {
                 store.memory.release_if_idle(arena, store.objects.index(), &mut store.outputs);
             }
         }
@@ -330,22 +330,22 @@ impl Creation {
             return store.answer(client, id, Err(Refusal::NoMemory { len, reason }));
         }
         let outcome = match begin(store, client, &pending.request, &pending.payload, server_memory) {
-            Ok(Progress::Done) => return,
-            Ok(Progress::NeedsAllocation(_)) => {
+            Ok(CreateProgress::Done) => return,
+            Ok(CreateProgress::NeedsAllocation(_)) => {
                 unreachable!("a small object has no allocation of its own")
             }
-            Ok(Progress::NeedsArena { place, len }) => self.allocate_arena(store, place, len),
+            Ok(CreateProgress::NeedsArena { place, len }) => self.allocate_arena(store, place, len),
             Err(refusal) => Err(refusal),
         };
         match outcome {
-            Ok(()) => self.pending.put_back(place, user, pending),
+            Ok(()) => self.pending.requeue(place, user, pending),
             Err(refusal) => self.wait_for_memory(store, Err(refusal), pending, true),
         }
     }
 }
 
-/// Whether a request that was refused may find room when the pins of deleted objects were searched for.
-fn may_find_room<C: Cells>(store: &StoreState<C>, refusal: &Refusal) -> bool {
+/// Whether a refused request may find space after the pins of deleted objects are scanned.
+fn may_find_space<C: Cells>(store: &StoreState<C>, refusal: &Refusal) -> bool {
     let is_full = matches!(refusal, Refusal::OverQuota { .. } | Refusal::IndexFull { .. });
     is_full && store.retirement.is_active()
 }

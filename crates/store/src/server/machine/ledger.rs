@@ -1,8 +1,8 @@
-//! Accounts for memory: which allocations there are, which regions of them are in use, and how much of the quota is left.
+//! Memory accounting: the allocations, the regions of them that are in use, and the usage of the quota.
 //!
-//! No operation reads more than one allocation, except [`Ledger::allocations`]: the arena for a small object is looked
-//! up in the [`Arenas`] of its place, which every change of an arena updates. So the cost is O(log n), however many other
-//! allocations and objects there are.
+//! No operation except [`Ledger::allocations`] reads more than one allocation: the arena for a small object is looked up in the
+//! [`Arenas`] of its place, which are updated with every change. So the cost is O(log n), independent of other allocations and
+//! objects.
 
 use std::collections::BTreeMap;
 
@@ -15,78 +15,78 @@ use crate::id::AllocationId;
 use crate::index::{AllocationRecord, Region};
 use crate::protocol::{Refusal, Usage};
 
-/// Regions of an arena begin at a multiple of this, and take up whole multiples of it.
+/// The alignment of regions in an arena; their lengths are multiples of it.
 const ALIGN: usize = 256;
 
-/// The host. Other places are devices.
+/// The place of host memory. Other places are devices.
 pub(crate) const HOST: u32 = 0;
 
-/// The limits and sizes with which a kind of memory is allocated.
+/// The quota and the sizes of allocations for one kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Terms {
-    /// How many bytes may be in use.
+pub(crate) struct AllocationPolicy {
+    /// The quota: the maximum number of bytes in use.
     pub(crate) quota: u64,
-    /// Allocations are multiples of this.
+    /// The lengths of all allocations are multiples of this.
     pub(crate) granule: u64,
-    /// Allocations for one object are multiples of this where the quota allows it: large pages are so much faster to allocate
-    /// and to map that it is worth the unused rest of the last one.
+    /// Allocations for one object are multiples of this if the quota allows it: large pages are allocated and mapped much faster,
+    /// which is worth the unused rest of the last page.
     pub(crate) page: u64,
-    /// Anything shorter shares an arena.
+    /// Objects shorter than this share an arena.
     pub(crate) small: u64,
-    /// How long an arena is.
+    /// The length of an arena.
     pub(crate) arena: u64,
 }
 
-/// How much of one kind of memory is in use.
+/// The usage of one kind of memory.
 #[derive(Debug)]
-struct Kind {
-    terms: Terms,
+struct KindUsage {
+    policy: AllocationPolicy,
     used: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct AllocationEntry {
     record: AllocationRecord,
-    /// How many objects each region has, by its offset.
+    /// The number of objects of each region, by its offset.
     regions: BTreeMap<u64, usize>,
-    /// Which parts of an arena are free.
+    /// The free ranges of an arena.
     arena: Option<Suballocator>,
-    /// Whether it can be used: its memory is allocated, and listed in the index.
+    /// Whether the memory is allocated and listed in the index.
     is_ready: bool,
 }
 
-/// All memory of a store.
+/// The account of all memory of a store.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    host: Kind,
-    device: Kind,
+    host: KindUsage,
+    device: KindUsage,
     devices: u32,
-    entries: BTreeMap<AllocationId, Entry>,
-    /// The arenas that are ready, by their place.
+    entries: BTreeMap<AllocationId, AllocationEntry>,
+    /// The arenas that are ready, by place.
     arenas: BTreeMap<u32, Arenas>,
     align: Granule,
     slots: Slots,
 }
 
 impl Ledger {
-    pub(super) fn new(host: Terms, device: Terms, devices: u32, slots: Slots) -> Self {
-        let kind = |terms| Kind { terms, used: 0 };
+    pub(super) fn new(host: AllocationPolicy, device: AllocationPolicy, devices: u32, slots: Slots) -> Self {
+        let kind = |policy| KindUsage { policy, used: 0 };
         let align = Granule::new(ALIGN).expect("the alignment is a power of two");
         let (entries, arenas) = (BTreeMap::new(), BTreeMap::new());
         Self { host: kind(host), device: kind(device), devices, entries, arenas, align, slots }
     }
 
-    pub(super) fn terms(&self, place: u32) -> Terms {
-        if place == HOST { self.host.terms } else { self.device.terms }
+    pub(super) fn policy(&self, place: u32) -> AllocationPolicy {
+        if place == HOST { self.host.policy } else { self.device.policy }
     }
 
-    fn kind(&mut self, place: u32) -> &mut Kind {
+    fn kind(&mut self, place: u32) -> &mut KindUsage {
         if place == HOST { &mut self.host } else { &mut self.device }
     }
 
-    /// How much host memory and how much device memory is in use.
+    /// The usage of host memory and of device memory.
     pub(super) fn usage(&self) -> (Usage, Usage) {
-        let usage = |kind: &Kind| Usage { used: kind.used, quota: kind.terms.quota };
+        let usage = |kind: &KindUsage| Usage { used: kind.used, quota: kind.policy.quota };
         (usage(&self.host), usage(&self.device))
     }
 
@@ -94,30 +94,32 @@ impl Ledger {
         if place <= self.devices { Ok(()) } else { Err(Refusal::NoSuchDevice { device: place - 1 }) }
     }
 
-    /// Enters an allocation for `len` bytes: for one object alone, or an arena. It cannot be used before [`Ledger::ready`].
+    /// Enters an allocation for `len` bytes: for one object, or an arena. It cannot be used before [`Ledger::ready`].
     pub(super) fn open(&mut self, place: u32, len: u64, is_arena: bool) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
-        let Terms { quota, granule, page, arena, .. } = kind.terms;
+        let AllocationPolicy { quota, granule, page, arena, .. } = kind.policy;
         let used = kind.used;
         let refused = Refusal::OverQuota { wanted: len, used, quota };
         let left = quota.saturating_sub(used);
         let rounded = |step: u64| len.max(1).checked_next_multiple_of(step).filter(|len| *len <= left);
-        let Some(least) = rounded(granule) else { return Err(refused) };
-        // The last arena is what the quota leaves, and so are the last pages.
+        let Some(min_len) = rounded(granule) else { return Err(refused) };
+        // The last arena, and the last allocation for an object, may be shorter: as long as the quota allows.
         let len = match is_arena {
-            true => least.max(arena.min(left / granule * granule)),
-            false => rounded(page).unwrap_or(least),
+            true => min_len.max(arena.min(left / granule * granule)),
+            false => rounded(page).unwrap_or(min_len),
         };
         self.take(AllocationRecord { len, place, is_arena })
     }
 
-    /// Enters an allocation for memory that exists, at its own length.
+    /// Enters an allocation for existing memory of exactly this length.
     pub(super) fn open_exact(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
-        if len == 0 || !len.is_multiple_of(kind.terms.granule) {
-            return Err(Refusal::malformed("memory is whole granules, and not empty"));
+        if len == 0 || !len.is_multiple_of(kind.policy.granule) {
+            return Err(Refusal::malformed(
+                "the length of memory must be a positive multiple of the granule",
+            ));
         }
-        if len > kind.terms.quota.saturating_sub(kind.used) {
+        if len > kind.policy.quota.saturating_sub(kind.used) {
             return Err(self.over_quota(place, len));
         }
         self.take(AllocationRecord { len, place, is_arena: false })
@@ -125,58 +127,58 @@ impl Ledger {
 
     fn take(&mut self, record: AllocationRecord) -> Result<AllocationId, Refusal> {
         let full = Refusal::IndexFull { slots: self.slots.count() };
-        let (slot, generation) = self.slots.take().ok_or(full)?;
+        let (slot, generation) = self.slots.allocate().ok_or(full)?;
         self.kind(record.place).used += record.len;
         let id = AllocationId::new(slot, generation);
         self.enter(id, record);
         Ok(id)
     }
 
-    /// Whether an object of this length fits the quota if there is no other.
-    pub(super) fn could_hold(&self, place: u32, len: u64) -> bool {
-        self.least(place, len).is_some_and(|len| len <= self.terms(place).quota)
+    /// Whether an object of this length fits the quota if there are no others.
+    pub(super) fn fits_quota(&self, place: u32, len: u64) -> bool {
+        self.min_len(place, len).is_some_and(|len| len <= self.policy(place).quota)
     }
 
-    /// The refusal of an object of this length because the quota is full.
+    /// The refusal of an object of this length because of the quota.
     pub(super) fn over_quota(&self, place: u32, len: u64) -> Refusal {
         let kind = if place == HOST { &self.host } else { &self.device };
-        Refusal::OverQuota { wanted: len, used: kind.used, quota: kind.terms.quota }
+        Refusal::OverQuota { wanted: len, used: kind.used, quota: kind.policy.quota }
     }
 
-    /// How much of the quota an object of this length would need, if there is room for it besides what was promised: zero if
-    /// it fits an arena that exists.
-    pub(super) fn room_for(&self, place: u32, len: u64, promised: u64) -> Option<u64> {
-        if len < self.terms(place).small && self.find_arena(place, len).is_some() {
+    /// The bytes of the quota that an object of this length would need, if it fits besides the `promised` bytes; zero if it fits
+    /// an existing arena.
+    pub(super) fn space_for(&self, place: u32, len: u64, promised: u64) -> Option<u64> {
+        if len < self.policy(place).small && self.find_arena(place, len).is_some() {
             return Some(0);
         }
         let kind = if place == HOST { &self.host } else { &self.device };
-        let left = kind.terms.quota.saturating_sub(kind.used).saturating_sub(promised);
-        self.least(place, len).filter(|needed| *needed <= left)
+        let left = kind.policy.quota.saturating_sub(kind.used).saturating_sub(promised);
+        self.min_len(place, len).filter(|needed| *needed <= left)
     }
 
-    /// The length of an allocation for so many bytes, if the quota has room for whole pages.
+    /// The length of an allocation for `len` bytes in whole pages.
     pub(super) fn rounded(&self, place: u32, len: u64) -> Option<u64> {
-        len.max(1).checked_next_multiple_of(self.terms(place).page)
+        len.max(1).checked_next_multiple_of(self.policy(place).page)
     }
 
-    /// The shortest allocation that holds so many bytes.
-    fn least(&self, place: u32, len: u64) -> Option<u64> {
-        len.max(1).checked_next_multiple_of(self.terms(place).granule)
+    /// The minimum length of an allocation for `len` bytes.
+    fn min_len(&self, place: u32, len: u64) -> Option<u64> {
+        len.max(1).checked_next_multiple_of(self.policy(place).granule)
     }
 
     /// Whether the index has a slot for another allocation.
     pub(super) fn has_slots(&self) -> bool {
-        self.slots.left() > 0
+        self.slots.free_count() > 0
     }
 
-    /// An id for memory that is preallocated. It does not count as used.
+    /// Reserves an id for preallocated memory, which does not count as used.
     pub(super) fn reserve_id(&mut self) -> Option<AllocationId> {
-        self.slots.take().map(|(slot, generation)| AllocationId::new(slot, generation))
+        self.slots.allocate().map(|(slot, generation)| AllocationId::new(slot, generation))
     }
 
-    /// Returns the id of preallocated memory that is released.
+    /// Frees the id of preallocated memory that is released.
     pub(super) fn return_id(&mut self, id: AllocationId) {
-        self.slots.give_back(id.slot(), id.generation() + 1);
+        self.slots.free(id.slot(), id.generation() + 1);
     }
 
     /// Enters preallocated memory that a request has taken. From now on it counts as used.
@@ -187,19 +189,19 @@ impl Ledger {
 
     fn enter(&mut self, id: AllocationId, record: AllocationRecord) {
         let arena = record.is_arena.then(|| Suballocator::with_granule(to_usize(record.len), self.align));
-        self.entries.insert(id, Entry { record, regions: BTreeMap::new(), arena, is_ready: false });
+        self.entries.insert(id, AllocationEntry { record, regions: BTreeMap::new(), arena, is_ready: false });
     }
 
-    /// An allocation found in the index after a restart.
+    /// Adds an allocation of the index after a restart.
     pub(super) fn recover(&mut self, id: AllocationId, record: AllocationRecord) {
         self.kind(record.place).used += record.len;
         self.enter(id, record);
         self.ready(id);
     }
 
-    /// A slot found free in the index after a restart.
+    /// Adds a free slot of the index after a restart.
     pub(super) fn recover_slot(&mut self, slot: usize, generation: u64) {
-        self.slots.give_back(slot, generation);
+        self.slots.free(slot, generation);
     }
 
     pub(super) fn record(&self, id: AllocationId) -> Option<AllocationRecord> {
@@ -213,7 +215,7 @@ impl Ledger {
         self.index_arena(id);
     }
 
-    /// Brings the index of arenas up to date with an allocation. To be called after each change of an arena.
+    /// Updates the table of arenas. Must be called after each change of an arena.
     fn index_arena(&mut self, id: AllocationId) {
         let Some(entry) = self.entries.get(&id) else { return };
         if let (Some(arena), true) = (&entry.arena, entry.is_ready) {
@@ -223,31 +225,30 @@ impl Ledger {
         }
     }
 
-    /// The first arena that has room for a region, by its slot.
+    /// The first arena, by slot, with space for a region.
     fn find_arena(&self, place: u32, len: u64) -> Option<AllocationId> {
         let wanted = self.align.round_up(to_usize(len.max(1)))?;
         self.arenas.get(&place)?.first_with(wanted)
     }
 
-    /// A free region of an arena, if one has room.
+    /// Allocates a region of an arena; `None` if no arena has space.
     pub(super) fn carve(&mut self, place: u32, len: u64) -> Option<Region> {
         let allocation = self.find_arena(place, len)?;
         let arena = self.entries.get_mut(&allocation).and_then(|entry| entry.arena.as_mut())?;
         let offset = arena.allocate(to_usize(len.max(1)), ALIGN);
-        let offset = offset.expect("an arena is found only if it has room") as u64;
+        let offset = offset.expect("an arena is found only if it has space") as u64;
         self.index_arena(allocation);
         Some(Region { allocation, offset, len: len.max(1) })
     }
 
-    /// The region that is all of an allocation.
+    /// The region that covers a whole allocation.
     pub(super) fn whole(&self, allocation: AllocationId) -> Option<Region> {
         let len = self.record(allocation)?.len;
         Some(Region { allocation, offset: 0, len })
     }
 
-    /// One more object lies in a region. Returns `false` for a region that was found after a restart and overlaps another
-    /// one, or lies outside its allocation.
-    pub(super) fn hold(&mut self, region: Region, is_recovered: bool) -> bool {
+    /// Adds an object to a region. After a restart, returns `false` if the region overlaps another one or exceeds its allocation.
+    pub(super) fn add_object(&mut self, region: Region, is_recovered: bool) -> bool {
         let Some(entry) = self.entries.get_mut(&region.allocation) else { return false };
         if let Some(objects) = entry.regions.get_mut(&region.offset) {
             *objects += 1;
@@ -267,8 +268,8 @@ impl Ledger {
         fits
     }
 
-    /// One object less lies in a region. Returns the allocation if it is of no more use.
-    pub(super) fn let_go(&mut self, region: Region) -> Option<AllocationId> {
+    /// Removes an object from a region. Returns the allocation if it can be released.
+    pub(super) fn remove_object(&mut self, region: Region) -> Option<AllocationId> {
         let entry = self.entries.get_mut(&region.allocation)?;
         let objects = entry.regions.get_mut(&region.offset)?;
         *objects -= 1;
@@ -276,12 +277,12 @@ impl Ledger {
             return None;
         }
         entry.regions.remove(&region.offset);
-        self.give_up(region);
+        self.free_region(region);
         self.is_idle(region.allocation).then_some(region.allocation)
     }
 
-    /// Frees a region that was carved.
-    pub(super) fn give_up(&mut self, region: Region) {
+    /// Frees a region of an arena.
+    pub(super) fn free_region(&mut self, region: Region) {
         let arena = self.entries.get_mut(&region.allocation).and_then(|entry| entry.arena.as_mut());
         if let Some(arena) = arena {
             arena.free(to_usize(region.offset)).expect("the region was carved from this arena");
@@ -289,26 +290,26 @@ impl Ledger {
         self.index_arena(region.allocation);
     }
 
-    /// Whether an allocation is of no more use: nothing is in it, and it is not the only empty arena of its place.
+    /// Whether an allocation can be released: it is empty, and is not the only empty arena of its place.
     pub(super) fn is_idle(&self, id: AllocationId) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
         let empty_arenas = || self.arenas.get(&entry.record.place).map_or(0, Arenas::empty_count);
-        // An arena that is empty is one of those that are counted.
+        // An empty arena is included in the count.
         entry.is_ready && entry.regions.is_empty() && (!entry.record.is_arena || empty_arenas() > 1)
     }
 
-    /// Removes an allocation.
+    /// Removes an allocation from the ledger.
     pub(super) fn close(&mut self, id: AllocationId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.kind(entry.record.place).used -= entry.record.len;
             if let (true, Some(arenas)) = (entry.record.is_arena, self.arenas.get_mut(&entry.record.place)) {
                 arenas.remove(id);
             }
-            self.slots.give_back(id.slot(), id.generation() + 1);
+            self.slots.free(id.slot(), id.generation() + 1);
         }
     }
 
-    /// All allocations, ready or not.
+    /// Iterates over all allocations, ready or not.
     pub(super) fn allocations(&self) -> impl Iterator<Item = AllocationId> {
         self.entries.keys().copied()
     }
@@ -320,72 +321,74 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms =
-        Terms { quota: 100 << 10, granule: 4 << 10, page: 4 << 10, small: 8 << 10, arena: 32 << 10 };
+    const POLICY: AllocationPolicy = AllocationPolicy {
+        quota: 100 << 10,
+        granule: 4 << 10,
+        page: 4 << 10,
+        small: 8 << 10,
+        arena: 32 << 10,
+    };
 
     fn ledger() -> Ledger {
-        Ledger::new(TERMS, TERMS, 1, Slots::used_up_to(8, 0))
+        Ledger::new(POLICY, POLICY, 1, Slots::used_up_to(8, 0))
     }
 
     #[test]
-    fn memory_is_taken_in_granules_until_the_quota_is_full() {
+    fn allocations_are_whole_granules_within_the_quota() {
         let mut ledger = ledger();
         let first = ledger.open(HOST, 90_000, false).unwrap();
         assert_eq!(ledger.usage().0.used, 88 << 10);
         let refused = ledger.open(HOST, 13 << 10, false).unwrap_err();
         assert_eq!(refused, Refusal::OverQuota { wanted: 13 << 10, used: 88 << 10, quota: 100 << 10 });
-        ledger.open(1, 90_000, false).expect("a device has a quota of its own");
+        ledger.open(1, 90_000, false).expect("device memory has a separate quota");
         assert_eq!(ledger.check_place(2), Err(Refusal::NoSuchDevice { device: 1 }));
         ledger.close(first);
         assert_eq!(ledger.usage().0.used, 0);
-        let again = ledger.open(HOST, u64::MAX, false).unwrap_err();
-        assert_eq!(again, Refusal::OverQuota { wanted: u64::MAX, used: 0, quota: 100 << 10 });
+        let refused = ledger.open(HOST, u64::MAX, false).unwrap_err();
+        assert_eq!(refused, Refusal::OverQuota { wanted: u64::MAX, used: 0, quota: 100 << 10 });
     }
 
     #[test]
-    fn an_index_without_room_for_memory_is_not_taken_for_a_full_quota() {
-        let mut ledger = Ledger::new(TERMS, TERMS, 0, Slots::used_up_to(2, 0));
+    fn a_full_index_is_not_reported_as_a_full_quota() {
+        let mut ledger = Ledger::new(POLICY, POLICY, 0, Slots::used_up_to(2, 0));
         let mut open = || ledger.open(HOST, 1, false).map(drop);
         assert_eq!([open(), open()], [Ok(()), Ok(())]);
-        assert_eq!(
-            open(),
-            Err(Refusal::IndexFull { slots: 2 }),
-            "waiting for room would be told that there is some"
-        );
+        assert_eq!(open(), Err(Refusal::IndexFull { slots: 2 }), "a wait for space would succeed at once");
         assert_eq!(ledger.usage().0.used, 8 << 10);
     }
 
     #[test]
-    fn memory_of_one_object_is_whole_pages_until_the_quota_has_no_room_for_them() {
-        let mut ledger = Ledger::new(Terms { page: 32 << 10, ..TERMS }, TERMS, 0, Slots::used_up_to(8, 0));
+    fn allocations_for_one_object_are_whole_pages_while_the_quota_allows() {
+        let mut ledger =
+            Ledger::new(AllocationPolicy { page: 32 << 10, ..POLICY }, POLICY, 0, Slots::used_up_to(8, 0));
         let mut open = |len| ledger.open(HOST, len, false).map(|id| ledger.record(id).unwrap().len);
         assert_eq!([open(9 << 10), open(40 << 10)], [Ok(32 << 10), Ok(64 << 10)]);
-        assert_eq!(open(4 << 10), Ok(4 << 10), "all that is left");
+        assert_eq!(open(4 << 10), Ok(4 << 10), "all of the remaining quota");
         assert!(open(1).is_err());
     }
 
     #[test]
-    fn the_last_arena_is_what_the_quota_leaves() {
+    fn the_last_arena_has_the_length_of_the_remaining_quota() {
         let mut ledger = ledger();
         let lens = (0..4).map(|_| ledger.open(HOST, 5000, true).map(|id| ledger.record(id).unwrap().len));
         let lens: Vec<_> = lens.collect();
         assert_eq!(lens[..3], [Ok(32 << 10), Ok(32 << 10), Ok(32 << 10)]);
-        assert!(lens[3].is_err(), "4 KiB are left, and 8 are needed");
+        assert!(lens[3].is_err(), "4 KiB are left, 8 KiB are needed");
         assert_eq!(ledger.open(HOST, 4000, true).map(|id| ledger.record(id).unwrap().len), Ok(4 << 10));
     }
 
     #[test]
-    fn a_region_is_free_again_when_its_last_object_has_gone() {
+    fn a_region_is_freed_with_its_last_object() {
         let mut ledger = ledger();
         let arena = ledger.open(HOST, 1, true).unwrap();
-        assert_eq!(ledger.carve(HOST, 100), None, "it is not there yet");
+        assert_eq!(ledger.carve(HOST, 100), None, "the arena is not ready");
         ledger.ready(arena);
         let region = ledger.carve(HOST, 100).unwrap();
-        assert!(ledger.hold(region, false) && ledger.hold(region, false));
-        assert_eq!((ledger.let_go(region), ledger.let_go(region)), (None, None));
+        assert!(ledger.add_object(region, false) && ledger.add_object(region, false));
+        assert_eq!((ledger.remove_object(region), ledger.remove_object(region)), (None, None));
         assert_eq!(ledger.carve(HOST, 100), Some(region));
-        ledger.give_up(region);
-        // One empty arena is kept, and no second.
+        ledger.free_region(region);
+        // One empty arena is retained; a second one is released.
         let second = ledger.open(HOST, 1, true).unwrap();
         ledger.ready(second);
         assert!(ledger.is_idle(arena));
@@ -394,41 +397,41 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_of_its_own_goes_with_its_last_object() {
+    fn an_allocation_for_one_object_is_released_with_its_last_object() {
         let mut ledger = ledger();
         let id = ledger.open(HOST, 9000, false).unwrap();
         ledger.ready(id);
         let whole = ledger.whole(id).unwrap();
         assert_eq!(whole.len, 12 << 10);
-        assert!(ledger.hold(whole, false));
-        assert_eq!(ledger.let_go(whole), Some(id));
+        assert!(ledger.add_object(whole, false));
+        assert_eq!(ledger.remove_object(whole), Some(id));
     }
 
     #[test]
-    fn regions_that_are_found_after_a_restart_must_lie_inside_and_apart() {
+    fn recovered_regions_must_be_within_their_allocation_and_disjoint() {
         let mut ledger = ledger();
         let id = AllocationId::new(0, 0);
         ledger.recover(id, AllocationRecord { len: 32 << 10, place: HOST, is_arena: true });
         let region = |offset, len| Region { allocation: id, offset, len };
-        assert!(ledger.hold(region(0, 300), true));
-        assert!(ledger.hold(region(0, 300), true), "another object of the same region");
-        assert!(!ledger.hold(region(256, 300), true));
-        assert!(!ledger.hold(region(32 << 10, 1), true));
-        assert!(!ledger.hold(Region { allocation: AllocationId::new(1, 0), ..region(0, 1) }, true));
+        assert!(ledger.add_object(region(0, 300), true));
+        assert!(ledger.add_object(region(0, 300), true), "another object of the same region");
+        assert!(!ledger.add_object(region(256, 300), true));
+        assert!(!ledger.add_object(region(32 << 10, 1), true));
+        assert!(!ledger.add_object(Region { allocation: AllocationId::new(1, 0), ..region(0, 1) }, true));
         assert_eq!(ledger.carve(HOST, 300).unwrap().offset, 512);
         assert_eq!(ledger.usage().0.used, 32 << 10);
     }
 
-    /// A ledger with this many allocations of one large object each, as many full arenas behind them, and one arena with
-    /// room.
+    /// A ledger with `others` allocations for one large object each, as many full arenas behind them, and one arena with space.
     fn crowded(others: usize) -> Ledger {
         let quota = 1 << 40;
-        let mut ledger = Ledger::new(Terms { quota, ..TERMS }, TERMS, 1, Slots::used_up_to(4096, 0));
+        let mut ledger =
+            Ledger::new(AllocationPolicy { quota, ..POLICY }, POLICY, 1, Slots::used_up_to(4096, 0));
         for is_arena in [false, true].into_iter().cycle().take(2 * others) {
             let id = ledger.open(HOST, 1, is_arena).unwrap();
             ledger.ready(id);
-            let region = if is_arena { ledger.carve(HOST, TERMS.arena) } else { ledger.whole(id) };
-            assert!(ledger.hold(region.unwrap(), false));
+            let region = if is_arena { ledger.carve(HOST, POLICY.arena) } else { ledger.whole(id) };
+            assert!(ledger.add_object(region.unwrap(), false));
         }
         let id = ledger.open(HOST, 1, true).unwrap();
         ledger.ready(id);
@@ -436,21 +439,21 @@ mod tests {
     }
 
     #[test]
-    fn the_work_of_a_small_object_does_not_grow_with_other_allocations() {
+    fn the_cost_of_a_small_object_is_independent_of_other_allocations() {
         let work = [10, 1000].map(|others| {
             let mut ledger = crowded(others);
             ledger.arenas[&HOST].visited.set(0);
             let region = ledger.carve(HOST, 100).unwrap();
-            assert!(ledger.hold(region, false));
-            assert_eq!(ledger.room_for(HOST, 100, 0), Some(0));
-            assert_eq!(ledger.let_go(region), None, "the only empty arena is kept");
+            assert!(ledger.add_object(region, false));
+            assert_eq!(ledger.space_for(HOST, 100, 0), Some(0));
+            assert_eq!(ledger.remove_object(region), None, "the only empty arena is retained");
             ledger.arenas[&HOST].visited.get()
         });
-        // Two lookups and three updates, each of the twelve levels of a tree of 4,096 slots at most.
+        // Two lookups and three updates, each of at most the twelve levels of a tree over 4,096 slots.
         assert!(work.iter().all(|levels| *levels <= 5 * 12), "{work:?}");
     }
 
-    /// What `carve` is to return, by trying all arenas in the order of their slots.
+    /// A naive reference of `carve`: tries all arenas in the order of their slots.
     fn carve_naively(ledger: &Ledger, place: u32, len: u64) -> Option<Region> {
         let mut arenas: Vec<_> = ledger.entries.iter().filter(|(_, entry)| entry.is_ready).collect();
         arenas.retain(|(_, entry)| entry.record.place == place);
@@ -461,11 +464,11 @@ mod tests {
         })
     }
 
-    /// What `is_idle` is to return, by looking at all allocations.
+    /// A naive reference of `is_idle`: checks all allocations.
     fn is_idle_naively(ledger: &Ledger, id: AllocationId) -> bool {
         let entry = &ledger.entries[&id];
-        let is_empty = |entry: &Entry| entry.is_ready && entry.regions.is_empty();
-        let is_spare = |(other, spare): (&AllocationId, &Entry)| {
+        let is_empty = |entry: &AllocationEntry| entry.is_ready && entry.regions.is_empty();
+        let is_spare = |(other, spare): (&AllocationId, &AllocationEntry)| {
             let is_arena_here = spare.record.is_arena && spare.record.place == entry.record.place;
             *other != id && is_arena_here && is_empty(spare)
         };
@@ -473,7 +476,7 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum LedgerOp {
         Open { place: u32, is_arena: bool },
         Ready(prop::sample::Index),
         Carve { place: u32, len: u64, is_held: bool },
@@ -481,63 +484,63 @@ mod tests {
         Recover { place: u32, is_arena: bool, offset: u64, len: u64 },
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = LedgerOp> {
         let place = || HOST..=1;
         prop_oneof![
-            2 => (place(), any::<bool>()).prop_map(|(place, is_arena)| Step::Open { place, is_arena }),
-            2 => any::<prop::sample::Index>().prop_map(Step::Ready),
+            2 => (place(), any::<bool>()).prop_map(|(place, is_arena)| LedgerOp::Open { place, is_arena }),
+            2 => any::<prop::sample::Index>().prop_map(LedgerOp::Ready),
             8 => (place(), 0..(33_u64 << 10), any::<bool>())
-                .prop_map(|(place, len, is_held)| Step::Carve { place, len, is_held }),
-            6 => any::<prop::sample::Index>().prop_map(Step::LetGo),
+                .prop_map(|(place, len, is_held)| LedgerOp::Carve { place, len, is_held }),
+            6 => any::<prop::sample::Index>().prop_map(LedgerOp::LetGo),
             1 => (place(), any::<bool>(), 0..(40_u64 << 10), 1..(20_u64 << 10))
-                .prop_map(|(place, is_arena, offset, len)| Step::Recover { place, is_arena, offset, len }),
+                .prop_map(|(place, is_arena, offset, len)| LedgerOp::Recover { place, is_arena, offset, len }),
         ]
     }
 
     proptest! {
         #[test]
-        fn arenas_are_found_and_closed_as_by_a_walk_over_all_allocations(
+        fn arena_lookups_agree_with_a_scan_of_all_allocations(
             steps in prop::collection::vec(step(), 0..120)
         ) {
             let quota = 1 << 40;
-            let terms = Terms { quota, ..TERMS };
-            let mut ledger = Ledger::new(terms, terms, 1, Slots::used_up_to(8, 0));
+            let policy = AllocationPolicy { quota, ..POLICY };
+            let mut ledger = Ledger::new(policy, policy, 1, Slots::used_up_to(8, 0));
             let mut held = Vec::new();
             for step in steps {
                 match step {
-                    Step::Open { place, is_arena } => drop(ledger.open(place, 1, is_arena)),
-                    Step::Ready(index) if !ledger.entries.is_empty() => {
+                    LedgerOp::Open { place, is_arena } => drop(ledger.open(place, 1, is_arena)),
+                    LedgerOp::Ready(index) if !ledger.entries.is_empty() => {
                         let ids: Vec<_> = ledger.allocations().collect();
                         ledger.ready(*index.get(&ids));
                     }
-                    Step::Carve { place, len, is_held } => {
+                    LedgerOp::Carve { place, len, is_held } => {
                         let expected = carve_naively(&ledger, place, len);
                         prop_assert_eq!(ledger.find_arena(place, len), expected.map(|region| region.allocation));
                         let carved = ledger.carve(place, len);
                         prop_assert_eq!(carved, expected);
                         match carved {
                             Some(region) if is_held => {
-                                prop_assert!(ledger.hold(region, false));
+                                prop_assert!(ledger.add_object(region, false));
                                 held.push(region);
                             }
-                            Some(region) => ledger.give_up(region),
+                            Some(region) => ledger.free_region(region),
                             None => {}
                         }
                     }
-                    Step::LetGo(index) if !held.is_empty() => {
-                        if let Some(idle) = ledger.let_go(held.swap_remove(index.index(held.len()))) {
+                    LedgerOp::LetGo(index) if !held.is_empty() => {
+                        if let Some(idle) = ledger.remove_object(held.swap_remove(index.index(held.len()))) {
                             ledger.close(idle);
                         }
                     }
-                    Step::Recover { place, is_arena, offset, len } => {
+                    LedgerOp::Recover { place, is_arena, offset, len } => {
                         let Some(id) = ledger.reserve_id() else { continue };
                         ledger.recover(id, AllocationRecord { len: 32 << 10, place, is_arena });
                         let region = Region { allocation: id, offset: offset / 256 * 256, len };
-                        if ledger.hold(region, true) {
+                        if ledger.add_object(region, true) {
                             held.push(region);
                         }
                     }
-                    Step::Ready(_) | Step::LetGo(_) => {}
+                    LedgerOp::Ready(_) | LedgerOp::LetGo(_) => {}
                 }
                 for id in ledger.allocations() {
                     prop_assert_eq!(ledger.is_idle(id), is_idle_naively(&ledger, id), "{}", id);

@@ -1,21 +1,21 @@
-//! The memory of a store as the machine accounts for it: the ledger of allocations, and what is preallocated.
+//! The memory of a store: the ledger of allocations, and preallocated memory.
 //!
-//! Guarantees: an allocation is entered in the index when its memory is ready, and removed from it before its memory is
-//! released; so the index never lists memory that the keeper does not have.
+//! An allocation is added to the index when its memory is ready, and removed from it before its memory is released. So the index
+//! never lists memory that the keeper does not hold.
 
 use std::time::Duration;
 
-use super::interface::{Output, Requester, Settings};
+use super::interface::{Output, Requester, ServerSettings};
 use super::ledger::{HOST, Ledger};
 use super::outputs::Outputs;
 use super::prealloc::Prealloc;
 use super::slots::Slots;
 use crate::cells::Cells;
-use crate::id::{AllocationId, State};
-use crate::index::{AllocationRecord, Index, Region};
+use crate::id::{AllocationId, SlotState};
+use crate::index::{AllocationRecord, ObjectIndex, Region};
 use crate::protocol::Refusal;
 
-/// All memory of a store.
+/// The memory of a store: its ledger, and preallocated memory.
 #[derive(Debug)]
 pub(super) struct MemoryPool {
     ledger: Ledger,
@@ -23,25 +23,25 @@ pub(super) struct MemoryPool {
 }
 
 impl MemoryPool {
-    /// The memory of an index. What an index that was used before lists is added by [`Self::recover`].
-    pub(super) fn new<C: Cells>(settings: &Settings, index: &Index<C>) -> Self {
+    /// The memory of an index. Allocations of an existing index are added by [`Self::recover`].
+    pub(super) fn new<C: Cells>(settings: &ServerSettings, index: &ObjectIndex<C>) -> Self {
         let slots = Slots::used_up_to(index.geometry().allocations, used_slots(index));
         let devices = u32::try_from(settings.devices.len()).expect("a machine has fewer than 2^32 devices");
         let ledger = Ledger::new(settings.host, settings.device, devices, slots);
-        Self { ledger, prealloc: Prealloc::new(settings.ahead) }
+        Self { ledger, prealloc: Prealloc::new(settings.prealloc_limit) }
     }
 
-    /// The ledger, for queries.
+    /// The ledger of allocations, for queries.
     pub(super) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// When preallocated memory is to be looked at again.
+    /// The time at which preallocated memory has to be updated.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         self.prealloc.wake_at()
     }
 
-    /// Begins to allocate memory for `len` bytes: for one object alone, or an arena.
+    /// Starts to allocate memory for `len` bytes: for one object, or an arena.
     pub(super) fn allocate(
         &mut self,
         place: u32,
@@ -56,7 +56,7 @@ impl MemoryPool {
         Ok(allocation)
     }
 
-    /// Begins to allocate memory that could not be allocated before.
+    /// Starts to allocate memory again after a failure.
     pub(super) fn allocate_again(
         &self,
         allocation: AllocationId,
@@ -68,7 +68,7 @@ impl MemoryPool {
         }
     }
 
-    /// Begins to import memory that came with a request, at its whole length.
+    /// Starts to import memory that was sent with a request, at its whole length.
     pub(super) fn import(
         &mut self,
         place: u32,
@@ -82,7 +82,7 @@ impl MemoryPool {
         Ok(allocation)
     }
 
-    /// If the index has no slot left for an allocation, preallocated memory gives up those that it has.
+    /// If the index has no slot left for an allocation, releases preallocated memory and its slots.
     fn free_slots(&mut self, outputs: &mut Outputs) {
         if !self.ledger.has_slots() {
             self.prealloc.release_slots(&mut self.ledger, outputs);
@@ -100,8 +100,7 @@ impl MemoryPool {
         Some((id, is_ready))
     }
 
-    /// If this memory was being preallocated and no request waits for it, records that it is ready or failed. Returns whether
-    /// that was the case.
+    /// Records that preallocated memory is ready or has failed. Returns `false` if the allocation belongs to a request.
     pub(super) fn preallocated(
         &mut self,
         id: AllocationId,
@@ -112,33 +111,33 @@ impl MemoryPool {
         self.prealloc.allocated(id, is_ready, &mut self.ledger, now, outputs)
     }
 
-    /// Whether host memory that could not be allocated for a request may be allocated now: it was tried as preallocated memory,
-    /// of which less is available, or preallocated memory is returned to the system for it.
+    /// Whether an allocation of host memory that has failed should be tried again: it failed as a preallocation, for which less
+    /// memory is available, or preallocated memory is returned to the kernel now.
     pub(super) fn may_retry(&mut self, allocation: AllocationId, outputs: &mut Outputs) -> bool {
-        self.prealloc.no_longer_early(allocation) || self.prealloc.reclaim(&mut self.ledger, outputs)
+        self.prealloc.end_early_take(allocation) || self.prealloc.reclaim(&mut self.ledger, outputs)
     }
 
-    /// Memory is ready: from now on objects may lie in it.
-    pub(super) fn ready<C: Cells>(&mut self, allocation: AllocationId, index: &Index<C>) {
-        self.prealloc.no_longer_early(allocation);
+    /// Memory is ready: adds it to the index, and objects may be placed in it.
+    pub(super) fn ready<C: Cells>(&mut self, allocation: AllocationId, index: &ObjectIndex<C>) {
+        self.prealloc.end_early_take(allocation);
         if let Some(record) = self.ledger.record(allocation) {
             index.add_allocation(allocation, &record);
             self.ledger.ready(allocation);
         }
     }
 
-    /// Memory could not be allocated. What was allocated of it is released.
+    /// Memory could not be allocated: removes and releases it.
     pub(super) fn failed(&mut self, allocation: AllocationId, outputs: &mut Outputs) {
-        self.prealloc.no_longer_early(allocation);
+        self.prealloc.end_early_take(allocation);
         self.ledger.close(allocation);
         outputs.push(Output::Release { allocation });
     }
 
-    /// Releases memory if nothing lies in it any more, unless it is the only empty arena of its place.
+    /// Releases memory if it is empty, unless it is the only empty arena of its place.
     pub(super) fn release_if_idle<C: Cells>(
         &mut self,
         allocation: AllocationId,
-        index: &Index<C>,
+        index: &ObjectIndex<C>,
         outputs: &mut Outputs,
     ) {
         if self.ledger.is_idle(allocation) {
@@ -146,39 +145,39 @@ impl MemoryPool {
         }
     }
 
-    fn release<C: Cells>(&mut self, allocation: AllocationId, index: &Index<C>, outputs: &mut Outputs) {
+    fn release<C: Cells>(&mut self, allocation: AllocationId, index: &ObjectIndex<C>, outputs: &mut Outputs) {
         index.remove_allocation(allocation);
         self.ledger.close(allocation);
         outputs.push(Output::Release { allocation });
     }
 
-    /// A free region of an arena, if one has room.
+    /// Allocates a region of an arena; `None` if no arena has space.
     pub(super) fn carve(&mut self, place: u32, len: u64) -> Option<Region> {
         self.ledger.carve(place, len)
     }
 
-    /// Returns a region that was carved and is not used.
-    pub(super) fn return_region(&mut self, region: Region) {
-        self.ledger.give_up(region);
+    /// Frees a region that was carved and is not used.
+    pub(super) fn free_region(&mut self, region: Region) {
+        self.ledger.free_region(region);
     }
 
-    /// So many more objects lie in a region.
-    pub(super) fn hold(&mut self, region: Region, objects: usize) {
+    /// Adds objects to a region.
+    pub(super) fn add_objects(&mut self, region: Region, objects: usize) {
         for _ in 0..objects {
-            self.ledger.hold(region, false);
+            self.ledger.add_object(region, false);
         }
     }
 
-    /// One object less lies in a region. Releases its allocation if that is of no more use, and expects another object
+    /// Removes an object from a region. If its allocation is not needed any more, releases it, and prepares preallocated memory
     /// of the same length.
-    pub(super) fn let_go<C: Cells>(
+    pub(super) fn remove_object<C: Cells>(
         &mut self,
         region: Region,
-        index: &Index<C>,
+        index: &ObjectIndex<C>,
         now: Duration,
         outputs: &mut Outputs,
     ) {
-        let Some(allocation) = self.ledger.let_go(region) else { return };
+        let Some(allocation) = self.ledger.remove_object(region) else { return };
         let freed = self.ledger.record(allocation).filter(|record| !record.is_arena);
         self.release(allocation, index, outputs);
         if let Some(freed) = freed.filter(|freed| freed.place == HOST) {
@@ -186,7 +185,7 @@ impl MemoryPool {
         }
     }
 
-    /// An object that has an allocation to itself was sealed: others of its length may follow.
+    /// An object with its own allocation was sealed: prepares preallocated memory of its length.
     pub(super) fn expect_next(&mut self, allocation: AllocationId, now: Duration) {
         if let Some(record) = self.ledger.record(allocation).filter(|record| record.place == HOST) {
             self.prealloc.expect_next(record.len, now);
@@ -198,28 +197,31 @@ impl MemoryPool {
         self.prealloc.update(&mut self.ledger, now, outputs);
     }
 
-    /// Enters the allocations that an index lists. Those whose memory is lost are removed from the index.
-    pub(super) fn recover<C: Cells>(&mut self, index: &Index<C>, is_there: impl Fn(AllocationId) -> bool) {
+    /// Adds the allocations of an index. Those whose memory is lost are removed from the index.
+    pub(super) fn recover<C: Cells>(
+        &mut self,
+        index: &ObjectIndex<C>,
+        exists: impl Fn(AllocationId) -> bool,
+    ) {
         for (id, record) in index.allocations().collect::<Vec<_>>() {
-            if is_there(id) {
+            if exists(id) {
                 self.ledger.recover(id, record);
             } else {
-                tracing::error!(%id, len = record.len, "memory is lost that the index knows of");
+                tracing::error!(%id, len = record.len, "memory that the index lists is lost");
                 index.remove_allocation(id);
             }
         }
         for slot in 0..used_slots(index) {
             let word = index.allocation_word(slot);
-            if word.state == State::Free {
+            if word.state == SlotState::Free {
                 self.ledger.recover_slot(slot, word.generation);
             }
         }
     }
 
-    /// An object that was found in the index lies in this region. Returns `false` if that cannot be: the region overlaps
-    /// another, or lies outside its allocation.
+    /// Adds an object of the index to its region. Returns `false` if the region overlaps another or exceeds its allocation.
     pub(super) fn recover_region(&mut self, region: Region) -> bool {
-        self.ledger.hold(region, true)
+        self.ledger.add_object(region, true)
     }
 
     #[cfg(test)]
@@ -233,40 +235,40 @@ impl MemoryPool {
     }
 }
 
-/// How many slots for allocations an index has used: those behind were never used.
-fn used_slots<C: Cells>(index: &Index<C>) -> usize {
+/// The number of allocation slots that an index has ever used; later slots are unused.
+fn used_slots<C: Cells>(index: &ObjectIndex<C>) -> usize {
     let used = |slot: &usize| index.allocation_word(*slot).encode() != 0;
     (0..index.geometry().allocations).rfind(used).map_or(0, |last| last + 1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulation::{GEOMETRY, TERMS, settings};
+    use super::super::simulation::{GEOMETRY, POLICY, settings};
     use super::*;
     use crate::cells::recorded::RecordedCells;
 
     const NOW: Duration = Duration::from_secs(1);
     const LATER: Duration = Duration::from_secs(2);
     const USER: Requester = Requester::User(7);
-    const LEN: u64 = TERMS.small;
+    const LEN: u64 = POLICY.small;
 
-    fn pool() -> (MemoryPool, Index<RecordedCells>, Outputs) {
-        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
-        (MemoryPool::new(&settings(TERMS.quota), &index), index, Outputs::default())
+    fn pool() -> (MemoryPool, ObjectIndex<RecordedCells>, Outputs) {
+        let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+        (MemoryPool::new(&settings(POLICY.quota), &index), index, Outputs::default())
     }
 
-    /// Allocates memory for one object, which lies in it.
-    fn filled(pool: &mut MemoryPool, index: &Index<RecordedCells>, outputs: &mut Outputs) -> Region {
+    /// Allocates memory for one object, and adds the object.
+    fn filled(pool: &mut MemoryPool, index: &ObjectIndex<RecordedCells>, outputs: &mut Outputs) -> Region {
         let id = pool.allocate(HOST, LEN, false, USER, outputs).unwrap();
         pool.ready(id, index);
         let region = pool.ledger().whole(id).unwrap();
-        pool.hold(region, 1);
+        pool.add_objects(region, 1);
         outputs.take();
         region
     }
 
     #[test]
-    fn memory_is_listed_in_the_index_from_when_it_is_ready_until_its_last_object_is_freed() {
+    fn the_index_lists_memory_from_ready_until_its_last_object_is_freed() {
         let (mut pool, index, mut outputs) = pool();
         let id = pool.allocate(HOST, LEN, false, USER, &mut outputs).unwrap();
         let expected = Output::Allocate { allocation: id, len: LEN, place: HOST, requester: USER };
@@ -274,34 +276,37 @@ mod tests {
         pool.ready(id, &index);
         assert_eq!(index.allocation(id).unwrap().len, LEN);
         let region = pool.ledger().whole(id).unwrap();
-        pool.hold(region, 2);
-        pool.let_go(region, &index, NOW, &mut outputs);
+        pool.add_objects(region, 2);
+        pool.remove_object(region, &index, NOW, &mut outputs);
         assert_eq!(outputs.take(), []);
-        pool.let_go(region, &index, NOW, &mut outputs);
+        pool.remove_object(region, &index, NOW, &mut outputs);
         assert_eq!(outputs.take(), [Output::Release { allocation: id }]);
         assert_eq!((index.allocation(id), pool.ledger().usage().0.used), (None, 0));
     }
 
     #[test]
-    fn memory_that_was_freed_is_preallocated_again_and_taken_by_the_next_object() {
+    fn freed_memory_is_preallocated_again_for_the_next_object() {
         let (mut pool, index, mut outputs) = pool();
         let region = filled(&mut pool, &index, &mut outputs);
-        pool.let_go(region, &index, NOW, &mut outputs);
+        pool.remove_object(region, &index, NOW, &mut outputs);
         outputs.take();
         pool.update(LATER, &mut outputs);
         let [Output::Allocate { allocation, requester: Requester::Server, .. }] = outputs.take()[..] else {
-            panic!("one piece of the same length")
+            panic!("one block of the same length")
         };
         assert!(pool.preallocated(allocation, true, LATER, &mut outputs));
         assert_eq!(pool.ledger().usage().0.used, 0, "preallocated memory is not in use");
-        assert_eq!(pool.take_preallocated(1, LEN), None, "of devices nothing is preallocated");
+        assert_eq!(pool.take_preallocated(1, LEN), None, "device memory is not preallocated");
         assert_eq!(pool.take_preallocated(HOST, LEN), Some((allocation, true)));
         assert_eq!(pool.ledger().usage().0.used, LEN);
-        assert!(!pool.preallocated(allocation, true, LATER, &mut outputs), "it belongs to a request now");
+        assert!(
+            !pool.preallocated(allocation, true, LATER, &mut outputs),
+            "the memory belongs to a request now"
+        );
     }
 
     #[test]
-    fn memory_that_cannot_be_allocated_is_tried_again_only_if_some_was_preallocated() {
+    fn a_failed_allocation_is_retried_only_if_memory_was_preallocated() {
         let (mut pool, index, mut outputs) = pool();
         let region = filled(&mut pool, &index, &mut outputs);
         let id = pool.allocate(HOST, LEN, false, USER, &mut outputs).unwrap();
@@ -309,26 +314,26 @@ mod tests {
         pool.expect_next(region.allocation, NOW);
         pool.update(LATER, &mut outputs);
         outputs.take();
-        let pieces: Vec<_> = pool.preallocated_ids().collect();
-        for piece in &pieces {
-            assert!(pool.preallocated(*piece, true, LATER, &mut outputs));
+        let blocks: Vec<_> = pool.preallocated_ids().collect();
+        for block in &blocks {
+            assert!(pool.preallocated(*block, true, LATER, &mut outputs));
         }
         assert!(pool.may_retry(id, &mut outputs));
-        let reclaimed: Vec<_> = pieces.iter().map(|id| Output::Reclaim { allocation: *id }).collect();
-        assert_eq!((outputs.take(), pieces.len()), (reclaimed, 2));
+        let reclaimed: Vec<_> = blocks.iter().map(|id| Output::Reclaim { allocation: *id }).collect();
+        assert_eq!((outputs.take(), blocks.len()), (reclaimed, 2));
         pool.failed(id, &mut outputs);
         assert_eq!(outputs.take(), [Output::Release { allocation: id }]);
-        assert_eq!(pool.ledger().usage().0.used, LEN, "the object that is there");
+        assert_eq!(pool.ledger().usage().0.used, LEN, "the existing object");
     }
 
     #[test]
     fn allocations_whose_memory_is_lost_are_removed_from_the_index() {
         let (mut pool, index, mut outputs) = pool();
-        let [kept, lost] = [(); 2].map(|()| filled(&mut pool, &index, &mut outputs));
-        let mut again = MemoryPool::new(&settings(0), &index);
-        again.recover(&index, |id| id == kept.allocation);
-        assert_eq!(again.ledger().allocations().collect::<Vec<_>>(), [kept.allocation]);
-        assert_eq!((index.allocation(lost.allocation), again.ledger().usage().0.used), (None, LEN));
-        assert!(again.recover_region(kept) && !again.recover_region(lost));
+        let [retained, lost] = [(); 2].map(|()| filled(&mut pool, &index, &mut outputs));
+        let mut recovered = MemoryPool::new(&settings(0), &index);
+        recovered.recover(&index, |id| id == retained.allocation);
+        assert_eq!(recovered.ledger().allocations().collect::<Vec<_>>(), [retained.allocation]);
+        assert_eq!((index.allocation(lost.allocation), recovered.ledger().usage().0.used), (None, LEN));
+        assert!(recovered.recover_region(retained) && !recovered.recover_region(lost));
     }
 }

@@ -1,9 +1,9 @@
 //! The decisions of the server as a state machine: `step(now, input) -> outputs`, without I/O.
 //!
-//! A part is a struct with private fields. A part that needs another one gets it as an argument, and a decision is an output
-//! or a return value. Only [`state`] composes several parts.
+//! A part is a struct with private fields. A part that needs another one gets it as an argument, and returns its decisions as
+//! outputs or return values. Only [`state`] composes several parts.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`interface`] | inputs, outputs, and the memory that a step may access |
 //! | [`server`] | the step, and the dispatch of requests |
@@ -14,8 +14,8 @@
 //! | [`memory_pool`], [`ledger`], [`arenas`], [`prealloc`] | memory accounting |
 //! | [`sessions`], [`request_history`] | clients, and which object each request has created |
 //! | [`retirement`], [`pin_scan`] | deleted objects, until no client has them pinned |
-//! | [`waiting`] | requests for a name or for room that are answered later |
-//! | [`recovery`] | the state derived from an index that another server has written |
+//! | [`waiting`] | requests for a name or for free space that are answered later |
+//! | [`recovery`] | derives the state from the index of a previous server |
 //!
 //! Tests: `simulation` kills the server after every store of a step and recovers it.
 
@@ -44,8 +44,10 @@ mod state;
 mod tests;
 mod waiting;
 
-pub(crate) use interface::{Input, Now, Output, Requester, ServerMemory, Settings, Share};
-pub(crate) use ledger::{HOST, Terms};
-pub(crate) use pin_scan::{PinPosition, WORK_OF_A_PAGE};
-pub(crate) use recovery::Survivors;
+pub(crate) use interface::{
+    Input, Output, Requester, ServerMemory, ServerSettings, SharedAllocation, StepTime,
+};
+pub(crate) use ledger::{AllocationPolicy, HOST};
+pub(crate) use pin_scan::{PAGE_WORK, PinPosition};
+pub(crate) use recovery::InheritedState;
 pub(crate) use server::Server;

@@ -1,4 +1,4 @@
-//! The table of objects: the index, its free slots, the names, the members of packs, and how many objects there are.
+//! The table of objects: the index, its free slots, the names, the members of packs, and the number of objects.
 //!
 //! ```text
 //!   names    "p" -> 3.0   "p/a" -> 4.0   "p/b" -> 5.0     the current object of each name
@@ -6,166 +6,165 @@
 //!   index    words and records in shared memory; everything else here is derived from it
 //! ```
 //!
-//! Every change of an object's state goes through this table, so that names, members and counts agree with the index. It
-//! does not decide whether a change is allowed, and it does not know where memory comes from.
+//! Every change of an object's state goes through this table, so that names, members and counts agree with the index. It does not
+//! decide whether a change is allowed, and it does not manage memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::plan::Plan;
+use super::plan::CreatePlan;
 use super::slots::Slots;
 use crate::cells::Cells;
-use crate::id::{ClientId, ObjectId, State};
-use crate::index::{Index, Record, Region};
+use crate::id::{ClientId, ObjectId, SlotState};
+use crate::index::{ObjectIndex, ObjectRecord, Region};
 use crate::protocol::{Label, Refusal};
 
-/// How many objects there are in the states that clients are told about.
+/// The number of objects in the states that `Status` reports.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Census {
+pub(super) struct ObjectCounts {
     pub(super) sealed: u64,
     pub(super) created: u64,
 }
 
-impl Census {
-    fn of(&mut self, state: State) -> Option<&mut u64> {
+impl ObjectCounts {
+    fn of(&mut self, state: SlotState) -> Option<&mut u64> {
         match state {
-            State::Sealed => Some(&mut self.sealed),
-            State::Created => Some(&mut self.created),
-            State::Free | State::Deleted => None,
+            SlotState::Sealed => Some(&mut self.sealed),
+            SlotState::Created => Some(&mut self.created),
+            SlotState::Free | SlotState::Deleted => None,
         }
     }
 }
 
-/// Who creates an object, by which request, and when: the same for all objects of a pack.
+/// The creator of an object: client, user, request and time. The same for all objects of a pack.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Origin {
+pub(super) struct Creator {
     pub(super) client: ClientId,
-    /// The user of the client.
+    /// The user who owns the object.
     pub(super) owner: u32,
     pub(super) request: u64,
-    /// Milliseconds of the Unix epoch.
+    /// The time of creation, in milliseconds since the Unix epoch.
     pub(super) created: u64,
 }
 
-/// A name that has just been given to an object.
+/// An object that has just been assigned its name.
 #[derive(Debug)]
-pub(super) struct Named {
-    pub(super) record: Record,
+pub(super) struct NamedObject {
+    pub(super) record: ObjectRecord,
     /// The object that had the name before.
     pub(super) replaced: Option<ObjectId>,
 }
 
-/// All objects of a store.
+/// The table of all objects of a store.
 #[derive(Debug)]
 pub(super) struct ObjectTable<C> {
-    index: Index<C>,
+    index: ObjectIndex<C>,
     slots: Slots,
-    /// The object of each name.
+    /// The current object of each name.
     names: BTreeMap<String, ObjectId>,
-    /// The other objects of each pack, by its first.
+    /// The other objects of each pack, by its first object.
     members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,
-    census: Census,
+    counts: ObjectCounts,
 }
 
 impl<C: Cells> ObjectTable<C> {
-    /// A table over an index. The objects of an index that was used before are added by [`Self::recover_object`],
-    /// [`Self::recover_free_slot`] and [`Self::recover_names`].
-    pub(super) fn new(index: Index<C>) -> Self {
+    /// A table over an index. Objects of an existing index are added by [`Self::recover_object`], [`Self::recover_free_slot`] and
+    /// [`Self::recover_names`].
+    pub(super) fn new(index: ObjectIndex<C>) -> Self {
         let slots = Slots::used_up_to(index.geometry().slots, index.used_slots());
         let (names, members) = (BTreeMap::new(), BTreeMap::new());
-        Self { index, slots, names, members, census: Census::default() }
+        Self { index, slots, names, members, counts: ObjectCounts::default() }
     }
 
-    pub(super) fn index(&self) -> &Index<C> {
+    pub(super) fn index(&self) -> &ObjectIndex<C> {
         &self.index
     }
 
-    pub(super) fn census(&self) -> Census {
-        self.census
+    pub(super) fn counts(&self) -> ObjectCounts {
+        self.counts
     }
 
-    /// An object's state and record; `None` if it does not exist.
-    pub(super) fn read(&self, id: ObjectId) -> Option<(State, Record)> {
+    /// The state and the record of an object; `None` if it does not exist.
+    pub(super) fn read(&self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         self.index.read(id)
     }
 
-    pub(super) fn state(&self, id: ObjectId) -> Option<State> {
+    pub(super) fn state(&self, id: ObjectId) -> Option<SlotState> {
         self.index.state(id)
     }
 
-    /// The object that has a name now.
+    /// The object that has a name.
     pub(super) fn find(&self, name: &str) -> Option<ObjectId> {
         self.names.get(name).copied()
     }
 
-    /// The user who owns the object that has a name now.
+    /// The owner of the object that has a name.
     pub(super) fn owner_of_name(&self, name: &str) -> Option<u32> {
         self.find(name).and_then(|id| self.index.owner(id))
     }
 
-    /// The version of the next object of a name.
+    /// The version of the next object with a name.
     pub(super) fn next_version(&self, name: &str) -> u64 {
         let current = self.find(name).and_then(|current| self.index.read(current));
         1 + current.map_or(0, |(_, record)| record.version)
     }
 
-    /// An object, and if it is the first of a pack the others of the pack.
+    /// An object, followed by the other objects of its pack if it is the first of one.
     pub(super) fn pack(&self, first: ObjectId) -> impl Iterator<Item = ObjectId> {
         [first].into_iter().chain(self.members.get(&first).into_iter().flatten().copied())
     }
 
-    /// Whether an object is the first of a pack of which others are still there.
+    /// Whether an object is the first of a pack that still has other objects.
     pub(super) fn has_members(&self, first: ObjectId) -> bool {
         self.members.get(&first).is_some_and(|members| !members.is_empty())
     }
 
-    /// How many objects [`Self::pack`] returns.
+    /// The number of objects that [`Self::pack`] returns.
     pub(super) fn pack_len(&self, first: ObjectId) -> usize {
         1 + self.members.get(&first).map_or(0, BTreeSet::len)
     }
 
-    /// Whether an object belongs to a pack whose first object is sealed. The record of such an object stays as long as its
-    /// pack, because it says where the bytes are.
-    pub(super) fn is_in_sealed_pack(&self, id: ObjectId, record: &Record) -> bool {
+    /// Whether an object belongs to a pack whose first object is sealed. The record of such an object is retained as long as the
+    /// pack, because it holds the location of the bytes.
+    pub(super) fn is_in_sealed_pack(&self, id: ObjectId, record: &ObjectRecord) -> bool {
         let first = record.pack.filter(|first| *first != id);
-        first.is_some_and(|first| self.index.state(first) == Some(State::Sealed))
+        first.is_some_and(|first| self.index.state(first) == Some(SlotState::Sealed))
     }
 
-    /// Refuses if the index has room for less than so many more objects.
-    pub(super) fn check_room(&self, count: usize) -> Result<(), Refusal> {
-        if self.slots.left() < count { Err(self.full()) } else { Ok(()) }
+    /// Refuses if the index has fewer than `count` free slots.
+    pub(super) fn check_slots(&self, count: usize) -> Result<(), Refusal> {
+        if self.slots.free_count() < count { Err(self.full()) } else { Ok(()) }
     }
 
     fn full(&self) -> Refusal {
         Refusal::IndexFull { slots: self.index.geometry().slots }
     }
 
-    /// Enters an object that is sealed from the beginning, as a part of a region that exists. Its name is given to it by
-    /// [`Self::give_name`].
+    /// Enters a sealed object over a range of an existing region. [`Self::assign_name`] assigns its name.
     pub(super) fn insert_sealed(
         &mut self,
-        origin: Origin,
+        creator: Creator,
         label: Label,
         region: Region,
         (offset, len): (u64, u64),
     ) -> Result<(ObjectId, u64), Refusal> {
-        let (slot, generation) = self.slots.take().ok_or_else(|| self.full())?;
+        let (slot, generation) = self.slots.allocate().ok_or_else(|| self.full())?;
         let object = ObjectId::new(slot, generation);
         let version = self.next_version(&label.name);
-        let record = Record {
+        let record = ObjectRecord {
             version,
             name: label.name,
             meta: label.meta,
             region,
             offset: region.offset + offset,
             len,
-            created: origin.created,
-            owner: origin.owner,
-            client: origin.client,
-            request: origin.request,
+            created: creator.created,
+            owner: creator.owner,
+            client: creator.client,
+            request: creator.request,
             pack: None,
         };
-        self.index.fill(object, &record);
-        self.commit(object, State::Sealed);
+        self.index.write_record(object, &record);
+        self.commit(object, SlotState::Sealed);
         Ok((object, version))
     }
 
@@ -173,33 +172,33 @@ impl<C: Cells> ObjectTable<C> {
     /// decides whether the pack exists.
     ///
     /// # Panics
-    /// If [`Self::check_room`] was not called before.
+    /// If the index has too few free slots. The caller has to call [`Self::check_slots`] before.
     pub(super) fn insert(
         &mut self,
-        origin: Origin,
-        plan: &Plan<'_>,
+        creator: Creator,
+        plan: &CreatePlan<'_>,
         region: Region,
-        state: State,
+        state: SlotState,
     ) -> ObjectId {
         let mut take = || {
-            let (slot, generation) = self.slots.take().expect("the caller has checked that there is room");
+            let (slot, generation) = self.slots.allocate().expect("the caller has checked the free slots");
             ObjectId::new(slot, generation)
         };
         let first = take();
         let mut others: Vec<_> = plan.members.iter().map(|_| take()).collect();
-        // Readers order objects that begin at the same offset by their slots, since some have no bytes.
+        // Readers order objects with the same offset by their slots; empty objects have the offset of the next one.
         others.sort_unstable_by_key(|id| id.slot());
-        let record = |label: &Label, offset: u64, len: u64| Record {
+        let record = |label: &Label, offset: u64, len: u64| ObjectRecord {
             name: label.name.clone(),
             meta: label.meta.clone(),
             region,
             offset: region.offset + offset,
             len,
-            version: if state == State::Sealed { self.next_version(&label.name) } else { 0 },
-            created: origin.created,
-            owner: origin.owner,
-            client: origin.client,
-            request: origin.request,
+            version: if state == SlotState::Sealed { self.next_version(&label.name) } else { 0 },
+            created: creator.created,
+            owner: creator.owner,
+            client: creator.client,
+            request: creator.request,
             pack: (!others.is_empty()).then_some(first),
         };
         let laid_out = plan.members.iter().zip(&plan.offsets);
@@ -207,10 +206,10 @@ impl<C: Cells> ObjectTable<C> {
             laid_out.map(|(member, offset)| record(&member.label, *offset, member.len)).collect();
         let whole = record(plan.label, 0, plan.len);
         for (id, record) in others.iter().zip(records) {
-            self.index.fill(*id, &record);
-            self.commit(*id, State::Created);
+            self.index.write_record(*id, &record);
+            self.commit(*id, SlotState::Created);
         }
-        self.index.fill(first, &whole);
+        self.index.write_record(first, &whole);
         self.commit(first, state);
         if !others.is_empty() {
             self.members.insert(first, others.into_iter().collect());
@@ -218,19 +217,19 @@ impl<C: Cells> ObjectTable<C> {
         first
     }
 
-    /// Changes the state of an object: the store that commits it.
-    fn commit(&mut self, id: ObjectId, state: State) {
-        if let Some(count) = self.index.state(id).and_then(|before| self.census.of(before)) {
+    /// Changes the state of an object by one committing store.
+    fn commit(&mut self, id: ObjectId, state: SlotState) {
+        if let Some(count) = self.index.state(id).and_then(|before| self.counts.of(before)) {
             *count -= 1;
         }
-        if let Some(count) = self.census.of(state) {
+        if let Some(count) = self.counts.of(state) {
             *count += 1;
         }
         self.index.commit(id, state);
     }
 
-    /// Gives the objects of a pack, or a single object, their versions and seals the first. Returns the version of the first.
-    /// `names` are the objects with their names.
+    /// Sets the versions of all objects of a draft and seals the first. `names` are the objects with their names. Returns the
+    /// version of the first object.
     pub(super) fn seal(&mut self, first: ObjectId, names: &[(ObjectId, String)]) -> u64 {
         let mut version = 0;
         for (id, name) in names {
@@ -238,7 +237,7 @@ impl<C: Cells> ObjectTable<C> {
             self.index.set_version(*id, next);
             version = if *id == first { next } else { version };
         }
-        self.commit(first, State::Sealed);
+        self.commit(first, SlotState::Sealed);
         version
     }
 
@@ -246,28 +245,28 @@ impl<C: Cells> ObjectTable<C> {
     pub(super) fn seal_members(&mut self, first: ObjectId) -> Vec<ObjectId> {
         let pack: Vec<_> = self.pack(first).collect();
         for other in pack.iter().filter(|id| **id != first) {
-            self.commit(*other, State::Sealed);
+            self.commit(*other, SlotState::Sealed);
         }
         pack
     }
 
-    /// Gives a sealed object the name in its record. `None` if it has none.
-    pub(super) fn give_name(&mut self, id: ObjectId) -> Option<Named> {
+    /// Assigns the name in its record to a sealed object; `None` if the record has no name.
+    pub(super) fn assign_name(&mut self, id: ObjectId) -> Option<NamedObject> {
         let (_, record) = self.index.read(id).filter(|(_, record)| !record.name.is_empty())?;
         let replaced = self.names.insert(record.name.clone(), id);
-        self.index.point(&record.name, replaced, id);
-        Some(Named { record, replaced })
+        self.index.set_name(&record.name, replaced, id);
+        Some(NamedObject { record, replaced })
     }
 
-    /// Removes an object's name, if it has one, and marks the object as deleted. Returns its state before, and its record.
-    pub(super) fn mark_deleted(&mut self, id: ObjectId) -> Option<(State, Record)> {
+    /// Removes the name of an object and marks the object as deleted. Returns its previous state, and its record.
+    pub(super) fn mark_deleted(&mut self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         let (state, record) = self.index.read(id)?;
-        if state != State::Deleted {
+        if state != SlotState::Deleted {
             if self.find(&record.name) == Some(id) {
                 self.names.remove(&record.name);
-                self.index.forget(&record.name, id);
+                self.index.remove_name(&record.name, id);
             }
-            self.commit(id, State::Deleted);
+            self.commit(id, SlotState::Deleted);
         }
         Some((state, record))
     }
@@ -279,31 +278,31 @@ impl<C: Cells> ObjectTable<C> {
 
     #[cfg(test)]
     pub(super) fn free_slots(&self) -> usize {
-        self.slots.left()
+        self.slots.free_count()
     }
 
     /// Frees the slot of a deleted object. Returns its record.
-    pub(super) fn free(&mut self, id: ObjectId) -> Option<Record> {
+    pub(super) fn free(&mut self, id: ObjectId) -> Option<ObjectRecord> {
         self.members.remove(&id);
         let (_, record) = self.index.read(id)?;
         if let Some(others) = record.pack.and_then(|first| self.members.get_mut(&first)) {
             others.remove(&id);
         }
-        self.commit(id, State::Free);
-        self.slots.give_back(id.slot(), id.generation() + 1);
+        self.commit(id, SlotState::Free);
+        self.slots.free(id.slot(), id.generation() + 1);
         Some(record)
     }
 }
 
-/// What recovery needs: see [`recovery`](super::recovery).
+/// Functions for [`recovery`](super::recovery).
 impl<C: Cells> ObjectTable<C> {
-    /// A slot that was found free.
+    /// Adds a slot that the index marks as free.
     pub(super) fn recover_free_slot(&mut self, slot: usize, generation: u64) {
-        self.slots.give_back(slot, generation);
+        self.slots.free(slot, generation);
     }
 
-    /// Enters an object that was found in the index, in the state that it has or gets now.
-    pub(super) fn recover_object(&mut self, id: ObjectId, state: State, record: &Record) {
+    /// Adds an object of the index, and sets its state if that differs.
+    pub(super) fn recover_object(&mut self, id: ObjectId, state: SlotState, record: &ObjectRecord) {
         if self.index.state(id) != Some(state) {
             self.index.commit(id, state);
         }
@@ -312,23 +311,23 @@ impl<C: Cells> ObjectTable<C> {
         }
     }
 
-    /// Frees a slot whose object cannot be kept.
+    /// Frees the slot of an object that cannot be recovered.
     pub(super) fn recover_lost(&mut self, id: ObjectId) {
-        self.index.commit(id, State::Free);
-        self.slots.give_back(id.slot(), id.generation() + 1);
+        self.index.commit(id, SlotState::Free);
+        self.slots.free(id.slot(), id.generation() + 1);
     }
 
-    /// Counts the objects, and gives each name to its newest object. Returns the objects that were replaced.
+    /// Counts the objects, and assigns each name to its newest object. Returns the objects that were replaced.
     pub(super) fn recover_names(&mut self) -> Vec<ObjectId> {
-        self.census = Census::default();
+        self.counts = ObjectCounts::default();
         for slot in 0..self.index.used_slots() {
-            if let Some(count) = self.census.of(self.index.word(slot).state) {
+            if let Some(count) = self.counts.of(self.index.word(slot).state) {
                 *count += 1;
             }
         }
         let mut replaced = Vec::new();
         let mut newest: BTreeMap<String, (u64, ObjectId)> = BTreeMap::new();
-        let sealed = self.index.objects().filter(|(_, state, _)| *state == State::Sealed);
+        let sealed = self.index.objects().filter(|(_, state, _)| *state == SlotState::Sealed);
         for (id, _, record) in sealed.filter(|(_, _, record)| !record.name.is_empty()) {
             let entry = newest.entry(record.name).or_insert((record.version, id));
             if *entry != (record.version, id) {
@@ -339,7 +338,7 @@ impl<C: Cells> ObjectTable<C> {
         }
         self.index.clear_names();
         for (name, (_, id)) in newest {
-            self.index.point(&name, None, id);
+            self.index.set_name(&name, None, id);
             self.names.insert(name, id);
         }
         replaced
@@ -353,86 +352,89 @@ mod tests {
     use crate::cells::recorded::RecordedCells;
     use crate::id::AllocationId;
 
-    const ORIGIN: Origin = Origin { client: ClientId(1), owner: 7, request: 3, created: 11 };
+    const CREATOR: Creator = Creator { client: ClientId(1), owner: 7, request: 3, created: 11 };
 
     fn region() -> Region {
         Region { allocation: AllocationId::new(0, 0), offset: 0, len: 1 << 16 }
     }
 
     fn table() -> ObjectTable<RecordedCells> {
-        ObjectTable::new(Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY))
+        ObjectTable::new(ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY))
     }
 
     /// A sealed pack of three objects, with their names.
     fn sealed_pack(table: &mut ObjectTable<RecordedCells>) -> ObjectId {
-        let ask = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
-        let first = table.insert(ORIGIN, &Plan::new(&ask).unwrap(), region(), State::Created);
-        assert_eq!(table.census(), Census { sealed: 0, created: 3 });
+        let kind = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
+        let first = table.insert(CREATOR, &CreatePlan::new(&kind).unwrap(), region(), SlotState::Created);
+        assert_eq!(table.counts(), ObjectCounts { sealed: 0, created: 3 });
         let name = |id| (id, table.read(id).unwrap().1.name);
         let names: Vec<_> = table.pack(first).map(name).collect();
         assert_eq!(table.seal(first, &names), 1);
         for id in table.seal_members(first) {
-            assert_eq!(table.give_name(id).unwrap().replaced, None);
+            assert_eq!(table.assign_name(id).unwrap().replaced, None);
         }
         first
     }
 
     #[test]
-    fn a_pack_is_found_by_all_its_names_once_it_is_sealed() {
+    fn a_sealed_pack_is_found_by_all_its_names() {
         let mut table = table();
         let first = sealed_pack(&mut table);
-        assert_eq!((table.census(), table.pack_len(first)), (Census { sealed: 3, created: 0 }, 3));
+        assert_eq!((table.counts(), table.pack_len(first)), (ObjectCounts { sealed: 3, created: 0 }, 3));
         assert_eq!(table.find("p"), Some(first));
         let member = table.find("p/b").unwrap();
         let (state, record) = table.read(member).unwrap();
-        assert_eq!((state, record.pack, record.owner), (State::Sealed, Some(first), 7));
+        assert_eq!((state, record.pack, record.owner), (SlotState::Sealed, Some(first), 7));
         assert!(table.is_in_sealed_pack(member, &record) && table.has_members(first));
         assert_eq!((table.owner_of_name("p/b"), table.owner_of_name("p/c")), (Some(7), None));
     }
 
     #[test]
-    fn the_next_object_of_a_name_replaces_the_one_before_it() {
+    fn the_next_object_of_a_name_replaces_the_previous_one() {
         let mut table = table();
         let first = sealed_pack(&mut table);
-        let (other, version) = table.insert_sealed(ORIGIN, label("p"), region(), (5, 6)).unwrap();
-        assert_eq!((version, table.find("p")), (2, Some(first)), "the name is given by a store of its own");
-        assert_eq!(table.give_name(other).unwrap().replaced, Some(first));
+        let (other, version) = table.insert_sealed(CREATOR, label("p"), region(), (5, 6)).unwrap();
+        assert_eq!((version, table.find("p")), (2, Some(first)), "the name is assigned by a separate store");
+        assert_eq!(table.assign_name(other).unwrap().replaced, Some(first));
         assert_eq!((table.find("p"), table.next_version("p")), (Some(other), 3));
         let (_, record) = table.read(other).unwrap();
         assert_eq!((record.offset, record.len, record.created), (5, 6, 11));
     }
 
     #[test]
-    fn a_deleted_object_has_no_name_and_a_free_one_no_slot() {
+    fn deleting_removes_the_name_and_freeing_the_slot() {
         let mut table = table();
         let first = sealed_pack(&mut table);
         let pack: Vec<_> = table.pack(first).collect();
         for id in &pack {
-            assert_eq!(table.mark_deleted(*id).unwrap().0, State::Sealed);
+            assert_eq!(table.mark_deleted(*id).unwrap().0, SlotState::Sealed);
         }
-        assert_eq!(table.mark_deleted(first).unwrap().0, State::Deleted);
-        assert_eq!((table.find("p"), table.census()), (None, Census::default()));
+        assert_eq!(table.mark_deleted(first).unwrap().0, SlotState::Deleted);
+        assert_eq!((table.find("p"), table.counts()), (None, ObjectCounts::default()));
         for id in pack.iter().rev() {
             assert_eq!(table.free(*id).unwrap().request, 3);
         }
         assert_eq!((table.state(first), table.read(first), table.has_members(first)), (None, None, false));
         assert!(table.free(first).is_none());
-        table.check_room(GEOMETRY.slots).unwrap();
-        assert_eq!(table.check_room(GEOMETRY.slots + 1), Err(Refusal::IndexFull { slots: GEOMETRY.slots }));
+        table.check_slots(GEOMETRY.slots).unwrap();
+        assert_eq!(table.check_slots(GEOMETRY.slots + 1), Err(Refusal::IndexFull { slots: GEOMETRY.slots }));
     }
 
     #[test]
     fn a_table_is_recovered_from_its_index() {
         let mut table = table();
         let first = sealed_pack(&mut table);
-        let (other, _) = table.insert_sealed(ORIGIN, label("p"), region(), (0, 1)).unwrap();
-        // Its server died before it gave the name to the other object.
-        let mut again = ObjectTable::new(table.index().clone());
+        let (other, _) = table.insert_sealed(CREATOR, label("p"), region(), (0, 1)).unwrap();
+        // The server died before it assigned the name to the other object.
+        let mut recovered = ObjectTable::new(table.index().clone());
         for (id, state, record) in table.index().objects() {
-            again.recover_object(id, state, &record);
+            recovered.recover_object(id, state, &record);
         }
-        assert_eq!(again.recover_names(), [first]);
-        assert_eq!((again.find("p"), again.census()), (Some(other), Census { sealed: 4, created: 0 }));
-        assert_eq!(again.pack(first).collect::<Vec<_>>(), table.pack(first).collect::<Vec<_>>());
+        assert_eq!(recovered.recover_names(), [first]);
+        assert_eq!(
+            (recovered.find("p"), recovered.counts()),
+            (Some(other), ObjectCounts { sealed: 4, created: 0 })
+        );
+        assert_eq!(recovered.pack(first).collect::<Vec<_>>(), table.pack(first).collect::<Vec<_>>());
     }
 }

@@ -1,11 +1,11 @@
 //! The actions that the current step has decided on, in the order in which they are carried out.
 
-use super::interface::{Output, Share};
+use super::interface::{Output, SharedAllocation};
 use super::sessions::Sessions;
 use crate::id::{AllocationId, ClientId, ObjectId};
 use crate::protocol::{Answer, Event, EventKind, Refusal, Response};
 
-/// The outputs of a step.
+/// The outputs of the current step of the state machine.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
     list: Vec<Output>,
@@ -16,7 +16,7 @@ impl Outputs {
         self.list.push(output);
     }
 
-    /// Answers a request. A refusal is converted to the protocol version that the client speaks.
+    /// Answers a request. Converts a refusal to the client's protocol version.
     pub(super) fn answer(
         &mut self,
         sessions: &Sessions,
@@ -28,14 +28,20 @@ impl Outputs {
         self.respond(client, id, outcome.unwrap_or_else(refused), None);
     }
 
-    /// Answers a request, with a descriptor if there is a `share`.
-    pub(super) fn respond(&mut self, client: ClientId, id: u64, answer: Answer, share: Option<Share>) {
+    /// Answers a request, with a descriptor if `share` is set.
+    pub(super) fn respond(
+        &mut self,
+        client: ClientId,
+        id: u64,
+        answer: Answer,
+        share: Option<SharedAllocation>,
+    ) {
         self.push(Output::Respond { client, response: Response { id, answer }, share });
     }
 
-    /// Notifies the clients that watch for a name.
-    pub(super) fn notify(&mut self, name: &str, object: ObjectId, what: EventKind) {
-        self.push(Output::Notify(Event { name: name.to_owned(), object, what }));
+    /// Notifies the clients that watch a name.
+    pub(super) fn notify(&mut self, name: &str, object: ObjectId, kind: EventKind) {
+        self.push(Output::Notify(Event { name: name.to_owned(), object, kind }));
     }
 
     /// The allocations that this step releases.
@@ -46,7 +52,7 @@ impl Outputs {
         })
     }
 
-    /// Removes and returns all outputs. The next step begins with none.
+    /// Removes and returns all outputs of the step.
     pub(super) fn take(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.list)
     }
@@ -56,18 +62,18 @@ impl Outputs {
 mod tests {
     use super::*;
     use crate::protocol::{OLDEST_PROTOCOL, PROTOCOL};
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
     #[test]
     fn a_refusal_is_converted_to_the_protocol_of_its_client() {
         let mut sessions = Sessions::new(0);
         let [new, old] = [1, 2].map(ClientId);
         for (client, protocol) in [(new, PROTOCOL), (old, OLDEST_PROTOCOL)] {
-            sessions.join(client, ample().open(7));
+            sessions.join(client, unlimited().open(7));
             sessions.set_protocol(client, protocol);
         }
         let refusal = Refusal::ServersDied { servers: 2 };
-        assert_ne!(refusal.clone().for_protocol(OLDEST_PROTOCOL), refusal, "older clients do not know it");
+        assert_ne!(refusal.clone().for_protocol(OLDEST_PROTOCOL), refusal, "older clients cannot decode it");
         let mut outputs = Outputs::default();
         for client in [new, old] {
             outputs.answer(&sessions, client, 9, Err(refusal.clone()));

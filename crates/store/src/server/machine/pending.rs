@@ -1,21 +1,21 @@
-//! The requests that wait for memory that is being allocated.
+//! Requests that wait for memory that is being allocated.
 //!
 //! ```text
 //!   large object   request --> its own allocation
 //!   small object   user 7: request request request \
-//!                  user 9: request                  > line of a place --> one arena at a time
+//!                  user 9: request                  > queue of a place --> one arena at a time
 //!                  user 4: request request         /
 //! ```
 //!
-//! A request for a large object, or for memory that a client passes, waits for one allocation. Requests for small objects
-//! wait in one line for each place until an arena has room: at most one arena of a place is being allocated at a time, and
-//! it is allocated for the first request of the line. Lines are fair per user.
+//! A request for a large object, or to adopt memory, waits for one allocation. Requests for small objects wait in one queue for
+//! each place until an arena has space: at most one arena of a place is being allocated at a time, for the first request of the
+//! queue. Queues are fair between users.
 //!
-//! Guarantees: every operation is a lookup, O(log n) in the number of requests that wait. When an arena is ready, the server
-//! resumes a bounded number of requests at each step, and the requests of a client that has left are dropped a few at a
-//! time ([`PendingMemory::trim`]), so that a step does not grow with the number of requests that wait.
+//! Every operation is a lookup, O(log n) in the number of waiting requests. When an arena is ready, the server resumes a bounded
+//! number of requests at each step, and the requests of a departed client are dropped a few at a time ([`PendingMemory::trim`]),
+//! so that the work of a step does not grow with the number of waiting requests.
 //!
-//! How many requests wait is limited by what their clients are charged.
+//! The number of waiting requests is limited by the budget of their clients.
 
 use std::collections::BTreeMap;
 
@@ -26,22 +26,22 @@ use crate::protocol::{Refusal, Request};
 use crate::server::budget::{Amount, Charge};
 use crate::server::fair_queue::FairQueue;
 
-/// The memory of a request that waits, besides its payload.
+/// The memory of a waiting request, besides its payload, in bytes.
 pub(super) const REQUEST_COST: u64 = 512;
 
-/// A request to create something, while its memory is being allocated.
+/// A request to create an object whose memory is being allocated.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
     pub(super) client: ClientId,
     pub(super) request: Request,
     pub(super) payload: Payload<'static>,
-    /// For the request and its payload.
+    /// The charge of the request and its payload.
     _charge: Charge,
 }
 
 impl PendingRequest {
-    /// A request that waits. Its client is charged for all that it holds. `charge` is for the payload, if that has memory of
-    /// its own.
+    /// Creates a waiting request, and charges its client for all memory that it uses. `charge` is the charge of the payload, if
+    /// the payload has memory of its own.
     pub(super) fn new(
         client: ClientId,
         request: Request,
@@ -50,7 +50,7 @@ impl PendingRequest {
         sessions: &Sessions,
     ) -> Result<Self, Refusal> {
         let mut held = sessions.charge(client, Amount::bytes(REQUEST_COST))?;
-        held.grow(Amount::bytes(request.ask.decoded_len()))?;
+        held.grow(Amount::bytes(request.kind.decoded_len()))?;
         let charge = match charge {
             Some(mut charge) => {
                 charge.absorb(held);
@@ -65,10 +65,10 @@ impl PendingRequest {
     }
 }
 
-/// Why an arena could not be allocated.
+/// The reason for which an arena could not be allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ArenaFailure {
-    /// How long it was to be.
+    /// The length of the arena, in bytes.
     pub(super) len: u64,
     pub(super) reason: String,
 }
@@ -78,21 +78,21 @@ type RequestKey = (ClientId, u64);
 
 /// The requests that wait for an arena of one place, and the state of that arena.
 #[derive(Debug, Default)]
-struct Line {
-    /// The keys of requests, by the user of their client. Those of clients that have left are still in it.
+struct ArenaQueue {
+    /// The keys of requests, by the user of their client. Includes requests of departed clients.
     queue: FairQueue<u32, RequestKey>,
-    /// The arena that is being allocated.
-    making: Option<AllocationId>,
-    /// The arena that was allocated last, until all requests for which it has room have been resumed.
-    made: Option<AllocationId>,
-    /// Why the last arena could not be allocated, until all requests that wait have been refused.
+    /// The arena that is being allocated for this queue.
+    allocating: Option<AllocationId>,
+    /// The last allocated arena, until all requests for which it has space have been resumed.
+    allocated: Option<AllocationId>,
+    /// The error of the last arena, until all waiting requests have been refused.
     failure: Option<ArenaFailure>,
 }
 
-impl Line {
-    /// Whether requests can be resumed.
+impl ArenaQueue {
+    /// Whether requests of this queue can be resumed.
     fn is_ready(&self) -> bool {
-        self.making.is_none() && !self.queue.is_empty()
+        self.allocating.is_none() && !self.queue.is_empty()
     }
 }
 
@@ -100,13 +100,13 @@ impl Line {
 #[derive(Debug, Default)]
 pub(super) struct PendingMemory {
     requests: BTreeMap<ClientId, BTreeMap<u64, PendingRequest>>,
-    /// The requests of clients that have left.
+    /// The requests of departed clients.
     abandoned: Vec<BTreeMap<u64, PendingRequest>>,
     /// The request that waits for each allocation of a single object.
     single: BTreeMap<AllocationId, RequestKey>,
-    /// The lines of places, while requests wait in them or an arena is being allocated.
-    lines: BTreeMap<u32, Line>,
-    /// Requests that found no room while the pins of deleted objects were being searched for, by how many passes of that search
+    /// The queue of each place in which requests wait or an arena is being allocated.
+    arena_queues: BTreeMap<u32, ArenaQueue>,
+    /// Requests that found no space while the pins of deleted objects were being scanned, by the number of completed passes that
     /// they wait for, and by the user of their client.
     deferred: BTreeMap<u64, FairQueue<u32, RequestKey>>,
 }
@@ -117,50 +117,50 @@ impl PendingMemory {
         self.requests.get(&client).is_some_and(|requests| requests.contains_key(&request))
     }
 
-    /// Has a request wait for an allocation that will hold nothing else.
+    /// Makes a request wait for an allocation of its own.
     pub(super) fn wait_for_allocation(&mut self, allocation: AllocationId, pending: PendingRequest) {
         let key = self.insert(pending);
         self.single.insert(allocation, key);
     }
 
-    /// The request that waits for an allocation. `None` if its client has left.
+    /// The request that waits for an allocation; `None` if its client has left.
     pub(super) fn waits_for(&self, allocation: AllocationId) -> Option<&PendingRequest> {
         let (client, id) = self.single.get(&allocation)?;
         self.requests.get(client)?.get(id)
     }
 
-    /// Removes the request that waits for an allocation. `None` if its client has left.
+    /// Removes the request that waits for an allocation; `None` if its client has left.
     pub(super) fn take(&mut self, allocation: AllocationId) -> Option<PendingRequest> {
         let key = self.single.remove(&allocation)?;
         self.remove(key)
     }
 
-    /// Has a request of a user wait until an arena of a place has room.
+    /// Makes a request of a user wait until an arena of a place has space.
     pub(super) fn wait_for_arena(&mut self, place: u32, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
-        self.lines.entry(place).or_default().queue.push(user, key);
+        self.arena_queues.entry(place).or_default().queue.push(user, key);
     }
 
-    /// Puts a request back that [`Self::pop`] has returned, and for which there is no room yet: it is the next again.
-    pub(super) fn put_back(&mut self, place: u32, user: u32, pending: PendingRequest) {
+    /// Undoes [`Self::pop`] for a request for which there is no space yet.
+    pub(super) fn requeue(&mut self, place: u32, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
-        self.lines.entry(place).or_default().queue.push_front(user, key);
+        self.arena_queues.entry(place).or_default().queue.push_front(user, key);
     }
 
-    /// Has a request of a user wait until so many passes over all pins are complete.
+    /// Makes a request of a user wait until this number of passes over all pins is complete.
     pub(super) fn wait_for_passes(&mut self, passes: u64, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
         self.deferred.entry(passes).or_default().push(user, key);
     }
 
     /// Whether a request has waited for enough passes.
-    pub(super) fn has_scanned(&self, passes: u64) -> bool {
+    pub(super) fn has_due(&self, passes: u64) -> bool {
         self.deferred.first_key_value().is_some_and(|(needed, _)| *needed <= passes)
     }
 
-    /// Removes the next request that has waited for enough passes. The request is `None` if its client has left. Returns
-    /// `None` if there is none.
-    pub(super) fn pop_scanned(&mut self, passes: u64) -> Option<Option<PendingRequest>> {
+    /// Removes the next request that has waited for enough passes; `None` if there is none. The request is `None` if its client
+    /// has left.
+    pub(super) fn pop_due(&mut self, passes: u64) -> Option<Option<PendingRequest>> {
         let mut first = self.deferred.first_entry().filter(|first| *first.key() <= passes)?;
         let (_, key) = first.get_mut().pop()?;
         if first.get().is_empty() {
@@ -184,74 +184,79 @@ impl PendingMemory {
         removed
     }
 
-    /// Whether a request that finds no room needs another arena. Otherwise one is being allocated, or has just failed.
+    /// Whether another arena has to be allocated for a request that finds no space. False while one is being allocated, or has
+    /// just failed.
     pub(super) fn needs_arena(&self, place: u32) -> bool {
-        self.lines.get(&place).is_none_or(|line| line.making.is_none() && line.failure.is_none())
+        self.arena_queues
+            .get(&place)
+            .is_none_or(|queue| queue.allocating.is_none() && queue.failure.is_none())
     }
 
     /// An arena of a place is being allocated.
     pub(super) fn begin_arena(&mut self, place: u32, allocation: AllocationId) {
-        self.lines.entry(place).or_default().making = Some(allocation);
+        self.arena_queues.entry(place).or_default().allocating = Some(allocation);
     }
 
-    /// The arena of a place that was being allocated is ready, or failed. The requests of its line can be resumed.
+    /// The arena of a place is ready or has failed. The requests of its queue can be resumed.
     pub(super) fn finish_arena(&mut self, place: u32, outcome: Result<(), ArenaFailure>) {
-        let line = self.lines.entry(place).or_default();
-        let allocation = line.making.take();
+        let queue = self.arena_queues.entry(place).or_default();
+        let allocation = queue.allocating.take();
         match outcome {
-            Ok(()) => line.made = allocation,
-            Err(failure) => line.failure = Some(failure),
+            Ok(()) => queue.allocated = allocation,
+            Err(failure) => queue.failure = Some(failure),
         }
     }
 
-    /// Why the requests of a line are refused, if the last arena could not be allocated.
+    /// The error with which the requests of a queue are refused, if the last arena could not be allocated.
     pub(super) fn failure(&self, place: u32) -> Option<&ArenaFailure> {
-        self.lines.get(&place)?.failure.as_ref()
+        self.arena_queues.get(&place)?.failure.as_ref()
     }
 
-    /// Removes the request whose turn it is in the line of a place, with its user. The request is `None` if its client has
-    /// left. Returns `None` if no request waits, or if an arena is being allocated.
+    /// Removes the next request of the queue of a place, with its user; `None` if no request waits or an arena is being
+    /// allocated. The request is `None` if its client has left.
     pub(super) fn pop(&mut self, place: u32) -> Option<(u32, Option<PendingRequest>)> {
-        let line = self.lines.get_mut(&place).filter(|line| line.is_ready())?;
-        let (user, key) = line.queue.pop()?;
+        let queue = self.arena_queues.get_mut(&place).filter(|queue| queue.is_ready())?;
+        let (user, key) = queue.queue.pop()?;
         Some((user, self.remove(key)))
     }
 
     /// Whether any request can be resumed.
     pub(super) fn is_ready(&self) -> bool {
-        self.lines.values().any(Line::is_ready)
+        self.arena_queues.values().any(ArenaQueue::is_ready)
     }
 
-    /// The places in whose lines there is something to do: requests to resume, or an arena to [settle](Self::settle).
+    /// The places whose queues have work to do: requests to resume, or [a round to finish](Self::finish_round).
     pub(super) fn ready_places(&self) -> Vec<u32> {
-        let is_ready = |line: &Line| line.is_ready() || (line.making.is_none() && line.made.is_some());
-        self.lines.iter().filter(|(_, line)| is_ready(line)).map(|(place, _)| *place).collect()
+        let is_ready = |queue: &ArenaQueue| {
+            queue.is_ready() || (queue.allocating.is_none() && queue.allocated.is_some())
+        };
+        self.arena_queues.iter().filter(|(_, queue)| is_ready(queue)).map(|(place, _)| *place).collect()
     }
 
-    /// Ends the round of a line whose requests have been resumed as far as there is room. Returns the arena that was allocated
-    /// last: if it is not used by now, no request needs it. Does nothing while there are requests to resume.
-    pub(super) fn settle(&mut self, place: u32) -> Option<AllocationId> {
-        let line = self.lines.get_mut(&place).filter(|line| !line.is_ready())?;
-        let made = line.made.take();
-        if line.making.is_none() {
-            self.lines.remove(&place);
+    /// Finishes the round of a queue whose requests have been resumed as far as there is space. Returns the last allocated arena:
+    /// if it is still empty, no request needs it. Does nothing while there are requests to resume.
+    pub(super) fn finish_round(&mut self, place: u32) -> Option<AllocationId> {
+        let queue = self.arena_queues.get_mut(&place).filter(|queue| !queue.is_ready())?;
+        let allocated = queue.allocated.take();
+        if queue.allocating.is_none() {
+            self.arena_queues.remove(&place);
         }
-        made
+        allocated
     }
 
-    /// Forgets the requests of a client that has left. Memory that is being allocated for them is not stopped.
+    /// Removes the requests of a client that has left. Allocations for them continue.
     pub(super) fn forget_client(&mut self, client: ClientId) {
         self.abandoned.extend(self.requests.remove(&client));
     }
 
-    /// Whether requests of clients that have left are to be dropped.
+    /// Whether requests of departed clients are left to drop.
     pub(super) fn has_abandoned(&self) -> bool {
         !self.abandoned.is_empty()
     }
 
-    /// Drops some requests of clients that have left.
-    pub(super) fn trim(&mut self, most: usize) {
-        for _ in 0..most {
+    /// Drops up to `count` requests of departed clients.
+    pub(super) fn trim(&mut self, count: usize) {
+        for _ in 0..count {
             let Some(requests) = self.abandoned.last_mut() else { return };
             if requests.pop_first().is_none() {
                 self.abandoned.pop();
@@ -264,14 +269,14 @@ impl PendingMemory {
 mod tests {
     use super::super::simulation::create;
     use super::*;
-    use crate::protocol::Ask;
-    use crate::server::budget::tests::ample;
+    use crate::protocol::RequestKind;
+    use crate::server::budget::tests::unlimited;
 
     const PLACE: u32 = 0;
 
     fn request(client: u64, id: u64) -> PendingRequest {
-        let request = Request { id, again: 0, ask: Ask::Status };
-        let charge = ample().open(7).charge(Amount::default()).unwrap();
+        let request = Request { id, resends: 0, kind: RequestKind::Status };
+        let charge = unlimited().open(7).charge(Amount::default()).unwrap();
         PendingRequest { client: ClientId(client), request, payload: Payload::default(), _charge: charge }
     }
 
@@ -280,14 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_waits_is_charged_for_all_that_it_holds() {
-        let (mut sessions, mut budget, client) = (Sessions::new(0), ample(), ClientId(1));
+    fn a_waiting_request_is_charged_for_all_of_its_memory() {
+        let (mut sessions, mut budget, client) = (Sessions::new(0), unlimited(), ClientId(1));
         sessions.join(client, budget.open(7));
         let names: Vec<_> = (0..1000).map(|number| format!("member {number}")).collect();
         let members: Vec<_> = names.iter().map(|name| (&name[..], 1)).collect();
-        let request = Request { id: 9, again: 0, ask: create("pack", 0, &members, 0) };
+        let request = Request { id: 9, resends: 0, kind: create("pack", 0, &members, 0) };
         let texts = names.iter().map(String::len).sum::<usize>();
-        let least = 1000 * size_of::<crate::protocol::Member>() + texts;
+        let least = 1000 * size_of::<crate::protocol::MemberSpec>() + texts;
         let charge = sessions.charge(client, Amount::bytes(REQUEST_COST)).unwrap();
         for charge in [None, Some(charge)] {
             let payload = vec![7; 1000].into();
@@ -318,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_waits_while_its_arena_is_being_allocated_and_then_users_take_turns() {
+    fn a_queue_waits_for_its_arena_and_then_serves_users_round_robin() {
         let mut pending = PendingMemory::default();
         assert!(pending.needs_arena(PLACE));
         pending.begin_arena(PLACE, id(1));
@@ -326,52 +331,50 @@ mod tests {
         for (user, client, id) in [(7, 1, 1), (7, 1, 2), (7, 2, 3), (9, 3, 4)] {
             pending.wait_for_arena(PLACE, user, request(client, id));
         }
-        assert!(!pending.is_ready() && pending.pop(PLACE).is_none() && pending.settle(PLACE).is_none());
+        assert!(!pending.is_ready() && pending.pop(PLACE).is_none() && pending.finish_round(PLACE).is_none());
         pending.finish_arena(PLACE, Ok(()));
         assert!(pending.is_ready() && pending.ready_places() == [PLACE]);
         let (user, first) = pending.pop(PLACE).unwrap();
-        // There is no room for it yet: it is the first again when another arena is ready.
-        pending.put_back(PLACE, user, first.unwrap());
+        // There is no space for it yet: it is the first again when another arena is ready.
+        pending.requeue(PLACE, user, first.unwrap());
         pending.begin_arena(PLACE, id(2));
-        assert_eq!((pending.settle(PLACE), pending.ready_places()), (Some(id(1)), vec![]));
+        assert_eq!((pending.finish_round(PLACE), pending.ready_places()), (Some(id(1)), vec![]));
         pending.finish_arena(PLACE, Ok(()));
         assert_eq!(resumed(&mut pending), [Some((1, 1)), Some((3, 4)), Some((1, 2)), Some((2, 3))]);
-        assert_eq!((pending.settle(PLACE), pending.lines.len()), (Some(id(2)), 0));
+        assert_eq!((pending.finish_round(PLACE), pending.arena_queues.len()), (Some(id(2)), 0));
     }
 
     #[test]
-    fn an_arena_that_fails_refuses_all_requests_that_wait_and_not_later_ones() {
+    fn a_failed_arena_refuses_waiting_requests_but_not_later_ones() {
         let mut pending = PendingMemory::default();
         pending.begin_arena(PLACE, id(1));
         pending.wait_for_arena(PLACE, 7, request(1, 1));
         let failure = ArenaFailure { len: 64, reason: "none left".to_owned() };
         pending.finish_arena(PLACE, Err(failure.clone()));
         assert_eq!(pending.failure(PLACE), Some(&failure));
-        assert!(!pending.needs_arena(PLACE), "none is made while others are being refused");
+        assert!(!pending.needs_arena(PLACE), "no arena is allocated while requests are being refused");
         assert_eq!(resumed(&mut pending), [Some((1, 1))]);
-        assert_eq!((pending.settle(PLACE), pending.failure(PLACE)), (None, None));
+        assert_eq!((pending.finish_round(PLACE), pending.failure(PLACE)), (None, None));
         assert!(pending.needs_arena(PLACE));
     }
 
     #[test]
-    fn a_deferred_request_waits_for_its_pass_and_is_gone_with_its_client() {
+    fn a_deferred_request_waits_for_its_pass_and_is_removed_with_its_client() {
         let mut pending = PendingMemory::default();
         for (user, client, id) in [(7, 1, 1), (7, 2, 2), (7, 1, 3), (9, 3, 4)] {
             pending.wait_for_passes(2 + u64::from(id == 3), user, request(client, id));
         }
-        assert!(
-            pending.contains(ClientId(2), 2) && !pending.has_scanned(1) && pending.pop_scanned(1).is_none()
-        );
+        assert!(pending.contains(ClientId(2), 2) && !pending.has_due(1) && pending.pop_due(1).is_none());
         pending.forget_client(ClientId(1));
         let mut pop =
-            |passes| pending.pop_scanned(passes).map(|request| request.map(|request| request.request.id));
+            |passes| pending.pop_due(passes).map(|request| request.map(|request| request.request.id));
         assert_eq!([pop(2), pop(2), pop(2), pop(2)], [Some(None), Some(Some(4)), Some(Some(2)), None]);
-        assert!(pending.has_scanned(3) && pending.pop_scanned(3).is_some_and(|request| request.is_none()));
+        assert!(pending.has_due(3) && pending.pop_due(3).is_some_and(|request| request.is_none()));
         assert!(pending.deferred.is_empty());
     }
 
     #[test]
-    fn requests_of_a_client_that_left_are_gone_at_once_and_dropped_a_few_at_a_time() {
+    fn requests_of_a_departed_client_are_removed_at_once_and_dropped_in_slices() {
         let mut pending = PendingMemory::default();
         pending.begin_arena(PLACE, id(1));
         for (client, id) in [(1, 1), (2, 2), (1, 3)] {
@@ -381,7 +384,7 @@ mod tests {
         assert_eq!(pending.requests.len(), 1);
         pending.finish_arena(PLACE, Ok(()));
         assert_eq!(resumed(&mut pending), [None, Some((2, 2)), None]);
-        assert_eq!(pending.settle(PLACE), Some(id(1)));
+        assert_eq!(pending.finish_round(PLACE), Some(id(1)));
         assert_eq!(pending.abandoned[0].len(), 2);
         pending.trim(1);
         assert!(pending.has_abandoned() && pending.abandoned[0].len() == 1);

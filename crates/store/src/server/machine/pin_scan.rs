@@ -1,13 +1,12 @@
-//! Searches the clients' pages for pins of deleted objects, a bounded number of pins at a time.
+//! Scans the clients' pin pages for pins of deleted objects, a bounded number of pins at a time.
 //!
-//! Clients write pins without telling the server, so a deleted object may be freed only after every page of pins was read
-//! and none named it. One such reading of all pages is a *pass*. A pass is cut into slices, since the pages of other
-//! clients may hold millions of pins: each step of the server reads one slice, and where few pins are in use the whole pass
-//! fits the step that deleted the object.
+//! Clients write pins without notifying the server, so a deleted object may be freed only after every pin page was read and none
+//! contained its id. Reading all pages once is a *pass*. A pass is divided into slices, since the pages may hold millions of
+//! pins: each step of the server reads one slice. If few pins are in use, the whole pass fits the step that deletes the object.
 //!
-//! Guarantees: an object is freed only by a pass that began after the object was marked as deleted. Pages are read in
-//! the order of their clients' ids, because a process that forks copies its pins to a page with a higher id: a pin that is
-//! copied while a pass runs, and then released on the lower page, is still found on the higher one.
+//! An object is freed only by a pass that began after the object was marked as deleted. Pages are read in the order of their
+//! clients' ids, because a process that forks copies its pins to a page with a higher id: a pin that is copied during a pass, and
+//! then released on the lower page, is still found on the higher one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,54 +14,54 @@ use std::time::Duration;
 use super::interface::ServerMemory;
 use crate::id::{ClientId, ObjectId};
 
-/// How many units of work one step may do.
-pub(super) const WORK_OF_A_STEP: usize = 1024;
+/// The work that one step may do. Reading one pin is one unit of work.
+pub(super) const STEP_WORK: usize = 1024;
 
-/// The work of reading one pin is one unit. That of opening a page is this: its first cell is rarely in a cache.
-pub(crate) const WORK_OF_A_PAGE: usize = 16;
+/// The work of opening a page: its first cell is rarely in a cache.
+pub(crate) const PAGE_WORK: usize = 16;
 
-/// The work of finding a pin that names a deleted object.
-const WORK_OF_A_HIT: usize = 16;
+/// The work of finding a pin of a deleted object.
+const HIT_WORK: usize = 16;
 
 /// The work of freeing an object.
-pub(super) const WORK_OF_FREEING: usize = 64;
+pub(super) const FREE_WORK: usize = 64;
 
-/// About how many objects one pass searches for. Others wait for the next.
-const OBJECTS_OF_A_PASS: usize = 1024;
+/// The approximate number of objects that one pass checks. Others wait for the next pass.
+const MAX_PASS_OBJECTS: usize = 1024;
 
-/// How often deleted objects are searched for without a notification: a client may be stopped after it has released a pin and
-/// before it has notified the server.
-const RECHECK: Duration = Duration::from_secs(1);
+/// The interval of scans without a notification: a client may be stopped between the release of a pin and its notification.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where to continue reading pins: a cell of a client's page.
+/// The position at which reading pins continues: a cell of a client's page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PinPosition {
     pub(crate) client: ClientId,
-    /// The number of the cell; the first is 1.
+    /// The index of the cell; the first pin is 1.
     pub(crate) cell: usize,
 }
 
-/// One reading of all pages.
+/// One pass over all pin pages.
 #[derive(Debug)]
-struct Pass {
-    /// What it searches for: packs, each by its first object, or single objects.
+struct ScanPass {
+    /// The objects that the pass checks: packs, each by its first object, or single objects.
     packs: Vec<ObjectId>,
-    /// Where to continue; `None` when all pages were read.
+    /// The position to continue at; `None` when all pages were read.
     at: Option<PinPosition>,
     /// Deleted objects that a client has pinned.
     pinned: BTreeSet<ObjectId>,
 }
 
-/// Deleted objects, and how far the search for their pins has come.
+/// Deleted objects, and the progress of the scan for their pins.
 #[derive(Debug)]
 pub(super) struct PinScan {
     retired: BTreeSet<ObjectId>,
-    /// A bit for each slot, set where its object is in `retired`: most pins name other objects, and are skipped by this test alone.
+    /// A bit for each slot, set if its object is in `retired`: most pins are of other objects, and are skipped by this test
+    /// alone.
     slots: Vec<u64>,
-    /// What the next pass searches for.
+    /// The objects that the next pass checks.
     next: BTreeSet<ObjectId>,
-    pass: Option<Pass>,
-    /// How many passes are complete.
+    pass: Option<ScanPass>,
+    /// The number of completed passes over all pin pages.
     passes: u64,
     rechecked: Duration,
     /// The next recheck begins behind this object.
@@ -70,7 +69,7 @@ pub(super) struct PinScan {
 }
 
 impl PinScan {
-    /// For an index of so many slots.
+    /// Creates a scan for an index with `slots` slots, without deleted objects.
     pub(super) fn new(slots: usize) -> Self {
         Self {
             retired: BTreeSet::new(),
@@ -83,7 +82,7 @@ impl PinScan {
         }
     }
 
-    /// How many objects are deleted and not free.
+    /// The number of objects that are deleted and not freed.
     pub(super) fn count(&self) -> usize {
         self.retired.len()
     }
@@ -96,7 +95,7 @@ impl PinScan {
         self.slots.get(id.slot() / 64).is_some_and(|bits| bits >> (id.slot() % 64) & 1 == 1)
     }
 
-    /// An object is marked as deleted.
+    /// Adds an object that is marked as deleted.
     pub(super) fn add(&mut self, id: ObjectId) {
         self.retired.insert(id);
         if let Some(bits) = self.slots.get_mut(id.slot() / 64) {
@@ -104,7 +103,7 @@ impl PinScan {
         }
     }
 
-    /// An object is free.
+    /// Removes an object that is freed.
     pub(super) fn remove(&mut self, id: ObjectId) {
         if self.retired.remove(&id)
             && let Some(bits) = self.slots.get_mut(id.slot() / 64)
@@ -113,39 +112,39 @@ impl PinScan {
         }
     }
 
-    /// Has the next pass search for a pack, named by its first object, or for a single object.
-    pub(super) fn look_for(&mut self, first: ObjectId) {
+    /// Adds a pack, by its first object, or a single object to the next pass.
+    pub(super) fn search(&mut self, first: ObjectId) {
         self.next.insert(first);
     }
 
-    /// Whether a pass runs or is to begin.
+    /// Whether a pass is in progress or is to begin.
     pub(super) fn is_active(&self) -> bool {
         self.pass.is_some() || !self.next.is_empty()
     }
 
-    /// How many passes are complete.
+    /// The number of completed passes over all pin pages.
     pub(super) fn passes(&self) -> u64 {
         self.passes
     }
 
-    /// How many passes will be complete when everything that is searched for now has been.
+    /// The number of completed passes after which every object that is searched for now has been checked.
     pub(super) fn passes_to_come(&self) -> u64 {
-        let next = self.next.len().div_ceil(OBJECTS_OF_A_PASS) as u64;
+        let next = self.next.len().div_ceil(MAX_PASS_OBJECTS) as u64;
         self.passes + u64::from(self.pass.is_some()) + next
     }
 
-    /// When to step again for this.
+    /// The time of the next step for this scan.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         match () {
             () if self.is_active() => Some(Duration::ZERO),
             () if self.retired.is_empty() => None,
-            () => Some(self.rechecked + RECHECK),
+            () => Some(self.rechecked + RECHECK_INTERVAL),
         }
     }
 
-    /// The objects that are to be searched for again because time has passed: some now, others the next time.
+    /// The objects that are to be checked again after an interval: some now, others the next time.
     pub(super) fn due(&mut self, now: Duration) -> Vec<ObjectId> {
-        if self.retired.is_empty() || now.saturating_sub(self.rechecked) < RECHECK {
+        if self.retired.is_empty() || now.saturating_sub(self.rechecked) < RECHECK_INTERVAL {
             return Vec::new();
         }
         self.rechecked = now;
@@ -154,13 +153,13 @@ impl PinScan {
             Some(from) => self.retired.range(from..),
             None => self.retired.range(..),
         };
-        let due: Vec<_> = range.filter(behind).take(OBJECTS_OF_A_PASS).copied().collect();
-        self.recheck_from = due.last().copied().filter(|_| due.len() == OBJECTS_OF_A_PASS);
+        let due: Vec<_> = range.filter(behind).take(MAX_PASS_OBJECTS).copied().collect();
+        self.recheck_from = due.last().copied().filter(|_| due.len() == MAX_PASS_OBJECTS);
         due
     }
 
-    /// Reads pins as far as the work allows. `size` returns how many objects a pack has. Returns true when a pass has read all
-    /// pages: what it searched for is returned by [`PinScan::take_checked`].
+    /// Reads pins as far as the work allows. `size` returns the number of objects of a pack. Returns true when a pass has read
+    /// all pages; then [`PinScan::take_checked`] returns the objects that it has checked.
     pub(super) fn read(
         &mut self,
         server_memory: &impl ServerMemory,
@@ -173,13 +172,13 @@ impl PinScan {
             None => {
                 let mut objects = 0;
                 let mut packs = Vec::new();
-                while objects < OBJECTS_OF_A_PASS
+                while objects < MAX_PASS_OBJECTS
                     && let Some(first) = self.next.pop_first()
                 {
                     objects += size(first);
                     packs.push(first);
                 }
-                Pass { packs, at: Some(PinPosition::default()), pinned: BTreeSet::new() }
+                ScanPass { packs, at: Some(PinPosition::default()), pinned: BTreeSet::new() }
             }
         };
         while *work > 0
@@ -189,7 +188,7 @@ impl PinScan {
             let mut visit = |pin: u64| match ObjectId::from_u64(pin).filter(|id| self.contains(*id)) {
                 Some(id) => {
                     pinned.insert(id);
-                    WORK_OF_A_HIT
+                    HIT_WORK
                 }
                 None => 1,
             };
@@ -200,7 +199,7 @@ impl PinScan {
         is_read
     }
 
-    /// The next pack that a complete pass has searched for. The pass is over when there is none left.
+    /// The next pack that a complete pass has checked. The pass ends when none is left.
     pub(super) fn take_checked(&mut self) -> Option<ObjectId> {
         let pass = self.pass.as_mut().filter(|pass| pass.at.is_none())?;
         let first = pass.packs.pop();
@@ -211,7 +210,7 @@ impl PinScan {
         first
     }
 
-    /// Whether the pass that is complete has found a pin of a deleted object.
+    /// Whether the complete pass has found a pin of a deleted object.
     pub(super) fn is_pinned(&self, id: ObjectId) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.pinned.contains(&id))
     }
@@ -224,14 +223,14 @@ mod tests {
     use super::*;
     use crate::id::AllocationId;
 
-    /// Pages of pins, and how many cells of them were read.
+    /// Pin pages, and the number of cells that were read.
     #[derive(Default)]
-    struct Pages {
+    struct TestPages {
         pages: Vec<Vec<u64>>,
         read: Cell<usize>,
     }
 
-    impl ServerMemory for Pages {
+    impl ServerMemory for TestPages {
         fn write(&mut self, _: AllocationId, _: u64, _: &[u8]) -> bool {
             false
         }
@@ -262,10 +261,10 @@ mod tests {
         ObjectId::new(slot, 3)
     }
 
-    /// Runs one pass to its end, and says in how many slices, and what was found pinned.
-    fn run(scan: &mut PinScan, pages: &Pages) -> (usize, BTreeSet<ObjectId>) {
+    /// Runs one pass to its end. Returns the number of slices, and the pinned objects.
+    fn run(scan: &mut PinScan, pages: &TestPages) -> (usize, BTreeSet<ObjectId>) {
         let mut slices = 1;
-        while !scan.read(pages, |_| 1, &mut WORK_OF_A_STEP.clone()) {
+        while !scan.read(pages, |_| 1, &mut STEP_WORK.clone()) {
             slices += 1;
         }
         let mut pinned = BTreeSet::new();
@@ -276,49 +275,49 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_reads_no_more_pins_however_many_there_are() {
+    fn a_slice_reads_a_bounded_number_of_pins() {
         for clients in [1, 10, 100] {
             // One page fits a slice, and no more.
-            let page = vec![77; WORK_OF_A_STEP - WORK_OF_A_PAGE - 1];
-            let pages = Pages { pages: vec![page; clients], ..Pages::default() };
+            let page = vec![77; STEP_WORK - PAGE_WORK - 1];
+            let pages = TestPages { pages: vec![page; clients], ..TestPages::default() };
             let mut scan = PinScan::new(64);
             scan.add(id(5));
-            scan.look_for(id(5));
-            let mut work = WORK_OF_A_STEP;
+            scan.search(id(5));
+            let mut work = STEP_WORK;
             let is_read = scan.read(&pages, |_| 1, &mut work);
-            assert_eq!((is_read, pages.read.get().min(WORK_OF_A_STEP)), (clients == 1, pages.read.get()));
+            assert_eq!((is_read, pages.read.get().min(STEP_WORK)), (clients == 1, pages.read.get()));
         }
     }
 
     #[test]
-    fn a_pass_finds_what_is_pinned_on_any_page() {
-        let mut pages = Pages { pages: vec![vec![77; 8000]; 5], ..Pages::default() };
+    fn a_pass_finds_pins_on_all_pages() {
+        let mut pages = TestPages { pages: vec![vec![77; 8000]; 5], ..TestPages::default() };
         let mut scan = PinScan::new(64);
         for slot in [5, 6] {
             scan.add(id(slot));
-            scan.look_for(id(slot));
+            scan.search(id(slot));
         }
         pages.pages[4][7999] = id(6).as_u64();
         pages.pages[3][0] = ObjectId::new(5, 2).as_u64();
         let (slices, pinned) = run(&mut scan, &pages);
-        let work = pages.pages.len() * (8000 + WORK_OF_A_PAGE) + WORK_OF_A_HIT;
-        let expected = (work.div_ceil(WORK_OF_A_STEP), BTreeSet::from([id(6)]));
+        let work = pages.pages.len() * (8000 + PAGE_WORK) + HIT_WORK;
+        let expected = (work.div_ceil(STEP_WORK), BTreeSet::from([id(6)]));
         assert_eq!((slices, pinned), expected, "another generation is another object");
         assert_eq!(scan.passes(), 1);
     }
 
     #[test]
-    fn objects_that_are_deleted_while_a_pass_runs_are_left_to_the_next() {
-        let pages = Pages { pages: vec![vec![77; 8191]; 2], ..Pages::default() };
+    fn objects_that_are_deleted_during_a_pass_are_left_to_the_next() {
+        let pages = TestPages { pages: vec![vec![77; 8191]; 2], ..TestPages::default() };
         let mut scan = PinScan::new(64);
         scan.add(id(5));
-        scan.look_for(id(5));
+        scan.search(id(5));
         assert!(!scan.read(&pages, |_| 1, &mut 100));
         scan.add(id(6));
-        scan.look_for(id(6));
+        scan.search(id(6));
         assert_eq!(scan.passes_to_come(), 2);
         let mut checked = Vec::new();
-        while !scan.read(&pages, |_| 1, &mut WORK_OF_A_STEP.clone()) {}
+        while !scan.read(&pages, |_| 1, &mut STEP_WORK.clone()) {}
         while let Some(first) = scan.take_checked() {
             checked.push(first);
         }
@@ -326,11 +325,11 @@ mod tests {
     }
 
     #[test]
-    fn all_are_looked_for_again_some_at_a_time() {
+    fn all_deleted_objects_are_rechecked_some_at_a_time() {
         let mut scan = PinScan::new(4096);
         (0..3000).for_each(|slot| scan.add(id(slot)));
         let at = |seconds| Duration::from_secs(seconds);
-        (0..3000).for_each(|slot| scan.look_for(id(slot)));
+        (0..3000).for_each(|slot| scan.search(id(slot)));
         assert_eq!(scan.passes_to_come(), 3);
         let due: Vec<_> = (1..=4).map(|second| scan.due(at(second)).len()).collect();
         assert_eq!(due, [1024, 1024, 952, 1024]);
@@ -342,9 +341,9 @@ mod tests {
         let mut scan = PinScan::new(64);
         for slot in 0..3 {
             scan.add(id(slot));
-            scan.look_for(id(slot));
+            scan.search(id(slot));
         }
-        while !scan.read(&Pages::default(), |_| 600, &mut WORK_OF_A_STEP.clone()) {}
+        while !scan.read(&TestPages::default(), |_| 600, &mut STEP_WORK.clone()) {}
         let mut checked = 0;
         while scan.take_checked().is_some() {
             checked += 1;

@@ -1,34 +1,34 @@
-//! A request to create an object or a pack, after validation: names, lengths and offsets of all objects.
+//! A validated request to create an object or a pack: names, lengths and offsets of all objects.
 
-use crate::protocol::{Ask, Label, Member, Refusal, check_labels, lay_out};
+use crate::protocol::{Label, MemberSpec, Refusal, RequestKind, check_labels, pack_layout};
 
-/// What is to be created.
+/// The objects that a request creates.
 #[derive(Debug)]
-pub(super) struct Plan<'a> {
-    /// The name and description of the object, or of the pack as a whole.
+pub(super) struct CreatePlan<'a> {
+    /// The name and metadata of the object, or of the pack as a whole.
     pub(super) label: &'a Label,
     /// The objects of a pack besides its first; empty for a single object.
-    pub(super) members: &'a [Member],
-    /// Where the bytes of each member begin.
+    pub(super) members: &'a [MemberSpec],
+    /// The offset of each member, in bytes.
     pub(super) offsets: Vec<u64>,
-    /// How long the memory is that holds all bytes.
+    /// The length of the memory that holds all objects, in bytes.
     pub(super) len: u64,
     pub(super) place: u32,
 }
 
-impl<'a> Plan<'a> {
-    pub(super) fn new(ask: &'a Ask) -> Result<Self, Refusal> {
-        let Ask::Create { label, len, members, place } = ask else {
-            return Err(Refusal::malformed("only creation is planned"));
+impl<'a> CreatePlan<'a> {
+    pub(super) fn new(kind: &'a RequestKind) -> Result<Self, Refusal> {
+        let RequestKind::Create { label, len, members, place } = kind else {
+            return Err(Refusal::malformed("the request creates no object"));
         };
         check_labels(label, members)?;
-        let too_long = || Refusal::malformed("a pack is longer than there are numbers");
-        let (offsets, total) = lay_out(members.iter().map(|member| member.len)).ok_or_else(too_long)?;
+        let too_long = || Refusal::malformed("the length of a pack does not fit 64 bits");
+        let (offsets, total) = pack_layout(members.iter().map(|member| member.len)).ok_or_else(too_long)?;
         let len = if members.is_empty() { *len } else { total };
         Ok(Self { label, members, offsets, len, place: *place })
     }
 
-    /// How many objects there are, the first of a pack included.
+    /// The number of objects, including the first of a pack.
     pub(super) fn count(&self) -> usize {
         1 + self.members.len()
     }
@@ -46,27 +46,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_members_of_a_pack_follow_each_other_in_its_memory() {
-        let ask = create("p", 7, &[("p/a", 100), ("p/b", 0), ("p/c", 5000)], 1);
-        let plan = Plan::new(&ask).unwrap();
+    fn members_of_a_pack_are_consecutive() {
+        let kind = create("p", 7, &[("p/a", 100), ("p/b", 0), ("p/c", 5000)], 1);
+        let plan = CreatePlan::new(&kind).unwrap();
         assert_eq!((plan.count(), plan.place), (4, 1));
         assert_eq!(plan.names().collect::<Vec<_>>(), ["p/a", "p/b", "p/c", "p"]);
         assert!(plan.offsets.is_sorted() && plan.offsets[0] == 0, "{:?}", plan.offsets);
-        assert_eq!(plan.len, plan.offsets[2] + 5000, "the length of a pack is that of its members");
+        assert_eq!(plan.len, plan.offsets[2] + 5000, "the length of a pack follows from its members");
     }
 
     #[test]
-    fn a_single_object_has_the_length_that_was_asked_for() {
-        let ask = create("x", 7, &[], 0);
-        let plan = Plan::new(&ask).unwrap();
+    fn a_single_object_has_the_requested_length() {
+        let kind = create("x", 7, &[], 0);
+        let plan = CreatePlan::new(&kind).unwrap();
         assert_eq!((plan.count(), plan.len, plan.offsets.len()), (1, 7, 0));
     }
 
     #[test]
-    fn what_creates_nothing_has_no_plan() {
-        assert_eq!(Plan::new(&Ask::Status).unwrap_err(), Refusal::malformed("only creation is planned"));
+    fn a_request_that_creates_nothing_has_no_plan() {
+        assert_eq!(
+            CreatePlan::new(&RequestKind::Status).unwrap_err(),
+            Refusal::malformed("the request creates no object")
+        );
         let endless = create("p", 0, &[("p/a", u64::MAX), ("p/b", 1)], 0);
-        let refused = Refusal::malformed("a pack is longer than there are numbers");
-        assert_eq!(Plan::new(&endless).unwrap_err(), refused);
+        let refused = Refusal::malformed("the length of a pack does not fit 64 bits");
+        assert_eq!(CreatePlan::new(&endless).unwrap_err(), refused);
     }
 }

@@ -1,15 +1,15 @@
-//! Which object each request has created, so that a request that a client repeats is not processed twice.
+//! The object that each request has created, so that a request that is sent again is not processed twice.
 
 use std::collections::BTreeMap;
 
 use crate::id::{ClientId, ObjectId};
 
-/// The first object that each request has created, for every client that is still there.
+/// The first object that each request has created, for every connected client.
 #[derive(Debug, Default)]
 pub(super) struct RequestHistory {
     clients: BTreeMap<ClientId, BTreeMap<u64, ObjectId>>,
-    /// The entries of clients that have left. A bounded number of them is dropped at each step, because one client may have
-    /// created all objects there are.
+    /// Entries of clients that have left. Each step drops a bounded number of them, because one client may have created all
+    /// objects.
     abandoned: Vec<BTreeMap<u64, ObjectId>>,
 }
 
@@ -22,13 +22,13 @@ impl RequestHistory {
         self.clients.entry(client).or_default().insert(request, object);
     }
 
-    /// Removes the entry of a request, if this is the object that it has created.
+    /// Removes the entry of a request if it has created this object.
     pub(super) fn remove(&mut self, client: ClientId, request: u64, object: ObjectId) {
-        let Some(made) = self.clients.get_mut(&client) else { return };
-        if made.get(&request) == Some(&object) {
-            made.remove(&request);
+        let Some(created) = self.clients.get_mut(&client) else { return };
+        if created.get(&request) == Some(&object) {
+            created.remove(&request);
         }
-        if made.is_empty() {
+        if created.is_empty() {
             self.clients.remove(&client);
         }
     }
@@ -38,20 +38,20 @@ impl RequestHistory {
         self.abandoned.extend(self.clients.remove(&client));
     }
 
-    /// Removes the entries of all clients that are not there.
-    pub(super) fn retain(&mut self, is_there: impl Fn(ClientId) -> bool) {
-        self.clients.retain(|client, _| is_there(*client));
+    /// Removes the entries of all clients that are not connected.
+    pub(super) fn retain(&mut self, exists: impl Fn(ClientId) -> bool) {
+        self.clients.retain(|client, _| exists(*client));
     }
 
-    /// Whether entries of clients that have left are to be dropped.
+    /// Whether entries of departed clients are left to drop.
     pub(super) fn has_abandoned(&self) -> bool {
         !self.abandoned.is_empty()
     }
 
-    /// Drops up to `count` entries of clients that have left.
+    /// Drops up to `count` entries of departed clients.
     pub(super) fn trim(&mut self, mut count: usize) {
-        while let Some(made) = self.abandoned.last_mut() {
-            while count > 0 && made.pop_first().is_some() {
+        while let Some(created) = self.abandoned.last_mut() {
+            while count > 0 && created.pop_first().is_some() {
                 count -= 1;
             }
             if count == 0 {
@@ -67,23 +67,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_a_client_that_left_are_gone_at_once_and_dropped_a_bounded_number_at_a_time() {
-        let (mut made, client) = (RequestHistory::default(), ClientId(1));
-        (1..=1000).for_each(|request| made.insert(client, request, ObjectId::new(1, request)));
-        made.insert(ClientId(2), 5, ObjectId::new(2, 0));
-        made.forget(client);
-        assert_eq!((made.get(client, 1), made.get(ClientId(2), 5)), (None, Some(ObjectId::new(2, 0))));
-        let steps = std::iter::from_fn(|| made.has_abandoned().then(|| made.trim(300))).count();
+    fn entries_of_a_departed_client_are_removed_at_once_and_dropped_in_bounded_slices() {
+        let (mut created, client) = (RequestHistory::default(), ClientId(1));
+        (1..=1000).for_each(|request| created.insert(client, request, ObjectId::new(1, request)));
+        created.insert(ClientId(2), 5, ObjectId::new(2, 0));
+        created.forget(client);
+        assert_eq!((created.get(client, 1), created.get(ClientId(2), 5)), (None, Some(ObjectId::new(2, 0))));
+        let steps = std::iter::from_fn(|| created.has_abandoned().then(|| created.trim(300))).count();
         assert_eq!(steps, 4);
     }
 
     #[test]
     fn an_entry_is_removed_only_with_the_object_that_its_request_created() {
-        let (mut made, client) = (RequestHistory::default(), ClientId(1));
-        made.insert(client, 1, ObjectId::new(1, 0));
-        made.remove(client, 1, ObjectId::new(2, 0));
-        assert_eq!(made.get(client, 1), Some(ObjectId::new(1, 0)));
-        made.remove(client, 1, ObjectId::new(1, 0));
-        assert_eq!(made.get(client, 1), None);
+        let (mut created, client) = (RequestHistory::default(), ClientId(1));
+        created.insert(client, 1, ObjectId::new(1, 0));
+        created.remove(client, 1, ObjectId::new(2, 0));
+        assert_eq!(created.get(client, 1), Some(ObjectId::new(1, 0)));
+        created.remove(client, 1, ObjectId::new(1, 0));
+        assert_eq!(created.get(client, 1), None);
     }
 }

@@ -1,44 +1,43 @@
-//! Deleting objects: an object that is marked as deleted is not found any more, is kept while a client has it pinned, and
-//! is freed then.
+//! Deletes objects: a deleted object is not found any more, is retained while a client has it pinned, and is then freed.
 
 use std::time::Duration;
 
 use super::interface::ServerMemory;
 use super::objects::ObjectTable;
 use super::outputs::Outputs;
-use super::pin_scan::{PinScan, WORK_OF_FREEING};
+use super::pin_scan::{FREE_WORK, PinScan};
 use crate::cells::Cells;
-use crate::id::{ObjectId, State};
+use crate::id::{ObjectId, SlotState};
 use crate::protocol::EventKind;
 
-/// The deleted objects that are not free yet, and the search for their pins.
+/// The deleted objects that are not freed yet, and the scan for their pins.
 #[derive(Debug)]
 pub(super) struct Retirement {
     scan: PinScan,
 }
 
 impl Retirement {
-    /// For an index of so many slots.
+    /// Creates the state for an index with `slots` slots, without deleted objects.
     pub(super) fn new(slots: usize) -> Self {
         Self { scan: PinScan::new(slots) }
     }
 
-    /// How many objects are deleted and not free.
+    /// The number of objects that are deleted and not freed.
     pub(super) fn count(&self) -> usize {
         self.scan.count()
     }
 
-    /// Whether pins are being searched for.
+    /// Whether pins are being scanned.
     pub(super) fn is_active(&self) -> bool {
         self.scan.is_active()
     }
 
-    /// How many passes over all pins are complete.
+    /// The number of completed passes over all pins.
     pub(super) fn passes(&self) -> u64 {
         self.scan.passes()
     }
 
-    /// How many passes will be complete when every object that is searched for now has been.
+    /// The number of completed passes after which every object that is searched for now has been checked.
     pub(super) fn passes_to_come(&self) -> u64 {
         self.scan.passes_to_come()
     }
@@ -47,8 +46,8 @@ impl Retirement {
         self.scan.wake_at()
     }
 
-    /// Marks an object as deleted, and if it is the first of a pack all objects of the pack. The mark on the first is the store
-    /// that commits. The record of another object of a pack stays as long as the pack.
+    /// Marks an object as deleted, and all objects of the pack if it is the first of one. The mark of the first object commits.
+    /// The record of another object of a pack is retained as long as the pack.
     pub(super) fn retire<C: Cells>(
         &mut self,
         object: ObjectId,
@@ -61,45 +60,45 @@ impl Retirement {
             if !objects.is_in_sealed_pack(id, &record) {
                 self.scan.add(id);
             }
-            if state == State::Sealed && !record.name.is_empty() {
+            if state == SlotState::Sealed && !record.name.is_empty() {
                 outputs.notify(&record.name, id, EventKind::Deleted);
             }
         }
-        self.look_for(object, objects);
+        self.search(object, objects);
     }
 
-    /// An object was found deleted in the index: its pins are searched for.
+    /// Adds an object that the index marks as deleted, and scans for its pins.
     pub(super) fn recover(&mut self, id: ObjectId, first: ObjectId) {
         self.scan.add(id);
-        self.scan.look_for(first);
+        self.scan.search(first);
     }
 
-    /// Searches for the pins of an object, and if it belongs to a pack for those of the whole pack: a pin of the first object
-    /// holds all others, and a pin of another holds the first. Does nothing if the first is not marked as deleted: a
-    /// pass that began before the mark must not free it.
-    pub(super) fn look_for<C: Cells>(&mut self, id: ObjectId, objects: &ObjectTable<C>) {
+    /// Starts a scan for the pins of an object, or of its whole pack: a pin of the first object retains all others, and a pin of
+    /// another object retains the first. Does nothing if the first object is not marked as deleted: a pass that began before the
+    /// mark must not free it.
+    pub(super) fn search<C: Cells>(&mut self, id: ObjectId, objects: &ObjectTable<C>) {
         let first = objects.read(id).and_then(|(_, record)| record.pack).unwrap_or(id);
         if self.scan.contains(first) {
-            self.scan.look_for(first);
+            self.scan.search(first);
         }
     }
 
     /// A client has released a pin of an object.
-    pub(super) fn unpinned<C: Cells>(&mut self, object: ObjectId, objects: &ObjectTable<C>) {
+    pub(super) fn pin_released<C: Cells>(&mut self, object: ObjectId, objects: &ObjectTable<C>) {
         if self.scan.contains(object) {
-            self.look_for(object, objects);
+            self.search(object, objects);
         }
     }
 
-    /// Searches again for the pins of some objects because time has passed.
+    /// Repeats the scan for some objects after an interval.
     pub(super) fn recheck<C: Cells>(&mut self, now: Duration, objects: &ObjectTable<C>) {
         for id in self.scan.due(now) {
-            self.look_for(id, objects);
+            self.search(id, objects);
         }
     }
 
-    /// Reads pins as far as the work allows. Returns true when a pass is complete: then [`Self::take_unpinned`] returns what it
-    /// has searched for.
+    /// Reads pins as far as the work allows. Returns true when a pass is complete; then [`Self::take_unpinned`] returns the
+    /// objects that it has checked.
     pub(super) fn read_pins<C: Cells>(
         &mut self,
         server_memory: &impl ServerMemory,
@@ -109,9 +108,8 @@ impl Retirement {
         self.scan.read(server_memory, |first| objects.pack_len(first), work)
     }
 
-    /// The next objects that a complete pass has searched for, without those that are pinned, in the order in which they are
-    /// freed: the first of a pack last. `is_held` says whether a pack is kept for another reason. Returns `None` after the
-    /// last, or when the work is used up.
+    /// The next unpinned objects of a complete pass, in the order in which they are freed: the first of a pack last. `is_held`
+    /// returns whether a pack is retained for another reason. Returns `None` after the last, or when the work is used up.
     pub(super) fn take_unpinned<C: Cells>(
         &mut self,
         objects: &ObjectTable<C>,
@@ -128,11 +126,11 @@ impl Retirement {
             unpinned.extend(objects.pack(first).filter(is_free));
             unpinned.reverse();
         }
-        *work = work.saturating_sub((1 + unpinned.len()) * WORK_OF_FREEING);
+        *work = work.saturating_sub((1 + unpinned.len()) * FREE_WORK);
         Some(unpinned)
     }
 
-    /// An object is freed.
+    /// Removes an object that is freed.
     pub(super) fn remove(&mut self, id: ObjectId) {
         self.scan.remove(id);
     }
@@ -141,15 +139,15 @@ impl Retirement {
 #[cfg(test)]
 mod tests {
     use super::super::Input;
-    use super::super::objects::Origin;
-    use super::super::pin_scan::WORK_OF_A_STEP;
-    use super::super::plan::Plan;
+    use super::super::objects::Creator;
+    use super::super::pin_scan::STEP_WORK;
+    use super::super::plan::CreatePlan;
     use super::super::simulation::{GEOMETRY, Simulation, TestMemory, create, label, sealed};
     use super::*;
     use crate::cells::recorded::RecordedCells;
     use crate::id::{AllocationId, ClientId};
-    use crate::index::{Index, Region};
-    use crate::protocol::{Answer, Ask, Refusal};
+    use crate::index::{ObjectIndex, Region};
+    use crate::protocol::{Answer, Refusal, RequestKind};
     use crate::server::Server;
 
     /// The objects that one pass over these pins finds unpinned.
@@ -159,7 +157,7 @@ mod tests {
         pins: &TestMemory,
         is_held: impl Fn(ObjectId) -> bool,
     ) -> Vec<ObjectId> {
-        let mut work = WORK_OF_A_STEP;
+        let mut work = STEP_WORK;
         assert!(retirement.read_pins(pins, objects, &mut work), "few pins fit one step");
         let next = || retirement.take_unpinned(objects, &is_held, &mut work);
         std::iter::from_fn(next).flatten().collect()
@@ -167,50 +165,59 @@ mod tests {
 
     #[test]
     fn the_objects_of_a_pack_are_freed_when_none_is_pinned_and_the_first_last() {
-        let mut objects = ObjectTable::new(Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY));
+        let mut objects =
+            ObjectTable::new(ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY));
         let (mut retirement, mut outputs) = (Retirement::new(GEOMETRY.slots), Outputs::default());
-        let ask = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
-        let origin = Origin { client: ClientId(1), owner: 7, request: 1, created: 0 };
+        let kind = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
+        let creator = Creator { client: ClientId(1), owner: 7, request: 1, created: 0 };
         let region = Region { allocation: AllocationId::new(0, 0), offset: 0, len: 4096 };
-        let first = objects.insert(origin, &Plan::new(&ask).unwrap(), region, State::Created);
+        let first = objects.insert(creator, &CreatePlan::new(&kind).unwrap(), region, SlotState::Created);
         let pack: Vec<_> = objects.pack(first).collect();
-        retirement.unpinned(first, &objects);
-        assert!(!retirement.is_active(), "it is not deleted");
+        retirement.pin_released(first, &objects);
+        assert!(!retirement.is_active(), "the object is not deleted");
         retirement.retire(first, &mut objects, &mut outputs);
         assert_eq!((retirement.count(), outputs.take()), (3, vec![]), "a draft has no events");
         let mut pins = TestMemory::default();
         pins.pins.insert(pack[1]);
         let unpinned = pass(&mut retirement, &objects, &pins, |_| false);
-        assert_eq!(unpinned, [pack[2], first], "a pinned object is kept");
+        assert_eq!(unpinned, [pack[2], first], "a pinned object is retained");
         pins.pins.insert(first);
-        retirement.unpinned(pack[1], &objects);
-        assert_eq!(pass(&mut retirement, &objects, &pins, |_| false), [], "the first holds all");
+        retirement.pin_released(pack[1], &objects);
+        assert_eq!(
+            pass(&mut retirement, &objects, &pins, |_| false),
+            [],
+            "the first object retains all others"
+        );
         pins.pins.clear();
-        retirement.unpinned(first, &objects);
-        assert_eq!(pass(&mut retirement, &objects, &pins, |id| id == first), [], "held for another reason");
-        retirement.unpinned(first, &objects);
+        retirement.pin_released(first, &objects);
+        assert_eq!(
+            pass(&mut retirement, &objects, &pins, |id| id == first),
+            [],
+            "retained for another reason"
+        );
+        retirement.pin_released(first, &objects);
         assert_eq!(pass(&mut retirement, &objects, &pins, |_| false), [pack[2], pack[1], first]);
         pack.iter().for_each(|id| retirement.remove(*id));
         assert_eq!((retirement.count(), retirement.passes()), (0, 4));
     }
 
-    /// A simulation with a sealed pack of three.
+    /// A simulation with a sealed pack of three objects.
     fn packed() -> (Simulation, ClientId, ObjectId) {
         let mut sim = Simulation::new();
         let client = sim.join(1);
         let members = [("p/a", 5000), ("p/b", 6000), ("p/c", 20_000)];
-        sim.one(client, create("p", 0, &members, 0), &[]);
-        let made = sim.requests;
-        let first = sealed(&sim.one(client, Ask::Seal { create: made }, &[]));
+        sim.request_one(client, create("p", 0, &members, 0), &[]);
+        let created = sim.requests;
+        let first = sealed(&sim.request_one(client, RequestKind::Seal { create: created }, &[]));
         (sim, client, first)
     }
 
     #[test]
-    fn all_pins_are_looked_at_once_for_a_pack() {
+    fn all_pins_are_read_once_for_a_pack() {
         let (mut sim, client, first) = packed();
-        let before = sim.memory.looks.get();
-        sim.one(client, Ask::Delete { object: first }, &[]);
-        assert_eq!(sim.memory.looks.get() - before, 1);
+        let before = sim.memory.scans.get();
+        sim.request_one(client, RequestKind::Delete { object: first }, &[]);
+        assert_eq!(sim.memory.scans.get() - before, 1);
     }
 
     fn names<C: Cells>(server: &Server<C>) -> Vec<String> {
@@ -225,24 +232,24 @@ mod tests {
     }
 
     #[test]
-    fn a_kick_costs_nothing_where_nothing_is_deleted() {
+    fn a_released_pin_starts_no_scan_if_nothing_is_deleted() {
         let (mut sim, client, first) = packed();
-        let before = sim.memory.looks.get();
+        let before = sim.memory.scans.get();
         for object in [first, ObjectId::new(20, 7)] {
-            assert_eq!(sim.ask(client, Ask::Kick { object }, &[]), []);
+            assert_eq!(sim.request(client, RequestKind::PinReleased { object }, &[]), []);
         }
-        assert_eq!(sim.memory.looks.get(), before);
+        assert_eq!(sim.memory.scans.get(), before);
     }
 
     #[test]
-    fn a_draft_belongs_to_its_connection_whatever_ids_its_requests_use() {
+    fn a_draft_belongs_to_its_connection_even_if_request_ids_repeat() {
         let (mut sim, _, first) = packed();
         let client = sim.join(2);
-        let (made, answer) = sim.create(client, "draft", 100_000);
+        let (created, answer) = sim.create(client, "draft", 100_000);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
-        // Another request with the same id.
-        let ask = Ask::Publish { label: label("other"), object: first, part: None };
-        let request = crate::protocol::Request { id: made, again: 0, ask };
+        // Another request that uses the same id.
+        let kind = RequestKind::Publish { label: label("other"), object: first, part: None };
+        let request = crate::protocol::Request { id: created, resends: 0, kind };
         let answers = sim.run(Input::Request { client, request, payload: Vec::new().into(), charge: None });
         let refused = Refusal::malformed("a request has an id that was used before");
         assert_eq!(answers, [Answer::Refused(refused)]);
@@ -252,30 +259,30 @@ mod tests {
     }
 
     #[test]
-    fn pins_of_what_is_not_deleted_are_not_looked_for() {
+    fn pins_of_undeleted_objects_are_not_scanned_for() {
         let (mut sim, client, _) = packed();
-        let (made, answer) = sim.create(client, "single", 10);
+        let (created, answer) = sim.create(client, "single", 10);
         let object = sealed(&answer);
         let member = names_of(&sim.server, "p/b");
-        let before = sim.memory.looks.get();
-        // A pass that began now could free the objects if they were deleted before its end.
-        sim.one(client, Ask::Abandon { create: made }, &[]);
-        sim.one(client, Ask::Delete { object: member }, &[]);
-        assert_eq!(sim.memory.looks.get(), before);
-        sim.one(client, Ask::Delete { object }, &[]);
-        assert_eq!(sim.memory.looks.get(), before + 1);
+        let before = sim.memory.scans.get();
+        // A pass that begins now could free the objects if they were deleted before its end.
+        sim.request_one(client, RequestKind::Abandon { create: created }, &[]);
+        sim.request_one(client, RequestKind::Delete { object: member }, &[]);
+        assert_eq!(sim.memory.scans.get(), before);
+        sim.request_one(client, RequestKind::Delete { object }, &[]);
+        assert_eq!(sim.memory.scans.get(), before + 1);
     }
 
     #[test]
-    fn an_object_of_a_draft_of_a_pack_is_not_deleted_by_itself() {
+    fn a_member_of_an_unsealed_pack_cannot_be_deleted_separately() {
         let mut sim = Simulation::new();
         let (writer, root) = (sim.join(1), sim.join_as(3, 0));
-        let answer = sim.one(writer, create("p", 0, &[("p/a", 40_000), ("p/b", 40_000)], 0), &[]);
+        let answer = sim.request_one(writer, create("p", 0, &[("p/a", 40_000), ("p/b", 40_000)], 0), &[]);
         let Answer::Created { object: first, .. } = answer else { panic!("{answer:?}") };
         let object = names_of(&sim.server, "p/b");
         let refused = Answer::Refused(Refusal::NotSealed { object });
-        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), refused);
-        assert_eq!(sim.one(root, Ask::Delete { object: first }, &[]), Answer::Done);
+        assert_eq!(sim.request_one(root, RequestKind::Delete { object }, &[]), refused);
+        assert_eq!(sim.request_one(root, RequestKind::Delete { object: first }, &[]), Answer::Done);
         assert_eq!(names(&sim.server), Vec::<String>::new());
     }
 
@@ -283,25 +290,25 @@ mod tests {
     fn the_servers_user_deletes_drafts_and_others_do_not() {
         let mut sim = Simulation::new();
         let (writer, other, root) = (sim.join(1), sim.join(2), sim.join_as(3, 0));
-        let (made, answer) = sim.create(writer, "draft", 100_000);
+        let (created, answer) = sim.create(writer, "draft", 100_000);
         let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
         assert_eq!(
-            sim.one(other, Ask::Delete { object }, &[]),
+            sim.request_one(other, RequestKind::Delete { object }, &[]),
             Answer::Refused(Refusal::NotSealed { object })
         );
-        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!(sim.request_one(root, RequestKind::Delete { object }, &[]), Answer::Done);
         assert_eq!((sim.status(root).unsealed, sim.status(root).host.used), (0, 0));
         let refused = Answer::Refused(Refusal::NothingToSeal);
-        assert_eq!(sim.one(writer, Ask::Seal { create: made }, &[]), refused);
+        assert_eq!(sim.request_one(writer, RequestKind::Seal { create: created }, &[]), refused);
     }
 
     #[test]
-    fn the_place_of_a_deleted_draft_in_an_arena_is_not_used_again_while_its_writer_is_there() {
+    fn the_region_of_a_deleted_draft_is_not_reused_while_its_writer_is_connected() {
         let mut sim = Simulation::new();
         let (writer, root) = (sim.join(1), sim.join_as(3, 0));
-        let answer = sim.one(writer, create("draft", 1000, &[], 1), &[]);
+        let answer = sim.request_one(writer, create("draft", 1000, &[], 1), &[]);
         let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
-        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!(sim.request_one(root, RequestKind::Delete { object }, &[]), Answer::Done);
         assert_eq!(sim.status(root).retired, 1);
         sim.clients.remove(&writer);
         sim.run(Input::Left { client: writer });
@@ -309,29 +316,29 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_pack_that_is_pinned_is_kept_whole() {
+    fn a_deleted_pack_with_a_pin_is_retained_as_a_whole() {
         let (mut sim, client, first) = packed();
         sim.memory.pins.insert(first);
-        sim.one(client, Ask::Delete { object: first }, &[]);
+        sim.request_one(client, RequestKind::Delete { object: first }, &[]);
         assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/c"]);
         assert_eq!(sim.status(client).retired, 4);
         sim.memory.pins.clear();
-        assert_eq!(sim.ask(client, Ask::Kick { object: first }, &[]), []);
+        assert_eq!(sim.request(client, RequestKind::PinReleased { object: first }, &[]), []);
         assert_eq!(names(&sim.server), Vec::<String>::new());
         assert_eq!((sim.status(client).retired, sim.status(client).host.used), (0, 0));
     }
 
     #[test]
-    fn an_object_whose_name_another_has_taken_stays_a_part_of_its_pack() {
+    fn a_replaced_member_stays_part_of_its_pack() {
         let (mut sim, client, first) = packed();
         let other = sealed(&sim.create(client, "p/b", 10).1);
         assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/b", "p/c"]);
         let status = sim.status(client);
-        assert_eq!((status.objects, status.retired), (4, 0), "it is not waiting to be freed");
-        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!((status.objects, status.retired), (4, 0), "the member is not being retired");
+        sim.request_one(client, RequestKind::Delete { object: first }, &[]);
         assert_eq!(names(&sim.server), ["p/b"]);
         assert_eq!(
-            sim.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[]),
+            sim.request_one(client, RequestKind::Find { name: "p/b".to_owned(), wait: 0 }, &[]),
             Answer::Found { object: other }
         );
     }

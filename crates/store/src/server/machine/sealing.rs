@@ -1,4 +1,4 @@
-//! Sealing drafts: host memory that holds one object is closed for writing first, and the requests wait for that.
+//! Seals drafts. Host memory of a single object is first sealed against writes (`F_SEAL_WRITE`), and the requests wait for that.
 
 use std::collections::BTreeMap;
 
@@ -7,30 +7,30 @@ use super::ledger::HOST;
 use super::pending::REQUEST_COST;
 use super::state::StoreState;
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
 use crate::protocol::{Answer, Refusal, Request};
 use crate::server::budget::{Amount, Charge};
 
-/// Closing memory of up to this length for writing takes less time than handing it to a worker.
-const CLOSED_AT_ONCE: u64 = 16 << 20;
+/// Sealing memory up to this length against writes takes less time than passing it to a worker.
+const MAX_INLINE_CLOSE: u64 = 16 << 20;
 
-/// A draft whose memory is being closed for writing.
+/// A draft whose memory is being sealed against writes.
 #[derive(Debug)]
-struct Closing {
+struct ClosingDraft {
     client: ClientId,
     object: ObjectId,
-    /// The requests to seal it.
+    /// The requests to seal the draft.
     seals: Vec<(u64, Charge)>,
 }
 
-/// The drafts whose memory is being closed for writing, by their allocation.
+/// The drafts whose memory is being sealed against writes, by allocation.
 #[derive(Debug, Default)]
 pub(super) struct Sealing {
-    closing: BTreeMap<AllocationId, Closing>,
+    closing: BTreeMap<AllocationId, ClosingDraft>,
 }
 
 impl Sealing {
-    /// Seals what a request has created, at once or when its memory is closed for writing.
+    /// Seals the object that a request has created, at once or when its memory is sealed against writes.
     pub(super) fn seal<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -47,100 +47,100 @@ impl Sealing {
         };
         let allocation = record.region.allocation;
         match (state, store.memory.ledger().record(allocation)) {
-            (State::Created, Some(memory)) if memory.place == HOST && !memory.is_arena => {
+            (SlotState::Created, Some(memory)) if memory.place == HOST && !memory.is_arena => {
                 let charge = request
-                    .check_deaths()
+                    .check_server_deaths()
                     .and_then(|()| store.sessions.charge(client, Amount::bytes(REQUEST_COST)));
                 match charge {
                     Ok(charge) => {
-                        let draft = Closing { client, object, seals: Vec::new() };
+                        let draft = ClosingDraft { client, object, seals: Vec::new() };
                         self.close(store, (allocation, memory.len), draft, (id, charge));
                     }
                     Err(refusal) => store.answer(client, id, Err(refusal)),
                 }
             }
-            (State::Created, _) => {
+            (SlotState::Created, _) => {
                 let outcome = store.seal(client, object);
                 store.answer(client, id, outcome);
             }
-            (State::Sealed, _) => {
+            (SlotState::Sealed, _) => {
                 store.answer(client, id, Ok(Answer::Sealed { object, version: record.version }));
             }
             _ => store.answer(client, id, Err(Refusal::NothingToSeal)),
         }
     }
 
-    /// Has a request wait until memory is closed for writing, and has it closed unless that is in progress.
+    /// Makes a request wait until memory is sealed against writes, and starts that unless it is in progress.
     fn close<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
         (allocation, len): (AllocationId, u64),
-        draft: Closing,
+        draft: ClosingDraft,
         seal: (u64, Charge),
     ) {
         let client = draft.client;
         let seals = &mut self.closing.entry(allocation).or_insert(draft).seals;
         seals.push(seal);
         if seals.len() == 1 {
-            // A client that keeps a hold on pages makes the kernel wait for it. So only memory of clients of the server's own
-            // user is closed by the event loop itself.
-            let at_once = store.sessions.is_trusted(client) && len <= CLOSED_AT_ONCE;
+            // A client that pins pages (for example by direct I/O) makes the kernel wait for it. So the event loop itself only
+            // seals memory of clients of the server's own user.
+            let at_once = store.sessions.is_trusted(client) && len <= MAX_INLINE_CLOSE;
             let requester = store.sessions.requester(client);
             store.outputs.push(Output::CloseForWriting { allocation, at_once, requester });
         }
     }
 
-    /// Memory is closed for writing, or is still mapped: answers the requests that wait for it.
+    /// Memory is sealed against writes, or is still mapped for writing: answers the requests that wait for it.
     pub(super) fn closed<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
         allocation: AllocationId,
         outcome: Result<(), Refusal>,
     ) {
-        let Some(Closing { client, object, seals }) = self.closing.remove(&allocation) else { return };
-        // Its writer may have abandoned it meanwhile, or left.
-        let is_there = store.objects.state(object) == Some(State::Created);
-        let outcome = outcome.and(if is_there { Ok(()) } else { Err(Refusal::NothingToSeal) });
+        let Some(ClosingDraft { client, object, seals }) = self.closing.remove(&allocation) else { return };
+        // The writer may have abandoned the draft or left meanwhile.
+        let exists = store.objects.state(object) == Some(SlotState::Created);
+        let outcome = outcome.and(if exists { Ok(()) } else { Err(Refusal::NothingToSeal) });
         let outcome = outcome.and_then(|()| store.seal(client, object));
         for (id, _charge) in seals {
             store.answer(client, id, outcome.clone());
         }
-        // Not before: the writer would have to share the processor with the worker that preallocates.
+        // Not earlier: the writer would have to share the CPU with the worker that preallocates.
         store.memory.expect_next(allocation, store.now.elapsed);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Plan;
-    use super::super::simulation::{GEOMETRY, TERMS, create, now, settings};
+    use super::super::plan::CreatePlan;
+    use super::super::simulation::{GEOMETRY, POLICY, create, now, settings};
     use super::*;
     use crate::cells::recorded::RecordedCells;
-    use crate::index::Index;
-    use crate::protocol::Ask;
-    use crate::server::budget::tests::ample;
+    use crate::index::ObjectIndex;
+    use crate::protocol::RequestKind;
+    use crate::server::budget::tests::unlimited;
 
     const CREATE: u64 = 1;
-    const LEN: u64 = TERMS.small;
+    const LEN: u64 = POLICY.small;
 
-    /// A client of a user that has created a draft in this place, and the allocation of the draft.
+    /// A client of a user that has created a draft at this place, and the allocation of the draft.
     fn draft(user: u32, place: u32) -> (StoreState<RecordedCells>, ClientId, AllocationId) {
-        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+        let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         let mut store = StoreState::new(index, &settings(0), now());
         let client = ClientId(1);
-        store.sessions.join(client, ample().open(user));
+        store.sessions.join(client, unlimited().open(user));
         let requester = store.sessions.requester(client);
         let id = store.memory.allocate(place, LEN, false, requester, &mut store.outputs).unwrap();
         store.memory.ready(id, store.objects.index());
         let region = store.memory.ledger().whole(id).unwrap();
-        let ask = create("draft", LEN, &[], place);
-        store.insert(client, CREATE, &Plan::new(&ask).unwrap(), region, State::Created);
+        let kind = create("draft", LEN, &[], place);
+        store.insert(client, CREATE, &CreatePlan::new(&kind).unwrap(), region, SlotState::Created);
         store.outputs.take();
         (store, client, id)
     }
 
     fn request(id: u64) -> Request {
-        Request { id, again: 0, ask: Ask::Seal { create: CREATE } }
+        Request { id, resends: 0, kind: RequestKind::Seal { create: CREATE } }
     }
 
     fn answers(store: &mut StoreState<RecordedCells>) -> Vec<(u64, Answer)> {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn host_memory_is_closed_once_and_every_request_to_seal_it_is_answered() {
+    fn host_memory_is_sealed_once_and_every_request_is_answered() {
         for (user, at_once) in [(settings(0).user, true), (7, false)] {
             let (mut store, client, allocation) = draft(user, HOST);
             let mut sealing = Sealing::default();
@@ -167,12 +167,12 @@ mod tests {
             assert_eq!(answers(&mut store), [(2, sealed.clone()), (3, sealed.clone())]);
             assert!(sealing.closing.is_empty());
             sealing.seal(&mut store, client, &request(4), CREATE);
-            assert_eq!(answers(&mut store), [(4, sealed)], "it is sealed already");
+            assert_eq!(answers(&mut store), [(4, sealed)], "the object is already sealed");
         }
     }
 
     #[test]
-    fn memory_that_is_still_mapped_leaves_the_draft_as_it_was() {
+    fn memory_that_is_still_mapped_leaves_the_draft_unsealed() {
         let (mut store, client, allocation) = draft(7, HOST);
         let mut sealing = Sealing::default();
         sealing.seal(&mut store, client, &request(2), CREATE);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn device_memory_is_sealed_without_being_closed() {
+    fn device_memory_is_sealed_without_a_file_seal() {
         let (mut store, client, _) = draft(7, 1);
         Sealing::default().seal(&mut store, client, &request(2), CREATE);
         let object = store.objects.find("draft").unwrap();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_created_cannot_be_sealed() {
+    fn only_created_objects_can_be_sealed() {
         let (mut store, client, _) = draft(7, HOST);
         let mut sealing = Sealing::default();
         sealing.seal(&mut store, client, &request(2), CREATE + 1);

@@ -1,24 +1,24 @@
-//! The machine as a whole: takes an input, has its parts process it, and returns what is to be done.
+//! The state machine as a whole: dispatches an input to its parts, and returns the outputs.
 
 use std::time::Duration;
 
 use super::creation::Creation;
-use super::interface::{Input, Now, Output, ServerMemory};
+use super::interface::{Input, Output, ServerMemory, StepTime};
 use super::sealing::Sealing;
 use super::sessions::Reception;
 use super::state::StoreState;
 use super::waiting::TimedRequest;
 use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId};
-use crate::index::Index;
+use crate::index::ObjectIndex;
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, check_name};
+use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, check_name};
 use crate::server::budget::Charge;
 
-/// How many entries of the request history of clients that have left one step drops.
+/// The number of entries of the request history of departed clients that one step drops.
 const HISTORY_DROPPED_AT_ONCE: usize = 128;
 
-/// The server without its I/O. What it knows of objects is in the index; everything else can be derived from there again.
+/// The server without I/O. The index holds the durable state of all objects; everything else can be derived from it.
 #[derive(Debug)]
 pub(crate) struct Server<C> {
     pub(super) state: StoreState<C>,
@@ -32,11 +32,11 @@ impl<C: Cells> Server<C> {
         Self { state, creation: Creation::default(), sealing: Sealing::default() }
     }
 
-    pub(crate) fn index(&self) -> &Index<C> {
+    pub(crate) fn index(&self) -> &ObjectIndex<C> {
         self.state.objects.index()
     }
 
-    /// The version of the protocol in which a client is answered.
+    /// The protocol version of a client.
     pub(crate) fn protocol(&self, client: ClientId) -> u32 {
         self.state.sessions.protocol(client)
     }
@@ -46,7 +46,7 @@ impl<C: Cells> Server<C> {
         self.state.sessions.has_drafts(client)
     }
 
-    /// When to step again although nothing has happened. Zero: there is work that was left for the next step.
+    /// The time of the next step if there is no input. Zero if work was left for the next step.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
         let state = &self.state;
         if self.creation.is_ready(state.retirement.passes()) || state.history.has_abandoned() {
@@ -56,11 +56,10 @@ impl<C: Cells> Server<C> {
         wakes.into_iter().flatten().min()
     }
 
-    /// Processes an input, and then a bounded amount of the work that earlier steps have left. Returns what is to be done, in
-    /// order.
+    /// Processes an input, and then a bounded amount of the work that earlier steps have left. Returns the outputs in order.
     pub(crate) fn step(
         &mut self,
-        now: Now,
+        now: StepTime,
         input: Input<'_>,
         server_memory: &mut impl ServerMemory,
     ) -> Vec<Output> {
@@ -109,7 +108,7 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    /// Processes a request. Returns its outcome, or `None` if it has been answered or is answered later.
+    /// Processes a request. Returns its outcome; `None` if it has been answered or is answered later.
     fn process(
         &mut self,
         client: ClientId,
@@ -118,47 +117,49 @@ impl<C: Cells> Server<C> {
         charge: Option<Charge>,
         server_memory: &mut impl ServerMemory,
     ) -> Option<Result<Answer, Refusal>> {
-        let (id, is_repeated) = (request.id, request.again != 0);
+        let (id, is_repeated) = (request.id, request.resends != 0);
         let state = &mut self.state;
-        match request.ask {
-            Ask::Hello { protocol } if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) => {
+        match request.kind {
+            RequestKind::Hello { protocol } if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) => {
                 return Some(Err(Refusal::OtherProtocol { server: PROTOCOL, client: protocol }));
             }
-            Ask::Hello { protocol } => {
+            RequestKind::Hello { protocol } => {
                 state.sessions.set_protocol(client, protocol);
                 state.outputs.push(Output::Admit { client, request: id });
             }
-            Ask::Create { .. } => {
+            RequestKind::Create { .. } => {
                 self.creation.create(state, client, request, payload, charge, server_memory);
             }
-            Ask::Seal { create } => self.sealing.seal(state, client, &request, create),
-            Ask::Abandon { create } => return Some(state.abandon(client, create)),
-            Ask::Publish { label, object, part } => {
+            RequestKind::Seal { create } => self.sealing.seal(state, client, &request, create),
+            RequestKind::Abandon { create } => return Some(state.abandon(client, create)),
+            RequestKind::Publish { label, object, part } => {
                 self.creation.alias(state, (client, id, is_repeated), label, object, part);
             }
-            Ask::Adopt { .. } => self.creation.adopt(state, client, request),
-            Ask::Delete { object } => return Some(state.delete(client, object, is_repeated)),
-            Ask::Find { name, wait } => {
+            RequestKind::Adopt { .. } => self.creation.adopt(state, client, request),
+            RequestKind::Delete { object } => return Some(state.delete(client, object, is_repeated)),
+            RequestKind::Find { name, wait } => {
                 return self.find(TimedRequest { client, request: id, wait }, name);
             }
-            Ask::AwaitRoom { len, place, wait } => {
+            RequestKind::AwaitSpace { len, place, wait } => {
                 let StoreState { memory, waiting, sessions, now, .. } = state;
                 let request = TimedRequest { client, request: id, wait };
-                return waiting.wait_for_room(request, place, len, now.elapsed, memory.ledger(), sessions);
+                return waiting.wait_for_space(request, place, len, now.elapsed, memory.ledger(), sessions);
             }
-            Ask::Fetch { object } => state.fetch(client, id, object),
-            Ask::Kick { object } => state.retirement.unpinned(object, &state.objects),
-            Ask::Watch { prefix } => {
+            RequestKind::Fetch { object } => state.fetch(client, id, object),
+            RequestKind::PinReleased { object } => state.retirement.pin_released(object, &state.objects),
+            RequestKind::Watch { prefix } => {
                 return Some(check_name(&prefix).map(|()| {
                     state.outputs.push(Output::Watch { client, prefix });
                     Answer::Done
                 }));
             }
-            Ask::Status => return Some(Ok(Answer::Status(state.status()))),
-            Ask::Goodbye => self.leave(client, server_memory),
-            // The event loop processes both, because the machine knows nothing of processes.
-            Ask::AwaitChild | Ask::Claim { .. } => {
-                return Some(Err(Refusal::malformed("a request about a process")));
+            RequestKind::Status => return Some(Ok(Answer::Status(state.status()))),
+            RequestKind::Goodbye => self.leave(client, server_memory),
+            // The event loop processes both: the state machine does not know processes.
+            RequestKind::AwaitChild | RequestKind::Claim { .. } => {
+                return Some(Err(Refusal::malformed(
+                    "a request about processes that the event loop did not handle",
+                )));
             }
         }
         None
@@ -175,7 +176,7 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    /// A client has left: deletes its drafts, and forgets its requests and pins.
+    /// A client has left: deletes its drafts, and removes its requests and pins.
     fn leave(&mut self, client: ClientId, server_memory: &mut impl ServerMemory) {
         let state = &mut self.state;
         let drafts = state.sessions.leave(client);
@@ -186,9 +187,9 @@ impl<C: Cells> Server<C> {
         }
         state.history.forget(client);
         for pin in server_memory.take_pins(client) {
-            // A client may have written any number into its page.
+            // A client may have written any number to its page.
             if let Some(object) = ObjectId::from_u64(pin) {
-                state.retirement.unpinned(object, &state.objects);
+                state.retirement.pin_released(object, &state.objects);
             }
         }
     }

@@ -1,35 +1,35 @@
-//! The clients as the machine knows them: their users, accounts and protocol versions, and the drafts they hold.
+//! The clients of the state machine: their users, accounts, protocol versions and drafts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::interface::Requester;
 use crate::id::{ClientId, ObjectId};
-use crate::protocol::{Ask, OLDEST_PROTOCOL, Refusal, Request};
+use crate::protocol::{OLDEST_PROTOCOL, Refusal, Request, RequestKind};
 use crate::server::budget::{Account, Amount, Charge};
 
-/// How many requests a client may have sent before it reads that the server was restarted.
-const MOST_UNCONFIRMED: usize = 64;
+/// The number of requests that a client may have sent before it reads that the server was replaced.
+const MAX_UNCONFIRMED: usize = 64;
 
-/// The version of the protocol from which on clients count the servers that died while a request was in progress.
+/// The first protocol version in which clients count the servers that died during a request.
 const COUNTS_SERVERS: u32 = 5;
 
 #[derive(Debug)]
 struct Session {
     account: Account,
-    /// The version of the protocol the client speaks, once it has sent its hello.
+    /// The protocol version of the client, once it has sent its hello.
     protocol: Option<u32>,
-    /// If another server served the client before this one: the ids of the first requests that this server has received from it.
-    /// The client sends them again when it reads that the server was restarted.
+    /// Set if a previous server served the client: the ids of the first requests that this server has received. The client sends
+    /// them again when it reads that the server was replaced.
     unconfirmed: Option<BTreeSet<u64>>,
-    /// What it has created and not sealed: single objects, and packs by their first object.
+    /// The unsealed objects that the client has created: single objects, and packs by their first object.
     drafts: BTreeSet<ObjectId>,
 }
 
-/// What is to be done with a request, as far as its session decides.
+/// Whether a request is processed, as far as its session decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reception {
     Process,
-    /// The client is unknown, or this server has received the request before and answers that one.
+    /// The client is unknown, or this server has already received the request.
     Ignore,
     /// The client has not sent a hello.
     Disconnect,
@@ -48,7 +48,7 @@ impl Sessions {
         Self { clients: BTreeMap::new(), server_user }
     }
 
-    /// How many clients there are.
+    /// The number of clients that have a session.
     pub(super) fn count(&self) -> usize {
         self.clients.len()
     }
@@ -59,47 +59,47 @@ impl Sessions {
         self.clients.insert(client, Session { account, protocol: None, unconfirmed: None, drafts });
     }
 
-    /// Adds a client of the server before this one. It has sent its hello to that server; which protocol it speaks is unknown.
+    /// Adds a client of the previous server, to which it has sent its hello. Its protocol version is unknown.
     pub(super) fn take_over(&mut self, client: ClientId, account: Account) {
         let (protocol, unconfirmed) = (Some(OLDEST_PROTOCOL), Some(BTreeSet::new()));
         self.clients.insert(client, Session { account, protocol, unconfirmed, drafts: BTreeSet::new() });
     }
 
-    /// Removes a client and returns its drafts. A client that never sent a hello has no session, and so no drafts.
+    /// Removes a client and returns its drafts. A client without a session has no drafts.
     pub(super) fn leave(&mut self, client: ClientId) -> BTreeSet<ObjectId> {
         self.clients.remove(&client).map_or_else(BTreeSet::new, |session| session.drafts)
     }
 
-    /// Decides whether a request is processed, and remembers its id where the client may send it again.
+    /// Decides whether a request is processed, and records its id if the client may send it again.
     pub(super) fn receive(&mut self, client: ClientId, request: &Request) -> Reception {
         let Some(session) = self.clients.get_mut(&client) else { return Reception::Ignore };
-        let is_repeated = request.again != 0;
+        let is_repeated = request.resends != 0;
         if let Some(unconfirmed) = &mut session.unconfirmed {
-            if request.again > 1 {
-                // Clients of older protocols do not count.
+            if request.resends > 1 {
+                // Clients of older protocols never send a count above one.
                 session.protocol = session.protocol.max(Some(COUNTS_SERVERS));
             }
             if is_repeated && unconfirmed.contains(&request.id) {
                 return Reception::Ignore;
             }
-            if !is_repeated && unconfirmed.len() < MOST_UNCONFIRMED {
+            if !is_repeated && unconfirmed.len() < MAX_UNCONFIRMED {
                 unconfirmed.insert(request.id);
             }
         }
-        match (session.protocol, &request.ask) {
-            (None, ask) if !matches!(ask, Ask::Hello { .. }) => Reception::Disconnect,
+        match (session.protocol, &request.kind) {
+            (None, kind) if !matches!(kind, RequestKind::Hello { .. }) => Reception::Disconnect,
             _ => Reception::Process,
         }
     }
 
-    /// The client has sent a hello with this version of the protocol.
+    /// Records the protocol version of a client's hello.
     pub(super) fn set_protocol(&mut self, client: ClientId, protocol: u32) {
         if let Some(session) = self.clients.get_mut(&client) {
             session.protocol = Some(protocol);
         }
     }
 
-    /// The version of the protocol in which a client is answered.
+    /// The protocol version of a client.
     pub(super) fn protocol(&self, client: ClientId) -> u32 {
         self.clients.get(&client).and_then(|session| session.protocol).unwrap_or(OLDEST_PROTOCOL)
     }
@@ -109,12 +109,12 @@ impl Sessions {
         self.clients.get(&client).map(|session| session.account.uid())
     }
 
-    /// The user to whom a client's requests are attributed: the server's own user if the client has left.
+    /// The user of a client; the server's own user if the client has left.
     pub(super) fn user_or_server(&self, client: ClientId) -> u32 {
         self.user(client).unwrap_or(self.server_user)
     }
 
-    /// The requester of memory that a client asks for.
+    /// The requester of memory for a request of a client.
     pub(super) fn requester(&self, client: ClientId) -> Requester {
         Requester::User(self.user_or_server(client))
     }
@@ -124,25 +124,25 @@ impl Sessions {
         self.server_user
     }
 
-    /// Whether a client is there and runs as the same user as the server.
+    /// Whether a client is connected and runs as the same user as the server.
     pub(super) fn is_trusted(&self, client: ClientId) -> bool {
         self.user(client) == Some(self.server_user)
     }
 
-    /// Charges an amount to a client, or returns which limit it would exceed.
+    /// Charges an amount to a client, or returns the limit that it would exceed.
     pub(super) fn charge(&self, client: ClientId, amount: Amount) -> Result<Charge, Refusal> {
         let session = self.clients.get(&client);
-        session.ok_or_else(|| Refusal::malformed("a client that has left"))?.account.charge(amount)
+        session.ok_or_else(|| Refusal::malformed("the client has left"))?.account.charge(amount)
     }
 
-    /// A client has created an object that it may write until it seals it.
+    /// Adds a draft of a client, which the client may write until it is sealed.
     pub(super) fn add_draft(&mut self, client: ClientId, object: ObjectId) {
         if let Some(session) = self.clients.get_mut(&client) {
             session.drafts.insert(object);
         }
     }
 
-    /// A draft is sealed, abandoned or free: its client does not write it any more.
+    /// Removes a draft that was sealed, abandoned or freed.
     pub(super) fn finish_draft(&mut self, client: ClientId, object: ObjectId) {
         if let Some(session) = self.clients.get_mut(&client) {
             session.drafts.remove(&object);
@@ -154,7 +154,7 @@ impl Sessions {
         self.clients.get(&client).is_some_and(|session| !session.drafts.is_empty())
     }
 
-    /// Whether an object is a draft of a client that is there.
+    /// Whether an object is a draft of a connected client.
     pub(super) fn is_draft(&self, client: ClientId, object: ObjectId) -> bool {
         self.clients.get(&client).is_some_and(|session| session.drafts.contains(&object))
     }
@@ -164,23 +164,23 @@ impl Sessions {
 mod tests {
     use super::*;
     use crate::protocol::PROTOCOL;
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
     const CLIENT: ClientId = ClientId(1);
     const USER: u32 = 7;
 
-    fn request(id: u64, again: u8, ask: Ask) -> Request {
-        Request { id, again, ask }
+    fn request(id: u64, resends: u8, kind: RequestKind) -> Request {
+        Request { id, resends, kind }
     }
 
     #[test]
-    fn a_client_says_hello_before_anything_else() {
+    fn the_first_request_of_a_client_must_be_a_hello() {
         let mut sessions = Sessions::new(0);
-        let status = |id| request(id, 0, Ask::Status);
-        assert_eq!(sessions.receive(CLIENT, &status(1)), Reception::Ignore, "it has not joined");
-        sessions.join(CLIENT, ample().open(USER));
+        let status = |id| request(id, 0, RequestKind::Status);
+        assert_eq!(sessions.receive(CLIENT, &status(1)), Reception::Ignore, "the client has not joined");
+        sessions.join(CLIENT, unlimited().open(USER));
         assert_eq!(sessions.receive(CLIENT, &status(1)), Reception::Disconnect);
-        let hello = request(2, 0, Ask::Hello { protocol: PROTOCOL });
+        let hello = request(2, 0, RequestKind::Hello { protocol: PROTOCOL });
         assert_eq!(sessions.receive(CLIENT, &hello), Reception::Process);
         sessions.set_protocol(CLIENT, PROTOCOL);
         assert_eq!(sessions.receive(CLIENT, &status(3)), Reception::Process);
@@ -188,37 +188,37 @@ mod tests {
     }
 
     #[test]
-    fn a_client_of_another_server_repeats_its_requests_and_each_is_processed_once() {
+    fn each_repeated_request_of_an_inherited_client_is_processed_once() {
         let mut sessions = Sessions::new(0);
-        sessions.take_over(CLIENT, ample().open(USER));
-        assert_eq!(sessions.receive(CLIENT, &request(1, 0, Ask::Status)), Reception::Process);
-        assert_eq!(sessions.receive(CLIENT, &request(1, 1, Ask::Status)), Reception::Ignore);
-        assert_eq!(sessions.receive(CLIENT, &request(2, 1, Ask::Status)), Reception::Process);
+        sessions.take_over(CLIENT, unlimited().open(USER));
+        assert_eq!(sessions.receive(CLIENT, &request(1, 0, RequestKind::Status)), Reception::Process);
+        assert_eq!(sessions.receive(CLIENT, &request(1, 1, RequestKind::Status)), Reception::Ignore);
+        assert_eq!(sessions.receive(CLIENT, &request(2, 1, RequestKind::Status)), Reception::Process);
         assert_eq!(sessions.protocol(CLIENT), OLDEST_PROTOCOL);
-        // A client that counts more than one dead server speaks a protocol that can.
-        assert_eq!(sessions.receive(CLIENT, &request(3, 2, Ask::Status)), Reception::Process);
+        // A client that counts more than one dead server has a protocol version that counts.
+        assert_eq!(sessions.receive(CLIENT, &request(3, 2, RequestKind::Status)), Reception::Process);
         assert_eq!(sessions.protocol(CLIENT), COUNTS_SERVERS);
     }
 
     #[test]
-    fn the_ids_that_are_remembered_of_a_client_are_bounded() {
+    fn the_recorded_ids_of_a_client_are_bounded() {
         let mut sessions = Sessions::new(0);
-        sessions.take_over(CLIENT, ample().open(USER));
-        let last = MOST_UNCONFIRMED as u64;
+        sessions.take_over(CLIENT, unlimited().open(USER));
+        let last = MAX_UNCONFIRMED as u64;
         for id in 0..=last {
-            assert_eq!(sessions.receive(CLIENT, &request(id, 0, Ask::Status)), Reception::Process);
+            assert_eq!(sessions.receive(CLIENT, &request(id, 0, RequestKind::Status)), Reception::Process);
         }
-        assert_eq!(sessions.receive(CLIENT, &request(last - 1, 1, Ask::Status)), Reception::Ignore);
-        assert_eq!(sessions.receive(CLIENT, &request(last, 1, Ask::Status)), Reception::Process);
+        assert_eq!(sessions.receive(CLIENT, &request(last - 1, 1, RequestKind::Status)), Reception::Ignore);
+        assert_eq!(sessions.receive(CLIENT, &request(last, 1, RequestKind::Status)), Reception::Process);
     }
 
     #[test]
-    fn drafts_belong_to_a_client_until_they_are_finished_or_it_leaves() {
+    fn drafts_belong_to_a_client_until_they_finish_or_it_leaves() {
         let mut sessions = Sessions::new(0);
         let [one, two] = [1, 2].map(|slot| ObjectId::new(slot, 0));
         sessions.add_draft(CLIENT, one);
-        assert!(!sessions.has_drafts(CLIENT), "it is not there");
-        sessions.join(CLIENT, ample().open(USER));
+        assert!(!sessions.has_drafts(CLIENT), "the client is not connected");
+        sessions.join(CLIENT, unlimited().open(USER));
         sessions.add_draft(CLIENT, one);
         sessions.add_draft(CLIENT, two);
         sessions.finish_draft(CLIENT, one);
@@ -228,18 +228,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_client_of_the_servers_user_is_trusted_and_only_while_it_is_there() {
+    fn only_connected_clients_of_the_servers_user_are_trusted() {
         let mut sessions = Sessions::new(USER);
         let other = ClientId(2);
-        sessions.join(CLIENT, ample().open(USER));
-        sessions.join(other, ample().open(8));
+        sessions.join(CLIENT, unlimited().open(USER));
+        sessions.join(other, unlimited().open(8));
         assert_eq!([CLIENT, other].map(|client| sessions.is_trusted(client)), [true, false]);
         assert_eq!(sessions.requester(other), Requester::User(8));
         sessions.leave(CLIENT);
         sessions.leave(other);
         assert!(!sessions.is_trusted(CLIENT));
-        assert_eq!(sessions.requester(other), Requester::User(USER), "attributed to the server");
+        assert_eq!(sessions.requester(other), Requester::User(USER), "attributed to the server's user");
         let refused = sessions.charge(other, Amount::bytes(1)).unwrap_err();
-        assert_eq!(refused, Refusal::malformed("a client that has left"));
+        assert_eq!(refused, Refusal::malformed("the client has left"));
     }
 }

@@ -1,5 +1,5 @@
-//! A simulated environment of the machine, in which the server is killed after every store: each prefix of the stores is
-//! recovered, and must give the state before the operation or after it.
+//! A simulated environment of the state machine, which kills the server after every store: recovery from each prefix of the
+//! stores must give the state before the operation or after it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,29 +9,29 @@ use super::pin_scan::PinPosition;
 use super::*;
 use crate::cells::Cells;
 use crate::cells::recorded::{Prefixes, RecordedCells};
-use crate::id::{AllocationId, ClientId, ObjectId, State};
-use crate::index::{Geometry, Index, Region};
-use crate::protocol::{Answer, Ask, Label, Member, PROTOCOL, Refusal, Request, Status};
-use crate::server::budget::{Budget, tests::ample};
+use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
+use crate::index::{Geometry, ObjectIndex, Region};
+use crate::protocol::{Answer, Label, MemberSpec, PROTOCOL, Refusal, Request, RequestKind, Status};
+use crate::server::budget::{Budget, tests::unlimited};
 
 pub(super) const GEOMETRY: Geometry = Geometry { slots: 24, allocations: 6 };
-pub(super) const TERMS: Terms =
-    Terms { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
+pub(super) const POLICY: AllocationPolicy =
+    AllocationPolicy { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
 pub(super) const USER: u32 = 1000;
 
-pub(super) fn settings(ahead: u64) -> Settings {
-    Settings { host: TERMS, device: TERMS, devices: vec![[1; 16]], user: 0, ahead }
+pub(super) fn settings(prealloc_limit: u64) -> ServerSettings {
+    ServerSettings { host: POLICY, device: POLICY, devices: vec![[1; 16]], user: 0, prealloc_limit }
 }
 
-/// The pins of one client.
+/// The simulated pins of one client.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pins {
+pub(super) struct TestPins {
     held: BTreeSet<ObjectId>,
-    /// What was pinned before the pins were cleared.
+    /// The objects that were pinned before the pins were cleared.
     released: BTreeSet<ObjectId>,
 }
 
-impl Pins {
+impl TestPins {
     pub(super) fn insert(&mut self, object: ObjectId) {
         self.held.insert(object);
     }
@@ -41,13 +41,13 @@ impl Pins {
     }
 }
 
-/// The pins there are, and what was written to arenas.
+/// Simulated memory of the server: the clients' pins, and the bytes that were written to arenas.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TestMemory {
-    pub(super) pins: Pins,
+    pub(super) pins: TestPins,
     pub(super) bytes: BTreeMap<(AllocationId, u64), Vec<u8>>,
-    /// How often all pins were looked at.
-    pub(super) looks: Cell<usize>,
+    /// The number of passes over all pins that the server has made.
+    pub(super) scans: Cell<usize>,
 }
 
 impl ServerMemory for TestMemory {
@@ -62,23 +62,23 @@ impl ServerMemory for TestMemory {
         work: &mut usize,
         visit: &mut dyn FnMut(u64) -> usize,
     ) -> Option<PinPosition> {
-        self.looks.set(self.looks.get() + 1);
+        self.scans.set(self.scans.get() + 1);
         for pin in &self.pins.held {
             *work = work.saturating_sub(visit(pin.as_u64()));
         }
         None
     }
 
-    /// A client that leaves has released what was released before.
+    /// Returns the pins that the departed client had cleared before.
     fn take_pins(&mut self, _: ClientId) -> Vec<u64> {
         self.pins.released.iter().map(|id| id.as_u64()).collect()
     }
 }
 
-/// The state that must be as before an operation, or as after it.
+/// The state that recovery must reproduce.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct View {
-    objects: Vec<(ObjectId, State, String, u64, Region, u64)>,
+pub(super) struct StateSnapshot {
+    objects: Vec<(ObjectId, SlotState, String, u64, Region, u64)>,
     names: BTreeMap<String, ObjectId>,
     found: BTreeMap<String, Option<ObjectId>>,
     used: (u64, u64),
@@ -86,13 +86,13 @@ pub(super) struct View {
     unused: Vec<AllocationId>,
 }
 
-pub(super) fn view<C: Cells>(server: &Server<C>) -> View {
+pub(super) fn snapshot<C: Cells>(server: &Server<C>) -> StateSnapshot {
     let index = server.index();
     let mut objects: Vec<_> = index
         .objects()
         .map(|(id, state, record)| {
-            // A version counts when its object is sealed.
-            let version = if state == State::Sealed { record.version } else { 0 };
+            // The version of an object counts once it is sealed.
+            let version = if state == SlotState::Sealed { record.version } else { 0 };
             (id, state, record.name, version, record.region, record.len)
         })
         .collect();
@@ -107,12 +107,12 @@ pub(super) fn view<C: Cells>(server: &Server<C>) -> View {
     let ledger = server.state.memory.ledger();
     let record = |id: AllocationId| Some((id, ledger.record(id)?));
     let allocations: Vec<_> = ledger.allocations().filter_map(record).collect();
-    // An arena that is empty is kept for the next object, and does not depend on the last operation.
+    // An empty arena is retained for the next object, and does not depend on the last operation.
     let counted = |place| {
         let counted = allocations.iter().filter(|(id, record)| record.place == place && is_used(id));
         counted.map(|(_, record)| record.len).sum()
     };
-    View {
+    StateSnapshot {
         found: server.state.objects.names().keys().map(find).collect(),
         names: server.state.objects.names().clone(),
         used: (counted(0), counted(1)),
@@ -126,8 +126,8 @@ pub(super) fn view<C: Cells>(server: &Server<C>) -> View {
     }
 }
 
-pub(super) fn now() -> Now {
-    Now { elapsed: Duration::from_secs(1), unix: 7 }
+pub(super) fn now() -> StepTime {
+    StepTime { elapsed: Duration::from_secs(1), unix: 7 }
 }
 
 /// A server whose stores are recorded, with its clients, memory and keeper.
@@ -138,9 +138,9 @@ pub(super) struct Simulation {
     pub(super) parked: BTreeSet<AllocationId>,
     pub(super) clients: BTreeMap<ClientId, u32>,
     pub(super) budget: Budget,
-    /// The prefix that each client watches for.
+    /// The prefix that each client watches.
     watchers: BTreeMap<ClientId, String>,
-    ahead: u64,
+    prealloc_limit: u64,
     time: Duration,
     pub(super) requests: u64,
     pub(super) prefixes: usize,
@@ -149,16 +149,16 @@ pub(super) struct Simulation {
 
 impl Simulation {
     pub(super) fn new() -> Self {
-        Self::with_ahead(0)
+        Self::with_prealloc_limit(0)
     }
 
-    /// One that may preallocate so many bytes.
-    pub(super) fn with_ahead(ahead: u64) -> Self {
+    /// A simulation in which up to `prealloc_limit` bytes may be preallocated.
+    pub(super) fn with_prealloc_limit(prealloc_limit: u64) -> Self {
         let cells = RecordedCells::new(GEOMETRY.cells());
-        let index = Index::format(cells.clone(), GEOMETRY);
+        let index = ObjectIndex::format(cells.clone(), GEOMETRY);
         let mut memory = TestMemory::default();
         let (server, outputs) =
-            Server::recover(index, &settings(ahead), &Survivors::default(), now(), &mut memory);
+            Server::recover(index, &settings(prealloc_limit), &InheritedState::default(), now(), &mut memory);
         assert!(outputs.is_empty());
         cells.take();
         let (parked, clients) = (BTreeSet::new(), BTreeMap::new());
@@ -168,9 +168,9 @@ impl Simulation {
             memory,
             parked,
             clients,
-            budget: ample(),
+            budget: unlimited(),
             watchers: BTreeMap::new(),
-            ahead,
+            prealloc_limit,
             time: now().elapsed,
             requests: 0,
             prefixes: 0,
@@ -178,52 +178,58 @@ impl Simulation {
         }
     }
 
-    pub(super) fn survivors(&self) -> Survivors {
-        let mut budget = ample();
+    pub(super) fn inherited(&self) -> InheritedState {
+        let mut budget = unlimited();
         let clients = self.clients.iter().map(|(client, user)| (*client, budget.open(*user)));
-        Survivors { allocations: self.parked.clone(), clients: clients.collect() }
+        InheritedState { allocations: self.parked.clone(), clients: clients.collect() }
     }
 
     pub(super) fn recover(&self, cells: RecordedCells) -> (Server<RecordedCells>, Vec<Output>) {
-        let index = Index::open(cells).expect("an index");
-        Server::recover(index, &settings(self.ahead), &self.survivors(), now(), &mut self.memory.clone())
+        let index = ObjectIndex::open(cells).expect("the cells are an index");
+        Server::recover(
+            index,
+            &settings(self.prealloc_limit),
+            &self.inherited(),
+            now(),
+            &mut self.memory.clone(),
+        )
     }
 
-    /// One step, after which every prefix of its stores is recovered.
+    /// Runs one step, and recovers from every prefix of its stores.
     pub(super) fn step(&mut self, input: Input<'_>) -> Vec<Output> {
         let before = self.cells.snapshot();
-        let time = Now { elapsed: self.time, ..now() };
+        let time = StepTime { elapsed: self.time, ..now() };
         let outputs = self.server.step(time, input, &mut self.memory);
         let prefixes = Prefixes { before, ..self.cells.take() };
         let count = prefixes.stores.len();
-        let first = view(&self.recover(prefixes.replay(0)).0);
-        let last = view(&self.recover(prefixes.replay(count)).0);
+        let first = snapshot(&self.recover(prefixes.replay(0)).0);
+        let last = snapshot(&self.recover(prefixes.replay(count)).0);
         let mut is_done = first == last;
         for stores in 0..=count {
             let cells = prefixes.replay(stores);
             let begin = cells.snapshot();
-            let recovered = view(&self.recover(cells.clone()).0);
+            let recovered = snapshot(&self.recover(cells.clone()).0);
             is_done |= recovered == last;
             let expected = if is_done { &last } else { &first };
             assert_eq!(&recovered, expected, "after {stores} of {count} stores");
             self.prefixes += 1;
-            // And a server that is killed while it recovers.
+            // Recovery itself is killed after every store, too.
             let recovery = Prefixes { before: begin, ..cells.take() };
             for stores in (0..recovery.stores.len()).step_by(7) {
-                assert_eq!(&view(&self.recover(recovery.replay(stores)).0), expected);
+                assert_eq!(&snapshot(&self.recover(recovery.replay(stores)).0), expected);
             }
         }
         self.cells.take();
         outputs
     }
 
-    /// Lets so much time pass, and does what is due by then.
-    pub(super) fn rest(&mut self, time: Duration) {
+    /// Advances the time, and runs everything that is due.
+    pub(super) fn advance(&mut self, time: Duration) {
         self.time += time;
         self.run(Input::Tick);
     }
 
-    /// A step and all that follows from it, with the steps that the server asks for at once.
+    /// Runs a step and all steps that follow from it.
     pub(super) fn run(&mut self, input: Input<'_>) -> Vec<Answer> {
         let mut answers = Vec::new();
         let mut outputs = self.step(input);
@@ -239,11 +245,11 @@ impl Simulation {
                     None
                 }
                 Output::Allocate { allocation, .. } => {
-                    assert!(self.parked.insert(allocation), "memory is made once");
+                    assert!(self.parked.insert(allocation), "an allocation was created twice");
                     Some(Input::Allocated { allocation, outcome: Ok(()) })
                 }
                 Output::Import { allocation, .. } => {
-                    // The keeper gets what was checked.
+                    // The keeper gets memory that passed the check.
                     let outcome = if self.writable { Err("it can be written".to_owned()) } else { Ok(()) };
                     self.parked.insert(allocation);
                     Some(Input::Allocated { allocation, outcome })
@@ -253,7 +259,7 @@ impl Simulation {
                     Some(Input::ClosedForWriting { allocation, outcome })
                 }
                 Output::Release { allocation } | Output::Reclaim { allocation } => {
-                    assert!(self.parked.remove(&allocation), "memory is released once");
+                    assert!(self.parked.remove(&allocation), "an allocation was freed twice");
                     None
                 }
                 Output::Watch { client, prefix } => {
@@ -279,16 +285,21 @@ impl Simulation {
     pub(super) fn check(&self) {
         let (recovered, outputs) =
             self.recover(Prefixes { before: self.cells.snapshot(), stores: vec![] }.replay(0));
-        assert_eq!(view(&recovered), view(&self.server));
-        // Preallocated memory is released.
-        let ahead: BTreeSet<_> = self.server.state.memory.preallocated_ids().collect();
+        assert_eq!(snapshot(&recovered), snapshot(&self.server));
+        // Recovery releases preallocated memory.
+        let preallocated: BTreeSet<_> = self.server.state.memory.preallocated_ids().collect();
         let released = outputs.iter().filter_map(|output| match output {
             Output::Release { allocation } => Some(*allocation),
             _ => None,
         });
-        assert_eq!(released.collect::<BTreeSet<_>>(), ahead, "nothing else was left behind: {outputs:?}");
-        let known: BTreeSet<_> = self.server.state.memory.ledger().allocations().chain(ahead).collect();
-        assert_eq!(known, self.parked);
+        assert_eq!(
+            released.collect::<BTreeSet<_>>(),
+            preallocated,
+            "nothing but preallocated memory is released: {outputs:?}"
+        );
+        let listed: BTreeSet<_> =
+            self.server.state.memory.ledger().allocations().chain(preallocated).collect();
+        assert_eq!(listed, self.parked);
     }
 
     pub(super) fn join(&mut self, client: u64) -> ClientId {
@@ -300,32 +311,32 @@ impl Simulation {
         self.clients.insert(client, user);
         let account = self.budget.open(user);
         self.run(Input::Joined { client, account });
-        self.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
+        self.request(client, RequestKind::Hello { protocol: PROTOCOL }, &[]);
         client
     }
 
-    pub(super) fn ask(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Vec<Answer> {
+    pub(super) fn request(&mut self, client: ClientId, kind: RequestKind, payload: &[u8]) -> Vec<Answer> {
         self.requests += 1;
-        let request = Request { id: self.requests, again: 0, ask };
+        let request = Request { id: self.requests, resends: 0, kind };
         self.run(Input::Request { client, request, payload: payload.to_vec().into(), charge: None })
     }
 
-    pub(super) fn one(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Answer {
-        let mut answers = self.ask(client, ask, payload);
+    pub(super) fn request_one(&mut self, client: ClientId, kind: RequestKind, payload: &[u8]) -> Answer {
+        let mut answers = self.request(client, kind, payload);
         assert_eq!(answers.len(), 1, "{answers:?}");
         answers.remove(0)
     }
 
     pub(super) fn create(&mut self, client: ClientId, name: &str, len: u64) -> (u64, Answer) {
-        let ask = create(name, len, &[], 0);
-        let is_small = len < TERMS.small;
+        let kind = create(name, len, &[], 0);
+        let is_small = len < POLICY.small;
         let payload = vec![7; if is_small { usize::try_from(len).unwrap() } else { 0 }];
-        let answer = self.one(client, ask, &payload);
+        let answer = self.request_one(client, kind, &payload);
         (self.requests, answer)
     }
 
     pub(super) fn status(&mut self, client: ClientId) -> Status {
-        match self.one(client, Ask::Status, &[]) {
+        match self.request_one(client, RequestKind::Status, &[]) {
             Answer::Status(status) => status,
             other => panic!("{other:?}"),
         }
@@ -336,9 +347,9 @@ pub(super) fn label(name: &str) -> Label {
     Label { name: name.to_owned(), meta: b"meta".to_vec() }
 }
 
-pub(super) fn create(name: &str, len: u64, members: &[(&str, u64)], place: u32) -> Ask {
-    let members = members.iter().map(|(name, len)| Member { label: label(name), len: *len }).collect();
-    Ask::Create { label: label(name), len, members, place }
+pub(super) fn create(name: &str, len: u64, members: &[(&str, u64)], place: u32) -> RequestKind {
+    let members = members.iter().map(|(name, len)| MemberSpec { label: label(name), len: *len }).collect();
+    RequestKind::Create { label: label(name), len, members, place }
 }
 
 pub(super) fn sealed(answer: &Answer) -> ObjectId {

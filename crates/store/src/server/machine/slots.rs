@@ -1,50 +1,51 @@
-//! Which slots of a table are free, and for which generation.
+//! The free slots of a table, and their generations.
 
 use std::collections::VecDeque;
 
 use crate::id::LAST_GENERATION;
 
-/// How many slots are free before one is used again: few, so that the table stays short, but enough that generations last.
-const RESTING: usize = 64;
+/// The minimum number of free slots before one is reused: small, so that the table stays short, but large enough that generations
+/// last.
+const MIN_FREE_SLOTS: usize = 64;
 
-/// The free slots of a table. The one that was freed first is used first.
+/// The free slots of a table, reused first in, first out.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Slots that were used before, with the generation they are free for.
-    again: VecDeque<(usize, u64)>,
+    /// Slots that were used before, with their next generation.
+    freed: VecDeque<(usize, u64)>,
     /// The first slot that was never used.
     fresh: usize,
     count: usize,
 }
 
 impl Slots {
-    /// A table of `count` slots. Those below `used` are in use, or are given back one by one.
+    /// A table of `count` slots, of which those below `used` are in use or are freed one by one.
     pub(super) fn used_up_to(count: usize, used: usize) -> Self {
-        Self { again: VecDeque::new(), fresh: used, count }
+        Self { freed: VecDeque::new(), fresh: used, count }
     }
 
-    /// How many there are.
+    /// The number of slots of the table.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// How many can be taken.
-    pub(super) fn left(&self) -> usize {
-        self.again.len() + self.count - self.fresh
+    /// The number of slots that can be allocated.
+    pub(super) fn free_count(&self) -> usize {
+        self.freed.len() + self.count - self.fresh
     }
 
-    pub(super) fn take(&mut self) -> Option<(usize, u64)> {
-        if self.again.len() < RESTING && self.fresh < self.count {
+    pub(super) fn allocate(&mut self) -> Option<(usize, u64)> {
+        if self.freed.len() < MIN_FREE_SLOTS && self.fresh < self.count {
             self.fresh += 1;
             return Some((self.fresh - 1, 0));
         }
-        self.again.pop_front()
+        self.freed.pop_front()
     }
 
-    /// A slot is free for a generation, unless that was its last.
-    pub(super) fn give_back(&mut self, slot: usize, generation: u64) {
+    /// Frees a slot for its next generation, unless it has had its last one.
+    pub(super) fn free(&mut self, slot: usize, generation: u64) {
         if generation <= LAST_GENERATION {
-            self.again.push_back((slot, generation));
+            self.freed.push_back((slot, generation));
         }
     }
 }
@@ -54,31 +55,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_used_in_turn_and_never_twice_in_one_generation() {
+    fn slots_are_reused_in_order_with_a_new_generation() {
         let mut slots = Slots::used_up_to(2, 0);
-        assert_eq!((slots.take(), slots.take(), slots.take()), (Some((0, 0)), Some((1, 0)), None));
-        slots.give_back(1, 1);
-        slots.give_back(0, 1);
-        assert_eq!(slots.left(), 2);
-        assert_eq!((slots.take(), slots.take()), (Some((1, 1)), Some((0, 1))));
-        slots.give_back(0, LAST_GENERATION + 1);
-        assert_eq!((slots.left(), slots.take()), (0, None));
+        assert_eq!(
+            (slots.allocate(), slots.allocate(), slots.allocate()),
+            (Some((0, 0)), Some((1, 0)), None)
+        );
+        slots.free(1, 1);
+        slots.free(0, 1);
+        assert_eq!(slots.free_count(), 2);
+        assert_eq!((slots.allocate(), slots.allocate()), (Some((1, 1)), Some((0, 1))));
+        slots.free(0, LAST_GENERATION + 1);
+        assert_eq!((slots.free_count(), slots.allocate()), (0, None));
     }
 
     #[test]
-    fn a_table_grows_no_longer_than_is_used_and_rests() {
+    fn a_table_grows_by_used_and_reserved_slots_only() {
         let mut slots = Slots::used_up_to(1000, 0);
         for _ in 0..5000 {
-            let (slot, generation) = slots.take().unwrap();
-            slots.give_back(slot, generation + 1);
+            let (slot, generation) = slots.allocate().unwrap();
+            slots.free(slot, generation + 1);
         }
-        assert_eq!(slots.fresh, RESTING);
+        assert_eq!(slots.fresh, MIN_FREE_SLOTS);
     }
 
     #[test]
-    fn slots_of_an_index_that_was_used_begin_where_it_ended() {
+    fn fresh_slots_of_a_used_index_begin_after_the_used_ones() {
         let mut slots = Slots::used_up_to(4, 3);
-        slots.give_back(1, 9);
-        assert_eq!((slots.take(), slots.take(), slots.take()), (Some((3, 0)), Some((1, 9)), None));
+        slots.free(1, 9);
+        assert_eq!(
+            (slots.allocate(), slots.allocate(), slots.allocate()),
+            (Some((3, 0)), Some((1, 9)), None)
+        );
     }
 }

@@ -1,20 +1,20 @@
-//! The state that requests change: the parts of the machine that every operation uses, and the changes that involve
-//! several of them.
+//! The state that requests change: the parts of the machine that every operation uses, and the operations that involve several of
+//! them.
 
-use super::interface::{Now, ServerMemory, Settings, Share};
+use super::interface::{ServerMemory, ServerSettings, SharedAllocation, StepTime};
 use super::memory_pool::MemoryPool;
-use super::objects::{Named, ObjectTable, Origin};
+use super::objects::{Creator, NamedObject, ObjectTable};
 use super::outputs::Outputs;
-use super::pin_scan::WORK_OF_A_STEP;
-use super::plan::Plan;
+use super::pin_scan::STEP_WORK;
+use super::plan::CreatePlan;
 use super::request_history::RequestHistory;
 use super::retirement::Retirement;
 use super::sessions::Sessions;
 use super::waiting::WaitingRequests;
 use crate::cells::Cells;
-use crate::id::{ClientId, ObjectId, State};
-use crate::index::{Index, Record, Region};
-use crate::protocol::{Answer, EventKind, Label, Memory, Part, Refusal, Status};
+use crate::id::{ClientId, ObjectId, SlotState};
+use crate::index::{ObjectIndex, ObjectRecord, Region};
+use crate::protocol::{Answer, ByteRange, EventKind, Label, MemoryRef, Refusal, Status};
 
 /// The objects, memory and clients of a store, and the outputs of the current step.
 #[derive(Debug)]
@@ -26,12 +26,12 @@ pub(super) struct StoreState<C> {
     pub(super) retirement: Retirement,
     pub(super) waiting: WaitingRequests,
     pub(super) outputs: Outputs,
-    pub(super) now: Now,
+    pub(super) now: StepTime,
 }
 
 impl<C: Cells> StoreState<C> {
     /// The state over an index, before the objects in it are recovered.
-    pub(super) fn new(index: Index<C>, settings: &Settings, now: Now) -> Self {
+    pub(super) fn new(index: ObjectIndex<C>, settings: &ServerSettings, now: StepTime) -> Self {
         let memory = MemoryPool::new(settings, &index);
         let retirement = Retirement::new(index.geometry().slots);
         Self {
@@ -50,27 +50,32 @@ impl<C: Cells> StoreState<C> {
         self.outputs.answer(&self.sessions, client, id, outcome);
     }
 
-    /// Answers a request that has created an object, now or before it was repeated.
+    /// Answers a request that has created an object, now or when it was sent before.
     pub(super) fn answer_created(&mut self, client: ClientId, id: u64, object: ObjectId) {
         match self.objects.read(object) {
-            Some((State::Created, record)) => match self.memory_of(&record) {
+            Some((SlotState::Created, record)) => match self.memory_of(&record) {
                 Some(memory) => {
-                    let share = Share { allocation: memory.allocation, is_writable: true };
+                    let share = SharedAllocation { allocation: memory.allocation, is_writable: true };
                     self.outputs.respond(client, id, Answer::Created { object, memory }, Some(share));
                 }
                 None => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
             },
-            Some((State::Sealed, record)) => {
+            Some((SlotState::Sealed, record)) => {
                 self.answer(client, id, Ok(Answer::Sealed { object, version: record.version }));
             }
             _ => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
         }
     }
 
-    fn memory_of(&self, record: &Record) -> Option<Memory> {
+    fn memory_of(&self, record: &ObjectRecord) -> Option<MemoryRef> {
         let allocation = record.region.allocation;
-        let known = self.memory.ledger().record(allocation)?;
-        Some(Memory { allocation, allocation_len: known.len, place: known.place, offset: record.offset })
+        let allocation_record = self.memory.ledger().record(allocation)?;
+        Some(MemoryRef {
+            allocation,
+            allocation_len: allocation_record.len,
+            place: allocation_record.place,
+            offset: record.offset,
+        })
     }
 
     /// Sends a client a descriptor of the memory of an object.
@@ -80,10 +85,13 @@ impl<C: Cells> StoreState<C> {
         };
         let is_own = self.history.get(client, record.request) == Some(object);
         // A client may still use a deleted object that it has pinned.
-        let may = state == State::Sealed || state == State::Deleted || is_own;
+        let may = state == SlotState::Sealed || state == SlotState::Deleted || is_own;
         match self.memory_of(&record).filter(|_| may) {
             Some(memory) => {
-                let share = Share { allocation: memory.allocation, is_writable: state == State::Created };
+                let share = SharedAllocation {
+                    allocation: memory.allocation,
+                    is_writable: state == SlotState::Created,
+                };
                 self.outputs.respond(client, id, Answer::Fetched { memory }, Some(share));
             }
             None => self.answer(client, id, Err(Refusal::NotSealed { object })),
@@ -92,10 +100,10 @@ impl<C: Cells> StoreState<C> {
 
     pub(super) fn status(&self) -> Status {
         let (host, device) = self.memory.ledger().usage();
-        let census = self.objects.census();
+        let counts = self.objects.counts();
         Status {
-            objects: census.sealed,
-            unsealed: census.created,
+            objects: counts.sealed,
+            unsealed: counts.created,
             retired: self.retirement.count() as u64,
             clients: self.sessions.count() as u64,
             host,
@@ -104,7 +112,7 @@ impl<C: Cells> StoreState<C> {
         }
     }
 
-    /// Whether a client may give a name to another object: that deletes the object that has the name now.
+    /// Checks that a client may assign a name to another object, which deletes the object that has the name now.
     pub(super) fn check_owner(&self, client: ClientId, name: &str) -> Result<(), Refusal> {
         let Some(owner) = self.objects.owner_of_name(name) else { return Ok(()) };
         if self.sessions.user(client) == Some(owner) || self.sessions.is_trusted(client) {
@@ -113,24 +121,24 @@ impl<C: Cells> StoreState<C> {
         Err(Refusal::NameTaken { name: name.to_owned(), owner })
     }
 
-    fn origin(&self, client: ClientId, request: u64) -> Origin {
+    fn creator(&self, client: ClientId, request: u64) -> Creator {
         let owner = self.sessions.user_or_server(client);
-        Origin { client, owner, request, created: self.now.unix }
+        Creator { client, owner, request, created: self.now.unix }
     }
 
-    /// Enters an object or a pack that lies in a region. The caller has checked that the index has room.
+    /// Enters an object or a pack in a region. The caller has checked that the index has free slots.
     pub(super) fn insert(
         &mut self,
         client: ClientId,
         request: u64,
-        plan: &Plan<'_>,
+        plan: &CreatePlan<'_>,
         region: Region,
-        state: State,
+        state: SlotState,
     ) -> ObjectId {
-        let object = self.objects.insert(self.origin(client, request), plan, region, state);
-        self.memory.hold(region, plan.count());
+        let object = self.objects.insert(self.creator(client, request), plan, region, state);
+        self.memory.add_objects(region, plan.count());
         self.history.insert(client, request, object);
-        if state == State::Created {
+        if state == SlotState::Created {
             self.sessions.add_draft(client, object);
         } else {
             self.publish(object);
@@ -138,24 +146,25 @@ impl<C: Cells> StoreState<C> {
         object
     }
 
-    /// Enters an object that is sealed from the beginning: a part of a region that exists, with a name.
+    /// Enters a sealed object with a name over a range of an existing region.
     pub(super) fn insert_part(
         &mut self,
         client: ClientId,
         request: u64,
         label: Label,
         region: Region,
-        part: Part,
+        part: ByteRange,
     ) -> Result<Answer, Refusal> {
-        let origin = self.origin(client, request);
-        let (object, version) = self.objects.insert_sealed(origin, label, region, (part.offset, part.len))?;
-        self.memory.hold(region, 1);
+        let creator = self.creator(client, request);
+        let (object, version) =
+            self.objects.insert_sealed(creator, label, region, (part.offset, part.len))?;
+        self.memory.add_objects(region, 1);
         self.history.insert(client, request, object);
         self.publish(object);
         Ok(Answer::Sealed { object, version })
     }
 
-    /// Seals a draft: gives its objects their versions, and makes them visible by the one store that commits. Refused if a name
+    /// Seals a draft: assigns the versions of its objects, and makes them visible by one committing store. Refused if a name
     /// belongs to another user by now.
     pub(super) fn seal(&mut self, client: ClientId, first: ObjectId) -> Result<Answer, Refusal> {
         let name = |id: ObjectId| self.objects.read(id).expect("the objects of a draft have records").1.name;
@@ -169,11 +178,11 @@ impl<C: Cells> StoreState<C> {
         Ok(Answer::Sealed { object: first, version })
     }
 
-    /// What follows when the first object of a pack, or a single object, has been sealed: the others are sealed, all get their
-    /// names, and the objects that had these names before are deleted.
+    /// Completes the sealing of a single object or of a pack whose first object has been sealed: seals the other objects, assigns
+    /// the names, and deletes the objects that had these names before.
     fn publish(&mut self, first: ObjectId) {
         for id in self.objects.seal_members(first) {
-            let Some(Named { record, replaced }) = self.objects.give_name(id) else { continue };
+            let Some(NamedObject { record, replaced }) = self.objects.assign_name(id) else { continue };
             self.waiting.name_found(&record.name, id, &self.sessions, &mut self.outputs);
             self.outputs.notify(&record.name, id, EventKind::Published { version: record.version });
             if let Some(replaced) = replaced {
@@ -191,15 +200,15 @@ impl<C: Cells> StoreState<C> {
     ) -> Result<Answer, Refusal> {
         let is_trusted = self.sessions.is_trusted(client);
         let record = match self.objects.read(object) {
-            Some((State::Sealed, record)) => record,
-            // A draft of a pack is deleted as a whole: its writer seals all of it or nothing.
-            Some((State::Created, record))
+            Some((SlotState::Sealed, record)) => record,
+            // A pack that is a draft is only deleted as a whole: its writer seals all of it or nothing.
+            Some((SlotState::Created, record))
                 if is_trusted && record.pack.is_none_or(|first| first == object) =>
             {
                 record
             }
-            Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
-            // Repeated after a restart, and done before it.
+            Some((SlotState::Created, _)) => return Err(Refusal::NotSealed { object }),
+            // Sent again after a restart; the previous server has deleted the object.
             _ if is_repeated => return Ok(Answer::Done),
             _ => return Err(Refusal::NoSuchObject { object }),
         };
@@ -210,7 +219,7 @@ impl<C: Cells> StoreState<C> {
         Ok(Answer::Done)
     }
 
-    /// A client does not write a draft any more: it is deleted, unless it was sealed.
+    /// A client abandons a draft: deletes it unless it is sealed.
     pub(super) fn abandon(&mut self, client: ClientId, create: u64) -> Result<Answer, Refusal> {
         if let Some(object) = self.history.get(client, create) {
             self.sessions.finish_draft(client, object);
@@ -222,8 +231,8 @@ impl<C: Cells> StoreState<C> {
     /// Deletes a draft whose writer has abandoned it or left. If another client has deleted it before, it may be freed now.
     pub(super) fn drop_draft(&mut self, object: ObjectId) {
         match self.objects.state(object) {
-            Some(State::Created) => self.retire(object),
-            _ => self.retirement.look_for(object, &self.objects),
+            Some(SlotState::Created) => self.retire(object),
+            _ => self.retirement.search(object, &self.objects),
         }
     }
 
@@ -231,17 +240,17 @@ impl<C: Cells> StoreState<C> {
         self.retirement.retire(object, &mut self.objects, &mut self.outputs);
     }
 
-    /// Reads some pins, and frees deleted objects that no client has pinned.
+    /// Scans some pins, and frees deleted objects that are not pinned.
     pub(super) fn scan_pins(&mut self, server_memory: &impl ServerMemory) {
         self.retirement.recheck(self.now.elapsed, &self.objects);
-        let mut work = WORK_OF_A_STEP;
+        let mut work = STEP_WORK;
         while work > 0 && self.retirement.is_active() {
             if !self.retirement.read_pins(server_memory, &self.objects, &mut work) {
                 return;
             }
             while let Some(unpinned) = self.next_unpinned(&mut work) {
                 for id in unpinned {
-                    // The first of a pack stays while one of the others does.
+                    // The first object of a pack is retained while others of the pack are.
                     if !self.objects.has_members(id) {
                         self.free(id);
                     }
@@ -252,8 +261,8 @@ impl<C: Cells> StoreState<C> {
 
     fn next_unpinned(&mut self, work: &mut usize) -> Option<Vec<ObjectId>> {
         let (objects, memory, sessions) = (&self.objects, &self.memory, &self.sessions);
-        // A deleted draft in an arena whose writer is still there: the writer would overwrite what is put in its place.
-        // Memory with a single object is not used again.
+        // A deleted draft in an arena whose writer is still connected: the writer could overwrite the next object in its region.
+        // Memory with a single object is never reused.
         let is_being_written = |first: ObjectId| {
             let Some((_, record)) = objects.read(first) else { return false };
             let is_arena = || memory.ledger().record(record.region.allocation).is_some_and(|it| it.is_arena);
@@ -262,14 +271,14 @@ impl<C: Cells> StoreState<C> {
         self.retirement.take_unpinned(objects, is_being_written, work)
     }
 
-    /// Frees a deleted object: its slot, then its memory if that was the last object in it.
+    /// Frees a deleted object: its slot, and its memory if it was the last object there.
     fn free(&mut self, id: ObjectId) {
         self.retirement.remove(id);
         let Some(record) = self.objects.free(id) else { return };
         self.history.remove(record.client, record.request, id);
         self.sessions.finish_draft(record.client, id);
         let index = self.objects.index();
-        self.memory.let_go(record.region, index, self.now.elapsed, &mut self.outputs);
+        self.memory.remove_object(record.region, index, self.now.elapsed, &mut self.outputs);
     }
 }
 
@@ -277,12 +286,12 @@ impl<C: Cells> StoreState<C> {
 mod tests {
     use super::super::interface::{Output, Requester};
     use super::super::ledger::HOST;
-    use super::super::simulation::{GEOMETRY, TERMS, TestMemory, create, label, now, settings};
+    use super::super::simulation::{GEOMETRY, POLICY, TestMemory, create, label, now, settings};
     use super::super::waiting::TimedRequest;
     use super::*;
     use crate::cells::recorded::RecordedCells;
     use crate::protocol::Event;
-    use crate::server::budget::tests::ample;
+    use crate::server::budget::tests::unlimited;
 
     const OWNER: ClientId = ClientId(1);
     const OTHER: ClientId = ClientId(2);
@@ -290,11 +299,11 @@ mod tests {
 
     /// A state with an arena and three clients: two of different users, and one of the server's user.
     fn state() -> StoreState<RecordedCells> {
-        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+        let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         let settings = settings(0);
         let mut state = StoreState::new(index, &settings, now());
         for (client, user) in [(OWNER, 1001), (OTHER, 1002), (TRUSTED, settings.user)] {
-            state.sessions.join(client, ample().open(user));
+            state.sessions.join(client, unlimited().open(user));
         }
         let StoreState { objects, memory, outputs, .. } = &mut state;
         let arena = memory.allocate(HOST, 1, true, Requester::Everyone, outputs).unwrap();
@@ -308,23 +317,23 @@ mod tests {
         state: &mut StoreState<RecordedCells>,
         client: ClientId,
         request: u64,
-        kind: State,
+        slot_state: SlotState,
     ) -> ObjectId {
         let region = state.memory.carve(HOST, 100).unwrap();
-        let ask = create("name", 100, &[], HOST);
-        state.insert(client, request, &Plan::new(&ask).unwrap(), region, kind)
+        let kind = create("name", 100, &[], HOST);
+        state.insert(client, request, &CreatePlan::new(&kind).unwrap(), region, slot_state)
     }
 
-    fn event(object: ObjectId, what: EventKind) -> Output {
-        Output::Notify(Event { name: "name".to_owned(), object, what })
+    fn event(object: ObjectId, kind: EventKind) -> Output {
+        Output::Notify(Event { name: "name".to_owned(), object, kind })
     }
 
     #[test]
     fn clients_that_wait_for_a_name_are_answered_before_its_events_and_the_old_object_is_deleted() {
         let mut state = state();
-        let first = insert(&mut state, OWNER, 1, State::Sealed);
+        let first = insert(&mut state, OWNER, 1, SlotState::Sealed);
         state.outputs.take();
-        let second = insert(&mut state, OWNER, 2, State::Sealed);
+        let second = insert(&mut state, OWNER, 2, SlotState::Sealed);
         let published = event(second, EventKind::Published { version: 2 });
         assert_eq!(state.outputs.take(), [published, event(first, EventKind::Deleted)]);
         assert_eq!((state.status().objects, state.status().retired), (1, 1));
@@ -333,7 +342,7 @@ mod tests {
         let request = TimedRequest { client: OTHER, request: 8, wait: 100 };
         let StoreState { waiting, sessions, now, .. } = &mut state;
         assert_eq!(waiting.wait_for_name(request, "name".to_owned(), now.elapsed, sessions), None);
-        let third = insert(&mut state, OWNER, 3, State::Sealed);
+        let third = insert(&mut state, OWNER, 3, SlotState::Sealed);
         let outputs = state.outputs.take();
         let [Output::Respond { client: OTHER, response, .. }, Output::Notify(_)] = &outputs[..] else {
             panic!("{outputs:?}")
@@ -342,40 +351,40 @@ mod tests {
     }
 
     #[test]
-    fn a_name_and_an_object_belong_to_their_user_and_to_the_servers() {
+    fn only_the_owner_and_the_servers_user_change_a_name_or_an_object() {
         let mut state = state();
-        let object = insert(&mut state, OWNER, 1, State::Sealed);
-        let taken = Refusal::NameTaken { name: "name".to_owned(), owner: 1001 };
-        assert_eq!(state.check_owner(OTHER, "name"), Err(taken));
+        let object = insert(&mut state, OWNER, 1, SlotState::Sealed);
+        let name_taken = Refusal::NameTaken { name: "name".to_owned(), owner: 1001 };
+        assert_eq!(state.check_owner(OTHER, "name"), Err(name_taken));
         assert_eq!([OWNER, TRUSTED].map(|client| state.check_owner(client, "name")), [Ok(()), Ok(())]);
         assert_eq!(state.check_owner(OTHER, "another"), Ok(()));
         let refused = Refusal::NotYours { object, owner: 1001 };
         assert_eq!(state.delete(OTHER, object, false), Err(refused));
         assert_eq!(state.delete(TRUSTED, object, false), Ok(Answer::Done));
-        assert_eq!(state.delete(OWNER, object, true), Ok(Answer::Done), "repeated after a restart");
+        assert_eq!(state.delete(OWNER, object, true), Ok(Answer::Done), "sent again after a restart");
         assert_eq!(state.delete(OWNER, object, false), Err(Refusal::NoSuchObject { object }));
     }
 
     #[test]
     fn an_abandoned_draft_is_freed_with_its_memory_and_its_history() {
         let mut state = state();
-        let before = state.memory.ledger().room_for(HOST, TERMS.small, 0);
-        let draft = insert(&mut state, OWNER, 1, State::Created);
+        let before = state.memory.ledger().space_for(HOST, POLICY.small, 0);
+        let draft = insert(&mut state, OWNER, 1, SlotState::Created);
         assert_eq!(state.history.get(OWNER, 1), Some(draft));
         assert!(state.sessions.is_draft(OWNER, draft));
         assert_eq!(state.abandon(OWNER, 1), Ok(Answer::Done));
         state.scan_pins(&TestMemory::default());
         assert_eq!((state.objects.state(draft), state.history.get(OWNER, 1)), (None, None));
-        assert_eq!(state.memory.ledger().room_for(HOST, TERMS.small, 0), before);
-        assert_eq!(state.abandon(OWNER, 1), Ok(Answer::Done), "there is nothing to abandon");
+        assert_eq!(state.memory.ledger().space_for(HOST, POLICY.small, 0), before);
+        assert_eq!(state.abandon(OWNER, 1), Ok(Answer::Done), "no draft is left to abandon");
     }
 
     #[test]
-    fn a_part_of_an_object_has_a_name_of_its_own_and_holds_the_memory() {
+    fn a_named_range_of_an_object_retains_the_memory() {
         let mut state = state();
-        let object = insert(&mut state, OWNER, 1, State::Sealed);
+        let object = insert(&mut state, OWNER, 1, SlotState::Sealed);
         let region = state.objects.read(object).unwrap().1.region;
-        let part = Part { offset: 10, len: 5 };
+        let part = ByteRange { offset: 10, len: 5 };
         let answer = state.insert_part(OWNER, 2, label("part"), region, part).unwrap();
         let Answer::Sealed { object: alias, version: 1 } = answer else { panic!("{answer:?}") };
         state.retire(object);
@@ -383,6 +392,6 @@ mod tests {
         assert_eq!(state.objects.state(object), None);
         let (_, record) = state.objects.read(alias).unwrap();
         assert_eq!((record.offset, record.len), (region.offset + 10, 5));
-        assert_ne!(state.memory.carve(HOST, 100), Some(region), "it is still in use");
+        assert_ne!(state.memory.carve(HOST, 100), Some(region), "the region is still in use");
     }
 }

@@ -5,49 +5,61 @@ use std::time::Duration;
 use super::simulation::*;
 use super::*;
 use crate::cells::recorded::Prefixes;
-use crate::id::{ClientId, ObjectId, State};
+use crate::id::{ClientId, ObjectId, SlotState};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, PROTOCOL, Part, Refusal, Request};
+use crate::protocol::{Answer, ByteRange, PROTOCOL, Refusal, Request, RequestKind};
 
 #[test]
-fn a_small_object_is_there_at_once_and_gone_at_once() {
+fn a_small_object_exists_at_once_and_is_deleted_at_once() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (_, answer) = sim.create(client, "small", 100);
     let object = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object, version: 1 });
     assert_eq!(
-        sim.one(client, Ask::Find { name: "small".to_owned(), wait: 0 }, &[]),
+        sim.request_one(client, RequestKind::Find { name: "small".to_owned(), wait: 0 }, &[]),
         Answer::Found { object }
     );
     assert_eq!(sim.memory.bytes.values().collect::<Vec<_>>(), [&vec![7; 100]]);
-    assert_eq!(sim.one(client, Ask::Delete { object }, &[]), Answer::Done);
-    let gone = Answer::Refused(Refusal::NoSuchObject { object });
-    assert_eq!(sim.one(client, Ask::Delete { object }, &[]), gone);
+    assert_eq!(sim.request_one(client, RequestKind::Delete { object }, &[]), Answer::Done);
+    let no_object = Answer::Refused(Refusal::NoSuchObject { object });
+    assert_eq!(sim.request_one(client, RequestKind::Delete { object }, &[]), no_object);
     assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
 }
 
 #[test]
-fn a_large_object_is_there_when_it_is_sealed_and_its_memory_goes_with_it() {
+fn a_large_object_exists_once_sealed_and_is_freed_with_its_memory() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, answer) = sim.create(client, "large", 100 << 10);
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
     assert_eq!((memory.offset, memory.allocation_len), (0, 100 << 10));
     let refused = Answer::Refused(Refusal::NoSuchName { name: "large".to_owned() });
-    assert_eq!(sim.one(client, Ask::Find { name: "large".to_owned(), wait: 0 }, &[]), refused);
+    assert_eq!(
+        sim.request_one(client, RequestKind::Find { name: "large".to_owned(), wait: 0 }, &[]),
+        refused
+    );
     sim.writable = true;
-    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Refused(Refusal::StillMapped));
+    assert_eq!(
+        sim.request_one(client, RequestKind::Seal { create }, &[]),
+        Answer::Refused(Refusal::StillMapped)
+    );
     sim.writable = false;
-    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
-    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
+    assert_eq!(
+        sim.request_one(client, RequestKind::Seal { create }, &[]),
+        Answer::Sealed { object, version: 1 }
+    );
+    assert_eq!(
+        sim.request_one(client, RequestKind::Seal { create }, &[]),
+        Answer::Sealed { object, version: 1 }
+    );
     assert_eq!(sim.status(client).host.used, 100 << 10);
-    sim.one(client, Ask::Delete { object }, &[]);
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     assert_eq!((sim.status(client).host.used, sim.parked.len()), (0, 0));
 }
 
 #[test]
-fn a_version_replaces_the_one_before_it_and_readers_keep_theirs() {
+fn a_version_replaces_the_previous_one_and_readers_keep_theirs() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let first = sealed(&sim.create(client, "name", 100).1);
@@ -55,83 +67,87 @@ fn a_version_replaces_the_one_before_it_and_readers_keep_theirs() {
     let (_, answer) = sim.create(client, "name", 200);
     let second = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object: second, version: 2 });
-    let found = sim.one(client, Ask::Find { name: "name".to_owned(), wait: 0 }, &[]);
+    let found = sim.request_one(client, RequestKind::Find { name: "name".to_owned(), wait: 0 }, &[]);
     assert_eq!(found, Answer::Found { object: second });
     assert_eq!(sim.status(client).retired, 1);
     sim.memory.pins.clear();
-    // A kick has no answer.
-    assert_eq!(sim.ask(client, Ask::Kick { object: first }, &[]), []);
+    // The notification of a released pin has no answer.
+    assert_eq!(sim.request(client, RequestKind::PinReleased { object: first }, &[]), []);
     assert_eq!(sim.status(client).retired, 0);
 }
 
 #[test]
-fn a_pack_comes_and_goes_as_one() {
+fn a_pack_is_sealed_and_deleted_as_a_whole() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let members = [("p/a", 5000), ("p/b", 0), ("p/c", 20_000)];
-    let answer = sim.one(client, create("p", 0, &members, 0), &[]);
+    let answer = sim.request_one(client, create("p", 0, &members, 0), &[]);
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
     let request = sim.requests;
     assert_eq!(memory.allocation_len, 28 << 10);
-    assert_eq!(sealed(&sim.one(client, Ask::Seal { create: request }, &[])), object);
+    assert_eq!(sealed(&sim.request_one(client, RequestKind::Seal { create: request }, &[])), object);
     let status = sim.status(client);
     assert_eq!((status.objects, status.host.used), (4, 28 << 10));
-    // A member whose name is taken by another goes alone.
+    // A member whose name is assigned to another object is deleted separately.
     sealed(&sim.create(client, "p/a", 10).1);
     assert_eq!(sim.status(client).objects, 4);
-    sim.one(client, Ask::Delete { object }, &[]);
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     let status = sim.status(client);
-    assert_eq!((status.objects, status.host.used), (1, 64 << 10), "the arena of the small one is left");
+    assert_eq!((status.objects, status.host.used), (1, 64 << 10), "the arena of the small object is left");
 }
 
 #[test]
-fn a_pinned_member_holds_the_memory_of_its_pack() {
+fn a_pinned_member_retains_the_memory_of_its_pack() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
-    let answer = sim.one(client, create("p", 0, &[("p/a", 5000), ("p/b", 20_000)], 0), &[]);
+    let answer = sim.request_one(client, create("p", 0, &[("p/a", 5000), ("p/b", 20_000)], 0), &[]);
     let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
     let request = sim.requests;
-    sim.one(client, Ask::Seal { create: request }, &[]);
+    sim.request_one(client, RequestKind::Seal { create: request }, &[]);
     let Answer::Found { object: member } =
-        sim.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[])
+        sim.request_one(client, RequestKind::Find { name: "p/b".to_owned(), wait: 0 }, &[])
     else {
-        panic!("a member")
+        panic!("the object is not a member")
     };
     sim.memory.pins.insert(member);
-    sim.one(client, Ask::Delete { object }, &[]);
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     let status = sim.status(client);
     assert_eq!((status.objects, status.retired, status.host.used), (0, 2, 28 << 10));
     sim.memory.pins.clear();
-    sim.rest(Duration::from_secs(1));
+    sim.advance(Duration::from_secs(1));
     assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
-fn one_more_name_keeps_the_bytes_when_the_first_has_gone() {
+fn another_name_retains_the_bytes_after_the_first_is_deleted() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "first", 20 << 10);
-    let object = sealed(&sim.one(client, Ask::Seal { create }, &[]));
-    let alias = sealed(&sim.one(client, Ask::Publish { label: label("second"), object, part: None }, &[]));
-    sim.one(client, Ask::Delete { object }, &[]);
+    let object = sealed(&sim.request_one(client, RequestKind::Seal { create }, &[]));
+    let alias = sealed(&sim.request_one(
+        client,
+        RequestKind::Publish { label: label("second"), object, part: None },
+        &[],
+    ));
+    sim.request_one(client, RequestKind::Delete { object }, &[]);
     assert_eq!(sim.status(client).host.used, 20 << 10);
-    sim.one(client, Ask::Delete { object: alias }, &[]);
+    sim.request_one(client, RequestKind::Delete { object: alias }, &[]);
     assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
-fn a_dead_client_takes_along_what_it_had_not_sealed() {
+fn drafts_of_a_dead_client_are_deleted() {
     let mut sim = Simulation::new();
     let (first, second) = (sim.join(1), sim.join(2));
     sim.create(first, "unsealed", 100 << 10);
     sealed(&sim.create(first, "sealed", 100).1);
-    let device = sim.one(first, create("gpu", 100, &[], 1), &[]);
+    let device = sim.request_one(first, create("gpu", 100, &[], 1), &[]);
     assert!(matches!(device, Answer::Created { .. }), "{device:?}");
     sim.clients.remove(&first);
     sim.run(Input::Left { client: first });
     let status = sim.status(second);
     assert_eq!((status.objects, status.unsealed, status.clients), (1, 0, 1));
-    assert_eq!((status.host.used, status.device.used), (64 << 10, 64 << 10), "an arena each");
+    assert_eq!((status.host.used, status.device.used), (64 << 10, 64 << 10), "one arena each");
 }
 
 #[test]
@@ -144,54 +160,54 @@ fn only_its_owner_deletes_an_object() {
         sim.clients.insert(client, user);
         let account = sim.budget.open(user);
         sim.run(Input::Joined { client, account });
-        sim.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
+        sim.request(client, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     }
     let refused = Answer::Refused(Refusal::NotYours { object, owner: USER });
-    assert_eq!(sim.one(other, Ask::Delete { object }, &[]), refused);
-    assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+    assert_eq!(sim.request_one(other, RequestKind::Delete { object }, &[]), refused);
+    assert_eq!(sim.request_one(root, RequestKind::Delete { object }, &[]), Answer::Done);
 }
 
 #[test]
-fn only_its_owner_gives_a_name_to_another_object() {
+fn only_its_owner_assigns_a_name_to_another_object() {
     let mut sim = Simulation::new();
     let owner = sim.join(1);
-    let mine = sealed(&sim.create(owner, "mine", 100).1);
+    let owned = sealed(&sim.create(owner, "mine", 100).1);
     let other = ClientId(8);
     sim.clients.insert(other, 1001);
     let account = sim.budget.open(1001);
     sim.run(Input::Joined { client: other, account });
-    sim.ask(other, Ask::Hello { protocol: PROTOCOL }, &[]);
+    sim.request(other, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     let before = sim.status(owner);
-    let taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
-    assert_eq!(sim.create(other, "mine", 200).1, taken("mine"));
-    assert_eq!(sim.create(other, "mine", 100 << 10).1, taken("mine"));
+    let name_taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
+    assert_eq!(sim.create(other, "mine", 200).1, name_taken("mine"));
+    assert_eq!(sim.create(other, "mine", 100 << 10).1, name_taken("mine"));
     let pack = create("pack", 0, &[("a", 5000), ("mine", 100 << 10)], 0);
-    assert_eq!(sim.one(other, pack, &[]), taken("mine"));
+    assert_eq!(sim.request_one(other, pack, &[]), name_taken("mine"));
     assert_eq!(
-        sim.one(other, Ask::Publish { label: label("mine"), object: mine, part: None }, &[]),
-        taken("mine")
+        sim.request_one(other, RequestKind::Publish { label: label("mine"), object: owned, part: None }, &[]),
+        name_taken("mine")
     );
-    // A name that is taken while its next object is being written.
+    // The name is taken by another user while its next object is being written.
     let (create, _) = sim.create(other, "late", 100 << 10);
     sealed(&sim.create(owner, "late", 10).1);
-    assert_eq!(sim.one(other, Ask::Seal { create }, &[]), taken("late"));
-    sim.one(other, Ask::Abandon { create }, &[]);
+    assert_eq!(sim.request_one(other, RequestKind::Seal { create }, &[]), name_taken("late"));
+    sim.request_one(other, RequestKind::Abandon { create }, &[]);
     let after = sim.status(owner);
     assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
-    let find = Ask::Find { name: "mine".to_owned(), wait: 0 };
-    assert_eq!(sim.one(other, find, &[]), Answer::Found { object: mine });
-    // The server's user may, and every user may when the name is free.
+    let find = RequestKind::Find { name: "mine".to_owned(), wait: 0 };
+    assert_eq!(sim.request_one(other, find, &[]), Answer::Found { object: owned });
+    // The server's user may, and every user may if the name is free.
     let root = ClientId(9);
     sim.clients.insert(root, 0);
     let account = sim.budget.open(0);
     sim.run(Input::Joined { client: root, account });
-    sim.ask(root, Ask::Hello { protocol: PROTOCOL }, &[]);
+    sim.request(root, RequestKind::Hello { protocol: PROTOCOL }, &[]);
     let roots = sealed(&sim.create(root, "mine", 10).1);
     assert_eq!(
         sim.create(owner, "mine", 10).1,
         Answer::Refused(Refusal::NameTaken { name: "mine".to_owned(), owner: 0 })
     );
-    sim.one(root, Ask::Delete { object: roots }, &[]);
+    sim.request_one(root, RequestKind::Delete { object: roots }, &[]);
     sealed(&sim.create(other, "mine", 10).1);
 }
 
@@ -202,7 +218,7 @@ fn invalid_requests_are_refused_and_change_nothing() {
     let before = sim.status(client);
     let long = "x".repeat(201);
     let unknown = ObjectId::new(3, 3);
-    for (ask, payload, code) in [
+    for (kind, payload, code) in [
         (create(&long, 1, &[], 0), 1, "name-too-long"),
         (create("a", 1 << 40, &[], 0), 0, "over-quota"),
         (create("a", 10, &[], 0), 9, "malformed"),
@@ -211,14 +227,14 @@ fn invalid_requests_are_refused_and_change_nothing() {
         (create("a", 0, &[("b", u64::MAX), ("c", 2)], 0), 0, "malformed"),
         (create("a", 0, &[("b", 1), ("b", 1)], 0), 0, "malformed"),
         (create("a", 0, &[("", 1); 24], 0), 0, "index-full"),
-        (Ask::Seal { create: 1 }, 0, "nothing-to-seal"),
-        (Ask::Fetch { object: unknown }, 0, "no-such-object"),
-        (Ask::Publish { label: label("a"), object: unknown, part: None }, 0, "no-such-object"),
-        (Ask::Find { name: long.clone(), wait: u64::MAX }, 0, "name-too-long"),
-        (Ask::Watch { prefix: long.clone() }, 0, "name-too-long"),
-        (Ask::Hello { protocol: 9 }, 0, "other-protocol"),
+        (RequestKind::Seal { create: 1 }, 0, "nothing-to-seal"),
+        (RequestKind::Fetch { object: unknown }, 0, "no-such-object"),
+        (RequestKind::Publish { label: label("a"), object: unknown, part: None }, 0, "no-such-object"),
+        (RequestKind::Find { name: long.clone(), wait: u64::MAX }, 0, "name-too-long"),
+        (RequestKind::Watch { prefix: long.clone() }, 0, "name-too-long"),
+        (RequestKind::Hello { protocol: 9 }, 0, "other-protocol"),
     ] {
-        match sim.one(client, ask, &vec![0; payload]) {
+        match sim.request_one(client, kind, &vec![0; payload]) {
             Answer::Refused(refusal) => assert_eq!(refusal.code(), code),
             other => panic!("{other:?} instead of {code}"),
         }
@@ -227,18 +243,18 @@ fn invalid_requests_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn a_request_for_a_name_is_answered_when_the_name_exists_or_when_its_time_is_over() {
+fn a_request_for_a_name_is_answered_when_the_name_exists_or_on_timeout() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
-    assert_eq!(sim.ask(client, Ask::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
-    assert_eq!(sim.ask(client, Ask::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
+    assert_eq!(sim.request(client, RequestKind::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
+    assert_eq!(sim.request(client, RequestKind::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
     assert_eq!(sim.server.wake_at(), Some(Duration::from_millis(1500)));
-    let answers = sim.ask(client, create("later", 0, &[], 0), &[]);
-    let [Answer::Found { object }, Answer::Sealed { object: made, .. }] = answers[..] else {
+    let answers = sim.request(client, create("later", 0, &[], 0), &[]);
+    let [Answer::Found { object }, Answer::Sealed { object: created, .. }] = answers[..] else {
         panic!("{answers:?}")
     };
-    assert_eq!(object, made);
-    let late = Now { elapsed: Duration::from_secs(2), unix: 0 };
+    assert_eq!(object, created);
+    let late = StepTime { elapsed: Duration::from_secs(2), unix: 0 };
     let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
     assert!(matches!(
         &outputs[..],
@@ -250,62 +266,63 @@ fn a_request_for_a_name_is_answered_when_the_name_exists_or_when_its_time_is_ove
 fn a_watcher_is_notified_of_names_with_its_prefix() {
     let mut sim = Simulation::new();
     let (client, watcher) = (sim.join(1), sim.join(2));
-    sim.one(watcher, Ask::Watch { prefix: "a/".to_owned() }, &[]);
+    sim.request_one(watcher, RequestKind::Watch { prefix: "a/".to_owned() }, &[]);
     let events = |answers: Vec<Answer>| {
         let names = answers.into_iter().filter_map(|answer| match answer {
-            Answer::Event(event) => Some(format!("{} {:?}", event.name, event.what)),
+            Answer::Event(event) => Some(format!("{} {:?}", event.name, event.kind)),
             _ => None,
         });
         names.collect::<Vec<_>>()
     };
-    let made = sim.ask(client, create("a/x", 0, &[], 0), &[]);
-    assert_eq!(events(made), ["a/x Published { version: 1 }"]);
-    let made = sim.ask(client, create("b/x", 0, &[], 0), &[]);
-    assert_eq!(events(made), Vec::<String>::new());
-    let made = sim.ask(client, create("a/x", 0, &[], 0), &[]);
-    assert_eq!(events(made), ["a/x Published { version: 2 }", "a/x Deleted"]);
+    let created = sim.request(client, create("a/x", 0, &[], 0), &[]);
+    assert_eq!(events(created), ["a/x Published { version: 1 }"]);
+    let created = sim.request(client, create("b/x", 0, &[], 0), &[]);
+    assert_eq!(events(created), Vec::<String>::new());
+    let created = sim.request(client, create("a/x", 0, &[], 0), &[]);
+    assert_eq!(events(created), ["a/x Published { version: 2 }", "a/x Deleted"]);
 }
 
 #[test]
-fn a_request_that_comes_again_is_answered_as_before() {
+fn a_request_that_is_sent_again_gets_the_same_answer() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let small = sim.create(client, "small", 10);
     let large = sim.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
-    let alias = sim.one(client, Ask::Publish { label: label("alias"), object, part: None }, &[]);
-    let (publish, before) = (sim.requests, view(&sim.server));
+    let alias =
+        sim.request_one(client, RequestKind::Publish { label: label("alias"), object, part: None }, &[]);
+    let (publish, before) = (sim.requests, snapshot(&sim.server));
     let (mut server, outputs) =
         sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
     assert!(
         matches!(&outputs[..], [Output::Respond { response, .. }] if response.answer == Answer::Restarted)
     );
-    let asks = [
+    let requests = [
         (small.0, create("small", 10, &[], 0), 10, small.1),
         (large.0, create("large", 30 << 10, &[], 0), 0, large.1),
-        (publish, Ask::Publish { label: label("alias"), object, part: None }, 0, alias),
-        (99, Ask::Delete { object: ObjectId::new(20, 0) }, 0, Answer::Done),
+        (publish, RequestKind::Publish { label: label("alias"), object, part: None }, 0, alias),
+        (99, RequestKind::Delete { object: ObjectId::new(20, 0) }, 0, Answer::Done),
     ];
-    for (id, ask, payload, expected) in asks {
-        let request = Request { id, again: 1, ask };
+    for (id, kind, payload, expected) in requests {
+        let request = Request { id, resends: 1, kind };
         let input = Input::Request { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut sim.memory);
         let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(response.answer, expected);
     }
-    assert_eq!(view(&server), before);
+    assert_eq!(snapshot(&server), before);
 }
 
 #[test]
-fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
+fn a_request_during_which_two_servers_died_is_refused_unless_completed() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let small = sim.create(client, "small", 10);
     let large = sim.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
     let (mut server, _) = sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
-    let mut ask = |id, again, ask, payload: usize| {
-        let request = Request { id, again, ask };
+    let mut send = |id, resends, kind, payload: usize| {
+        let request = Request { id, resends, kind };
         let input = Input::Request { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut sim.memory);
         let [.., Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
@@ -313,70 +330,76 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
     };
     let refused = |servers| Answer::Refused(Refusal::ServersDied { servers });
     let more = || create("more", 30 << 10, &[], 0);
-    assert_eq!(ask(small.0, 2, create("small", 10, &[], 0), 10), small.1, "it was done");
-    assert_eq!(ask(large.0, 3, create("large", 30 << 10, &[], 0), 0), large.1, "it was done");
-    assert_eq!(ask(90, 2, more(), 0), refused(2));
-    assert_eq!(ask(91, 255, more(), 0), refused(255));
-    assert_eq!(ask(92, 2, Ask::Seal { create: large.0 }, 0), refused(2));
+    assert_eq!(send(small.0, 2, create("small", 10, &[], 0), 10), small.1, "it was completed before");
+    assert_eq!(send(large.0, 3, create("large", 30 << 10, &[], 0), 0), large.1, "it was completed before");
+    assert_eq!(send(90, 2, more(), 0), refused(2));
+    assert_eq!(send(91, 255, more(), 0), refused(255));
+    assert_eq!(send(92, 2, RequestKind::Seal { create: large.0 }, 0), refused(2));
     // Requests that need no memory, or wait for other clients, are not refused.
-    assert!(matches!(ask(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }), "in the arena");
-    assert!(matches!(ask(93, 2, Ask::Fetch { object }, 0), Answer::Fetched { .. }));
-    assert!(matches!(ask(94, 9, Ask::Find { name: "small".to_owned(), wait: 0 }, 0), Answer::Found { .. }));
-    assert_eq!(ask(95, 9, Ask::Delete { object }, 0), Answer::Done);
+    assert!(
+        matches!(send(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }),
+        "it fits the arena"
+    );
+    assert!(matches!(send(93, 2, RequestKind::Fetch { object }, 0), Answer::Fetched { .. }));
+    assert!(matches!(
+        send(94, 9, RequestKind::Find { name: "small".to_owned(), wait: 0 }, 0),
+        Answer::Found { .. }
+    ));
+    assert_eq!(send(95, 9, RequestKind::Delete { object }, 0), Answer::Done);
 }
 
 #[test]
-fn a_request_that_one_server_hears_twice_is_done_once() {
+fn a_request_that_one_server_receives_twice_is_processed_once() {
     let mut sim = Simulation::new();
     let (client, other) = (sim.join(1), sim.join(2));
     let snapshot = Prefixes { before: sim.cells.snapshot(), stores: vec![] };
     let (mut server, _) = sim.recover(snapshot.replay(0));
-    let mut ask = |client, id, again, ask, payload: Vec<u8>| {
-        let request = Request { id, again, ask };
+    let mut send = |client, id, resends, kind, payload: Vec<u8>| {
+        let request = Request { id, resends, kind };
         let input = Input::Request { client, request, payload: payload.into(), charge: None };
         server.step(now(), input, &mut sim.memory)
     };
-    // Sent before its client has read that the server was restarted, and repeated after that.
-    let outputs = ask(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
+    // Sent before its client has read that the server was replaced, and again after that.
+    let outputs = send(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
-    let outputs = ask(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
-    assert_eq!(outputs, [], "it was refused, and is not processed again now that there is room");
-    // A request that the server before had received is processed, also after a later one.
-    let outputs = ask(client, 49, 1, Ask::Status, vec![]);
+    let outputs = send(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
+    assert_eq!(outputs, [], "a refused request is not processed again although there is space now");
+    // A request that the previous server had received is processed, also after a later one.
+    let outputs = send(client, 49, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
-    // Others are as before.
-    let outputs = ask(other, 50, 1, Ask::Status, vec![]);
+    // Other clients are not affected.
+    let outputs = send(other, 50, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
 }
 
 #[test]
-fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
+fn a_failed_allocation_is_answered_and_loses_nothing() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
-    let request = Request { id: 50, again: 0, ask: create("large", 30 << 10, &[], 0) };
+    let request = Request { id: 50, resends: 0, kind: create("large", 30 << 10, &[], 0) };
     let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     let [Output::Allocate { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
-    let outputs = sim.step(Input::Allocated { allocation, outcome: Err("no room".to_owned()) });
+    let outputs = sim.step(Input::Allocated { allocation, outcome: Err("no memory left".to_owned()) });
     let [Output::Release { .. }, Output::Respond { response, .. }] = &outputs[..] else {
         panic!("{outputs:?}")
     };
-    let refusal = Refusal::NoMemory { len: 32 << 10, reason: "no room".to_owned() };
+    let refusal = Refusal::NoMemory { len: 32 << 10, reason: "no memory left".to_owned() };
     assert_eq!(response.answer, Answer::Refused(refusal));
     assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
-fn a_draft_that_is_abandoned_while_it_is_being_sealed_is_not_sealed() {
+fn a_draft_that_is_abandoned_during_its_seal_is_not_sealed() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "large", 30 << 10);
-    let request = Request { id: 50, again: 0, ask: Ask::Seal { create } };
+    let request = Request { id: 50, resends: 0, kind: RequestKind::Seal { create } };
     let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     let [Output::CloseForWriting { allocation, at_once: false, .. }] = outputs[..] else {
         panic!("{outputs:?}")
     };
-    assert_eq!(sim.one(client, Ask::Abandon { create }, &[]), Answer::Done);
+    assert_eq!(sim.request_one(client, RequestKind::Abandon { create }, &[]), Answer::Done);
     let outputs = sim.step(Input::ClosedForWriting { allocation, outcome: Ok(()) });
     let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((response.id, &response.answer), (50, &Answer::Refused(Refusal::NothingToSeal)));
@@ -390,7 +413,7 @@ fn two_requests_to_seal_a_draft_are_both_answered() {
     let (create, _) = sim.create(client, "large", 30 << 10);
     let mut closing = Vec::new();
     for id in [50, 51] {
-        let request = Request { id, again: 0, ask: Ask::Seal { create } };
+        let request = Request { id, resends: 0, kind: RequestKind::Seal { create } };
         closing.extend(sim.step(Input::Request {
             client,
             request,
@@ -409,12 +432,12 @@ fn two_requests_to_seal_a_draft_are_both_answered() {
 }
 
 #[test]
-fn a_client_that_does_not_greet_is_let_go() {
+fn a_client_that_does_not_send_a_hello_is_disconnected() {
     let mut sim = Simulation::new();
     let client = ClientId(4);
     let account = sim.budget.open(1);
     sim.step(Input::Joined { client, account });
-    let request = Request { id: 1, again: 0, ask: Ask::Status };
+    let request = Request { id: 1, resends: 0, kind: RequestKind::Status };
     let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     assert_eq!(outputs, [Output::Disconnect { client }]);
 }
@@ -423,35 +446,38 @@ fn a_client_that_does_not_greet_is_let_go() {
 #[test]
 fn random_operations_recover_after_every_store() {
     let rounds = if wholemem_testkit::exhaustive() { 4000 } else { 150 };
-    let mut dice = wholemem_testkit::seed();
-    let mut roll = |below: u64| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) % below
+    let mut random = wholemem_testkit::seed();
+    let mut below = |limit: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % limit
     };
-    let mut sim = Simulation::with_ahead(TERMS.quota / 4);
+    let mut sim = Simulation::with_prealloc_limit(POLICY.quota / 4);
     let mut next = 3;
     let mut clients = vec![sim.join(1), sim.join(2)];
     let trusted = sim.join_as(100, settings(0).user);
     let mut unsealed: Vec<(ClientId, u64)> = Vec::new();
     for _ in 0..rounds {
-        let client = clients[usize::try_from(roll(2)).unwrap()];
-        let name = format!("n{}", roll(4));
+        let client = clients[usize::try_from(below(2)).unwrap()];
+        let name = format!("n{}", below(4));
         let sealed: Vec<_> =
-            sim.server.index().objects().filter(|object| object.1 == State::Sealed).collect();
+            sim.server.index().objects().filter(|object| object.1 == SlotState::Sealed).collect();
         let object =
-            (!sealed.is_empty()).then(|| sealed[usize::try_from(roll(sealed.len() as u64)).unwrap()].0);
-        match (roll(11), object) {
-            (0..=2, _) => drop(sim.create(client, &name, roll(16 << 10))),
+            (!sealed.is_empty()).then(|| sealed[usize::try_from(below(sealed.len() as u64)).unwrap()].0);
+        match (below(11), object) {
+            (0..=2, _) => drop(sim.create(client, &name, below(16 << 10))),
             (3, _) => {
-                let (create, answer) = sim.create(client, &name, (1 + roll(4)) * (48 << 10));
+                let (create, answer) = sim.create(client, &name, (1 + below(4)) * (48 << 10));
                 if matches!(answer, Answer::Created { .. }) {
                     unsealed.push((client, create));
                 }
             }
             (4, _) => {
-                let members = [("m0", roll(9000)), (&name[..], roll(9000)), ("m2", 10_000)];
-                let answer =
-                    sim.one(client, create("pack", 0, &members, u32::try_from(roll(2)).unwrap()), &[]);
+                let members = [("m0", below(9000)), (&name[..], below(9000)), ("m2", 10_000)];
+                let answer = sim.request_one(
+                    client,
+                    create("pack", 0, &members, u32::try_from(below(2)).unwrap()),
+                    &[],
+                );
                 if matches!(answer, Answer::Created { .. }) {
                     unsealed.push((client, sim.requests));
                 }
@@ -459,34 +485,34 @@ fn random_operations_recover_after_every_store() {
             (5, _) if !unsealed.is_empty() => {
                 let (client, create) = unsealed.remove(0);
                 if clients.contains(&client) {
-                    sim.ask(client, Ask::Seal { create }, &[]);
+                    sim.request(client, RequestKind::Seal { create }, &[]);
                 }
             }
-            (6, Some(object)) => drop(sim.ask(client, Ask::Delete { object }, &[])),
+            (6, Some(object)) => drop(sim.request(client, RequestKind::Delete { object }, &[])),
             (7, Some(object)) => {
-                let part = (roll(2) == 0).then_some(Part { offset: 0, len: 1 });
-                drop(sim.ask(client, Ask::Publish { label: label(&name), object, part }, &[]));
+                let part = (below(2) == 0).then_some(ByteRange { offset: 0, len: 1 });
+                drop(sim.request(client, RequestKind::Publish { label: label(&name), object, part }, &[]));
             }
             (10, _) => {
-                let (place, len) = (u32::try_from(roll(2)).unwrap(), (1 + roll(20)) * (4 << 10));
-                let part = Part { offset: roll(len), len: 1 };
-                drop(sim.ask(trusted, Ask::Adopt { label: label(&name), place, len, part }, &[]));
+                let (place, len) = (u32::try_from(below(2)).unwrap(), (1 + below(20)) * (4 << 10));
+                let part = ByteRange { offset: below(len), len: 1 };
+                drop(sim.request(trusted, RequestKind::Adopt { label: label(&name), place, len, part }, &[]));
             }
             (8, Some(object)) => {
                 sim.memory.pins.insert(object);
             }
-            (8, None) | (9, _) if roll(3) == 0 => {
-                let gone = clients.remove(0);
-                sim.clients.remove(&gone);
+            (8, None) | (9, _) if below(3) == 0 => {
+                let departed = clients.remove(0);
+                sim.clients.remove(&departed);
                 sim.memory.pins.clear();
-                sim.run(Input::Left { client: gone });
+                sim.run(Input::Left { client: departed });
                 clients.push(sim.join(next));
                 next += 1;
             }
             _ => {
                 sim.memory.pins.clear();
-                // Deleted objects are searched for again, and preallocated memory is released.
-                sim.rest(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
+                // Deleted objects are scanned for again, and preallocated memory is released.
+                sim.advance(Duration::from_millis([1000, 1010, 20_000][usize::try_from(below(3)).unwrap()]));
             }
         }
     }

@@ -1,11 +1,11 @@
-//! Requests that are answered later: for a name that no object has yet, and for room where the quota is full.
+//! Requests that are answered later: for a name that no object has yet, and for free space while the quota is reached.
 //!
-//! Requests for room are answered in the order in which they came, and a request is not answered while one before it needs
-//! the room, so that small objects do not delay large ones for ever. No memory is reserved for the client that is answered: when it
-//! creates its object, another client may have taken the room.
+//! Requests for space are answered in order, and a request is not answered while an earlier one needs the space, so that small
+//! objects do not starve large ones. Space is not reserved for the client that is answered: when it creates its object, another
+//! client may have used the space.
 //!
-//! No step looks at all requests that wait: they are found by name, by deadline and by client, and each step answers a
-//! bounded number of those that are due.
+//! No step scans all waiting requests: they are indexed by name, by deadline and by client, and each step answers a bounded
+//! number of those that are due.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -17,22 +17,22 @@ use crate::id::{ClientId, ObjectId};
 use crate::protocol::{Answer, Refusal};
 use crate::server::budget::{Amount, Charge};
 
-/// How many requests one step answers, of each kind.
+/// The number of requests of each kind that one step answers.
 const ANSWERED_AT_ONCE: usize = 4;
 
-/// What a request that waits takes, besides its name: its place in each table.
-const COST: u64 = 512;
+/// The memory of a waiting request besides its name, in bytes: its entry in each table.
+const WAITER_COST: u64 = 512;
 
-/// What is waited for.
+/// The condition that a request waits for.
 #[derive(Debug, PartialEq, Eq)]
-enum What {
+enum WaitCondition {
     Name(String),
-    Room { len: u64, place: u32 },
+    Space { len: u64, place: u32 },
 }
 
 #[derive(Debug)]
-struct Waiter {
-    what: What,
+struct WaitingRequest {
+    condition: WaitCondition,
     client: ClientId,
     user: u32,
     request: u64,
@@ -40,7 +40,7 @@ struct Waiter {
     _charge: Charge,
 }
 
-/// A request that may wait, and for how many milliseconds.
+/// A request that may wait, and its timeout in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimedRequest {
     pub(super) client: ClientId,
@@ -48,52 +48,54 @@ pub(super) struct TimedRequest {
     pub(super) wait: u64,
 }
 
-/// Numbers of requests, by user.
-type ByUser = BTreeMap<u32, BTreeSet<u64>>;
+/// Numbers of waiting requests, by user.
+type NumbersByUser = BTreeMap<u32, BTreeSet<u64>>;
 
-/// All requests that wait, each by a number that grows.
+/// All waiting requests, by a growing number.
 #[derive(Debug, Default)]
 pub(super) struct WaitingRequests {
-    waiters: BTreeMap<u64, Waiter>,
+    waiters: BTreeMap<u64, WaitingRequest>,
     last: u64,
     deadlines: BTreeSet<(Duration, u64)>,
-    names: BTreeMap<String, ByUser>,
-    /// For room on the host, and on devices.
-    rooms: [BTreeSet<u64>; 2],
+    names: BTreeMap<String, NumbersByUser>,
+    /// The requests that wait for space on the host, and on devices.
+    space_queues: [BTreeSet<u64>; 2],
     clients: BTreeMap<ClientId, BTreeSet<u64>>,
-    /// Requests of a user whose name has an object now.
+    /// The requests of a user for a name that has an object now.
     found: VecDeque<(BTreeSet<u64>, ObjectId)>,
-    /// How many of them this step has answered.
+    /// The number of requests for names that this step has answered.
     answered: usize,
-    /// Whether the last step told as many of room as it may, and did not look at the next.
-    has_more_room: bool,
-    /// What that and the steps before it have promised, of each kind of memory.
+    /// Whether the last step answered the maximum number of requests for space and left others.
+    has_more_space: bool,
+    /// The bytes of each kind of memory for which that step and those before it have answered requests.
     promised: [u64; 2],
-    /// Requests of clients that have left, to be removed.
+    /// Requests of departed clients, to be removed.
     abandoned: Vec<BTreeSet<u64>>,
 }
 
 impl WaitingRequests {
-    fn room_queue(place: u32) -> usize {
+    fn space_queue(place: u32) -> usize {
         usize::from(place != HOST)
     }
 
-    fn add(&mut self, waiter: Waiter) {
+    fn add(&mut self, waiter: WaitingRequest) {
         self.last += 1;
         let number = self.last;
         self.deadlines.insert((waiter.until, number));
         self.clients.entry(waiter.client).or_default().insert(number);
-        match &waiter.what {
-            What::Name(name) => {
+        match &waiter.condition {
+            WaitCondition::Name(name) => {
                 let by_user = self.names.entry(name.clone()).or_default();
                 by_user.entry(waiter.user).or_default().insert(number);
             }
-            What::Room { place, .. } => drop(self.rooms[Self::room_queue(*place)].insert(number)),
+            WaitCondition::Space { place, .. } => {
+                self.space_queues[Self::space_queue(*place)].insert(number);
+            }
         }
         self.waiters.insert(number, waiter);
     }
 
-    fn remove(&mut self, number: u64) -> Option<Waiter> {
+    fn remove(&mut self, number: u64) -> Option<WaitingRequest> {
         let waiter = self.waiters.remove(&number)?;
         self.deadlines.remove(&(waiter.until, number));
         if let Some(of_client) = self.clients.get_mut(&waiter.client) {
@@ -102,10 +104,12 @@ impl WaitingRequests {
                 self.clients.remove(&waiter.client);
             }
         }
-        match &waiter.what {
-            What::Room { place, .. } => drop(self.rooms[Self::room_queue(*place)].remove(&number)),
-            What::Name(name) => {
-                // One that is told already has left the table of names.
+        match &waiter.condition {
+            WaitCondition::Space { place, .. } => {
+                self.space_queues[Self::space_queue(*place)].remove(&number);
+            }
+            WaitCondition::Name(name) => {
+                // A request that is about to be answered is not in the table of names.
                 if let Some(by_user) = self.names.get_mut(name) {
                     remove_number(by_user, waiter.user, number);
                     if by_user.is_empty() {
@@ -117,29 +121,29 @@ impl WaitingRequests {
         Some(waiter)
     }
 
-    /// When a request has waited long enough, or there is work for the next step.
+    /// The time at which the next request times out; zero if there is work for the next step.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         let first = self.deadlines.first().map(|(until, _)| *until);
-        let has_work = !self.found.is_empty() || !self.abandoned.is_empty() || self.has_more_room;
+        let has_work = !self.found.is_empty() || !self.abandoned.is_empty() || self.has_more_space;
         if has_work { Some(Duration::ZERO) } else { first }
     }
 
-    /// The next request whose name has an object now. Users take turns.
-    fn next_found(&mut self) -> Option<(Waiter, ObjectId)> {
+    /// The next request for a name that has an object now; users are served round-robin.
+    fn next_found(&mut self) -> Option<(WaitingRequest, ObjectId)> {
         loop {
             let (mut numbers, object) = self.found.pop_front()?;
             let number = numbers.pop_first();
             if !numbers.is_empty() {
                 self.found.push_back((numbers, object));
             }
-            // It may have been given up meanwhile.
+            // The request may have timed out meanwhile.
             if let Some(waiter) = number.and_then(|number| self.remove(number)) {
                 return Some((waiter, object));
             }
         }
     }
 
-    /// Removes some requests of clients that have left.
+    /// Removes some requests of departed clients.
     fn trim(&mut self) {
         for _ in 0..ANSWERED_AT_ONCE {
             let Some(numbers) = self.abandoned.last_mut() else { return };
@@ -150,8 +154,8 @@ impl WaitingRequests {
         }
     }
 
-    /// The next request whose time is over.
-    fn next_expired(&mut self, now: Duration) -> Option<Waiter> {
+    /// The next request that has timed out.
+    fn next_expired(&mut self, now: Duration) -> Option<WaitingRequest> {
         let (until, number) = self.deadlines.first().copied()?;
         if until > now {
             return None;
@@ -159,7 +163,7 @@ impl WaitingRequests {
         self.remove(number)
     }
 
-    /// Has a request wait for a name. Returns the outcome if the request does not wait.
+    /// Makes a request wait for a name. Returns the outcome if the request does not wait.
     pub(super) fn wait_for_name(
         &mut self,
         request: TimedRequest,
@@ -170,11 +174,11 @@ impl WaitingRequests {
         if request.wait == 0 {
             return Some(Err(Refusal::NoSuchName { name }));
         }
-        self.wait(request, What::Name(name), now, sessions)
+        self.wait(request, WaitCondition::Name(name), now, sessions)
     }
 
-    /// Has a request wait for room for an object. Returns the outcome if the request does not wait.
-    pub(super) fn wait_for_room(
+    /// Makes a request wait for the space of an object. Returns the outcome if the request does not wait.
+    pub(super) fn wait_for_space(
         &mut self,
         request: TimedRequest,
         place: u32,
@@ -186,39 +190,39 @@ impl WaitingRequests {
         if let Err(refusal) = ledger.check_place(place) {
             return Some(Err(refusal));
         }
-        // What exceeds the quota by itself never fits.
-        if !ledger.could_hold(place, len) {
+        // An object that exceeds the quota never fits.
+        if !ledger.fits_quota(place, len) {
             return Some(Err(ledger.over_quota(place, len)));
         }
-        // Requests that came before were told of all room there is.
-        let is_first = self.rooms[Self::room_queue(place)].is_empty();
-        match ledger.room_for(place, len, 0).filter(|_| is_first) {
+        // Earlier requests have been answered for all free space.
+        let is_first = self.space_queues[Self::space_queue(place)].is_empty();
+        match ledger.space_for(place, len, 0).filter(|_| is_first) {
             Some(_) => Some(Ok(Answer::Done)),
             None if request.wait == 0 => Some(Err(ledger.over_quota(place, len))),
-            None => self.wait(request, What::Room { len, place }, now, sessions),
+            None => self.wait(request, WaitCondition::Space { len, place }, now, sessions),
         }
     }
 
     fn wait(
         &mut self,
         TimedRequest { client, request, wait }: TimedRequest,
-        what: What,
+        condition: WaitCondition,
         now: Duration,
         sessions: &Sessions,
     ) -> Option<Result<Answer, Refusal>> {
         let user = sessions.user(client)?;
-        let name = if let What::Name(name) = &what { name.len() as u64 } else { 0 };
-        match sessions.charge(client, Amount::bytes(COST + 2 * name)) {
+        let name = if let WaitCondition::Name(name) = &condition { name.len() as u64 } else { 0 };
+        match sessions.charge(client, Amount::bytes(WAITER_COST + 2 * name)) {
             Ok(charge) => {
                 let until = now.saturating_add(Duration::from_millis(wait));
-                self.add(Waiter { what, client, user, request, until, _charge: charge });
+                self.add(WaitingRequest { condition, client, user, request, until, _charge: charge });
                 None
             }
             Err(refusal) => Some(Err(refusal)),
         }
     }
 
-    /// Answers requests that have what they waited for, and those whose time is over: a bounded number of each.
+    /// Answers requests whose condition holds, and those that have timed out: a bounded number of each.
     pub(super) fn answer_due(
         &mut self,
         now: Duration,
@@ -228,35 +232,35 @@ impl WaitingRequests {
     ) {
         self.answer_found(sessions, outputs);
         self.answered = 0;
-        self.answer_rooms(ledger, sessions, outputs);
+        self.answer_space(ledger, sessions, outputs);
         for _ in 0..ANSWERED_AT_ONCE {
             let Some(waiter) = self.next_expired(now) else { break };
-            let refusal = match waiter.what {
-                What::Name(name) => Refusal::NoSuchName { name },
-                What::Room { len, place } => ledger.over_quota(place, len),
+            let refusal = match waiter.condition {
+                WaitCondition::Name(name) => Refusal::NoSuchName { name },
+                WaitCondition::Space { len, place } => ledger.over_quota(place, len),
             };
             outputs.answer(sessions, waiter.client, waiter.request, Err(refusal));
         }
         self.trim();
     }
 
-    fn answer_rooms(&mut self, ledger: &Ledger, sessions: &Sessions, outputs: &mut Outputs) {
-        if !std::mem::take(&mut self.has_more_room) {
+    fn answer_space(&mut self, ledger: &Ledger, sessions: &Sessions, outputs: &mut Outputs) {
+        if !std::mem::take(&mut self.has_more_space) {
             self.promised = [0; 2];
         }
         for queue in [0, 1] {
             let mut promised = self.promised[queue];
-            for told in 0.. {
-                if told == ANSWERED_AT_ONCE {
-                    // The next step goes on with the others.
-                    self.has_more_room = !self.rooms[queue].is_empty();
+            for answered in 0.. {
+                if answered == ANSWERED_AT_ONCE {
+                    // The next step answers the other requests for space.
+                    self.has_more_space = !self.space_queues[queue].is_empty();
                     self.promised[queue] = promised;
                     break;
                 }
-                let Some(number) = self.rooms[queue].first().copied() else { break };
-                let what = self.waiters.get(&number).map(|waiter| &waiter.what);
-                let Some(What::Room { len, place }) = what else { break };
-                match ledger.room_for(*place, *len, promised) {
+                let Some(number) = self.space_queues[queue].first().copied() else { break };
+                let condition = self.waiters.get(&number).map(|waiter| &waiter.condition);
+                let Some(WaitCondition::Space { len, place }) = condition else { break };
+                match ledger.space_for(*place, *len, promised) {
                     Some(needed) => promised += needed,
                     None => break,
                 }
@@ -266,7 +270,7 @@ impl WaitingRequests {
         }
     }
 
-    /// A name has an object now: requests that waited for it are answered, by this step or those that follow.
+    /// A name has an object now: answers requests that wait for it, in this step or the following ones.
     pub(super) fn name_found(
         &mut self,
         name: &str,
@@ -277,12 +281,12 @@ impl WaitingRequests {
         if let Some(waiters) = self.names.remove(name) {
             let found = waiters.into_values().map(|numbers| (numbers, object));
             self.found.extend(found);
-            // As many as one step may at once, before the client that has published the name has its own answer.
+            // As many as one step may answer, before the client that has published the name is answered.
             self.answer_found(sessions, outputs);
         }
     }
 
-    /// Answers requests whose name has an object now, as many as one step may.
+    /// Answers requests for names that have an object now, as many as one step may.
     fn answer_found(&mut self, sessions: &Sessions, outputs: &mut Outputs) {
         while self.answered < ANSWERED_AT_ONCE
             && let Some((waiter, object)) = self.next_found()
@@ -292,13 +296,13 @@ impl WaitingRequests {
         }
     }
 
-    /// Removes the requests of a client that has left: their memory is freed by the steps that follow.
+    /// Removes the requests of a client that has left: their memory is freed by the following steps.
     pub(super) fn forget(&mut self, client: ClientId) {
         self.abandoned.extend(self.clients.remove(&client));
     }
 }
 
-fn remove_number(by_user: &mut ByUser, user: u32, number: u64) {
+fn remove_number(by_user: &mut NumbersByUser, user: u32, number: u64) {
     if let Some(numbers) = by_user.get_mut(&user) {
         numbers.remove(&number);
         if numbers.is_empty() {
@@ -309,22 +313,22 @@ fn remove_number(by_user: &mut ByUser, user: u32, number: u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulation::{Simulation, TERMS, create, sealed};
+    use super::super::simulation::{POLICY, Simulation, create, sealed};
     use super::super::slots::Slots;
-    use super::super::{Input, Now, Output};
+    use super::super::{Input, Output, StepTime};
     use super::*;
-    use crate::protocol::Ask;
-    use crate::server::budget::tests::ample;
+    use crate::protocol::RequestKind;
+    use crate::server::budget::tests::unlimited;
 
-    const HALF: u64 = TERMS.quota / 2;
+    const HALF: u64 = POLICY.quota / 2;
 
     #[test]
-    fn requests_wait_by_name_and_deadline_and_are_forgotten_with_their_client() {
+    fn requests_wait_by_name_and_deadline_and_are_removed_with_their_client() {
         let (mut sessions, mut waiting, mut outputs) =
             (Sessions::new(0), WaitingRequests::default(), Outputs::default());
         let clients = [1, 2].map(ClientId);
-        clients.iter().for_each(|client| sessions.join(*client, ample().open(7)));
-        let ledger = Ledger::new(TERMS, TERMS, 0, Slots::used_up_to(8, 0));
+        clients.iter().for_each(|client| sessions.join(*client, unlimited().open(7)));
+        let ledger = Ledger::new(POLICY, POLICY, 0, Slots::used_up_to(8, 0));
         let at = Duration::from_millis;
         let wait = |client, request, wait| TimedRequest { client, request, wait };
         let [one, two] = clients;
@@ -349,59 +353,66 @@ mod tests {
         assert_eq!((waiting.waiters.len(), waiting.wake_at()), (0, None));
     }
 
-    fn room(len: u64, wait: u64) -> Ask {
-        Ask::AwaitRoom { len, place: HOST, wait }
+    fn await_space(len: u64, wait: u64) -> RequestKind {
+        RequestKind::AwaitSpace { len, place: HOST, wait }
     }
 
     fn over_quota(wanted: u64, used: u64) -> Answer {
-        Answer::Refused(Refusal::OverQuota { wanted, used, quota: TERMS.quota })
+        Answer::Refused(Refusal::OverQuota { wanted, used, quota: POLICY.quota })
     }
 
     /// A simulation with a sealed object of half the quota.
     fn half_full() -> (Simulation, ClientId, ObjectId) {
         let mut sim = Simulation::new();
         let client = sim.join(1);
-        let (made, _) = sim.create(client, "half", HALF);
-        let object = sealed(&sim.one(client, Ask::Seal { create: made }, &[]));
+        let (created, _) = sim.create(client, "half", HALF);
+        let object = sealed(&sim.request_one(client, RequestKind::Seal { create: created }, &[]));
         (sim, client, object)
     }
 
     #[test]
-    fn room_that_is_there_is_told_at_once_and_what_never_fits_is_refused_at_once() {
+    fn a_request_for_space_that_fits_or_never_fits_is_answered_at_once() {
         let (mut sim, client, _) = half_full();
-        assert_eq!(sim.one(client, room(HALF, 0), &[]), Answer::Done);
-        assert_eq!(sim.one(client, room(HALF + 1, 0), &[]), over_quota(HALF + 1, HALF));
-        let never = TERMS.quota + 1;
-        assert_eq!(sim.one(client, room(never, 1000), &[]), over_quota(never, HALF));
-        let device = Ask::AwaitRoom { len: 1, place: 9, wait: 1000 };
+        assert_eq!(sim.request_one(client, await_space(HALF, 0), &[]), Answer::Done);
+        assert_eq!(sim.request_one(client, await_space(HALF + 1, 0), &[]), over_quota(HALF + 1, HALF));
+        let never = POLICY.quota + 1;
+        assert_eq!(sim.request_one(client, await_space(never, 1000), &[]), over_quota(never, HALF));
+        let device = RequestKind::AwaitSpace { len: 1, place: 9, wait: 1000 };
         let refused = Answer::Refused(Refusal::NoSuchDevice { device: 8 });
-        assert_eq!(sim.one(client, device, &[]), refused);
+        assert_eq!(sim.request_one(client, device, &[]), refused);
     }
 
     #[test]
-    fn a_request_for_room_is_answered_when_an_object_is_freed() {
+    fn a_request_for_space_is_answered_when_an_object_is_freed() {
         let (mut sim, client, object) = half_full();
         let other = sim.join(2);
-        assert_eq!(sim.ask(other, room(TERMS.quota, 60_000), &[]), []);
-        assert_eq!(sim.one(client, create("more", TERMS.quota, &[], 0), &[]), over_quota(TERMS.quota, HALF));
-        // Pinned, it keeps its memory.
+        assert_eq!(sim.request(other, await_space(POLICY.quota, 60_000), &[]), []);
+        assert_eq!(
+            sim.request_one(client, create("more", POLICY.quota, &[], 0), &[]),
+            over_quota(POLICY.quota, HALF)
+        );
+        // A pinned object keeps its memory.
         sim.memory.pins.insert(object);
-        assert_eq!(sim.ask(client, Ask::Delete { object }, &[]), [Answer::Done]);
+        assert_eq!(sim.request(client, RequestKind::Delete { object }, &[]), [Answer::Done]);
         sim.memory.pins.clear();
-        assert_eq!(sim.ask(client, Ask::Kick { object }, &[]), [Answer::Done]);
-        let (_, answer) = sim.create(other, "more", TERMS.quota);
+        assert_eq!(sim.request(client, RequestKind::PinReleased { object }, &[]), [Answer::Done]);
+        let (_, answer) = sim.create(other, "more", POLICY.quota);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
     }
 
     #[test]
-    fn a_request_for_room_is_not_answered_while_an_earlier_one_needs_the_room() {
+    fn a_request_for_space_is_not_answered_while_an_earlier_one_needs_it() {
         let (mut sim, client, object) = half_full();
         let [large, small, late] = [2, 3, 4].map(|client| sim.join(client));
-        assert_eq!(sim.ask(large, room(HALF + 1, 60_000), &[]), []);
-        assert_eq!(sim.ask(small, room(HALF / 4, 60_000), &[]), [], "there is room, but not for both");
-        assert_eq!(sim.ask(late, room(HALF, 60_000), &[]), []);
-        // Three quarters and a granule fit, and not half of it besides.
-        let mut answers = sim.ask(client, Ask::Delete { object }, &[]);
+        assert_eq!(sim.request(large, await_space(HALF + 1, 60_000), &[]), []);
+        assert_eq!(
+            sim.request(small, await_space(HALF / 4, 60_000), &[]),
+            [],
+            "there is space, but not for both"
+        );
+        assert_eq!(sim.request(late, await_space(HALF, 60_000), &[]), []);
+        // Three quarters and a granule fit, but not half of the quota in addition.
+        let mut answers = sim.request(client, RequestKind::Delete { object }, &[]);
         assert_eq!(answers.len(), 3, "{answers:?}");
         answers.retain(|answer| *answer == Answer::Done);
         assert_eq!(answers.len(), 3);
@@ -410,42 +421,45 @@ mod tests {
     }
 
     #[test]
-    fn a_request_for_room_that_times_out_is_told_what_is_in_use() {
+    fn a_request_for_space_that_times_out_reports_the_usage() {
         let (mut sim, client, _) = half_full();
-        assert_eq!(sim.ask(client, room(TERMS.quota, 500), &[]), []);
+        assert_eq!(sim.request(client, await_space(POLICY.quota, 500), &[]), []);
         assert_eq!(sim.server.wake_at(), Some(Duration::from_millis(1500)));
-        let late = Now { elapsed: Duration::from_secs(2), unix: 0 };
+        let late = StepTime { elapsed: Duration::from_secs(2), unix: 0 };
         let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
-        let refused = over_quota(TERMS.quota, HALF);
-        let said = |output: &Output| matches!(output, Output::Respond { response, .. } if response.answer == refused);
-        assert!(outputs.iter().any(said), "{outputs:?}");
+        let refused = over_quota(POLICY.quota, HALF);
+        let is_refusal = |output: &Output| matches!(output, Output::Respond { response, .. } if response.answer == refused);
+        assert!(outputs.iter().any(is_refusal), "{outputs:?}");
     }
 
     #[test]
-    fn a_small_object_waits_for_its_part_of_an_arena() {
+    fn a_small_object_waits_for_space_in_an_arena() {
         let mut sim = Simulation::new();
         let client = sim.join(1);
         sealed(&sim.create(client, "small", 100).1);
-        // An arena has room left where the quota has none.
-        let rest = TERMS.quota - TERMS.arena;
-        sim.create(client, "rest", rest);
-        assert_eq!(sim.one(client, room(100, 0), &[]), Answer::Done);
-        assert_eq!(sim.one(client, room(TERMS.small, 0), &[]), over_quota(TERMS.small, TERMS.quota));
+        // An arena has space although the quota is used up.
+        let remaining = POLICY.quota - POLICY.arena;
+        sim.create(client, "rest", remaining);
+        assert_eq!(sim.request_one(client, await_space(100, 0), &[]), Answer::Done);
+        assert_eq!(
+            sim.request_one(client, await_space(POLICY.small, 0), &[]),
+            over_quota(POLICY.small, POLICY.quota)
+        );
     }
 
-    fn find(name: &str) -> Ask {
-        Ask::Find { name: name.to_owned(), wait: 60_000 }
+    fn find(name: &str) -> RequestKind {
+        RequestKind::Find { name: name.to_owned(), wait: 60_000 }
     }
 
-    /// Publishes a name that so many requests of a user wait for, and one of another user: to which clients each step
-    /// answers, beginning with the one that publishes.
+    /// Publishes a name for which `requests` requests of one user and one of another user wait. Returns the clients that each
+    /// step answers, starting with the step that publishes.
     fn answers_by_step(requests: usize) -> Vec<Vec<ClientId>> {
         let mut sim = Simulation::new();
         let (publisher, other, own) = (sim.join(1), sim.join_as(2, 7), sim.join_as(3, 8));
         // From now on there is an arena.
         sim.create(publisher, "first", 0);
         for client in std::iter::repeat_n(other, requests).chain([own]) {
-            let input = asked(&mut sim.requests, client, find("x"));
+            let input = input(&mut sim.requests, client, find("x"));
             assert_eq!(sim.server.step(now(1), input, &mut sim.memory), []);
         }
         let found = |outputs: Vec<Output>| {
@@ -457,7 +471,7 @@ mod tests {
             });
             clients.collect::<Vec<_>>()
         };
-        let input = asked(&mut sim.requests, publisher, create("x", 0, &[], 0));
+        let input = input(&mut sim.requests, publisher, create("x", 0, &[], 0));
         let mut answers = vec![found(sim.server.step(now(1), input, &mut sim.memory))];
         while sim.server.wake_at() == Some(Duration::ZERO) {
             answers.push(found(sim.server.step(now(1), Input::Tick, &mut sim.memory)));
@@ -465,13 +479,13 @@ mod tests {
         answers
     }
 
-    fn now(seconds: u64) -> Now {
-        Now { elapsed: Duration::from_secs(seconds), unix: 0 }
+    fn now(seconds: u64) -> StepTime {
+        StepTime { elapsed: Duration::from_secs(seconds), unix: 0 }
     }
 
-    fn asked(requests: &mut u64, client: ClientId, ask: Ask) -> Input<'static> {
+    fn input(requests: &mut u64, client: ClientId, kind: RequestKind) -> Input<'static> {
         *requests += 1;
-        let request = crate::protocol::Request { id: *requests, again: 0, ask };
+        let request = crate::protocol::Request { id: *requests, resends: 0, kind };
         Input::Request { client, request, payload: Vec::new().into(), charge: None }
     }
 
@@ -481,46 +495,46 @@ mod tests {
         let many = answers_by_step(1000);
         assert_eq!(many.iter().map(Vec::len).sum::<usize>(), 1001);
         assert!(many.iter().all(|answers| answers.len() <= ANSWERED_AT_ONCE), "{many:?}");
-        assert!(many[0].contains(&ClientId(3)), "users take turns: {:?}", many[0]);
+        assert!(many[0].contains(&ClientId(3)), "users are served round-robin: {:?}", many[0]);
     }
 
     #[test]
-    fn all_for_whom_there_is_room_are_told_a_few_at_a_step() {
+    fn all_requests_for_space_that_fit_are_answered_a_few_per_step() {
         const WAITING: usize = 2 * ANSWERED_AT_ONCE + 3;
         let mut sim = Simulation::new();
         let (owner, other) = (sim.join(1), sim.join(2));
-        let (full, _) = sim.create(owner, "all", TERMS.quota);
+        let (full, _) = sim.create(owner, "all", POLICY.quota);
         for _ in 0..WAITING {
-            let ask = Ask::AwaitRoom { len: TERMS.small, place: 0, wait: 60_000 };
-            let input = asked(&mut sim.requests, other, ask);
+            let kind = RequestKind::AwaitSpace { len: POLICY.small, place: 0, wait: 60_000 };
+            let input = input(&mut sim.requests, other, kind);
             assert_eq!(sim.server.step(now(1), input, &mut sim.memory), []);
         }
-        let input = asked(&mut sim.requests, owner, Ask::Abandon { create: full });
+        let input = input(&mut sim.requests, owner, RequestKind::Abandon { create: full });
         let mut outputs = sim.server.step(now(1), input, &mut sim.memory);
-        let mut told = Vec::new();
+        let mut answered = Vec::new();
         loop {
             let done =
                 |output: &&Output| matches!(output, Output::Respond { client, .. } if *client == other);
-            told.push(outputs.iter().filter(done).count());
+            answered.push(outputs.iter().filter(done).count());
             if sim.server.wake_at() != Some(Duration::ZERO) {
                 break;
             }
             outputs = sim.server.step(now(1), Input::Tick, &mut sim.memory);
         }
-        assert!(told.iter().all(|told| *told <= ANSWERED_AT_ONCE), "{told:?}");
-        assert_eq!(told.iter().sum::<usize>(), WAITING, "{told:?}");
+        assert!(answered.iter().all(|answered| *answered <= ANSWERED_AT_ONCE), "{answered:?}");
+        assert_eq!(answered.iter().sum::<usize>(), WAITING, "{answered:?}");
     }
 
     #[test]
-    fn requests_of_a_client_that_left_are_removed_a_bounded_number_at_a_time() {
+    fn requests_of_a_departed_client_are_removed_in_bounded_slices() {
         let mut sim = Simulation::new();
         let client = sim.join(1);
         for number in 0..1000 {
-            let input = asked(&mut sim.requests, client, find(&format!("name {number}")));
+            let input = input(&mut sim.requests, client, find(&format!("name {number}")));
             assert_eq!(sim.server.step(now(1), input, &mut sim.memory), []);
         }
         let before = sim.budget.held();
-        assert!(before.bytes >= 1000 * COST);
+        assert!(before.bytes >= 1000 * WAITER_COST);
         sim.clients.remove(&client);
         sim.server.step(now(1), Input::Left { client }, &mut sim.memory);
         let mut steps = 0;
@@ -531,15 +545,15 @@ mod tests {
             steps += 1;
         }
         assert_eq!((steps, sim.server.state.waiting.waiters.len()), (1000 / ANSWERED_AT_ONCE, 0));
-        assert_eq!(sim.budget.held().bytes, 0, "their memory is given back");
+        assert_eq!(sim.budget.held().bytes, 0, "their charges are released");
     }
 
     #[test]
-    fn requests_that_wait_are_limited_by_what_their_user_may_hold() {
+    fn waiting_requests_are_limited_by_the_budget_of_their_user() {
         let mut sim = Simulation::new();
         let client = sim.join(1);
         let refused = (0..100_000).find_map(|number| {
-            let input = asked(&mut sim.requests, client, find(&format!("name {number}")));
+            let input = input(&mut sim.requests, client, find(&format!("name {number}")));
             sim.server.step(now(1), input, &mut sim.memory).pop()
         });
         let Some(Output::Respond { response, .. }) = refused else { panic!("{refused:?}") };

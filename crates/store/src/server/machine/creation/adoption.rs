@@ -1,22 +1,22 @@
-//! Adopting memory that a client already has, without copying: it becomes an object that is sealed from the beginning.
+//! Adopts memory of a client without a copy: it becomes an object that is sealed from the beginning.
 //!
-//! Only clients of the server's own user may pass memory: closing a descriptor of any other kind may block until its maker
-//! allows it. The descriptor is checked all the same, by a worker, and the memory counts as if the server had allocated it.
+//! Only clients of the server's own user may send memory: closing a descriptor of another kind may block until its creator allows
+//! it. A worker checks the descriptor nevertheless, and the memory counts as if the server had allocated it.
 
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId};
-use crate::protocol::{Ask, Refusal};
+use crate::protocol::{Refusal, RequestKind};
 use crate::server::machine::pending::PendingRequest;
 use crate::server::machine::state::StoreState;
 
-/// Checks a request to adopt memory, and has the memory that came with it checked and parked.
+/// Validates a request to adopt memory, and starts to check and park the memory that was sent with it.
 pub(super) fn begin<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
-    ask: &Ask,
+    kind: &RequestKind,
 ) -> Result<AllocationId, Refusal> {
-    let Ask::Adopt { label, place, len, part } = ask else {
-        return Err(Refusal::malformed("only memory that came along is taken in"));
+    let RequestKind::Adopt { label, place, len, part } = kind else {
+        return Err(Refusal::malformed("the request adopts no memory"));
     };
     if !store.sessions.is_trusted(client) {
         return Err(Refusal::NotTrusted { user: store.sessions.server_user() });
@@ -25,19 +25,19 @@ pub(super) fn begin<C: Cells>(
     store.check_owner(client, &label.name)?;
     store.memory.ledger().check_place(*place)?;
     part.check(*len)?;
-    store.objects.check_room(1)?;
+    store.objects.check_slots(1)?;
     let requester = store.sessions.requester(client);
     store.memory.import(*place, *len, requester, &mut store.outputs)
 }
 
-/// Enters the object, now that its memory is ready.
+/// Enters the object when its memory is ready.
 pub(super) fn finish<C: Cells>(
     store: &mut StoreState<C>,
     pending: &PendingRequest,
     allocation: AllocationId,
 ) {
     let (client, id) = (pending.client, pending.request.id);
-    let Ask::Adopt { label, part, .. } = &pending.request.ask else {
+    let RequestKind::Adopt { label, part, .. } = &pending.request.kind else {
         unreachable!("only a request to adopt memory waits for an import")
     };
     let region = store.memory.ledger().whole(allocation).expect("memory that is ready is in the ledger");
@@ -55,21 +55,21 @@ mod tests {
     use crate::cells::recorded::{Prefixes, RecordedCells};
     use crate::id::ObjectId;
     use crate::protocol::frame::Payload;
-    use crate::protocol::{Answer, Part, Request};
+    use crate::protocol::{Answer, ByteRange, Request};
     use crate::server::Output;
 
     /// The server's own user.
     const OWN: u32 = 0;
 
-    fn adopt(name: &str, place: u32, len: u64, offset: u64, part: u64) -> Ask {
-        Ask::Adopt { label: label(name), place, len, part: Part { offset, len: part } }
+    fn adopt(name: &str, place: u32, len: u64, offset: u64, part: u64) -> RequestKind {
+        RequestKind::Adopt { label: label(name), place, len, part: ByteRange { offset, len: part } }
     }
 
-    fn publish(name: &str, object: ObjectId, offset: u64, len: u64) -> Ask {
-        Ask::Publish { label: label(name), object, part: Some(Part { offset, len }) }
+    fn publish(name: &str, object: ObjectId, offset: u64, len: u64) -> RequestKind {
+        RequestKind::Publish { label: label(name), object, part: Some(ByteRange { offset, len }) }
     }
 
-    /// The index as another server finds it.
+    /// A copy of the index, as the next server finds it.
     fn unchanged(sim: &Simulation) -> RecordedCells {
         Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0)
     }
@@ -82,16 +82,16 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_taken_in_is_an_object_at_once_and_goes_with_it() {
+    fn adopted_memory_is_an_object_at_once_and_is_released_with_it() {
         let mut sim = Simulation::new();
         let client = sim.join_as(1, OWN);
         for place in [0, 1] {
-            let answer = sim.one(client, adopt("name", place, 12 << 10, 5000, 6000), &[]);
+            let answer = sim.request_one(client, adopt("name", place, 12 << 10, 5000, 6000), &[]);
             let object = sealed(&answer);
             assert_eq!(answer, Answer::Sealed { object, version: 1 });
-            // Said again to another server, it is answered from the record.
-            let ask = adopt("name", place, 12 << 10, 5000, 6000);
-            let request = Request { id: sim.requests, again: 1, ask };
+            // If the request is sent again to the next server, that answers it from the record.
+            let kind = adopt("name", place, 12 << 10, 5000, 6000);
+            let request = Request { id: sim.requests, resends: 1, kind };
             let (mut another, _) = sim.recover(unchanged(&sim));
             let input = Input::Request { client, request, payload: Payload::default(), charge: None };
             let outputs = another.step(now(), input, &mut sim.memory);
@@ -102,41 +102,42 @@ mod tests {
             let status = sim.status(client);
             let used = if place == 0 { status.host.used } else { status.device.used };
             assert_eq!((used, sim.parked.len()), (12 << 10, 1));
-            let Answer::Fetched { memory } = sim.one(client, Ask::Fetch { object }, &[]) else {
+            let Answer::Fetched { memory } = sim.request_one(client, RequestKind::Fetch { object }, &[])
+            else {
                 panic!("memory")
             };
             assert_eq!((memory.offset, memory.allocation_len, memory.place), (5000, 12 << 10, place));
-            sim.one(client, Ask::Delete { object }, &[]);
+            sim.request_one(client, RequestKind::Delete { object }, &[]);
             assert_eq!(sim.parked.len(), 0);
         }
         assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
     }
 
     #[test]
-    fn other_names_of_the_same_memory_hold_it() {
+    fn other_names_of_adopted_memory_retain_it() {
         let mut sim = Simulation::new();
         let client = sim.join_as(1, OWN);
-        let first = sealed(&sim.one(client, adopt("first", 1, 64 << 10, 0, 100), &[]));
-        let second = sealed(&sim.one(client, publish("second", first, 60 << 10, 4 << 10), &[]));
-        sim.one(client, Ask::Delete { object: first }, &[]);
+        let first = sealed(&sim.request_one(client, adopt("first", 1, 64 << 10, 0, 100), &[]));
+        let second = sealed(&sim.request_one(client, publish("second", first, 60 << 10, 4 << 10), &[]));
+        sim.request_one(client, RequestKind::Delete { object: first }, &[]);
         assert_eq!(sim.status(client).device.used, 64 << 10);
-        let third = sealed(&sim.one(client, publish("third", second, 0, 1), &[]));
-        sim.one(client, Ask::Delete { object: second }, &[]);
-        // Its maker may go: what is sealed stays.
+        let third = sealed(&sim.request_one(client, publish("third", second, 0, 1), &[]));
+        sim.request_one(client, RequestKind::Delete { object: second }, &[]);
+        // Sealed objects remain when the client that created them leaves.
         sim.clients.remove(&client);
         sim.run(Input::Left { client });
         let other = sim.join_as(2, OWN);
         assert_eq!(sim.status(other).device.used, 64 << 10);
-        sim.one(other, Ask::Delete { object: third }, &[]);
+        sim.request_one(other, RequestKind::Delete { object: third }, &[]);
         assert_eq!((sim.status(other).device.used, sim.parked.len()), (0, 0));
     }
 
     #[test]
-    fn memory_that_is_none_leaves_nothing() {
+    fn memory_that_fails_the_check_leaves_nothing_behind() {
         let mut sim = Simulation::new();
         let client = sim.join_as(1, OWN);
         sim.writable = true;
-        let answer = sim.one(client, adopt("name", 0, 12 << 10, 0, 1), &[]);
+        let answer = sim.request_one(client, adopt("name", 0, 12 << 10, 0, 1), &[]);
         let (len, reason) = (12 << 10, "it can be written".to_owned());
         assert_eq!(answer, Answer::Refused(Refusal::CannotAdopt { len, reason }));
         let status = sim.status(client);
@@ -144,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_before_anything_is_taken() {
+    fn invalid_adoptions_are_refused_before_memory_is_counted() {
         let mut sim = Simulation::new();
         let (other, client) = (sim.join(1), sim.join_as(2, OWN));
-        assert_eq!(refused(sim.one(other, adopt("a", 0, 4096, 0, 1), &[])), "not-trusted");
+        assert_eq!(refused(sim.request_one(other, adopt("a", 0, 4096, 0, 1), &[])), "not-trusted");
         sealed(&sim.create(other, "theirs", 10).1);
         let own = sealed(&sim.create(client, "own", 300).1);
         let long = "n".repeat(300);
-        for (ask, code) in [
+        for (kind, code) in [
             (adopt("a", 0, 4096, 4096, 1), "out-of-range"),
             (adopt("a", 0, 4096, u64::MAX, 2), "out-of-range"),
             (adopt("a", 0, 5000, 0, 1), "malformed"),
@@ -162,17 +163,17 @@ mod tests {
             (publish("a", own, 0, 301), "out-of-range"),
             (publish("a", own, 1, u64::MAX), "out-of-range"),
         ] {
-            assert_eq!(refused(sim.one(client, ask.clone(), &[])), code, "{ask:?}");
+            assert_eq!(refused(sim.request_one(client, kind.clone(), &[])), code, "{kind:?}");
         }
-        assert_eq!(sim.status(client).host.used, 64 << 10, "the arena of the small ones");
+        assert_eq!(sim.status(client).host.used, 64 << 10, "the arena of the small objects");
     }
 
     #[test]
-    fn a_client_that_left_meanwhile_leaves_nothing() {
+    fn a_client_that_left_during_an_adoption_leaves_nothing_behind() {
         let mut sim = Simulation::new();
         let client = sim.join_as(1, OWN);
         sim.requests += 1;
-        let request = Request { id: sim.requests, again: 0, ask: adopt("a", 1, 8 << 10, 0, 1) };
+        let request = Request { id: sim.requests, resends: 0, kind: adopt("a", 1, 8 << 10, 0, 1) };
         let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
         let [Output::Import { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         sim.clients.remove(&client);

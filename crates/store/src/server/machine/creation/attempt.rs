@@ -1,116 +1,118 @@
-//! One attempt to create an object or a pack: it is entered if there is memory for it, and otherwise the memory that it
-//! needs is named or requested.
+//! One attempt to create an object or a pack: enters it if there is memory for it, and otherwise returns the memory that it
+//! needs.
 
 use super::adoption;
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, State};
-use crate::protocol::{Ask, Refusal, Request};
+use crate::id::{AllocationId, ClientId, SlotState};
+use crate::protocol::{Refusal, Request, RequestKind};
 use crate::server::machine::interface::{Output, ServerMemory};
 use crate::server::machine::ledger::HOST;
 use crate::server::machine::pending::PendingRequest;
-use crate::server::machine::plan::Plan;
+use crate::server::machine::plan::CreatePlan;
 use crate::server::machine::state::StoreState;
 
-/// How far a request to create something has come.
+/// The result of an attempt to create an object.
 #[derive(Debug)]
-pub(super) enum Progress {
+pub(super) enum CreateProgress {
     Done,
-    /// It continues when this memory is ready.
+    /// The request continues when this memory is ready.
     NeedsAllocation(AllocationId),
-    /// It continues when an arena of this place has room for so many bytes.
+    /// The request continues when an arena of this place has space for this many bytes.
     NeedsArena {
         place: u32,
         len: u64,
     },
 }
 
-/// Processes a request to create something, or returns what memory it needs first.
+/// Processes a request to create an object, or returns the memory that it needs first.
 pub(super) fn begin<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
     request: &Request,
     payload: &[u8],
     server_memory: &mut impl ServerMemory,
-) -> Result<Progress, Refusal> {
-    let plan = Plan::new(&request.ask)?;
+) -> Result<CreateProgress, Refusal> {
+    let plan = CreatePlan::new(&request.kind)?;
     for name in plan.names() {
         store.check_owner(client, name)?;
     }
     let ledger = store.memory.ledger();
     ledger.check_place(plan.place)?;
-    store.objects.check_room(plan.count())?;
-    let is_small = plan.len < ledger.terms(plan.place).small;
-    let brings_bytes = plan.place == HOST && is_small;
-    if payload.len() as u64 != if brings_bytes { plan.len } else { 0 } {
-        return Err(Refusal::malformed("small host objects bring their bytes along, and others bring none"));
+    store.objects.check_slots(plan.count())?;
+    let is_small = plan.len < ledger.policy(plan.place).small;
+    let has_payload = plan.place == HOST && is_small;
+    if payload.len() as u64 != if has_payload { plan.len } else { 0 } {
+        return Err(Refusal::malformed(
+            "a request has a payload if and only if it creates a small host object",
+        ));
     }
     if !is_small {
         return begin_large(store, client, request, &plan);
     }
     let Some(region) = store.memory.carve(plan.place, plan.len) else {
-        request.check_deaths()?;
-        return Ok(Progress::NeedsArena { place: plan.place, len: plan.len });
+        request.check_server_deaths()?;
+        return Ok(CreateProgress::NeedsArena { place: plan.place, len: plan.len });
     };
-    if brings_bytes && !server_memory.write(region.allocation, region.offset, payload) {
-        store.memory.return_region(region);
+    if has_payload && !server_memory.write(region.allocation, region.offset, payload) {
+        store.memory.free_region(region);
         let reason = "the arena cannot be mapped".to_owned();
         return Err(Refusal::NoMemory { len: plan.len, reason });
     }
-    let state = if brings_bytes { State::Sealed } else { State::Created };
+    let state = if has_payload { SlotState::Sealed } else { SlotState::Created };
     let object = store.insert(client, request.id, &plan, region, state);
     store.answer_created(client, request.id, object);
-    Ok(Progress::Done)
+    Ok(CreateProgress::Done)
 }
 
-/// Creates a large object in preallocated memory, or has memory allocated for it.
+/// Creates a large object in preallocated memory, or starts to allocate memory for it.
 fn begin_large<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
     request: &Request,
-    plan: &Plan<'_>,
-) -> Result<Progress, Refusal> {
+    plan: &CreatePlan<'_>,
+) -> Result<CreateProgress, Refusal> {
     let StoreState { objects, memory, sessions, outputs, .. } = store;
     let Some((allocation, is_ready)) = memory.take_preallocated(plan.place, plan.len) else {
-        request.check_deaths()?;
+        request.check_server_deaths()?;
         let requester = sessions.requester(client);
         let allocation = memory.allocate(plan.place, plan.len, false, requester, outputs)?;
-        return Ok(Progress::NeedsAllocation(allocation));
+        return Ok(CreateProgress::NeedsAllocation(allocation));
     };
     if !is_ready {
         outputs.push(Output::Promote { allocation, user: sessions.user_or_server(client) });
-        return Ok(Progress::NeedsAllocation(allocation));
+        return Ok(CreateProgress::NeedsAllocation(allocation));
     }
     memory.ready(allocation, objects.index());
-    fill(store, client, request, plan, allocation);
-    Ok(Progress::Done)
+    insert_large(store, client, request, plan, allocation);
+    Ok(CreateProgress::Done)
 }
 
-/// Enters a large object that has an allocation to itself.
-fn fill<C: Cells>(
+/// Enters a large object that has its own allocation.
+fn insert_large<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
     request: &Request,
-    plan: &Plan<'_>,
+    plan: &CreatePlan<'_>,
     allocation: AllocationId,
 ) {
     let region = store.memory.ledger().whole(allocation).expect("memory that is ready is in the ledger");
-    let object = store.insert(client, request.id, plan, region, State::Created);
+    let object = store.insert(client, request.id, plan, region, SlotState::Created);
     store.answer_created(client, request.id, object);
 }
 
-/// Enters what a request creates in memory that is ready now.
+/// Enters the object of a request whose memory is ready now.
 pub(super) fn finish<C: Cells>(
     store: &mut StoreState<C>,
     pending: &PendingRequest,
     allocation: AllocationId,
 ) {
     let PendingRequest { client, request, .. } = pending;
-    if matches!(request.ask, Ask::Adopt { .. }) {
+    if matches!(request.kind, RequestKind::Adopt { .. }) {
         adoption::finish(store, pending, allocation);
     } else {
-        let plan = Plan::new(&request.ask).expect("a request waits for memory only if it has a plan");
-        match store.objects.check_room(plan.count()) {
-            Ok(()) => fill(store, *client, request, &plan, allocation),
+        let plan = CreatePlan::new(&request.kind).expect("a request waits for memory only if it has a plan");
+        match store.objects.check_slots(plan.count()) {
+            Ok(()) => insert_large(store, *client, request, &plan, allocation),
             Err(refusal) => store.answer(*client, request.id, Err(refusal)),
         }
     }

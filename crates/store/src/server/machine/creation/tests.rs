@@ -1,4 +1,4 @@
-//! Requests that wait for memory and are resumed: bounded per step, and fair between users.
+//! Tests of requests that wait for memory: resuming them is bounded per step, and fair between users.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use super::*;
 use crate::protocol::Answer;
 
 /// More requests than one step resumes.
-const WAITING: u64 = MOST_RESUMED as u64 + 4;
+const WAITING: u64 = MAX_RESUMED as u64 + 4;
 
 fn step(sim: &mut Simulation, input: Input<'_>) -> Vec<Output> {
     sim.server.step(now(), input, &mut sim.memory)
 }
 
 fn put(client: ClientId, id: u64) -> Input<'static> {
-    let request = Request { id, again: 0, ask: create(&format!("object {id}"), 1, &[], 0) };
+    let request = Request { id, resends: 0, kind: create(&format!("object {id}"), 1, &[], 0) };
     Input::Request { client, request, payload: vec![7].into(), charge: None }
 }
 
@@ -30,8 +30,8 @@ fn answered(outputs: &[Output]) -> Vec<(u64, &Answer)> {
         .collect()
 }
 
-/// A simulation in which one client of a user waits with many requests, and one of another user with one. The arena that is
-/// being made for them, and the second client.
+/// A simulation in which one client of a user waits with many requests, and one of another user with one request. Returns the
+/// arena that is being allocated for them, and the second client.
 fn waiting() -> (Simulation, AllocationId, ClientId) {
     let mut sim = Simulation::new();
     let (client, other) = (sim.join_as(1, 1000), sim.join_as(2, 2000));
@@ -41,47 +41,47 @@ fn waiting() -> (Simulation, AllocationId, ClientId) {
         assert_eq!(step(&mut sim, put(client, id)), []);
     }
     assert_eq!(step(&mut sim, put(other, 500)), []);
-    assert_eq!(step(&mut sim, put(other, 500)), [], "a request that is said twice waits once");
+    assert_eq!(step(&mut sim, put(other, 500)), [], "a request that is sent twice waits once");
     (sim, allocation, other)
 }
 
 #[test]
-fn a_step_resumes_a_bounded_number_of_requests_and_users_take_turns() {
+fn a_step_resumes_a_bounded_number_of_requests_and_users_are_served_round_robin() {
     let (mut sim, allocation, _) = waiting();
     let outputs = step(&mut sim, Input::Allocated { allocation, outcome: Ok(()) });
     let first: Vec<_> = answered(&outputs).into_iter().map(|(id, _)| id).collect();
-    assert_eq!((first.len(), &first[..3]), (MOST_RESUMED, &[100, 500, 101][..]));
+    assert_eq!((first.len(), &first[..3]), (MAX_RESUMED, &[100, 500, 101][..]));
     assert_eq!(sim.server.wake_at(), Some(Duration::ZERO), "the others are resumed at once");
     let outputs = step(&mut sim, Input::Tick);
-    assert_eq!(answered(&outputs).len() as u64, WAITING + 1 - MOST_RESUMED as u64);
+    assert_eq!(answered(&outputs).len() as u64, WAITING + 1 - MAX_RESUMED as u64);
     assert_eq!(sim.server.wake_at(), None);
 }
 
 #[test]
-fn requests_are_refused_a_bounded_number_at_a_step_when_their_arena_cannot_be_made() {
+fn a_bounded_number_of_requests_per_step_is_refused_if_their_arena_fails() {
     let (mut sim, allocation, other) = waiting();
     let outcome = Err("none left".to_owned());
     let outputs = step(&mut sim, Input::Allocated { allocation, outcome });
     let Output::Release { allocation: released } = outputs[0] else { panic!("{outputs:?}") };
-    assert_eq!((released, outputs.len()), (allocation, 1 + MOST_RESUMED));
+    assert_eq!((released, outputs.len()), (allocation, 1 + MAX_RESUMED));
     let refused = Answer::Refused(Refusal::NoMemory { len: 64 << 10, reason: "none left".to_owned() });
     assert!(answered(&outputs).iter().all(|(_, answer)| **answer == refused), "{outputs:?}");
     let outputs = step(&mut sim, Input::Tick);
-    assert_eq!(answered(&outputs).len() as u64, WAITING + 1 - MOST_RESUMED as u64);
-    // The next request tries again.
+    assert_eq!(answered(&outputs).len() as u64, WAITING + 1 - MAX_RESUMED as u64);
+    // The next request starts another allocation.
     let outputs = step(&mut sim, put(other, 501));
     assert!(matches!(outputs[..], [Output::Allocate { .. }]), "{outputs:?}");
 }
 
 #[test]
-fn a_request_that_does_not_fit_has_another_arena_made_and_keeps_its_turn() {
+fn a_request_that_does_not_fit_waits_for_another_arena_at_the_front() {
     let mut sim = Simulation::new();
     let (client, other) = (sim.join_as(1, 1000), sim.join_as(2, 2000));
     let put = |client, id, len: usize| {
-        let ask = create(&format!("object {id}"), len as u64, &[], 0);
+        let kind = create(&format!("object {id}"), len as u64, &[], 0);
         Input::Request {
             client,
-            request: Request { id, again: 0, ask },
+            request: Request { id, resends: 0, kind },
             payload: vec![7; len].into(),
             charge: None,
         }
@@ -96,30 +96,30 @@ fn a_request_that_does_not_fit_has_another_arena_made_and_keeps_its_turn() {
     let [.., Output::Allocate { allocation: second, .. }] = outputs[..] else { panic!("{outputs:?}") };
     let ids = |outputs: &[Output]| answered(outputs).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!(ids(&outputs), [100, 500, 101, 102]);
-    // What fits is created meanwhile.
+    // Requests that fit are processed meanwhile.
     assert_eq!(ids(&step(&mut sim, put(other, 501, 100))), [501]);
     let outputs = step(&mut sim, Input::Allocated { allocation: second, outcome: Ok(()) });
     assert_eq!(ids(&outputs), [103, 104]);
 }
 
 #[test]
-fn an_arena_for_which_nobody_waits_any_more_is_closed_beside_another_empty_one() {
+fn an_arena_without_waiting_requests_is_released_if_another_is_empty() {
     let mut sim = Simulation::new();
     let (client, other) = (sim.join(1), sim.join(2));
     let objects: Vec<_> =
         (0..4).map(|number| sealed(&sim.create(other, &format!("object {number}"), 15 << 10).1)).collect();
-    let request = Request { id: 100, again: 0, ask: create("last", 15 << 10, &[], 0) };
+    let request = Request { id: 100, resends: 0, kind: create("last", 15 << 10, &[], 0) };
     let payload = vec![7; 15 << 10].into();
     let outputs = step(&mut sim, Input::Request { client, request, payload, charge: None });
     let [Output::Allocate { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
     for object in objects {
-        let request = Request { id: object.as_u64(), again: 0, ask: Ask::Delete { object } };
+        let request = Request { id: object.as_u64(), resends: 0, kind: RequestKind::Delete { object } };
         let outputs = step(
             &mut sim,
             Input::Request { client: other, request, payload: Payload::default(), charge: None },
         );
         let is_released = outputs.iter().any(|output| matches!(output, Output::Release { .. }));
-        assert!(!is_released, "the last empty arena is kept: {outputs:?}");
+        assert!(!is_released, "the last empty arena is retained: {outputs:?}");
     }
     assert_eq!(step(&mut sim, Input::Left { client }), []);
     let outputs = step(&mut sim, Input::Allocated { allocation, outcome: Ok(()) });

@@ -1,14 +1,14 @@
-//! Thousands of connections of another user that attack the server, beside a client that puts small objects.
+//! Thousands of connections of another user that attack the server, while a client puts small objects.
 //!
 //! ```text
 //!   core 0                                    core 1
 //!   rank 2..=9  another user: attack          server, keeper
 //!               or spin without connecting    rank 0  puts 10 bytes, and measures
-//!   rank 1      looks at the memory
+//!   rank 1      measures the memory
 //! ```
 //!
-//! Asserted is what the server and its keeper hold, during each attack and after it. The times of the puts are reported, as
-//! a ratio to those beside processes that only use the processor.
+//! Asserts the memory that the server and the keeper hold, during each attack and after it. The times of the puts are reported,
+//! as a ratio to those during a load of the CPU alone.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -23,53 +23,60 @@ use wholemem_store::{Client, Object};
 use wholemem_testkit::{Rank, Ranks, exhaustive, report, skipped, test_name};
 
 use crate::attacks::NOBODY;
-use crate::served::Served;
-use crate::wire::{
-    BEGINS_AND_GOES_ON, GOES_ON, connect, hello, question, request, request_of, send_now, text, varint,
+use crate::raw_protocol::{
+    FIRST_AND_MORE, MORE, connect, hello, request, request_kind, request_of, send_now, text, varint,
 };
+use crate::test_store::TestStore;
 
 const ATTACKERS: usize = 8;
 
-/// The ranks besides them: the client that puts, and the one that looks at the memory.
+/// The other ranks: the client that puts, and the one that measures the memory.
 const OBSERVER: usize = 1;
 const FIRST_ATTACKER: usize = 2;
 const RANKS: usize = FIRST_ATTACKER + ATTACKERS;
 
-/// The most that server and keeper may hold, objects aside.
-const MOST: u64 = 128 << 20;
+/// The maximum memory of server and keeper, without objects.
+const MAX_HELD: u64 = 128 << 20;
 
-/// What the memory of two processes may differ by when nothing is held: pages of the heap that are partly used.
+/// The tolerated difference of the processes' memory when nothing is held: partly used pages of the heap.
 const SLACK: u64 = 8 << 20;
 
-/// Where rank 0 leaves its figures, in the folder of the store.
+/// The file in the folder of the store to which rank 0 writes its figures.
 const FIGURES: &str = "figures";
 
-/// No attack goes on for longer, and no wait for its end, whatever happens to the test.
-const LONGEST: Duration = Duration::from_secs(100);
+/// The maximum duration of an attack, and of the wait for its end.
+const MAX_DURATION: Duration = Duration::from_secs(100);
 
-/// The cells of a page of pins, and the number that says that all are in use.
+/// The number of cells of a pin page.
 const PINS: usize = 8192;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attack {
-    /// Uses the processor, and does not connect.
+    /// Uses the CPU, and does not connect.
     Spin,
     /// Begins long messages, also before the hello, and does not finish them.
     Unfinished,
-    /// Watches for everything and reads nothing, while objects are published.
+    /// Watches all names and reads nothing, while objects are published.
     Watch,
-    /// Kicks for a deleted object, with full pages of pins.
-    Kick,
-    /// Waits for names that no object has, and for one that many get at once.
+    /// Reports released pins of a deleted object, with full pin pages.
+    PinReleased,
+    /// Waits for names that no object has, and for one that many clients get at once.
     Find,
-    /// Connects, says hello and closes.
+    /// Connects, sends a hello and closes the connection.
     Churn,
-    /// All of them, each in a process of its own.
+    /// All of these attacks, each in a separate process.
     All,
 }
 
-const ATTACKS: [Attack; 7] =
-    [Attack::Spin, Attack::Unfinished, Attack::Watch, Attack::Kick, Attack::Find, Attack::Churn, Attack::All];
+const ATTACKS: [Attack; 7] = [
+    Attack::Spin,
+    Attack::Unfinished,
+    Attack::Watch,
+    Attack::PinReleased,
+    Attack::Find,
+    Attack::Churn,
+    Attack::All,
+];
 
 fn connections() -> usize {
     if exhaustive() { 3000 / ATTACKERS } else { 240 / ATTACKERS }
@@ -79,7 +86,7 @@ fn puts() -> usize {
     if exhaustive() { 4000 } else { 200 }
 }
 
-/// The first and the last core that this process may use: the same one where there is only one.
+/// The first and the last core that this process may use, which may be the same.
 fn cores() -> [usize; 2] {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
@@ -87,7 +94,7 @@ fn cores() -> [usize; 2] {
     [first, cores.next_back().unwrap_or(first)]
 }
 
-/// Binds this thread, and what it starts from now on, to a core.
+/// Binds this thread and its future children to a core.
 fn bind_to(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
@@ -95,7 +102,7 @@ fn bind_to(core: usize) {
 }
 
 /// One connection of an attacker.
-struct Wire {
+struct AttackConnection {
     socket: PacketSocket,
     last: u64,
     pins: Option<OwnedFd>,
@@ -105,46 +112,46 @@ struct Wire {
 struct Attacker<'a> {
     rank: &'a Rank,
     socket: PathBuf,
-    wires: Vec<Option<Wire>>,
-    /// Well-behaved, for what an attack needs.
+    connections: Vec<Option<AttackConnection>>,
+    /// A regular client, for requests that an attack needs.
     client: Option<Client>,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 impl Attacker<'_> {
-    /// Makes the next connection, with a hello if it is to be admitted.
-    fn open(&mut self, at: usize, says_hello: bool) {
+    /// Opens a connection, with a hello if it is to be admitted.
+    fn open(&mut self, at: usize, sends_hello: bool) {
         let Ok(socket) = connect(&self.socket) else { return };
-        if says_hello && send_now(&socket, &hello()).is_err() {
+        if sends_hello && send_now(&socket, &hello()).is_err() {
             return;
         }
-        self.wires[at] = Some(Wire { socket, last: 1, pins: None, sent: 0 });
+        self.connections[at] = Some(AttackConnection { socket, last: 1, pins: None, sent: 0 });
     }
 
-    /// Reads what has come, and keeps the page of pins. False if the connection has ended.
+    /// Reads pending messages, and stores the pin page. Returns false if the connection has ended.
     fn read(&mut self, at: usize) -> bool {
-        let Some(wire) = &mut self.wires[at] else { return false };
+        let Some(connection) = &mut self.connections[at] else { return false };
         loop {
-            match wire.socket.recv_with_fds(&mut self.room, 2, Deadline::NOW) {
-                Ok((_, mut fds)) if fds.len() == 2 => wire.pins = fds.pop(),
+            match connection.socket.recv_with_fds(&mut self.buffer, 2, Deadline::NOW) {
+                Ok((_, mut fds)) if fds.len() == 2 => connection.pins = fds.pop(),
                 Ok(_) => {}
                 Err(wholemem_os::Error::TimedOut) => return true,
                 Err(_) => break,
             }
         }
-        self.wires[at] = None;
+        self.connections[at] = None;
         false
     }
 
-    /// Sends requests until the socket takes no more, at most `count`.
+    /// Sends requests until the socket is full, at most `count`.
     fn send(&mut self, at: usize, count: usize, mut next: impl FnMut(u64) -> Vec<u8>) {
-        let Some(wire) = &mut self.wires[at] else { return };
+        let Some(connection) = &mut self.connections[at] else { return };
         for _ in 0..count {
-            match send_now(&wire.socket, &next(wire.last + 1)) {
-                Ok(()) => (wire.last, wire.sent) = (wire.last + 1, wire.sent + 1),
+            match send_now(&connection.socket, &next(connection.last + 1)) {
+                Ok(()) => (connection.last, connection.sent) = (connection.last + 1, connection.sent + 1),
                 Err(wholemem_os::Error::TimedOut) => return,
                 Err(_) => {
-                    self.wires[at] = None;
+                    self.connections[at] = None;
                     return;
                 }
             }
@@ -158,7 +165,7 @@ impl Attacker<'_> {
         self.client.as_ref()?.put(name, b"x").ok().map(|sealed| sealed.id.as_u64())
     }
 
-    /// An object that was deleted while it was pinned.
+    /// Creates an object that is deleted and still pinned.
     fn hold_deleted(&mut self) -> Option<Object> {
         let name = format!("pinned {}", self.rank.id());
         self.put(&name)?;
@@ -172,45 +179,48 @@ impl Attacker<'_> {
     fn step(&mut self, attack: Attack, at: usize, round: usize, pinned: u64) {
         let part = vec![0x5a; 60_000];
         let packet = |kind: u8| [&[kind][..], &part].concat();
-        let is_open = self.wires[at].is_some();
+        let is_open = self.connections[at].is_some();
         match attack {
             Attack::Spin => {
                 black_box((0..2000_u64).fold(0, |sum: u64, next| sum.wrapping_mul(31) ^ next));
             }
             Attack::Unfinished => {
-                let says_hello = (at + round).is_multiple_of(2);
+                let sends_hello = (at + round).is_multiple_of(2);
                 if !is_open {
-                    self.open(at, says_hello);
-                    self.send(at, 1, |_| packet(BEGINS_AND_GOES_ON));
+                    self.open(at, sends_hello);
+                    self.send(at, 1, |_| packet(FIRST_AND_MORE));
                 }
-                self.send(at, 2, |_| packet(GOES_ON));
-                let has_said_enough = self.wires[at].as_ref().is_some_and(|wire| wire.sent > 130);
-                if has_said_enough || !self.read(at) {
-                    self.wires[at] = None;
+                self.send(at, 2, |_| packet(MORE));
+                let has_sent_enough =
+                    self.connections[at].as_ref().is_some_and(|connection| connection.sent > 130);
+                if has_sent_enough || !self.read(at) {
+                    self.connections[at] = None;
                 }
             }
             Attack::Watch => {
                 if !is_open {
                     self.open(at, true);
-                    self.send(at, 1, |id| request_of(id, question::WATCH, &text("")));
+                    self.send(at, 1, |id| request_of(id, request_kind::WATCH, &text("")));
                 }
                 if at == 0 {
                     self.put("watched");
                 }
             }
-            Attack::Kick => {
+            Attack::PinReleased => {
                 if !is_open {
                     self.open(at, true);
                 }
                 if !self.read(at) {
                     return;
                 }
-                if let Some(pins) = self.wires[at].as_mut().and_then(|wire| wire.pins.take()) {
+                if let Some(pins) =
+                    self.connections[at].as_mut().and_then(|connection| connection.pins.take())
+                {
                     let page: Vec<u8> =
                         [u64::MAX].into_iter().chain([pinned; PINS - 1]).flat_map(u64::to_le_bytes).collect();
                     let _ = rustix::io::pwrite(&pins, &page, 0);
                 }
-                self.send(at, 16, |id| request(id, question::KICK, &[pinned]));
+                self.send(at, 16, |id| request(id, request_kind::PIN_RELEASED, &[pinned]));
             }
             Attack::Find => {
                 if !is_open {
@@ -221,39 +231,39 @@ impl Attacker<'_> {
                 }
                 let name = if at.is_multiple_of(2) { "awaited" } else { "never" };
                 let operands = [text(name), varint(5000)].concat();
-                self.send(at, 64, |id| request_of(id, question::FIND, &operands));
+                self.send(at, 64, |id| request_of(id, request_kind::FIND, &operands));
                 if at == 0
                     && let Some(id) = self.put("awaited")
                 {
-                    self.send(at, 1, |request_id| request(request_id, question::DELETE, &[id]));
+                    self.send(at, 1, |request_id| request(request_id, request_kind::DELETE, &[id]));
                 }
             }
             Attack::Churn => {
-                self.wires[at] = None;
+                self.connections[at] = None;
                 self.open(at, true);
             }
-            Attack::All => unreachable!("each process has one of the others"),
+            Attack::All => unreachable!("`All` is resolved to one attack for each process"),
         }
     }
 
-    /// Attacks until rank 0 says to stop.
+    /// Attacks until rank 0 sends a stop.
     fn run(&mut self, attack: Attack) {
         let start = Instant::now();
-        self.wires.resize_with(connections(), || None);
-        // An object that is deleted, and kept by pins: every kick has all pins read.
-        let held = (attack == Attack::Kick).then(|| self.hold_deleted()).flatten();
+        self.connections.resize_with(connections(), || None);
+        // A deleted object that is retained by pins: every notification makes the server read all pins.
+        let held = (attack == Attack::PinReleased).then(|| self.hold_deleted()).flatten();
         let pinned = held.as_ref().map_or(1, |object| object.id().as_u64());
         let mut round = 0;
         loop {
-            for at in 0..self.wires.len() {
+            for at in 0..self.connections.len() {
                 self.step(attack, at, round, pinned);
-                if at.is_multiple_of(16) && is_told_to_stop(self.rank) {
-                    self.wires.clear();
+                if at.is_multiple_of(16) && must_stop(self.rank) {
+                    self.connections.clear();
                     self.client = None;
                     return;
                 }
             }
-            assert!(start.elapsed() < LONGEST, "rank 0 does not end the attack");
+            assert!(start.elapsed() < MAX_DURATION, "rank 0 does not end the attack");
             round += 1;
             if round == 1 {
                 self.rank.send(0, b"attacking", &[]);
@@ -273,16 +283,16 @@ fn parameters(rank: &Rank) -> (PathBuf, Attack, usize) {
 
 fn attack(rank: &Rank) {
     let (socket, attack, core) = parameters(rank);
-    // It inherits the core of the server.
+    // The process inherits the core of the server.
     bind_to(core);
     wholemem_os::descriptors::raise_limit();
-    let room = vec![0; wholemem_os::packet::MAX_PACKET];
+    let buffer = vec![0; wholemem_os::packet::MAX_PACKET];
     let own = ATTACKS[1 + rank.id() % (ATTACKS.len() - 2)];
-    let mut attacker = Attacker { rank, socket, wires: Vec::new(), client: None, room };
+    let mut attacker = Attacker { rank, socket, connections: Vec::new(), client: None, buffer };
     attacker.run(if attack == Attack::All { own } else { attack });
 }
 
-/// What the server and the keeper hold, objects aside: memory of their own, and the pages of pins.
+/// The memory of the server and the keeper without objects: their private memory, and the pin pages.
 fn held(folder: &Path) -> u64 {
     let process = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let (mut seen, mut held) = (BTreeSet::new(), 0);
@@ -305,7 +315,7 @@ fn held(folder: &Path) -> u64 {
     held
 }
 
-/// How long puts take, shortest first.
+/// The durations of puts, shortest first.
 fn measure(client: &Client) -> Vec<Duration> {
     let times = (0..puts()).map(|put| {
         let start = Instant::now();
@@ -317,23 +327,23 @@ fn measure(client: &Client) -> Vec<Duration> {
     times
 }
 
-fn is_told_to_stop(rank: &Rank) -> bool {
+fn must_stop(rank: &Rank) -> bool {
     rank.peer(0).recv(&mut [0; 16], Deadline::NOW).is_ok()
 }
 
-/// Looks at the memory while the others attack, and tells rank 0 the most that was held.
+/// Measures the memory during the attack, and sends the maximum to rank 0.
 fn observe(rank: &Rank) {
     let (socket, _, core) = parameters(rank);
     // Not on the core of the server, where it would take time from the client that measures.
     bind_to(core);
     let mut most = 0;
-    while !is_told_to_stop(rank) {
+    while !must_stop(rank) {
         most = most.max(held(socket.parent().unwrap()));
     }
     rank.send(0, &most.to_le_bytes(), &[]);
 }
 
-/// Puts while the others attack, and leaves the times and the most that was held.
+/// Puts objects during the attack, and writes the durations and the maximum memory to the file of figures.
 fn victim(rank: &Rank) {
     let (socket, attack, _) = parameters(rank);
     let client = Client::connect(&socket).unwrap();
@@ -346,7 +356,7 @@ fn victim(rank: &Rank) {
         rank.send(other, b"stop", &[]);
     }
     let held = u64::from_le_bytes(rank.recv(OBSERVER).0.try_into().unwrap());
-    assert!(held <= MOST, "{attack:?}: {} MiB are held", held >> 20);
+    assert!(held <= MAX_HELD, "{attack:?}: {} MiB are held", held >> 20);
     let [p50, p99, longest] =
         [50, 99, 100].map(|percent| times[(times.len() - 1) * percent / 100].as_nanos());
     let figures = [p50, p99, longest, connected.into(), held.into()];
@@ -354,22 +364,22 @@ fn victim(rank: &Rank) {
     std::fs::write(file, figures.map(|figure| figure.to_string()).join(" ")).unwrap();
 }
 
-/// A line for an attack, and the 99th percentile of the puts beside it.
-fn describe(attack: Attack, figures: &str, spinning: Option<u64>, given_back: Duration) -> (String, u64) {
+/// The report line of an attack, and the 99th percentile of the puts during it.
+fn describe(attack: Attack, figures: &str, spinning: Option<u64>, release_time: Duration) -> (String, u64) {
     let figures: Vec<u64> = figures.split(' ').map(|figure| figure.parse().unwrap()).collect();
     let [p50, p99, longest, connected, held] = figures[..] else { panic!("{figures:?}") };
     let [p50, p99, longest] = [p50, p99, longest].map(Duration::from_nanos);
     let ratio = p99.as_secs_f64() / Duration::from_nanos(spinning.unwrap_or(figures[1])).as_secs_f64();
     let line = format!(
         "{attack:?}: p50 {p50:.1?}, p99 {p99:.1?} ({ratio:.1} of spinning), longest {longest:.1?}; \
-         {connected} clients; {} MiB held, given back after {given_back:.1?}",
+         {connected} clients; {} MiB held, given back after {release_time:.1?}",
         held >> 20,
     );
     (line, figures[1])
 }
 
 #[test]
-fn thousands_of_connections_of_another_user_neither_fill_the_memory_nor_stop_the_others() {
+fn thousands_of_connections_of_another_user_do_not_exhaust_memory_or_block_others() {
     let test = test_name!();
     let body = |rank: &Rank| match rank.id() {
         0 => victim(rank),
@@ -382,23 +392,27 @@ fn thousands_of_connections_of_another_user_neither_fill_the_memory_nor_stop_the
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    // Processes that this thread starts are bound like it.
+    // Processes that this thread starts inherit its core.
     let bound = std::thread::spawn(move || {
         let [of_attackers, of_server] = cores();
         bind_to(of_server);
-        let served = Served::start();
-        served.open_to_all();
-        let (client, folder) = (served.client(), served.folder());
+        let store = TestStore::start();
+        store.open_to_all();
+        let (client, folder) = (store.client(), store.folder());
         measure(&client);
         let (start, mut spinning) = (held(folder), None);
         for (number, attack) in ATTACKS.into_iter().enumerate() {
-            let parameter = format!("{number} {of_attackers} {}", served.socket().display());
-            let as_nobody = |ranks: Ranks, rank| ranks.as_user(rank, NOBODY);
-            let ranks = (FIRST_ATTACKER..RANKS).fold(Ranks::of(RANKS), as_nobody);
+            let parameter = format!("{number} {of_attackers} {}", store.socket().display());
+            let as_other_user = |ranks: Ranks, rank| ranks.as_user(rank, NOBODY);
+            let ranks = (FIRST_ATTACKER..RANKS).fold(Ranks::of(RANKS), as_other_user);
             ranks.parameter(parameter).run(test, body);
             let ended = Instant::now();
             while client.status().unwrap().clients > 1 || held(folder) > start + SLACK {
-                assert!(ended.elapsed() < LONGEST, "{attack:?}: {} MiB stay", held(folder) >> 20);
+                assert!(
+                    ended.elapsed() < MAX_DURATION,
+                    "{attack:?}: {} MiB are still held",
+                    held(folder) >> 20
+                );
                 std::thread::yield_now();
             }
             let figures = std::fs::read_to_string(folder.join(FIGURES)).unwrap();

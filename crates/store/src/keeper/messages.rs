@@ -1,15 +1,15 @@
-//! What keeper and server say to each other, and the keys under which descriptors are kept.
+//! The messages between keeper and server, and the keys of parked descriptors.
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{AllocationId, ClientId, ID_BITS};
 
-/// What a kept descriptor is of.
+/// The key of a parked descriptor: the resource that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Key {
-    /// The index.
+pub(crate) enum DescriptorKey {
+    /// The memory of the index.
     Index,
-    /// The socket at which clients come.
+    /// The socket that clients connect to.
     Listener,
     /// The process of the server, for a keeper that is not its parent.
     Server,
@@ -17,15 +17,15 @@ pub(crate) enum Key {
     Allocation(AllocationId),
     /// The connection of a client.
     Socket(ClientId),
-    /// A client's page of pins.
+    /// The pin page of a client.
     Pins(ClientId),
     /// The process of a client.
     Process(ClientId),
-    /// The file of the socket at which clients come, as a descriptor that only names it.
+    /// The file of the listening socket, opened with `O_PATH`.
     SocketFile,
 }
 
-impl Key {
+impl DescriptorKey {
     pub(crate) fn encode(self) -> u64 {
         let (kind, number) = match self {
             Self::Index => (1, 0),
@@ -56,23 +56,23 @@ impl Key {
     }
 }
 
-/// What a server says to its keeper.
+/// A message of a server to its keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToKeeper {
-    /// Keep the descriptors that come along, under these keys.
+    /// Hold the attached descriptors under these keys.
     Park(Vec<u64>),
-    /// Keep these no longer.
+    /// Close the descriptors with these keys.
     Unpark(Vec<u64>),
-    /// Clients are served.
+    /// The server accepts clients.
     Ready,
 }
 
-/// What a keeper says to its server.
+/// A message of a keeper to its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToServer {
-    /// What came under these keys is kept.
+    /// The descriptors with these keys are held.
     Parked(Vec<u64>),
-    /// Everything is to end.
+    /// The server has to stop.
     Stop,
 }
 
@@ -81,21 +81,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_tell_what_they_are_of() {
+    fn keys_decode_to_their_resource() {
         let client = ClientId(7 << 32 | 9);
         let keys = [
-            Key::Index,
-            Key::Listener,
-            Key::Server,
-            Key::Allocation(AllocationId::new(3, 1 << 35)),
-            Key::Socket(client),
-            Key::Pins(client),
-            Key::Process(client),
-            Key::SocketFile,
+            DescriptorKey::Index,
+            DescriptorKey::Listener,
+            DescriptorKey::Server,
+            DescriptorKey::Allocation(AllocationId::new(3, 1 << 35)),
+            DescriptorKey::Socket(client),
+            DescriptorKey::Pins(client),
+            DescriptorKey::Process(client),
+            DescriptorKey::SocketFile,
         ];
         for key in keys {
-            assert_eq!(Key::decode(key.encode()), Some(key));
+            assert_eq!(DescriptorKey::decode(key.encode()), Some(key));
         }
-        assert_eq!((Key::decode(0), Key::decode(4 << ID_BITS), Key::decode(u64::MAX)), (None, None, None));
+        assert_eq!(
+            (DescriptorKey::decode(0), DescriptorKey::decode(4 << ID_BITS), DescriptorKey::decode(u64::MAX)),
+            (None, None, None)
+        );
     }
 }

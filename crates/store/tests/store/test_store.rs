@@ -1,4 +1,4 @@
-//! A store that is served for a test: the test binary starts itself again as keeper and as server.
+//! A store for a test: the test binary starts itself again as keeper and as server.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,18 +12,18 @@ use rustix::process::{Pid, Resource, Rlimit, kill_process_group, setrlimit};
 use wholemem_hal::BackendKind;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
-use wholemem_store::{Client, Role, Serve, Status};
+use wholemem_store::{Client, ProcessRole, Serve, Status};
 use wholemem_testkit::MemoryGroup;
 
 const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
 const ROLE: &str = "WHOLEMEM_STORE_TEST_ROLE";
 const TEST: &str = "WHOLEMEM_STORE_TEST_PROCESS";
 
-/// A store with its own folder, ended when dropped.
-pub(crate) struct Served {
+/// A store in a temporary folder, killed when dropped.
+pub(crate) struct TestStore {
     folder: tempfile::TempDir,
     keeper: Child,
-    /// Kept open: the test harness around the keeper ends it when it cannot print.
+    /// Held open, because the test harness of the keeper exits if it cannot print.
     _stdout: BufReader<ChildStdout>,
 }
 
@@ -41,7 +41,7 @@ fn serve(folder: &Path) -> Serve {
 fn launch(folder: &Path, role: &str, stdin: Stdio, stdout: Stdio) -> std::io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["--exact", "served::a_process_of_a_store", "--nocapture"])
+        .args(["--exact", "test_store::store_process", "--nocapture"])
         .env(FOLDER, folder)
         .env(ROLE, role)
         .stdin(stdin)
@@ -52,15 +52,15 @@ fn launch(folder: &Path, role: &str, stdin: Stdio, stdout: Stdio) -> std::io::Re
     command.spawn()
 }
 
-/// Not a test, but what keeper and server do: in an ordinary run there is nothing to do.
+/// The entry point of the keeper and server processes, not a test. Does nothing in an ordinary run.
 #[test]
-fn a_process_of_a_store() {
+fn store_process() {
     let (Some(folder), Ok(role)) = (std::env::var_os(FOLDER), std::env::var(ROLE)) else { return };
     let folder = PathBuf::from(folder);
     let name = if role == "server" { "server" } else { "keeper" };
-    // Nothing outlives the test, also when it is killed.
+    // The process exits with the test, even if the test is killed.
     let test = PidFd::open(std::env::var(TEST).unwrap().parse().unwrap());
-    #[expect(clippy::exit, reason = "the test is gone, and nobody waits for this process")]
+    #[expect(clippy::exit, reason = "the test has exited, and no process waits for this one")]
     std::thread::spawn(move || {
         let _ = test.and_then(|test| test.wait_exit(Deadline::NEVER));
         std::process::exit(1);
@@ -73,32 +73,32 @@ fn a_process_of_a_store() {
         MemoryGroup::join(Path::new(&group));
     }
     if let (Ok(len), "server") = (std::fs::read_to_string(folder.join("longest")), role.as_str()) {
-        // Without a core file.
+        // Killed servers must not write core dumps.
         for (resource, limit) in [(Resource::Core, 0), (Resource::Fsize, len.parse().unwrap())] {
             setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
         }
     }
-    // Whole or not at all: others read it at any moment.
+    // Atomic, because other processes read the file at any time.
     std::fs::write(folder.join("new"), std::process::id().to_string()).unwrap();
     std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
     let serve = serve(&folder);
-    let start = |role: Role, socket: OwnedFd| {
-        let role = if role == Role::Server { "server" } else { "keeper" };
+    let start = |role: ProcessRole, socket: OwnedFd| {
+        let role = if role == ProcessRole::Server { "server" } else { "keeper" };
         launch(&folder, role, Stdio::from(socket), Stdio::null())
     };
     let outcome = match role.as_str() {
         "first" => serve.run(&start, &mut || println!("ready")),
         other => {
-            let role = if other == "server" { Role::Server } else { Role::Keeper };
+            let role = if other == "server" { ProcessRole::Server } else { ProcessRole::Keeper };
             let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-            serve.take_part(role, socket, &start)
+            serve.run_role(role, socket, &start)
         }
     };
     outcome.unwrap();
 }
 
-impl Served {
-    /// The state of the store when deleted objects that no client holds are free, which takes the server several steps.
+impl TestStore {
+    /// The status of the store once deleted objects without pins are freed, which takes the server several steps.
     pub(crate) fn settled(&self, client: &Client) -> Status {
         let deadline = Deadline::after(Duration::from_secs(60));
         loop {
@@ -113,34 +113,34 @@ impl Served {
         Self::start_with("host")
     }
 
-    /// Serves the memory of the GPU, or of the host as if it were one.
+    /// Starts a store with device memory of the GPU, or of the host backend.
     pub(crate) fn start_with(devices: &str) -> Self {
         Self::start_in(tempfile::tempdir_in("/tmp").unwrap(), devices)
     }
 
-    /// Serves until a process ends.
+    /// Starts a store that ends with a process.
     pub(crate) fn start_for(process: &Child) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("parent"), process.id().to_string()).unwrap();
         Self::start_in(folder, "host")
     }
 
-    /// Serves with so few descriptors for each process.
+    /// Starts a store whose processes have a limit of descriptors.
     pub(crate) fn start_limited(descriptors: u64) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("limit"), descriptors.to_string()).unwrap();
         Self::start_in(folder, "host")
     }
 
-    /// Serves from a control group.
+    /// Starts a store in a cgroup.
     pub(crate) fn start_in_group(group: &MemoryGroup) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("group"), group.folder().to_str().unwrap()).unwrap();
         Self::start_in(folder, "host")
     }
 
-    /// Serves with servers that the kernel kills when they make memory that is longer than this (`SIGXFSZ`).
-    pub(crate) fn start_mortal(longest: u64) -> Self {
+    /// Starts a store whose servers are killed by the kernel (`SIGXFSZ`) if they allocate more than `longest` bytes at once.
+    pub(crate) fn start_with_file_limit(longest: u64) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("longest"), longest.to_string()).unwrap();
         Self::start_in(folder, "host")
@@ -151,7 +151,7 @@ impl Served {
         let mut keeper = launch(folder.path(), "first", Stdio::null(), Stdio::piped()).unwrap();
         let mut stdout = BufReader::new(keeper.stdout.take().unwrap());
         let mut lines = stdout.by_ref().lines().map_while(Result::ok);
-        assert!(lines.any(|line| line.ends_with("ready")), "the server serves");
+        assert!(lines.any(|line| line.ends_with("ready")), "the server is ready");
         Self { folder, keeper, _stdout: stdout }
     }
 
@@ -167,12 +167,12 @@ impl Served {
         Client::connect(self.socket()).unwrap()
     }
 
-    /// The process that is server or keeper now.
+    /// The process id of the current server or keeper.
     pub(crate) fn process(&self, name: &str) -> u32 {
         std::fs::read_to_string(self.folder.path().join(name)).unwrap().parse().unwrap()
     }
 
-    /// Kills the server or the keeper, and waits until another one has taken its place.
+    /// Kills the server or the keeper, and waits until it is replaced.
     pub(crate) fn kill(&self, name: &str) {
         let before = self.process(name);
         if let Ok(process) = PidFd::open(before) {
@@ -181,7 +181,7 @@ impl Served {
         self.wait_for_another(name, before);
     }
 
-    /// Waits until the keeper holds everything that the server has: as many memory files, at least.
+    /// Waits until the keeper holds the descriptor of the index, if the server lives.
     pub(crate) fn wait_until_protected(&self, server: u32) {
         let files = |pid: u32| {
             let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
@@ -190,7 +190,7 @@ impl Served {
         };
         let deadline = Deadline::after(Duration::from_secs(60));
         while files(self.process("keeper")) == 0 && files(server) > 0 {
-            assert!(!deadline.has_passed(), "the new keeper holds nothing");
+            assert!(!deadline.has_passed(), "the new keeper has not received the descriptors");
             std::thread::yield_now();
         }
     }
@@ -202,7 +202,7 @@ impl Served {
         }
     }
 
-    /// Has the store end because the process has for which it was served, and waits for that.
+    /// Ends the process with which the store ends, and waits for the keeper.
     pub(crate) fn stop(&mut self, mut process: Child) {
         process.kill().unwrap();
         process.wait().unwrap();
@@ -210,7 +210,7 @@ impl Served {
         assert!(ended.success(), "{ended}");
     }
 
-    /// Kills the process for which the store is served, and the keeper.
+    /// Kills the process with which the store ends, and the keeper.
     pub(crate) fn kill_with(&mut self, mut process: Child) {
         for child in [&mut process, &mut self.keeper] {
             child.kill().unwrap();
@@ -218,22 +218,22 @@ impl Served {
         }
     }
 
-    /// Stops all processes of the store, and waits until every thread of the server stands.
+    /// Stops all processes of the store with a signal, and waits until every thread of the server has stopped.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
-        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
             let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
             stat.rsplit_once(") ").unwrap().1.starts_with('T')
         };
         let tasks = format!("/proc/{}/task", self.process("server"));
         let deadline = Deadline::after(Duration::from_secs(60));
-        while !std::fs::read_dir(&tasks).unwrap().all(stands) {
+        while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
             assert!(!deadline.has_passed(), "the server does not stop");
             std::thread::yield_now();
         }
     }
 
-    /// Lets them go on.
+    /// Continues the processes after [`Self::freeze`].
     pub(crate) fn thaw(&self) {
         self.signal(Signal::CONT);
     }
@@ -247,15 +247,15 @@ impl Served {
     pub(crate) fn wait_for_another(&self, name: &str, before: u32) {
         let deadline = Deadline::after(Duration::from_secs(60));
         while self.process(name) == before {
-            assert!(!deadline.has_passed(), "no other {name} came");
+            assert!(!deadline.has_passed(), "the {name} was not replaced");
             std::thread::yield_now();
         }
     }
 }
 
-impl Drop for Served {
+impl Drop for TestStore {
     fn drop(&mut self) {
-        // All of them are of one group, however often they were replaced, and none gets to start another.
+        // All processes are in one process group, even after replacements, and none of them can start another.
         let group = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw).unwrap();
         let _ = kill_process_group(group, Signal::KILL);
         let _ = self.keeper.wait();
