@@ -78,14 +78,18 @@ pub(crate) fn link_for(command: &mut Command, arch: Arch) -> Result<&mut Command
     toolchain::need_target(&arch.target())?;
     let python = tools()?;
     let bin = python.parent().context("an interpreter lies in a folder")?;
-    let linker = bin.join(format!("zigcc-{}", arch.name()));
-    let script = linker_script(&python, arch);
-    if !fs::read_to_string(&linker).is_ok_and(|text| text == script) {
-        fs::write(&linker, script).with_context(|| format!("cannot write {}", linker.display()))?;
-        fs::set_permissions(&linker, fs::Permissions::from_mode(0o755))?;
+    // Also for this machine, which build scripts and macros are linked for: they are shared by all architectures.
+    for arch in [Arch::of_this_machine()?, arch] {
+        let linker = bin.join(format!("zigcc-{}", arch.name()));
+        let script = linker_script(&python, arch);
+        if !fs::read_to_string(&linker).is_ok_and(|text| text == script) {
+            fs::write(&linker, script).with_context(|| format!("cannot write {}", linker.display()))?;
+            fs::set_permissions(&linker, fs::Permissions::from_mode(0o755))?;
+        }
+        let variable = arch.target().to_uppercase().replace('-', "_");
+        command.env(format!("CARGO_TARGET_{variable}_LINKER"), linker);
     }
-    let variable = arch.target().to_uppercase().replace('-', "_");
-    Ok(command.env(format!("CARGO_TARGET_{variable}_LINKER"), linker))
+    Ok(command)
 }
 
 /// Calls Zig through cargo-zigbuild, which leaves out the options that only GNU's linker has.
