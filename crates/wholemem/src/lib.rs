@@ -193,7 +193,7 @@ pub use abi::{
 };
 #[cfg(feature = "test-hooks")]
 #[doc(hidden)]
-pub use collective::Chaos;
+pub use collective::CallFaults;
 pub use collective::{
     Algorithm, Buffer, Lane, SymmetricMemory, SymmetricSpec, Tuning, UnknownAlgorithm, Window,
 };

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Bootstrap, Chaos, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory};
+use wholemem::{
+    Algorithm, Bootstrap, CallFaults, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory,
+};
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
@@ -180,7 +182,7 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
     group.bootstrap().barrier().unwrap();
     if rank.id() == VICTIM {
         let delays = vec![(death.point, 0, 3_600_000_000_000)];
-        symmetric.disturb(&Chaos { delays, ..Chaos::default() }).unwrap();
+        symmetric.inject_faults(&CallFaults { delays, ..CallFaults::default() }).unwrap();
         rank.barrier();
         assert_eq!(sum(), Ok(true));
         std::thread::sleep(PATIENCE);
@@ -359,9 +361,12 @@ fn who_leaves_behind_its_last_call_fails_nobody() {
         let seed = chance.next();
         let outcomes = Communicator::on_each(&super::world::groups(&host(), 3), |group| {
             let symmetric = SymmetricMemory::create(group, &spec)?;
-            let chaos =
-                Chaos { seed: seed ^ u64::from(group.rank().0), random: 2_000_000, ..Chaos::default() };
-            symmetric.disturb(&chaos)?;
+            let chaos = CallFaults {
+                seed: seed ^ u64::from(group.rank().0),
+                random: 2_000_000,
+                ..CallFaults::default()
+            };
+            symmetric.inject_faults(&chaos)?;
             group.bootstrap().barrier()?;
             let sums = [sum(&symmetric, 1)?, sum(&symmetric, 2)?];
             group.bootstrap().leave();

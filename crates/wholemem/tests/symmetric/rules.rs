@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Chaos, Dtype, Mutant, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
+use wholemem::{Algorithm, CallFaults, Dtype, Mutant, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
 use wholemem_testkit::{cuda, exhaustive, seed};
@@ -55,7 +55,7 @@ fn goes_wrong(
         let delays =
             if late { (0..4).map(|block| (course.late_at, block, delay)).collect() } else { Vec::new() };
         let counter = course.counter;
-        symmetric.disturb(&Chaos { mutant, delays, counter, ..Chaos::default() }).unwrap();
+        symmetric.inject_faults(&CallFaults { mutant, delays, counter, ..CallFaults::default() }).unwrap();
         group.bootstrap().barrier().unwrap();
         let wrong = (0..6).filter(|round| !is_right(symmetric, course, *round)).count();
         // Nobody leaves while another reads its memory.
@@ -150,8 +150,9 @@ fn repeats_are_never_wrong(backend: &Backend, ranks: u32, repeats: u32, most_del
             const COUNT: usize = 300;
             let group = symmetric.group();
             let own = group.rank().0;
-            let random = Chaos { seed: chance ^ u64::from(own), random: most_delay, ..Chaos::default() };
-            symmetric.disturb(&random).unwrap();
+            let random =
+                CallFaults { seed: chance ^ u64::from(own), random: most_delay, ..CallFaults::default() };
+            symmetric.inject_faults(&random).unwrap();
             let stream = group.device().stream().unwrap();
             let from = symmetric.mem_alloc(COUNT * 4).unwrap();
             let plain = Guarded::buffer(symmetric, COUNT * 4);
@@ -228,7 +229,14 @@ fn meets_old_packets(backend: &Backend, mutant: Option<Mutant>) -> bool {
         let course = |count, counter| Course { counter, ..Course::new(Algorithm::Packets, false, count, 0) };
         let again = |counter: u64, delays: Vec<_>| {
             group.bootstrap().barrier().unwrap();
-            symmetric.disturb(&Chaos { mutant, delays, counter: Some(counter), ..Chaos::default() }).unwrap();
+            symmetric
+                .inject_faults(&CallFaults {
+                    mutant,
+                    delays,
+                    counter: Some(counter),
+                    ..CallFaults::default()
+                })
+                .unwrap();
             group.bootstrap().barrier().unwrap();
         };
         // The first call leaves its number, 1, in many packets.
@@ -260,7 +268,7 @@ fn broadcasts_in_turn(backend: &Backend) {
             let group = symmetric.group();
             let late = group.rank() == Rank(2);
             let delays = if late { vec![(0, 0, 300_000), (3, 0, 300_000)] } else { Vec::new() };
-            symmetric.disturb(&Chaos { delays, ..Chaos::default() }).unwrap();
+            symmetric.inject_faults(&CallFaults { delays, ..CallFaults::default() }).unwrap();
             let stream = group.device().stream().unwrap();
             let buffers: Vec<_> = (0..60).map(|_| Guarded::buffer(symmetric, 400)).collect();
             for (round, buffer) in buffers.iter().enumerate() {

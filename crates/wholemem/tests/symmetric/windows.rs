@@ -157,7 +157,7 @@ fn memory_is_registered(backend: &Backend) {
 fn plain_memory_is_registered(symmetric: &SymmetricMemory) {
     let device = symmetric.group().device();
     let buffer = CudaMallocBuffer::create(device, 5000).unwrap();
-    let window = symmetric.window_register_plain(&buffer).unwrap();
+    let window = symmetric.window_register_cuda_malloc(&buffer).unwrap();
     assert_eq!((window.len(), window.local().unwrap().address()), (5000, buffer.address()));
     everybody_reaches_everybody(symmetric, &window);
     let (stream, output) = (device.stream().unwrap(), Guarded::buffer(symmetric, 5000));
