@@ -6,7 +6,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
+use wholemem::files::{FileSource, LoadSpec, SaveSpec, ignore_progress};
 use wholemem::{bf16, prelude::*};
 
 const NODES: usize = 2000;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Backend::auto()?.device(0)?;
     let three = Communicator::local(&[device.clone(), device.clone(), device.clone()])?;
     let tables = Communicator::on_each(&three, |comm| {
-        WholeTensor::load(comm, &Source::new(&array), &LoadSpec::default(), &unwatched)
+        WholeTensor::load(comm, &FileSource::new(&array), &LoadSpec::default(), &ignore_progress)
     })?;
     println!("3 ranks loaded {} features of shape {:?}", tables[0].dtype(), tables[0].shape());
 
@@ -40,11 +40,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Saved as a file for each rank, with checksums, and loaded by another number of ranks.
     Communicator::on_each(&three, |comm| {
-        tables[comm.rank().0 as usize].save(&saved, SaveSpec::default(), &unwatched)
+        tables[comm.rank().0 as usize].save(&saved, SaveSpec::default(), &ignore_progress)
     })?;
     let two = Communicator::local(&[device.clone(), device])?;
     let again = Communicator::on_each(&two, |comm| {
-        WholeTensor::load(comm, &Source::new(&saved), &LoadSpec::default(), &unwatched)
+        WholeTensor::load(comm, &FileSource::new(&saved), &LoadSpec::default(), &ignore_progress)
     })?;
     let features = again[0].read_rows::<f32>(1999..2000)?;
     println!("2 ranks loaded them again, and node 1999 has {features:?}");

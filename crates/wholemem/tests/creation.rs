@@ -138,7 +138,7 @@ fn parts_of_parts_are_the_same_elements() {
     let local = tensors[1].columns(1..2).unwrap().local().unwrap();
     assert_eq!((local.rows, local.stride, local.span.len()), (3..6, 8, 2 * 8 + 2));
 
-    let out = |what, start, end, count| Error::OutOfRange { what, start, end, count };
+    let out = |what, start, end, count| Error::OutOfRange { dimension: what, start, end, count };
     assert_eq!(part.rows(1..3).unwrap_err(), out("rows", 1, 3, 2));
     #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
     let reversed = part.rows(2..1).unwrap_err();
@@ -146,7 +146,7 @@ fn parts_of_parts_are_the_same_elements() {
     assert_eq!(part.columns(0..2).unwrap_err(), out("columns", 0, 2, 1));
     assert_eq!(part.columns(0..0).unwrap_err(), Error::EmptyRow);
     assert_eq!(part.read_rows_on(&stream, 1, &mut [0; 4]).unwrap_err(), out("rows", 1, 3, 2));
-    let cut = Error::TooShort { what: "rows", count: 2, needed: 4, len: 3 };
+    let cut = Error::TooShort { items: "rows", count: 2, needed: 4, len: 3 };
     assert_eq!(part.read_rows_on(&stream, 0, &mut [0; 3]).unwrap_err(), cut);
 }
 
@@ -200,7 +200,7 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
         Ok(WholeTensor::create(group, &TensorSpec::new(Dtype::U8, shape)).unwrap_err())
     });
     let why = "a tensor has at least one dimension: its rows".to_owned();
-    let told = Error::OnRank { rank: Rank(2), code: 1007, why, hint: None };
+    let told = Error::OnRank { rank: Rank(2), code: 1007, reason: why, hint: None };
     assert_eq!(outcomes.unwrap(), [told.clone(), told, Error::NoDimensions]);
 
     let spec = MemorySpec { rows_of_each: Some(vec![5, 5]), ..MemorySpec::new(10, 8) };
@@ -218,7 +218,7 @@ fn a_rank_without_enough_memory_is_named_by_all() {
         let outcomes =
             Communicator::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()))
                 .unwrap();
-        let Error::OnRank { rank: Rank(1), code: 105, why, .. } = &outcomes[0] else {
+        let Error::OnRank { rank: Rank(1), code: 105, reason: why, .. } = &outcomes[0] else {
             panic!("{:?}", outcomes[0])
         };
         assert!(why.starts_with("cannot create 64 TiB on host:1: only "), "{why}");
@@ -236,7 +236,7 @@ fn a_view_of_memory_fits_its_rows() {
     let narrow = WholeTensor::of_memory(memory, Dtype::F32, &[]).unwrap();
     assert_eq!((narrow.row_len(), narrow.stride()), (4, 8));
     let error = WholeTensor::of_memory(memory, Dtype::F64, &[2]).unwrap_err();
-    assert_eq!(error, Error::TooShort { what: "elements of a row", count: 16, needed: 16, len: 8 });
+    assert_eq!(error, Error::TooShort { items: "elements of a row", count: 16, needed: 16, len: 8 });
     assert_eq!(WholeTensor::of_memory(memory, Dtype::F64, &[0]).unwrap_err(), Error::EmptyRow);
 }
 

@@ -39,7 +39,7 @@ fn check(outcome: &Result<()>, fired: Option<&str>, weak: impl Fn(Rank) -> bool)
         (Ok(()), Some(verb)) => {
             assert!(SILENT.contains(&verb) || is_retried(verb), "`{verb}` failed, and nobody was told")
         }
-        (Err(Error::OnRank { rank, code: 100, why, .. }), Some(verb)) => {
+        (Err(Error::OnRank { rank, code: 100, reason: why, .. }), Some(verb)) => {
             assert!(weak(*rank), "{rank} did not fail: {why}");
             assert!(why.contains(&format!("`{verb}`")), "{why} does not name `{verb}`");
         }

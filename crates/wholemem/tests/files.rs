@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
-use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
+use wholemem::files::{
+    CopyProgress, FileError, FileProblem, FileSource, LoadSpec, SaveSpec, StoredTensor, ignore_progress,
+};
 use wholemem::{
     Bootstrap, Communicator, Dtype, Error, Kind, Location, Rank, Result, TensorSpec, WholeTensor,
 };
@@ -58,12 +60,12 @@ fn all_rows(tensor: &WholeTensor) -> Vec<u8> {
 
 fn save(tensors: &[WholeTensor], path: &Path, spec: SaveSpec) -> Result<()> {
     let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
-    let save = |group: &Communicator| tensors[group.rank().index()].save(path, spec, &unwatched);
+    let save = |group: &Communicator| tensors[group.rank().index()].save(path, spec, &ignore_progress);
     Communicator::on_each(&groups, save).map(drop)
 }
 
-fn load(count: u32, source: &Source, spec: &LoadSpec) -> Result<Vec<WholeTensor>> {
-    Communicator::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &unwatched))
+fn load(count: u32, source: &FileSource, spec: &LoadSpec) -> Result<Vec<WholeTensor>> {
+    Communicator::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &ignore_progress))
 }
 
 /// What a folder holds, in order.
@@ -76,7 +78,7 @@ fn listed(folder: &Path) -> Vec<PathBuf> {
 /// The words of the error that all ranks were told, which must be of a file.
 fn why(outcome: Result<Vec<WholeTensor>>) -> String {
     match outcome {
-        Err(Error::OnRank { code: 1017, why, .. }) => why,
+        Err(Error::OnRank { code: 1017, reason: why, .. }) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -108,7 +110,7 @@ proptest! {
         let mut shares: Vec<u64> = readers.iter().map(|share| rows * share / total).collect();
         *shares.last_mut().unwrap() += rows - shares.iter().sum::<u64>();
         let spec = LoadSpec { kind, location, rows_of_each: Some(shares) };
-        let read = load(u32::try_from(readers.len()).unwrap(), &Source::new(&path), &spec).unwrap();
+        let read = load(u32::try_from(readers.len()).unwrap(), &FileSource::new(&path), &spec).unwrap();
         for tensor in &read {
             prop_assert_eq!(tensor.dtype(), dtype);
             prop_assert_eq!(tensor.shape(), &[rows, columns][..]);
@@ -166,7 +168,7 @@ fn long_rows_and_many_blocks_are_read_by_others() {
         let path = folder.path().join(name);
         let written = filled(&groups(3), &TensorSpec::new(Dtype::U8, &[rows, columns]));
         save(&written, &path, SaveSpec::default()).unwrap();
-        let read = load(2, &Source::new(&path), &LoadSpec::default()).unwrap();
+        let read = load(2, &FileSource::new(&path), &LoadSpec::default()).unwrap();
         assert!(all_rows(&read[1]) == all_rows(&written[0]), "{name}");
     }
 }
@@ -179,7 +181,7 @@ fn a_part_of_a_tensor_is_saved_as_a_tensor() {
     let part = |whole: &WholeTensor| whole.rows(20..90).unwrap().columns(3..5).unwrap();
     let parts: Vec<_> = whole.iter().map(part).collect();
     save(&parts, &path, SaveSpec::default()).unwrap();
-    let read = load(2, &Source::new(&path), &LoadSpec::default()).unwrap();
+    let read = load(2, &FileSource::new(&path), &LoadSpec::default()).unwrap();
     assert_eq!(read[0].shape(), [70, 2]);
     assert_eq!(all_rows(&read[0]), all_rows(&parts[0]));
 }
@@ -192,17 +194,17 @@ fn only_a_saved_tensor_is_replaced_and_only_when_asked() {
     let second = filled(&groups(3), &TensorSpec::new(Dtype::I64, &[30, 3]));
     save(&first, &path, SaveSpec::default()).unwrap();
     let refused = save(&second, &path, SaveSpec::default()).unwrap_err();
-    let words = format!("{}: something is there already", path.display());
-    let hint = Some("ask for overwriting, or save elsewhere".to_owned());
-    assert_eq!(refused, Error::OnRank { rank: Rank(0), code: 1017, why: words, hint });
+    let words = format!("{}: it already exists", path.display());
+    let hint = Some("enable overwriting, or save to another path".to_owned());
+    assert_eq!(refused, Error::OnRank { rank: Rank(0), code: 1017, reason: words, hint });
     let overwrite = SaveSpec { overwrite: true };
     save(&second, &path, overwrite).unwrap();
-    assert_eq!(Stored::open(&Source::new(&path)).unwrap().shape(), [30, 3]);
+    assert_eq!(StoredTensor::open(&FileSource::new(&path)).unwrap().shape(), [30, 3]);
     assert_eq!(listed(folder.path()), std::slice::from_ref(&path), "the first one is gone");
 
     fs::write(path.join("notes.txt"), "mine").unwrap();
     let refused = save(&first, &path, overwrite).unwrap_err();
-    assert!(refused.to_string().ends_with("it is no saved tensor, and is not replaced by one"), "{refused}");
+    assert!(refused.to_string().ends_with("it is not a saved tensor, so it is not overwritten"), "{refused}");
     assert_eq!(fs::read(path.join("notes.txt")).unwrap(), b"mine");
 }
 
@@ -219,15 +221,15 @@ fn bytes_that_are_not_those_that_were_saved_are_an_error_on_all_ranks() {
     bytes[last] ^= 1;
     fs::write(shard, &bytes).unwrap();
     // 8,192 rows of 512 bytes are a block.
-    let what = "rows 18192..20000 are not what was saved: their checksum differs";
+    let what = "rows 18192..20000 are corrupt: their checksum differs";
     let words = format!("{}: {what}", shard.display());
-    assert_eq!(why(load(3, &Source::new(&path), &LoadSpec::default())), words);
-    let stored = Stored::open(&Source::new(&path)).unwrap();
-    assert!(matches!(stored.verify(&unwatched), Err(Error::File(error)) if error.to_string() == words));
+    assert_eq!(why(load(3, &FileSource::new(&path), &LoadSpec::default())), words);
+    let stored = StoredTensor::open(&FileSource::new(&path)).unwrap();
+    assert!(matches!(stored.verify(&ignore_progress), Err(Error::File(error)) if error.to_string() == words));
 
     fs::write(shard, &bytes[..last]).unwrap();
-    let words = why(load(1, &Source::new(&path), &LoadSpec::default()));
-    assert!(words.contains(&format!("it has {last} bytes, and what it holds takes {}", last + 1)), "{words}");
+    let words = why(load(1, &FileSource::new(&path), &LoadSpec::default()));
+    assert!(words.contains(&format!("it has {last} bytes, but its header requires {}", last + 1)), "{words}");
 }
 
 #[test]
@@ -241,14 +243,14 @@ fn parts_that_are_missing_or_of_another_save_are_named() {
     }
     let middle = &listed(&one)[1];
     fs::remove_file(middle).unwrap();
-    let missing = Stored::open(&Source::new(&one)).unwrap_err();
+    let missing = StoredTensor::open(&FileSource::new(&one)).unwrap_err();
     assert_eq!(missing.problem, FileProblem::MissingRows { start: 10, end: 20 });
     fs::copy(&listed(&two)[1], middle).unwrap();
-    let other = Stored::open(&Source::new(&one)).unwrap_err();
+    let other = StoredTensor::open(&FileSource::new(&one)).unwrap_err();
     assert_eq!((&other.path, matches!(other.problem, FileProblem::OtherSave { .. })), (middle, true));
     fs::remove_file(middle).unwrap();
     fs::remove_file(&listed(&one)[1]).unwrap();
-    let missing = Stored::open(&Source::new(&one)).unwrap_err();
+    let missing = StoredTensor::open(&FileSource::new(&one)).unwrap_err();
     assert_eq!(missing.problem, FileProblem::MissingRows { start: 10, end: 30 });
 }
 
@@ -261,14 +263,14 @@ fn who_watches_is_told_how_far_it_is_and_may_end_it() {
         TensorSpec { rows_of_each: Some(vec![15_000; 2]), ..TensorSpec::new(Dtype::U8, &[30_000, 1000]) };
     let tensors = filled(&groups, &spec);
     let told = AtomicU64::new(0);
-    let end = |at: Copied| {
+    let end = |at: CopyProgress| {
         assert_eq!(at.total, 15_000_000);
         told.fetch_max(at.done, Ordering::Relaxed);
         if at.done > 8_000_000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let save = |group: &Communicator| tensors[group.rank().index()].save(&path, SaveSpec::default(), &end);
     let interrupted = Communicator::on_each(&groups, save).unwrap_err();
-    assert_eq!(interrupted.to_string(), "rank 0 failed: it was interrupted");
+    assert_eq!(interrupted.to_string(), "rank 0 failed: the call was interrupted");
     assert!(told.load(Ordering::Relaxed) > 8_000_000);
     assert!(listed(folder.path()).is_empty(), "something is left");
     Communicator::on_each(&groups, |group| Ok(group.bootstrap().barrier()?)).unwrap();
@@ -285,7 +287,7 @@ fn a_rank_that_cannot_write_fails_all_and_nothing_is_left() {
     let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
     let save = |group: &Communicator| {
         let path = if group.rank() == Rank(1) { nowhere.clone() } else { folder.path().join("table") };
-        tensors[group.rank().index()].save(&path, SaveSpec::default(), &unwatched)
+        tensors[group.rank().index()].save(&path, SaveSpec::default(), &ignore_progress)
     };
     let refused = Communicator::on_each(&groups, save).unwrap_err();
     assert!(matches!(&refused, Error::OnRank { rank: Rank(1), code: 1017, .. }), "{refused}");
@@ -306,11 +308,11 @@ fn what_was_saved_before_stays_when_a_rank_is_killed_while_saving() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let group = Communicator::create(comm, &device).unwrap();
         let table = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[60_000, 100])).unwrap();
-        table.save(path, SaveSpec::default(), &unwatched).unwrap();
+        table.save(path, SaveSpec::default(), &ignore_progress).unwrap();
         rank.barrier();
         // The one that is killed has written some of its rows, and so has the one that kills it.
         let once = Once::new();
-        let watch = |_: Copied| {
+        let watch = |_: CopyProgress| {
             match rank.id() {
                 0 => once.call_once(|| {
                     assert_eq!(rank.recv(1).0, b"now");
@@ -328,8 +330,8 @@ fn what_was_saved_before_stays_when_a_rank_is_killed_while_saving() {
         let lost = Err(Error::Comm(wholemem_comm::Error::PeerLost { rank: Rank(1) }));
         assert_eq!(smaller.save(path, SaveSpec { overwrite: true }, &watch), lost);
         if rank.id() == 0 {
-            assert_eq!(Stored::open(&Source::new(path)).unwrap().shape(), [60_000, 100]);
-            Stored::open(&Source::new(path)).unwrap().verify(&unwatched).unwrap();
+            assert_eq!(StoredTensor::open(&FileSource::new(path)).unwrap().shape(), [60_000, 100]);
+            StoredTensor::open(&FileSource::new(path)).unwrap().verify(&ignore_progress).unwrap();
             assert_eq!(listed(path.parent().unwrap()), [path]);
         }
     });
@@ -351,22 +353,27 @@ fn arrays_that_others_wrote_are_read() {
     let raw = folder.path().join("a.bin");
     fs::write(&raw, &rows).unwrap();
 
-    for source in [Source::new(&npy), Source::tensor(&safe, "x"), Source::raw(&raw, Dtype::F32, &[2, 3])] {
+    for source in
+        [FileSource::new(&npy), FileSource::tensor(&safe, "x"), FileSource::raw(&raw, Dtype::F32, &[2, 3])]
+    {
         let read = load(3, &source, &LoadSpec::default()).unwrap();
         assert_eq!((read[0].dtype(), read[0].shape()), (Dtype::F32, &[100, 2, 3][..]));
         assert_eq!(all_rows(&read[2]), rows, "{source:?}");
     }
 
     let out = folder.path().join("b.npy");
-    Stored::open(&Source::tensor(&safe, "x")).unwrap().export_npy(&out, &unwatched).unwrap();
-    let read = load(2, &Source::new(&out), &LoadSpec::default()).unwrap();
+    StoredTensor::open(&FileSource::tensor(&safe, "x")).unwrap().export_npy(&out, &ignore_progress).unwrap();
+    let read = load(2, &FileSource::new(&out), &LoadSpec::default()).unwrap();
     assert_eq!((read[0].shape(), all_rows(&read[0])), (&[100, 2, 3][..], rows));
 
     // Nothing but a file is replaced by one: a pipe stands for a device.
     let pipe = folder.path().join("pipe");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
     for taken in [&pipe, folder.path()] {
-        let refused = Stored::open(&Source::new(&out)).unwrap().export_npy(taken, &unwatched).unwrap_err();
+        let refused = StoredTensor::open(&FileSource::new(&out))
+            .unwrap()
+            .export_npy(taken, &ignore_progress)
+            .unwrap_err();
         assert_eq!(
             refused,
             Error::File(FileError { path: taken.to_owned(), problem: FileProblem::NotAFile })
@@ -374,15 +381,18 @@ fn arrays_that_others_wrote_are_read() {
     }
     assert_eq!(listed(folder.path()), [raw.clone(), npy, safe.clone(), out, pipe]);
 
-    let problem = |source: &Source| Stored::open(source).unwrap_err().problem;
+    let problem = |source: &FileSource| StoredTensor::open(source).unwrap_err().problem;
     let known = vec!["x".to_owned(), "other".to_owned()];
-    assert_eq!(problem(&Source::new(&safe)), FileProblem::NotOneTensor { count: 2, known: known.clone() });
+    assert_eq!(
+        problem(&FileSource::new(&safe)),
+        FileProblem::NotOneTensor { count: 2, known: known.clone() }
+    );
     let unknown = FileProblem::NoSuchTensor { name: "y".to_owned(), known };
-    assert_eq!(problem(&Source::tensor(&safe, "y")), unknown);
-    assert_eq!(problem(&Source::new(&raw)), FileProblem::UnknownKind);
+    assert_eq!(problem(&FileSource::tensor(&safe, "y")), unknown);
+    assert_eq!(problem(&FileSource::new(&raw)), FileProblem::UnknownFormat);
     let partial = FileProblem::PartialRow { len: 2400, row_len: 28 };
-    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[7])), partial);
-    let missing = Stored::open(&Source::new(folder.path().join("none"))).unwrap_err();
+    assert_eq!(problem(&FileSource::raw(&raw, Dtype::F32, &[7])), partial);
+    let missing = StoredTensor::open(&FileSource::new(folder.path().join("none"))).unwrap_err();
     let words = "none: cannot open it: No such file or directory (os error 2)";
     assert!(missing.to_string().ends_with(words), "{missing}");
 }
@@ -391,13 +401,13 @@ fn arrays_that_others_wrote_are_read() {
 #[test]
 fn files_that_no_tensor_can_be_are_refused_when_they_are_opened() {
     let folder = tempfile::tempdir().unwrap();
-    let problem = |source: &Source| Stored::open(source).unwrap_err().problem;
+    let problem = |source: &FileSource| StoredTensor::open(source).unwrap_err().problem;
     let npy = folder.path().join("a.npy");
     let of_shape = |shape: &str| {
         let header =
             format!("{:<117}\n", format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"));
         fs::write(&npy, [b"\x93NUMPY\x01\x00\x76\x00", header.as_bytes()].concat()).unwrap();
-        problem(&Source::new(&npy))
+        problem(&FileSource::new(&npy))
     };
     assert_eq!(of_shape("(4611686018427387904, 0)"), FileProblem::EmptyRow);
     let endless = |len| FileProblem::WrongLength { len, needed: u64::MAX };
@@ -406,12 +416,12 @@ fn files_that_no_tensor_can_be_are_refused_when_they_are_opened() {
 
     let raw = folder.path().join("a.bin");
     fs::write(&raw, []).unwrap();
-    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[1 << 62, 1 << 62])), endless(0));
-    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[0])), FileProblem::EmptyRow);
-    assert_eq!(problem(&Source::raw(folder.path(), Dtype::U8, &[])), FileProblem::NotAFile);
+    assert_eq!(problem(&FileSource::raw(&raw, Dtype::F32, &[1 << 62, 1 << 62])), endless(0));
+    assert_eq!(problem(&FileSource::raw(&raw, Dtype::F32, &[0])), FileProblem::EmptyRow);
+    assert_eq!(problem(&FileSource::raw(folder.path(), Dtype::U8, &[])), FileProblem::NotAFile);
     let pipe = folder.path().join("pipe.npy");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
-    assert_eq!(problem(&Source::new(&pipe)), FileProblem::NotAFile);
+    assert_eq!(problem(&FileSource::new(&pipe)), FileProblem::NotAFile);
 }
 
 #[test]
@@ -420,7 +430,7 @@ fn a_row_that_no_memory_holds_is_an_error() {
     let file = fs::File::from(rustix::fs::memfd_create("rows", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(LEN).unwrap();
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let stored = Stored::open(&Source::raw(&path, Dtype::U8, &[LEN])).unwrap();
-    let error = stored.verify(&unwatched).unwrap_err();
+    let stored = StoredTensor::open(&FileSource::raw(&path, Dtype::U8, &[LEN])).unwrap();
+    let error = stored.verify(&ignore_progress).unwrap_err();
     assert!(error.to_string().ends_with("cannot read it: Cannot allocate memory (os error 12)"), "{error}");
 }

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
-use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
+use wholemem::files::{
+    CopyProgress, FileError, FileProblem, FileSource, LoadSpec, SaveSpec, StoredTensor, ignore_progress,
+};
 use wholemem::{Communicator, Dtype, Error, Rank, Result, WholeTensor};
 use wholemem_hal::{Backend, HostConfig};
 
@@ -23,25 +25,25 @@ fn groups(count: u32) -> Vec<Communicator> {
     Communicator::local(&devices).unwrap()
 }
 
-fn write_raw(path: &Path, byte: u8) -> Source {
+fn write_raw(path: &Path, byte: u8) -> FileSource {
     fs::write(path, vec![byte; ROWS * ROW_LEN]).unwrap();
-    Source::raw(path, Dtype::U8, &[ROW_LEN as u64])
+    FileSource::raw(path, Dtype::U8, &[ROW_LEN as u64])
 }
 
 /// Saves a tensor of bytes, all of them the same, as a folder.
-fn save(path: &Path, byte: u8, spec: SaveSpec) -> Source {
+fn save(path: &Path, byte: u8, spec: SaveSpec) -> FileSource {
     let raw = path.with_extension("bin");
-    Stored::open(&write_raw(&raw, byte)).unwrap().save(path, 2, spec, &unwatched).unwrap();
+    StoredTensor::open(&write_raw(&raw, byte)).unwrap().save(path, 2, spec, &ignore_progress).unwrap();
     fs::remove_file(raw).unwrap();
-    Source::new(path)
+    FileSource::new(path)
 }
 
 /// Loads another source on each rank.
-fn load_each(sources: &[Source]) -> Vec<Result<WholeTensor>> {
+fn load_each(sources: &[FileSource]) -> Vec<Result<WholeTensor>> {
     let groups = groups(u32::try_from(sources.len()).unwrap());
     let load = |group: &Communicator| {
         let source = &sources[group.rank().index()];
-        Ok(WholeTensor::load(group, source, &LoadSpec::default(), &unwatched))
+        Ok(WholeTensor::load(group, source, &LoadSpec::default(), &ignore_progress))
     };
     Communicator::on_each(&groups, load).unwrap()
 }
@@ -59,7 +61,7 @@ fn ranks_that_open_different_saves_all_fail() {
     assert_eq!(failed, vec![Error::SavesDiffer { rank: Rank(2) }; 3]);
     let told = "rank 2 opened another save, or another version of the file, than rank 0";
     assert_eq!(failed[0].to_string(), told);
-    let hint = "it was replaced while the ranks opened it, or they were given different paths: load it again";
+    let hint = "the files were replaced while the ranks opened them, or the ranks passed different paths: load again";
     assert_eq!(failed[0].hint(), Some(hint));
 }
 
@@ -88,8 +90,8 @@ fn ranks_may_reach_one_save_by_different_paths() {
         let entry = entry.unwrap();
         fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
     }
-    let saved = [saved, Source::new(link(&path, "b")), Source::new(copy)];
-    let plain = [plain, Source::raw(link(&raw, "b.raw"), Dtype::U8, &[ROW_LEN as u64])];
+    let saved = [saved, FileSource::new(link(&path, "b")), FileSource::new(copy)];
+    let plain = [plain, FileSource::raw(link(&raw, "b.raw"), Dtype::U8, &[ROW_LEN as u64])];
     for sources in [&saved[..], &plain[..]] {
         assert!(load_each(sources).iter().all(Result::is_ok), "{sources:?}");
     }
@@ -103,12 +105,12 @@ fn ranks_that_read_one_file_differently_all_fail() {
         "y":{"dtype":"U8","shape":[4,4],"data_offsets":[16,32]}}"#;
     let len = (header.len() as u64).to_le_bytes();
     fs::write(&path, [&len[..], header.as_bytes(), &[1; 32]].concat()).unwrap();
-    let failed = errors(load_each(&["x", "y"].map(|name| Source::tensor(&path, name))));
+    let failed = errors(load_each(&["x", "y"].map(|name| FileSource::tensor(&path, name))));
     assert_eq!(failed, vec![Error::Differs { rank: Rank(1) }; 2]);
 }
 
 /// Writes over a file in place when the first piece of it was read, and makes that visible in its time of modification.
-fn overwrite_at_first(path: &Path) -> impl Fn(Copied) -> ControlFlow<()> + Sync + use<> {
+fn overwrite_at_first(path: &Path) -> impl Fn(CopyProgress) -> ControlFlow<()> + Sync + use<> {
     let file = File::options().write(true).open(path).unwrap();
     // The clock of files may stand still between two writes.
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
@@ -131,13 +133,14 @@ fn a_file_that_changes_while_it_is_loaded_is_an_error_on_all_ranks() {
     let groups = groups(2);
     let load = |group: &Communicator| {
         // One rank alone sees the change happen; both read.
-        let watch: wholemem::files::Watch<'_> = if group.rank() == Rank(1) { &overwrite } else { &unwatched };
+        let watch: wholemem::files::ProgressCallback<'_> =
+            if group.rank() == Rank(1) { &overwrite } else { &ignore_progress };
         Ok(WholeTensor::load(group, &source, &LoadSpec::default(), watch))
     };
     for error in errors(Communicator::on_each(&groups, load).unwrap()) {
-        let Error::OnRank { code: 1017, why, hint, .. } = &error else { panic!("{error:?}") };
-        assert_eq!(*why, format!("{}: it was changed while it was read", path.display()));
-        assert_eq!(hint.as_deref(), Some("load it again when no process writes it"));
+        let Error::OnRank { code: 1017, reason: why, hint, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(*why, format!("{}: it changed while it was read", path.display()));
+        assert_eq!(hint.as_deref(), Some("load it again while no process writes it"));
     }
 }
 
@@ -149,10 +152,10 @@ fn a_file_that_changes_while_it_is_saved_or_exported_is_an_error() {
     let (saved, npy) = (folder.path().join("saved"), folder.path().join("a.npy"));
     let source = write_raw(&path, 7);
     let overwrite = overwrite_at_first(&path);
-    let stored = Stored::open(&source).unwrap();
+    let stored = StoredTensor::open(&source).unwrap();
     assert_eq!(stored.save(&saved, 2, SaveSpec::default(), &overwrite), changed);
-    assert_eq!(stored.export_npy(&npy, &unwatched), changed);
-    assert_eq!(stored.verify(&unwatched), changed);
+    assert_eq!(stored.export_npy(&npy, &ignore_progress), changed);
+    assert_eq!(stored.verify(&ignore_progress), changed);
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(left, [path], "something is left");
 }
@@ -164,7 +167,7 @@ fn a_save_that_is_replaced_after_all_ranks_have_opened_it_is_loaded() {
     let path = folder.path().join("a");
     let source = save(&path, 7, SaveSpec::default());
     let once = Once::new();
-    let replace = |_: Copied| {
+    let replace = |_: CopyProgress| {
         once.call_once(|| drop(save(&path, 9, SaveSpec { overwrite: true })));
         ControlFlow::Continue(())
     };

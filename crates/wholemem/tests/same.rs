@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use wholemem::files::{SaveSpec, unwatched};
+use wholemem::files::{SaveSpec, ignore_progress};
 use wholemem::{
     Communicator, Dtype, Error, Indices, Order, Rank, Result, RowBuffer, TensorSpec, WholeTensor,
 };
@@ -86,7 +86,7 @@ fn all_ranks_make_something_like_the_same_tensor() {
 fn all_ranks_save_the_same_tensor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
-    let save = |tensor: &WholeTensor, _: &Stream| tensor.save(&path, SaveSpec::default(), &unwatched);
+    let save = |tensor: &WholeTensor, _: &Stream| tensor.save(&path, SaveSpec::default(), &ignore_progress);
     let differs = || Err(Error::Differs { rank: Rank(2) });
     assert_eq!(crossed(pick_other, save), [differs(), differs(), differs()]);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");

@@ -213,7 +213,7 @@ impl Lane {
             Buffer::Own(span) => {
                 if (span.len() as u64) < len {
                     let (count, needed) = (call.count * call.times, u128::from(len));
-                    return Err(Error::TooShort { what: "elements", count, needed, len: span.len() });
+                    return Err(Error::TooShort { items: "elements", count, needed, len: span.len() });
                 }
                 let attempt = || Attempt::Access { len: span.len() };
                 span.check(stream.device(), needed, attempt)?;
@@ -225,7 +225,7 @@ impl Lane {
         };
         if !checked.address.is_multiple_of(align as u64) {
             return Err(Error::Misaligned {
-                what: "elements",
+                items: "elements",
                 address: checked.address,
                 stride: align,
                 align,
@@ -249,7 +249,7 @@ impl Lane {
             let end = offset.saturating_add(len.max(has));
             if len > has || end > window.len_of(rank) {
                 let has = window.len_of(rank).saturating_sub(offset).min(has);
-                return Err(Error::NoPart { rank, offset, len, has });
+                return Err(Error::NoPart { rank, offset, len, available: has });
             }
         }
         let reference = window.window_ref();

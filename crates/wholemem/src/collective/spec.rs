@@ -72,7 +72,8 @@ impl SymmetricSpec {
         measured: Tuning,
         read: impl Fn(&str) -> Option<String>,
     ) -> Result<(Self, Tuning)> {
-        let wrong = |name, value: &str, why| Error::Environment { name, value: value.to_owned(), why };
+        let wrong =
+            |name, value: &str, why| Error::Environment { name, value: value.to_owned(), reason: why };
         let mut spec = self.clone();
         let mut tuning = self.tuning.unwrap_or(measured);
         if let Some(name) = read(ALGO) {
@@ -115,6 +116,6 @@ mod tests {
         let wrong = |name: &str| (name == ALGO).then(|| "ring".to_owned());
         let error = spec.with_environment(measured, wrong).unwrap_err();
         let why = "use packets, one-shot or two-shot";
-        assert_eq!(error, Error::Environment { name: ALGO, value: "ring".to_owned(), why });
+        assert_eq!(error, Error::Environment { name: ALGO, value: "ring".to_owned(), reason: why });
     }
 }

@@ -203,7 +203,7 @@ fn create_lanes(
     let create = || {
         let device = group.device();
         let private_len = device.granularity()?.minimum.round_up(PRIVATE_LEN * count);
-        let private_len = private_len.expect("2^32 lanes of 16 KiB fit in the address address_space");
+        let private_len = private_len.expect("2^32 lanes of 16 KiB fit in the address space");
         let private = device.allocate(private_len)?.map(Rights::ReadWrite)?;
         let lane = |index: usize| {
             let private = private.span(index * PRIVATE_LEN, PRIVATE_LEN)?;

@@ -102,7 +102,7 @@ impl Window {
         let part = self.span_of(rank).map(|span| span.part(offset, len));
         match part {
             Some(Ok(part)) => Ok(part),
-            _ => Err(Error::NoPart { rank, offset, len, has: self.len_of(rank) }),
+            _ => Err(Error::NoPart { rank, offset, len, available: self.len_of(rank) }),
         }
     }
 

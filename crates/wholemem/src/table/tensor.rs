@@ -160,7 +160,7 @@ impl WholeTensor {
         if spec.row_len > memory.row_len() {
             let (needed, len) = (spec.row_len as u128, memory.row_len());
             return Err(Error::TooShort {
-                what: "elements of a row",
+                items: "elements of a row",
                 count: spec.row_len as u64,
                 needed,
                 len,
@@ -401,7 +401,7 @@ impl WholeTensor {
         let (row_len, rows) = (self.row_len(), (len / self.row_len()) as u64);
         if !len.is_multiple_of(row_len) {
             let needed = (u128::from(rows) + 1) * row_len as u128;
-            return Err(Error::TooShort { what: "rows", count: rows + 1, needed, len });
+            return Err(Error::TooShort { items: "rows", count: rows + 1, needed, len });
         }
         check("rows", &(first..first.saturating_add(rows)), self.row_count())?;
         if rows == 0 {
@@ -439,5 +439,9 @@ impl WholeTensor {
 
 fn check(what: &'static str, range: &Range<u64>, count: u64) -> Result<()> {
     let Range { start, end } = *range;
-    if start <= end && end <= count { Ok(()) } else { Err(Error::OutOfRange { what, start, end, count }) }
+    if start <= end && end <= count {
+        Ok(())
+    } else {
+        Err(Error::OutOfRange { dimension: what, start, end, count })
+    }
 }

@@ -33,7 +33,7 @@ fn another_element_type_is_refused() {
         assert_eq!(table.read_rows_into(0, &mut [[0_f32; 2]; 2]).unwrap_err(), differ(Dtype::Complex64));
         assert_eq!(table.write_rows(0, &[0_i64; 4]).unwrap_err(), differ(Dtype::I64));
         assert_eq!(table.fill_local(1_u64).unwrap_err(), differ(Dtype::U64));
-        let message = "the table holds f32 and the rows f64: ask for a conversion, or give rows of f32";
+        let message = "the table has elements of type f32 and the rows of type f64: request a conversion, or pass rows of f32";
         assert_eq!(differ(Dtype::F64).to_string(), message);
     }
 }
@@ -69,10 +69,13 @@ fn a_slice_has_exactly_the_elements_of_the_rows() {
             assert_eq!(table.read_rows_into(0, &mut vec![5_i16; given]), partial);
         }
         assert_eq!(table.read_rows::<i16>(0..10).unwrap(), [0; 40], "nothing was written");
-        let message = "2 rows have 8 elements, and the slice has 9";
+        let message = "2 rows have 8 elements, but the slice has 9";
         assert_eq!((differs(2, 8, 9).to_string(), differs(2, 8, 9).code()), (message.to_owned(), 1031));
         let partial = Error::PartialRow { given: 41, row: 4 };
-        assert_eq!((&*partial.to_string(), partial.code()), ("41 elements are not whole rows of 4", 1032));
+        assert_eq!(
+            (&*partial.to_string(), partial.code()),
+            ("41 elements are not a whole number of rows of 4 elements", 1032)
+        );
     }
 }
 
@@ -80,7 +83,7 @@ fn a_slice_has_exactly_the_elements_of_the_rows() {
 fn rows_outside_the_tensor_are_refused() {
     for backend in backends() {
         let table = table(&backend, &TensorSpec::of::<u8>(&[10, 4])).rows(2..8).unwrap();
-        let out = |start, end| Error::OutOfRange { what: "rows", start, end, count: 6 };
+        let out = |start, end| Error::OutOfRange { dimension: "rows", start, end, count: 6 };
         assert_eq!(table.read_rows::<u8>(0..7).unwrap_err(), out(0, 7));
         #[expect(clippy::reversed_empty_ranges, reason = "it is refused")]
         let reversed = table.read_rows::<u8>(5..4);
@@ -117,8 +120,8 @@ fn wrong_arguments_of_one_rank_are_the_error_of_all_in_a_collective_call() {
             })
             .unwrap()
         };
-        let why = "1 rows have 4 elements, and the slice has 5".to_owned();
-        let error = Error::OnRank { rank: Rank(1), code: 1031, why, hint: None };
+        let why = "1 rows have 4 elements, but the slice has 5".to_owned();
+        let error = Error::OnRank { rank: Rank(1), code: 1031, reason: why, hint: None };
         assert_eq!(add(5), [Err(error.clone()), Err(error)]);
         assert_eq!(add(4), [Ok(()), Ok(())], "the group remains usable");
         let none = Communicator::on_each(&comms, |comm| {

@@ -55,7 +55,7 @@ fn windows_come_and_go(backend: &Backend) {
         assert_eq!(window.is_empty(), own == 1);
         assert_eq!(window.local().map(Span::len), [Some(2 * granule), None, Some(10)][own]);
         everybody_reaches_everybody(symmetric, &window);
-        let beyond = Error::NoPart { rank: Rank(2), offset: 5, len: 6, has: 10 };
+        let beyond = Error::NoPart { rank: Rank(2), offset: 5, len: 6, available: 10 };
         assert_eq!(window.part_of(Rank(2), 5, 6).unwrap_err(), beyond);
     });
 }
@@ -228,16 +228,16 @@ fn what_makes_no_sense_is_refused_and_nothing_is_waited_for() {
         let op = ReduceOp::Xor;
         assert_eq!(reduce(&buffer, &buffer, f32, op), Error::OpNotForType { op, dtype: f32 });
         let address = buffer.address() + 2;
-        let misaligned = Error::Misaligned { what: "elements", address, stride: 4, align: 4 };
+        let misaligned = Error::Misaligned { items: "elements", address, stride: 4, align: 4 };
         assert_eq!(reduce(&part(2, 16), &part(32, 16), f32, sum), misaligned);
-        let short = Error::TooShort { what: "elements", count: 4, needed: 16, len: 12 };
+        let short = Error::TooShort { items: "elements", count: 4, needed: 16, len: 12 };
         assert_eq!(reduce(&part(0, 16), &part(32, 12), f32, sum), short);
         let overlap = Error::Overlap { input: buffer.address(), output: buffer.address() + 8, len: 16 };
         assert_eq!(reduce(&part(0, 16), &part(8, 16), f32, sum), overlap);
         let foreign = &others[group.rank().index()];
         assert_eq!(symmetric.all_reduce(&stream, foreign, &buffer, f32, sum), Err(Error::ForeignWindow));
         let window = symmetric.mem_alloc(16 + 16 * group.rank().index())?;
-        let none = Error::NoPart { rank: Rank(0), offset: 0, len: 32, has: 16 };
+        let none = Error::NoPart { rank: Rank(0), offset: 0, len: 32, available: 16 };
         assert_eq!(symmetric.all_reduce(&stream, window.range(0..32), &buffer, f32, sum), Err(none));
         assert_eq!(symmetric.lane(1).unwrap_err(), Error::NoSuchLane { index: 1, lanes: 1 });
         let no_rank = wholemem_comm::Error::NoSuchRank { rank: Rank(2), size: 2 };

@@ -100,7 +100,7 @@ pub(crate) fn plan(
     }
     let needed = u128::from(count - 1) * stride as u128 + dense_len as u128;
     if needed > dense.len as u128 {
-        return Err(Error::TooShort { what: "rows", count, needed, len: dense.len });
+        return Err(Error::TooShort { items: "rows", count, needed, len: dense.len });
     }
     // A row that is written over indices that are still to be read; its own index was read before it.
     let is_own = dense.address == indices.address && stride == index_len;
@@ -131,7 +131,7 @@ fn check_aligned(what: &'static str, address: u64, stride: usize, align: usize) 
     if address.is_multiple_of(align as u64) && stride.is_multiple_of(align) {
         return Ok(());
     }
-    Err(Error::Misaligned { what, address, stride, align })
+    Err(Error::Misaligned { items: what, address, stride, align })
 }
 
 /// How long a row is.
@@ -181,7 +181,7 @@ mod tests {
         let what = "rows";
         assert_eq!(
             ask(Op::Gather, INDICES, short),
-            Err(Error::TooShort { what, count: 3, needed: 300, len: 299 })
+            Err(Error::TooShort { items: what, count: 3, needed: 300, len: 299 })
         );
         let strided = DensePlace { stride: Some(128), len: 2 * 128 + 100, ..DENSE };
         assert!(ask(Op::Scatter, INDICES, strided).is_ok(), "the last row needs no gap behind it");
@@ -189,7 +189,10 @@ mod tests {
         assert_eq!(ask(Op::Gather, INDICES, narrow), Err(Error::StrideTooShort { row_len: 100, stride: 96 }));
         let huge = DensePlace { stride: Some(usize::MAX), ..DENSE };
         let needed = 2 * usize::MAX as u128 + 100;
-        assert_eq!(ask(Op::Gather, INDICES, huge), Err(Error::TooShort { what, count: 3, needed, len: 300 }));
+        assert_eq!(
+            ask(Op::Gather, INDICES, huge),
+            Err(Error::TooShort { items: what, count: 3, needed, len: 300 })
+        );
     }
 
     #[test]
@@ -251,7 +254,7 @@ mod tests {
     #[test]
     fn elements_and_indices_are_aligned() {
         let misaligned =
-            |what, address, stride, align| Err(Error::Misaligned { what, address, stride, align });
+            |what, address, stride, align| Err(Error::Misaligned { items: what, address, stride, align });
         assert_eq!(ask(Op::ScatterAdd, INDICES, DENSE), misaligned("rows", 8193, 100, 4));
         let between = DensePlace { address: 8192, stride: Some(102), ..DENSE };
         assert_eq!(ask(Op::ScatterAdd, INDICES, between), misaligned("rows", 8192, 102, 4));
@@ -264,8 +267,9 @@ mod tests {
     #[test]
     fn elements_of_the_table_are_aligned_where_they_are_looked_at() {
         let asked = DensePlace { address: 8192, dtype: Dtype::F16, convert: true, ..DENSE };
-        let refused =
-            |address, stride| Err(Error::Misaligned { what: "rows of the table", address, stride, align: 4 });
+        let refused = |address, stride| {
+            Err(Error::Misaligned { items: "rows of the table", address, stride, align: 4 })
+        };
         let of = |global| Table { global, ..TABLE };
         let gather = |global, dense| plan(Op::Gather, &of(global), &INDICES, &dense, 0);
         let odd = GlobalRef { base: 4096, stride: 101, ..TABLE.global };
