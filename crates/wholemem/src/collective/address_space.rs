@@ -278,7 +278,11 @@ impl WindowAddressSpace {
         let addresses: Vec<u8> =
             spans.iter().flat_map(|span| span.as_ref().map_or(0, Span::address).to_ne_bytes()).collect();
         let written = || {
-            let len = device.granularity()?.minimum.round_up(addresses.len()).expect("bytes in memory");
+            let len = device
+                .granularity()?
+                .minimum
+                .round_up(addresses.len())
+                .expect("the table is shorter than the address space");
             let table = device.allocate(len)?.map(Rights::ReadWrite)?;
             device.stream()?.write(&table.span(0, addresses.len())?, &addresses)?;
             Ok(table)

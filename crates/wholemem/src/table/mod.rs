@@ -1,8 +1,8 @@
-//! Tables over all ranks: memory divided in rows, tensors over it, gather and scatter.
+//! Tables that are divided among all ranks: memory, tensors, gather and scatter.
 //!
 //! ```text
 //!   WholeTensor     elements with a shape: views, copies of rows, gather_scatter/
-//!   WholeMemory     memory/: bytes; all ranks create it together and every rank maps all of it
+//!   WholeMemory     memory/: bytes; all ranks create it collectively and every rank maps all of it
 //!   Partition       which rank has which rows          Placement   which rank stores which bytes
 //! ```
 //!
