@@ -45,7 +45,7 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
         return unsafe { any_sse(from, to, len) };
     }
     let whole = len & !31;
-    // SAFETY: whole registers within the caller's range; the processor has such registers.
+    // SAFETY: whole registers within the caller's range; the CPU has such registers.
     unsafe {
         asm!(
             "2:",
@@ -64,7 +64,7 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
         );
     }
     leave();
-    // SAFETY: the rest of the caller's range.
+    // SAFETY: the remaining bytes are within the caller's range.
     unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
@@ -305,7 +305,7 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
         );
     }
     leave();
-    // SAFETY: the rest of the caller's range.
+    // SAFETY: the remaining bytes are within the caller's range.
     unsafe { any(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 

@@ -1,50 +1,50 @@
-//! The arithmetic of a reduction, without branches, so that the compiler vectorizes it.
+//! The arithmetic of reductions, without branches, so that the compiler vectorizes it.
 
-use super::machine::Machine;
+use super::vector_isa::VectorIsa;
 
-/// An element type, and the type in which its elements are combined.
-pub(super) trait Number: Copy {
-    type Total: Copy;
+/// An element type, and the accumulator type in which its elements are combined.
+pub(super) trait ReduceElement: Copy {
+    type Accumulator: Copy;
 
     /// Loads elements and widens them.
     ///
     /// # Safety
-    /// As [`Machine::load`].
+    /// As [`VectorIsa::load`].
     #[inline(always)]
-    unsafe fn load<M: Machine, const COUNT: usize>(from: *const u8) -> [Self::Total; COUNT] {
+    unsafe fn load<M: VectorIsa, const COUNT: usize>(from: *const u8) -> [Self::Accumulator; COUNT] {
         // SAFETY: passed on from the caller.
         Self::widen::<M, COUNT>(unsafe { M::load(from) })
     }
 
-    /// The same values in the type in which they are combined, in an order that [`narrow`](Self::narrow) reverses.
-    fn widen<M: Machine, const COUNT: usize>(elements: [Self; COUNT]) -> [Self::Total; COUNT];
+    /// Converts elements to the accumulator type, possibly in another order, which [`narrow`](Self::narrow) reverses.
+    fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self::Accumulator; COUNT];
 
-    /// The nearest elements. Every NaN becomes the canonical NaN.
-    fn narrow<M: Machine, const COUNT: usize>(totals: [Self::Total; COUNT]) -> [Self; COUNT];
+    /// Rounds accumulators to the nearest elements. Every NaN becomes the canonical NaN.
+    fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self::Accumulator; COUNT]) -> [Self; COUNT];
 }
 
-/// The operations of every type in which elements are combined.
+/// The operations of every accumulator type.
 pub(super) trait Arithmetic: Copy {
-    fn plus(self, other: Self) -> Self;
-    fn times(self, other: Self) -> Self;
-    fn least(self, other: Self) -> Self;
-    fn most(self, other: Self) -> Self;
-    fn over(self, ranks: usize) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn multiply(self, other: Self) -> Self;
+    fn minimum(self, other: Self) -> Self;
+    fn maximum(self, other: Self) -> Self;
+    fn divide(self, ranks: usize) -> Self;
 }
 
-/// The additional operations of integers.
-pub(super) trait Bits: Copy {
+/// The bitwise operations of integers.
+pub(super) trait BitwiseOps: Copy {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
     fn xor(self, other: Self) -> Self;
 }
 
-/// One of the operations.
-pub(super) trait Operation<T> {
-    /// What has been combined so far, with the next value.
+/// A reduction as a type: combines one value after the other.
+pub(super) trait ReduceOperation<T> {
+    /// Combines the accumulator with the next value.
     fn with(total: T, next: T) -> T;
 
-    /// The result, when all ranks have been combined.
+    /// Computes the result after all ranks have been combined.
     #[inline(always)]
     fn of_all(total: T, _ranks: usize) -> T {
         total
@@ -61,8 +61,8 @@ pub(super) struct Or;
 pub(super) struct Xor;
 
 macro_rules! operations {
-    ($($Operation:ident: $can:ident, $method:ident;)*) => {$(
-        impl<T: $can> Operation<T> for $Operation {
+    ($($ReduceOperation:ident: $can:ident, $method:ident;)*) => {$(
+        impl<T: $can> ReduceOperation<T> for $ReduceOperation {
             #[inline(always)]
             fn with(total: T, next: T) -> T {
                 total.$method(next)
@@ -72,75 +72,75 @@ macro_rules! operations {
 }
 
 operations! {
-    Sum: Arithmetic, plus;
-    Min: Arithmetic, least;
-    Max: Arithmetic, most;
-    Prod: Arithmetic, times;
-    And: Bits, and;
-    Or: Bits, or;
-    Xor: Bits, xor;
+    Sum: Arithmetic, add;
+    Min: Arithmetic, minimum;
+    Max: Arithmetic, maximum;
+    Prod: Arithmetic, multiply;
+    And: BitwiseOps, and;
+    Or: BitwiseOps, or;
+    Xor: BitwiseOps, xor;
 }
 
-impl<T: Arithmetic> Operation<T> for Avg {
+impl<T: Arithmetic> ReduceOperation<T> for Avg {
     #[inline(always)]
     fn with(total: T, next: T) -> T {
-        total.plus(next)
+        total.add(next)
     }
 
     #[inline(always)]
     fn of_all(total: T, ranks: usize) -> T {
-        total.over(ranks)
+        total.divide(ranks)
     }
 }
 
 macro_rules! integers {
     ($($type:ident by $divisor:ident)*) => {$(
-        impl Number for $type {
-            type Total = Self;
+        impl ReduceElement for $type {
+            type Accumulator = Self;
 
             #[inline(always)]
-            fn widen<M: Machine, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
+            fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
                 elements
             }
 
             #[inline(always)]
-            fn narrow<M: Machine, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
+            fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
                 totals
             }
         }
 
         impl Arithmetic for $type {
             #[inline(always)]
-            fn plus(self, other: Self) -> Self {
+            fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
 
             #[inline(always)]
-            fn times(self, other: Self) -> Self {
+            fn multiply(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
 
             #[inline(always)]
-            fn least(self, other: Self) -> Self {
+            fn minimum(self, other: Self) -> Self {
                 self.min(other)
             }
 
             #[inline(always)]
-            fn most(self, other: Self) -> Self {
+            fn maximum(self, other: Self) -> Self {
                 self.max(other)
             }
 
             #[inline(always)]
-            #[expect(clippy::allow_attributes, reason = "the casts are none for some of the types")]
-            #[allow(clippy::cast_possible_truncation, reason = "a quotient is no larger; ranks are not billions")]
-            #[allow(clippy::cast_possible_wrap, reason = "the bits are what counts")]
-            fn over(self, ranks: usize) -> Self {
+            #[expect(clippy::allow_attributes, reason = "the cast changes nothing for some of the types")]
+            #[allow(clippy::cast_possible_truncation, reason = "a quotient is not larger than the dividend, and there are fewer than 2^31 ranks")]
+            #[allow(clippy::cast_possible_wrap, reason = "only the bits matter")]
+            fn divide(self, ranks: usize) -> Self {
                 // There may be more ranks than the type can count.
                 ($divisor::from(self) / ranks as $divisor) as Self
             }
         }
 
-        impl Bits for $type {
+        impl BitwiseOps for $type {
             #[inline(always)]
             fn and(self, other: Self) -> Self {
                 self & other
@@ -163,43 +163,43 @@ integers!(u8 by u32 i8 by i32 u16 by u32 i16 by i32 u32 by u32 i32 by i32 u64 by
 
 macro_rules! floats {
     ($($type:ident)*) => {$(
-        impl Number for $type {
-            type Total = Self;
+        impl ReduceElement for $type {
+            type Accumulator = Self;
 
             #[inline(always)]
-            fn widen<M: Machine, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
+            fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
                 elements
             }
 
             #[inline(always)]
-            fn narrow<M: Machine, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
+            fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
                 one_nan(totals, Self::is_nan, Self::NAN)
             }
         }
 
         impl Arithmetic for $type {
             #[inline(always)]
-            fn plus(self, other: Self) -> Self {
+            fn add(self, other: Self) -> Self {
                 self + other
             }
 
             #[inline(always)]
-            fn times(self, other: Self) -> Self {
+            fn multiply(self, other: Self) -> Self {
                 self * other
             }
 
-            /// Asked both ways, each of the questions has one of the equal values for an answer, or of any values if one of
-            /// them is a NaN. Their bits together are -0 if one of the zeros is, and NaN if one of the values is.
+            /// Selects the smaller value with both orders of operands. For zeros of different sign, and for NaN, the two selections return
+            /// different operands. Their bitwise OR is -0 if one zero is -0, and NaN if one value is NaN.
             #[inline(always)]
-            fn least(self, other: Self) -> Self {
+            fn minimum(self, other: Self) -> Self {
                 let one = if self < other { self } else { other };
                 let same = if other < self { other } else { self };
                 Self::from_bits(one.to_bits() | same.to_bits())
             }
 
-            /// The bits that both answers have are +0 if one of the zeros is, but nothing at all of a NaN.
+            /// As `minimum`, but with bitwise AND, which is +0 if one zero is +0. NaN needs a separate selection.
             #[inline(always)]
-            fn most(self, other: Self) -> Self {
+            fn maximum(self, other: Self) -> Self {
                 let one = if self > other { self } else { other };
                 let same = if other > self { other } else { self };
                 let nan = if self.is_nan() | other.is_nan() { !0 } else { 0 };
@@ -207,7 +207,7 @@ macro_rules! floats {
             }
 
             #[inline(always)]
-            fn over(self, ranks: usize) -> Self {
+            fn divide(self, ranks: usize) -> Self {
                 self / ranks as Self
             }
         }
