@@ -98,7 +98,7 @@ fn cases(ranks: usize, seed_value: u64, all: bool) -> Vec<ReduceCase> {
 }
 
 /// Runs all cases on one rank. The buffers alternate between own memory and windows.
-fn reductions_agree(symmetric: &SymmetricMemory, cases: &[ReduceCase], algorithm: Algorithm) {
+fn run_cases(symmetric: &SymmetricMemory, cases: &[ReduceCase], algorithm: Algorithm) {
     let memory = RankMemory::new(symmetric, (6 * STAGING + 2 * PADDING * 8).max(1 << 10));
     let stream = symmetric.group().device().stream().unwrap();
     for (index, case) in cases.iter().enumerate() {
@@ -186,7 +186,7 @@ fn reductions_match_a_naive_loop() {
         let cases = cases(ranks as usize, seed(), exhaustive());
         for algorithm in Algorithm::ALL {
             on_ranks(&host(), ranks, Some(algorithm), |symmetric| {
-                reductions_agree(symmetric, &cases, algorithm);
+                run_cases(symmetric, &cases, algorithm);
             });
         }
     }
@@ -197,7 +197,7 @@ fn gpu_reductions_of_processes_match_a_naive_loop() {
     for ranks in 1..=9 {
         of_processes(ranks, test_name!(), |symmetric, algorithm, seed_value| {
             let ranks = symmetric.group().size() as usize;
-            reductions_agree(symmetric, &cases(ranks, seed_value, false), algorithm);
+            run_cases(symmetric, &cases(ranks, seed_value, false), algorithm);
         });
     }
 }
@@ -221,7 +221,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&SymmetricMemory, Algori
 }
 
 /// All-gathers and broadcasts of random lengths and alignments, staged and from windows, compared with the inputs.
-fn copies_agree(symmetric: &SymmetricMemory, seed_value: u64) {
+fn check_copies(symmetric: &SymmetricMemory, seed_value: u64) {
     let group = symmetric.group();
     let (own, stream) = (group.rank().index(), &group.device().stream().unwrap());
     let mut random = TestRandom(seed_value);
@@ -272,7 +272,7 @@ fn gathers_and_broadcasts_copy_every_byte_to_all_ranks() {
     for &ranks in if exhaustive() { &every[..] } else { &some } {
         let seed_value = seed();
         for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
-            on_ranks(&host(), ranks, Some(algorithm), |symmetric| copies_agree(symmetric, seed_value));
+            on_ranks(&host(), ranks, Some(algorithm), |symmetric| check_copies(symmetric, seed_value));
         }
     }
 }
@@ -280,6 +280,6 @@ fn gathers_and_broadcasts_copy_every_byte_to_all_ranks() {
 #[test]
 fn gpu_gathers_and_broadcasts_of_processes_copy_every_byte_to_all_ranks() {
     for ranks in [1, 2, 3, 8] {
-        of_processes(ranks, test_name!(), |symmetric, _, seed_value| copies_agree(symmetric, seed_value));
+        of_processes(ranks, test_name!(), |symmetric, _, seed_value| check_copies(symmetric, seed_value));
     }
 }
