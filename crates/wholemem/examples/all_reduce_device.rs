@@ -41,8 +41,8 @@ fn main() -> wholemem::Result<()> {
             .u64(COUNT as u64);
         let operands = [local, output.all()];
         symmetric.barrier(&stream)?;
-        // SAFETY: the arguments are those of the kernel. The window has `COUNT` elements on every rank, and so has the output. Every rank
-        // keeps its window until the second barrier.
+        // SAFETY: the arguments are those of the kernel. The window has `COUNT` elements on every rank, and so has the output.
+        // Every rank keeps its window until the second barrier.
         unsafe { stream.launch(&kernel, &LaunchShape::linear(1, 32), &args, &operands) }?;
         symmetric.barrier(&stream)?;
 

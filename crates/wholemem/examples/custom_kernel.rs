@@ -1,8 +1,8 @@
 //! A user's kernel over a chunked table: each node of a graph sums the rows of its neighbours.
 //!
-//! The kernel is `kernels/sample.cu`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The same
-//! kernel in Rust for the host backend is below. Both get the table as an [`ElementRef`], from which they compute the address of any
-//! row and element.
+//! The kernel is `kernels/sample.cu`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The same kernel in Rust
+//! for the host backend is below. Both get the table as an [`ElementRef`], from which they compute the address of any row and
+//! element.
 
 #![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
@@ -59,8 +59,8 @@ fn main() -> wholemem::Result<()> {
         .u64(NODES as u64)
         .u64(sums.all().address());
     let operands = [starts.all(), neighbours.all(), sums.all()];
-    // SAFETY: the arguments are those of the kernel, and refer to the operands and the table, which outlives the work. Neighbours are
-    // rows of the table, and their number is the last start.
+    // SAFETY: the arguments are those of the kernel, and refer to the operands and the table, which outlives the work. Neighbours
+    // are rows of the table, and their number is the last start.
     unsafe { stream.launch(&kernel, &LaunchShape::linear(BLOCKS, 32), &args, &operands) }?;
     stream.synchronize(Deadline::NEVER)?;
 

@@ -1,4 +1,5 @@
-//! Tables that are divided among many GPUs, processes and threads, with gather and scatter at memory bandwidth, and collective calls.
+//! Tables that are divided among many GPUs, processes and threads, with gather and scatter at memory bandwidth, and collective
+//! calls.
 //!
 //! This page is an introduction. Each example runs without a GPU.
 //!
@@ -54,8 +55,8 @@
 //!
 //! [`gather`](WholeTensor::gather) returns rows of any rank by their indices, [`scatter`](WholeTensor::scatter) writes rows, and
 //! [`scatter_add`](WholeTensor::scatter_add) adds to them. [`read_rows`](WholeTensor::read_rows) and
-//! [`write_rows`](WholeTensor::write_rows) are for contiguous rows. They accept slices of an [`Element`] type, such as `f32`, and wait
-//! for the result. Other ranks see the rows that a rank has written after a [`Communicator::barrier`].
+//! [`write_rows`](WholeTensor::write_rows) are for contiguous rows. They accept slices of an [`Element`] type, such as `f32`, and
+//! wait for the result. Other ranks see the rows that a rank has written after a [`Communicator::barrier`].
 //!
 //! ```
 //! # use wholemem::prelude::*;
@@ -69,10 +70,10 @@
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! Calls whose names end in `_on` are enqueued on a [`Stream`], between buffers that the device can access, and can be captured
-//! in a [`Graph`]: [`gather_on`](WholeTensor::gather_on) copies the rows that [`Indices`] name into a [`RowBuffer`]. Rows can have a
-//! stride, and elements can be converted. Calls whose names end in `_on_sync` wait. Other ranks see the results of enqueued calls after a
-//! [`Communicator::barrier_on`].
+//! Calls whose names end in `_on` are enqueued on a [`Stream`], between buffers that the device can access, and can be captured in
+//! a [`Graph`]: [`gather_on`](WholeTensor::gather_on) copies the rows that [`Indices`] name into a [`RowBuffer`]. Rows can have a
+//! stride, and elements can be converted. Calls whose names end in `_on_sync` wait. Other ranks see the results of enqueued calls
+//! after a [`Communicator::barrier_on`].
 //!
 //! ```
 //! # use wholemem::prelude::*;
@@ -90,17 +91,18 @@
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! If an index names no row, its row of the output is zero and nothing else is written. A call that waits returns
-//! [`Error::BadIndex`] with the smallest position of such an index; that of an enqueued call is reported by
+//! If an index names no row, a gather zeroes its row of the output, and a scatter skips the row. A call that waits returns
+//! [`Error::BadIndex`] with the smallest position of such an index; a bad index of an enqueued call is reported by
 //! [`check`](WholeTensor::check) or by the next call.
 //!
 //! # Windows and collective calls
 //!
 //! A [`Window`] is memory of which every rank has a part and which every rank can access: new memory from
 //! [`SymmetricMemory::mem_alloc`], or existing memory. The collective calls are [all-reduce](Lane::all_reduce),
-//! [all-gather](Lane::all_gather), [broadcast](Lane::broadcast) and [barrier](Lane::barrier). Memory outside of windows is staged. The result of a reduction is bitwise the same on every rank, for every algorithm and device. Calls
-//! are enqueued on a stream, and can be captured in a graph. If a rank dies or does not arrive before the timeout, the call fails
-//! with an error that names the rank. Calls on slices, such as [`all_reduce_slice`](Lane::all_reduce_slice), wait.
+//! [all-gather](Lane::all_gather), [broadcast](Lane::broadcast) and [barrier](Lane::barrier). Memory outside of windows is staged.
+//! The result of a reduction is bitwise the same on every rank, for every algorithm and device. Calls are enqueued on a stream, and
+//! can be captured in a graph. If a rank dies or does not arrive before the timeout, the call fails with an error that names the
+//! rank. Calls on slices, such as [`all_reduce_slice`](Lane::all_reduce_slice), wait.
 //!
 //! ```
 //! # use wholemem::prelude::*;
@@ -140,9 +142,9 @@
 //!
 //! # The crates below
 //!
-//! Programs need only this crate. It re-exports the types of devices, memory and streams (`wholemem-hal`), ranks (`wholemem-comm`) and
-//! Linux (`wholemem-os`) that tables and collective calls use, and the crates themselves as [`hal`], [`comm`] and [`os`]. [`prelude`]
-//! re-exports the names that most programs use.
+//! Programs need only this crate. It re-exports the types of devices, memory and streams (`wholemem-hal`), ranks (`wholemem-comm`)
+//! and Linux (`wholemem-os`) that tables and collective calls use, and the crates themselves as [`hal`], [`comm`] and [`os`].
+//! [`prelude`] re-exports the names that most programs use.
 //!
 //! # Modules
 //!
@@ -165,13 +167,13 @@
 //!
 //! None is on by default.
 //!
-//! | feature | what it adds |
+//! | feature | effect |
 //! |---|---|
 //! | `test-hooks` | for this crate's own tests: delays in collective calls, and broken synchronization rules that tests must detect |
 //!
 //! This crate does not move rows between nodes: the ranks of a group share memory, so they are on one node.
 
-#[allow(unreachable_pub, reason = "cbindgen exports what is `pub`")]
+#[allow(unreachable_pub, reason = "cbindgen exports only `pub` items")]
 mod abi;
 mod collective;
 mod communicator;

@@ -18,7 +18,7 @@ fn local(ranks: u32) -> Vec<Communicator> {
     Communicator::local(&devices).unwrap()
 }
 
-/// A group of ranks in one process of which each has opened its own backend.
+/// A group of ranks in one process, each with its own backend.
 fn separate_backends(ranks: u32) -> Vec<Communicator> {
     let comms: Vec<_> = Bootstrap::local(ranks).unwrap();
     std::thread::scope(|scope| {
@@ -260,10 +260,10 @@ fn conversion_and_addition_of_misaligned_rows_are_rejected() {
         rows.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert_eq!(&seen, b"twelve bytes");
 
-        let is_refused = |outcome| matches!(outcome, Err(Error::Misaligned { stride: 13, align: 4, .. }));
-        assert!(is_refused(tensor.gather_on_sync(&stream, &indices, &half)));
-        assert!(is_refused(tensor.scatter_on_sync(&stream, &indices, &half, Order::Any)));
-        assert!(is_refused(tensor.scatter_add_on_sync(&stream, &indices, &same, Order::Any)));
+        let is_misaligned = |outcome| matches!(outcome, Err(Error::Misaligned { stride: 13, align: 4, .. }));
+        assert!(is_misaligned(tensor.gather_on_sync(&stream, &indices, &half)));
+        assert!(is_misaligned(tensor.scatter_on_sync(&stream, &indices, &half, Order::Any)));
+        assert!(is_misaligned(tensor.scatter_add_on_sync(&stream, &indices, &same, Order::Any)));
     }
 }
 

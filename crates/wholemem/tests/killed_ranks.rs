@@ -1,7 +1,7 @@
 //! A rank is killed at the nth system call during the creation of memory: the other ranks get an error and leak nothing.
 //!
-//! Three processes are ranks, and a fourth process traces one of them and kills it at its nth call. Usual runs test a random sample of
-//! calls; `WHOLEMEM_EXHAUSTIVE=1` tests all of them.
+//! Three processes are ranks, and a fourth process traces one of them and kills it at its nth call. Usual runs test a random sample
+//! of calls; `WHOLEMEM_EXHAUSTIVE=1` tests all of them.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -31,8 +31,8 @@ fn spec() -> MemorySpec {
     MemorySpec { kind: Kind::Chunked, ..MemorySpec::new(300_000, 1) }
 }
 
-/// The body of each process. The parameter has the victim, the number of the call, the id of the group, and the file for the number of
-/// calls.
+/// The body of each process. The parameter has the victim, the number of the call, the id of the group, and the file for the number
+/// of calls.
 fn body(rank: &wholemem_testkit::Rank) {
     let parameter = rank.parameter();
     let fields: Vec<_> = parameter.split(' ').collect();

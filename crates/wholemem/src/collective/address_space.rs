@@ -182,8 +182,8 @@ impl WindowAddressSpace {
         Ok(vec![self.group.device().allocate(own)?])
     }
 
-    /// Allocates the memory of lanes, `len` bytes on each rank. Returns the mappings, the address of rank 0's memory and the stride.
-    /// Collective.
+    /// Allocates the memory of lanes, `len` bytes on each rank. Returns the mappings, the address of rank 0's memory and the
+    /// stride. Collective.
     ///
     /// The memory is zeroed before other ranks can access it. Otherwise zeroing could overwrite signals of a faster rank.
     pub(super) fn allocate_zeroed(&self, len: usize) -> Result<(Vec<RankMappings>, u64, u64)> {
@@ -206,8 +206,8 @@ impl WindowAddressSpace {
         (0..).map(Rank).zip(&parts).map(|(rank, bytes)| WindowPart::from_bytes(rank, bytes)).collect()
     }
 
-    /// Sends this rank's part or error, and the ids of the windows that it has dropped, to all ranks. Returns the parts of all ranks, or
-    /// the error of the lowest rank that failed.
+    /// Sends this rank's part or error, and the ids of the windows that it has dropped, to all ranks. Returns the parts of all
+    /// ranks, or the error of the lowest rank that failed.
     fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const SUCCEEDED: u8 = 0;
         const FAILED: u8 = 1;

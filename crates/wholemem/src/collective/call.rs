@@ -120,8 +120,8 @@ impl Lane {
         self.call(stream, &CallArgs { kind, dtype, op, root, count, times: 1 }, &input, &output.into())
     }
 
-    /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued before it.
-    /// Collective. On GPUs only the streams wait; on the host backend the calling thread waits.
+    /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued before
+    /// it. Collective. On GPUs only the streams wait; on the host backend the calling thread waits.
     ///
     /// # Errors
     /// [`Error::Hal`], [`Error::Comm`].

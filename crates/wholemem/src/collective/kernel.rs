@@ -88,8 +88,8 @@ impl CollectiveKernels {
         Ok(counts.into_iter().min().unwrap_or(0))
     }
 
-    /// Launches each kernel once on a poisoned lane, where it does nothing. Drivers load a kernel at its first launch and then block
-    /// until running kernels end. Later, a running kernel could be one that waits for this rank: a deadlock.
+    /// Launches each kernel once on a poisoned lane, where it does nothing. Drivers load a kernel at its first launch and then
+    /// block until running kernels end. Later, a running kernel could be one that waits for this rank: a deadlock.
     pub(super) fn warm_up(&self, stream: &Stream, request: &CollectiveRequest, operand: &Span) -> Result<()> {
         for algorithm in Algorithm::ALL {
             for kind in [
@@ -114,8 +114,8 @@ impl CollectiveKernels {
         }
     }
 
-    /// Runs this rank's part of a call in the calling thread, if work runs inline and the stream is not capturing. Otherwise it does
-    /// nothing and returns `false`.
+    /// Runs this rank's part of a call in the calling thread, if work runs inline and the stream is not capturing. Otherwise it
+    /// does nothing and returns `false`.
     ///
     /// The caller has checked the request: it belongs to a lane of this rank; input and output, and windows on every rank, have the
     /// elements and rights that it needs. The caller keeps their memory alive.
@@ -130,8 +130,8 @@ impl CollectiveKernels {
         Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.cpu)(request) })?)
     }
 
-    /// Enqueues this rank's part of a call. The caller has checked the request as for [`run`](Self::run); all memory that it accesses
-    /// is among the operands.
+    /// Enqueues this rank's part of a call. The caller has checked the request as for [`run`](Self::run); all memory that it
+    /// accesses is among the operands.
     pub(super) fn launch<'a>(
         &self,
         stream: &Stream,

@@ -136,11 +136,12 @@ impl Lane {
         })
     }
 
-    /// Returns the error of a call that has failed, if any. It does not wait. Synchronize the stream first to include all enqueued calls.
+    /// Returns the error of a call that has failed, if any. It does not wait. Synchronize the stream first to include all enqueued
+    /// calls.
     ///
     /// # Errors
-    /// [`Error::Comm`](crate::Error::Comm) with the ranks that were lost or did not arrive before the timeout. Later calls of the lane,
-    /// and graphs that use it, do nothing; create a new group to continue.
+    /// [`Error::Comm`](crate::Error::Comm) with the ranks that were lost or did not arrive before the timeout. Later calls of the
+    /// lane, and graphs that use it, do nothing; create a new group to continue.
     pub fn check(&self) -> Result<()> {
         self.report.check(self.group.bootstrap(), self.timeout)
     }
@@ -190,7 +191,8 @@ fn watch(group: &Communicator, report: LaneReport, maps: Vec<Mapping>, offset: u
         }
         // It fails only in a forked child, which has no kernels.
         let _ = report.abort(own, error);
-        // A thread that read the abort request before it was stored may be about to sleep, and miss one wake-up: wake it repeatedly.
+        // A thread that read the abort request before it was stored may be about to sleep, and miss one wake-up: wake it
+        // repeatedly.
         while report.is_asleep() {
             for (rank, map) in maps.iter().enumerate() {
                 if let Ok(bytes) = map.bytes()

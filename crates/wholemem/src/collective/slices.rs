@@ -1,7 +1,7 @@
 //! Collective calls on slices of host memory, which wait for the result.
 //!
-//! On the host backend kernels access the slices directly. On other devices slices are staged in pinned memory, piece by piece.
-//! All ranks pass the same length, so all ranks divide the call into the same pieces. The stream and the buffer are created with the
+//! On the host backend kernels access the slices directly. On other devices slices are staged in pinned memory, piece by piece. All
+//! ranks pass the same length, so all ranks divide the call into the same pieces. The stream and the buffer are created with the
 //! lane: the driver may block an allocation of pinned memory until running kernels end, and such a kernel may wait for this rank.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,8 +42,8 @@ impl SliceStaging {
 
 impl Lane {
     /// Reduces the elements of all ranks in place: afterwards the slice of every rank has, at each position, the reduction of all
-    /// ranks' elements at that position. It waits for the result, which is bitwise the same on every rank. Collective: all ranks pass
-    /// the same length and operation.
+    /// ranks' elements at that position. It waits for the result, which is bitwise the same on every rank. Collective: all ranks
+    /// pass the same length and operation.
     ///
     /// [`all_reduce`](Self::all_reduce) enqueues the same call on a stream, and needs no copies if the memory is a window.
     ///
@@ -61,7 +61,8 @@ impl Lane {
     /// ```
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`](crate::Error::Comm) if a rank died or did not arrive before the timeout.
+    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`](crate::Error::Comm) if a rank died or did not arrive before the
+    /// timeout.
     pub fn all_reduce_slice<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
         self.in_place(values, |stream, span| self.all_reduce(stream, span, span, T::DTYPE, op))
     }

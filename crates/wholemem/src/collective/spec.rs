@@ -29,8 +29,8 @@ pub struct SymmetricSpec {
     /// The length of a staging buffer, for memory that is not in a window. Every rank has three of them. Zero selects the
     /// default.
     pub staging_len: usize,
-    /// The maximum number of bytes that a rank can send in packets. Every rank allocates four times as much for each rank. Zero selects
-    /// the default.
+    /// The maximum number of bytes that a rank can send in packets. Every rank allocates four times as much for each rank. Zero
+    /// selects the default.
     pub packets_len: usize,
     /// How long a call waits for other ranks.
     pub timeout: Duration,
@@ -72,8 +72,7 @@ impl SymmetricSpec {
         measured: Tuning,
         read: impl Fn(&str) -> Option<String>,
     ) -> Result<(Self, Tuning)> {
-        let wrong =
-            |name, value: &str, why| Error::Environment { name, value: value.to_owned(), reason: why };
+        let wrong = |name, value: &str, reason| Error::Environment { name, value: value.to_owned(), reason };
         let mut spec = self.clone();
         let mut tuning = self.tuning.unwrap_or(measured);
         if let Some(name) = read(ALGO) {
@@ -106,16 +105,16 @@ mod tests {
         let measured = Tuning::measured(BackendKind::Host, 2);
         let spec = SymmetricSpec::default();
         assert_eq!(spec.with_environment(measured, |_| None), Ok((spec.clone(), measured)));
-        let says = |name: &str| match name {
+        let variable = |name: &str| match name {
             ALGO => Some("two-shot".to_owned()),
             WINDOW_SPACE => Some("12345".to_owned()),
             _ => None,
         };
-        let (heard, tuning) = spec.with_environment(measured, says).unwrap();
-        assert_eq!((heard.window_space, tuning.always), (12_345, Some(Algorithm::TwoShot)));
+        let (overridden, tuning) = spec.with_environment(measured, variable).unwrap();
+        assert_eq!((overridden.window_space, tuning.always), (12_345, Some(Algorithm::TwoShot)));
         let wrong = |name: &str| (name == ALGO).then(|| "ring".to_owned());
         let error = spec.with_environment(measured, wrong).unwrap_err();
-        let why = "use packets, one-shot or two-shot";
-        assert_eq!(error, Error::Environment { name: ALGO, value: "ring".to_owned(), reason: why });
+        let reason = "use packets, one-shot or two-shot";
+        assert_eq!(error, Error::Environment { name: ALGO, value: "ring".to_owned(), reason });
     }
 }

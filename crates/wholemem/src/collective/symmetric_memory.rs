@@ -98,7 +98,8 @@ impl SymmetricMemory {
         Ok(Self { core: Arc::new(SymmetricCore { group, address_space, lanes }) })
     }
 
-    /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths of ranks may differ, and may be zero.
+    /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths of ranks may differ, and may
+    /// be zero.
     ///
     /// # Errors
     /// [`Error::EmptyWindow`], [`Error::NoWindowSpace`]; [`Error::OnRank`] if a rank fails, for example for lack of memory;
@@ -142,8 +143,8 @@ impl SymmetricMemory {
         self.core.address_space.register(WindowPart::adopt(self.core.group.device(), address, len))
     }
 
-    /// Creates a window of memory from `cudaMalloc`, which ranks share through CUDA IPC handles. Collective. Each rank's buffer must
-    /// outlive its use by other ranks, because CUDA IPC handles do not keep memory alive.
+    /// Creates a window of memory from `cudaMalloc`, which ranks share through CUDA IPC handles. Collective. Each rank's buffer
+    /// must outlive its use by other ranks, because CUDA IPC handles do not keep memory alive.
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] if the device does not support CUDA IPC handles.
@@ -152,8 +153,8 @@ impl SymmetricMemory {
         self.core.address_space.register_cuda_malloc(buffer)
     }
 
-    /// Drops a window on all ranks, and waits until all ranks have dropped it. Collective. Dropping the value without this call does
-    /// not communicate.
+    /// Drops a window on all ranks, and waits until all ranks have dropped it. Collective. Dropping the value without this call
+    /// does not communicate.
     ///
     /// # Errors
     /// [`Error::Comm`].

@@ -7,7 +7,8 @@ use wholemem_comm::{Bootstrap, Rank, Verdict};
 
 use crate::error::{Error, Result};
 
-/// Returns this rank's result if the step succeeded on every rank, and otherwise the error of the lowest rank that failed. Collective.
+/// Returns this rank's result if the step succeeded on every rank, and otherwise the error of the lowest rank that failed.
+/// Collective.
 pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     let vote = outcome.as_ref().map(drop).map_err(to_text);
     match comm.agree(vote.as_ref().map(drop).map_err(String::as_str))? {
@@ -116,7 +117,7 @@ mod tests {
         let error = Error::Hal(wholemem_hal::Error::Failed { attempt: Attempt::Pin { len: 2 << 20 }, cause });
         let received = from_text(Rank(3), &to_text(&error));
         let reason = "cannot pin 2 MiB of host memory: only 1 MiB of memory are available".to_owned();
-        assert_eq!(received, Error::OnRank { rank: Rank(3), code: error.code(), reason: reason, hint: None });
+        assert_eq!(received, Error::OnRank { rank: Rank(3), code: error.code(), reason, hint: None });
     }
 
     #[test]

@@ -189,8 +189,8 @@ impl Communicator {
     }
 
     /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued before
-    /// it. A gather after the barrier sees every scatter of any rank before it. Collective; it waits for the work of `stream` and for
-    /// all ranks.
+    /// it. A gather after the barrier sees every scatter of any rank before it. Collective; it waits for the work of `stream` and
+    /// for all ranks.
     ///
     /// # Errors
     /// [`Error::Hal`] if the work failed or the stream is being captured; [`Error::Comm`].

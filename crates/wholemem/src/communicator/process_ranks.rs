@@ -73,7 +73,8 @@ impl ProcessRanks {
         group
     }
 
-    /// The ranks on the same backend as `rank`, including itself, in ascending order. They share mappings. All ranks must have joined.
+    /// The ranks on the same backend as `rank`, including itself, in ascending order. They share mappings. All ranks must have
+    /// joined.
     pub(crate) fn ranks_on_backend(&self, rank: Rank) -> Vec<Rank> {
         let state = self.state();
         let own = state.members.get(&rank).expect("a rank joins before its communicator is created");

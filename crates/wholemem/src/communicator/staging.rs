@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A communicator pools its streams and buffers, because creating them takes longer than a short call. The pool has as many of them
-//! as there were concurrent calls. A buffer has at most [`STAGING_LEN`] bytes, unless one row is longer; longer slices are copied in
-//! pieces.
+//! as there were concurrent calls. A buffer has at most [`STAGING_LEN`] bytes, unless one row is longer; longer slices are copied
+//! in pieces.
 
 #![allow(unsafe_code, reason = "lends slices to kernels that run on the CPU")]
 
@@ -59,10 +59,10 @@ impl Staging {
         if let Some(buffer) = self.buffer.as_ref().filter(|buffer| buffer.len() >= len) {
             return Ok(buffer.clone());
         }
-        let kept = len <= STAGING_LEN;
-        let len = if kept { len.next_power_of_two() } else { len };
+        let is_pooled = len <= STAGING_LEN;
+        let len = if is_pooled { len.next_power_of_two() } else { len };
         let buffer = PinnedBuffer::create(self.stream.device(), len)?;
-        if kept {
+        if is_pooled {
             self.buffer = Some(buffer.clone());
         }
         Ok(buffer)
@@ -92,9 +92,9 @@ fn lend_memory<R>(
     let owner = Arc::new(());
     // Declared before the span, so that it is dropped after the span, also if `work` panics.
     let _loan = SliceLoan { owner: &owner };
-    // SAFETY: the caller has borrowed the memory until this function returns, mutably if the rights include writing. Work of an inline
-    // stream has run when the enqueueing call returns. No later use is possible: if a clone of the span remains, dropping the `SliceLoan`
-    // aborts the process.
+    // SAFETY: the caller has borrowed the memory until this function returns, mutably if the rights include writing. Work of an
+    // inline stream has run when the enqueueing call returns. No later use is possible: if a clone of the span remains, dropping
+    // the `SliceLoan` aborts the process.
     let span =
         unsafe { Span::foreign(stream.device(), address as u64, len, rights, Arc::<()>::clone(&owner)) };
     work(&span)

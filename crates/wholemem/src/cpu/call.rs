@@ -1,5 +1,5 @@
-//! One collective call on one CPU rank: ranks signal progress by counters that only grow. Waiters poll them first, and then wait with
-//! a futex.
+//! One collective call on one CPU rank: ranks signal progress by counters that only grow. Waiters poll them first, and then wait
+//! with a futex.
 //!
 //! ```text
 //!   memory of rank r in the lane:  line r           the progress of r (call, phase); ranks that wait for r sleep on it
@@ -50,7 +50,7 @@ pub(super) struct Aborted;
 /// Where ranks store their progress counters in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signals {
-    /// In a cache line of its own.
+    /// In a separate cache line.
     Lines,
     /// Before the packets, which the readers of the progress need next.
     Packets,
@@ -214,7 +214,8 @@ impl<'a> CollectiveCall<'a> {
             // It fails if the wait slice is over, or if the memory is unmapped, and then the deadline ends the loop.
             let slept = futex::wait(lower_half(progress), half, wait_end(deadline));
             if slept == Err(wholemem_os::Error::TimedOut) {
-                // Marked awake: the interrupt check may need a lock whose holder waits until no thread of this rank sleeps.
+                // The thread is marked awake first: the interrupt check may need a lock whose holder waits until no thread of this
+                // rank sleeps.
                 asleep.store(0, Ordering::SeqCst);
                 let is_interrupted = interrupt::is_interrupted();
                 asleep.store(1, Ordering::SeqCst);
@@ -244,8 +245,8 @@ impl<'a> CollectiveCall<'a> {
     /// The cause to abort, if the host or another rank has stored one.
     fn abort_cause(&self) -> Option<u64> {
         let notice = |rank: u32| self.notice(self.lane.rank, rank).load(Ordering::Acquire);
-        let told = self.report(ReportWord::Abort).load(Ordering::SeqCst);
-        [told].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
+        let request = self.report(ReportWord::Abort).load(Ordering::SeqCst);
+        [request].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
     }
 
     /// Stores the cause in the report and in the notices of the other ranks, and poisons the lane.
@@ -324,7 +325,7 @@ fn word_address(first: u64, word: u32) -> u64 {
 /// The word is mapped for `'a`, aligned, and accessed as an atomic only.
 unsafe fn word_at<'a>(address: u64) -> &'a AtomicU64 {
     let at = std::ptr::with_exposed_provenance_mut(to_usize(address));
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { AtomicU64::from_ptr(at) }
 }
 
@@ -343,7 +344,7 @@ fn lower_half(word: &AtomicU64) -> &AtomicU32 {
 
 /// The end of the next sleep: the deadline, or after a wait slice.
 fn wait_end(deadline: Deadline) -> Deadline {
-    if deadline.remaining().is_some_and(|left| left < WAIT_SLICE) {
+    if deadline.remaining().is_some_and(|remaining| remaining < WAIT_SLICE) {
         deadline
     } else {
         Deadline::after(WAIT_SLICE)

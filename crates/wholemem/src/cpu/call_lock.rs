@@ -32,7 +32,8 @@ impl<'a> CallLock<'a> {
 #[cold]
 fn wait(word: &AtomicU32) {
     while word.swap(HELD_WITH_WAITERS, Ordering::Acquire) != FREE {
-        // No deadline is needed, because the call that holds the lock has one. The wait fails only if the lane's memory is unmapped.
+        // No deadline is needed, because the call that holds the lock has one. The wait fails only if the lane's memory is
+        // unmapped.
         let _ = futex::wait(word, HELD_WITH_WAITERS, Deadline::NEVER);
     }
 }

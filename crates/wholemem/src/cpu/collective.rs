@@ -53,10 +53,11 @@ macro_rules! collectives {
             /// # Safety
             /// As [`CollectiveFunction`].
             unsafe fn $part(request: &CollectiveRequest) {
-                // SAFETY: passed on from the caller.
+                // SAFETY: the caller guarantees the same preconditions.
                 let Ok(call) = (unsafe { CollectiveCall::begin(&request.lane, Signals::$signals) }) else { return };
                 let mut rank_call = RankCall { request, call };
-                // SAFETY: the caller guarantees that the addresses of the request are valid. The report holds the cause of an abort.
+                // SAFETY: the caller guarantees that the addresses of the request are valid. The report holds the cause of an
+                // abort.
                 if unsafe { rank_call.$part() }.is_ok() {
                     rank_call.call.end();
                 }
@@ -97,7 +98,7 @@ impl RankCall<'_> {
     }
 
     unsafe fn reduce_packets(&mut self) -> Result<(), Aborted> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { self.send(true) }?;
         let to = ReduceTargets { count: 1, at: &|_| self.request.output };
         // SAFETY: all ranks have sent `len` bytes to their slots, and the output has `len` bytes.
@@ -106,7 +107,7 @@ impl RankCall<'_> {
     }
 
     unsafe fn gather_packets(&mut self) -> Result<(), Aborted> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { self.send(true) }?;
         for rank in 0..self.ranks() {
             let to = self.request.output + u64::from(rank) * self.len();
@@ -118,7 +119,7 @@ impl RankCall<'_> {
 
     unsafe fn copy_root_packets(&mut self) -> Result<(), Aborted> {
         let root = self.request.root;
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { self.send(self.own() == root) }?;
         // SAFETY: the root has sent `len` bytes, and the output has `len` bytes.
         unsafe { copy(self.packets_at(root), self.request.output, self.len()) };
@@ -128,8 +129,8 @@ impl RankCall<'_> {
     /// Copies this rank's elements to its slot if `has_data`, announces them, and waits for the packets of all other ranks.
     unsafe fn send(&mut self, has_data: bool) -> Result<(), Aborted> {
         if has_data {
-            // SAFETY: a slot has space for the longest call that uses packets. No rank reads this slot: its parity was last used two
-            // calls ago, and all ranks have finished that call.
+            // SAFETY: a slot has space for the longest call that uses packets. No rank reads this slot: its parity was last used
+            // two calls ago, and all ranks have finished that call.
             unsafe { copy(self.request.input, self.slot(self.own()), self.len()) };
         }
         self.call.announce(1);
@@ -169,8 +170,8 @@ impl RankCall<'_> {
             let from = |rank| address(&inputs, rank) + slice.start;
             let to = |rank| address(&outputs, rank) + slice.start;
             let to = ReduceTargets { count: self.ranks(), at: &to };
-            // SAFETY: every rank's parts of the windows have the length of the call. If both windows are the same, only this rank reads
-            // and writes this slice of them.
+            // SAFETY: every rank's parts of the windows have the length of the call. If both windows are the same, only this rank
+            // reads and writes this slice of them.
             unsafe { self.combine(from, &to, slice.end - slice.start, self.store_policy()) };
             return self.call.sync(2, Rule::SecondBarrier);
         }
@@ -185,12 +186,13 @@ impl RankCall<'_> {
             let slice = self.slice(self.own(), piece.len);
             let at = slice.start;
             let from = |rank| self.elements_at(rank, piece) + at;
-            let here = |index| if index == 0 { output + piece.at + at } else { self.result(self.own()) + at };
-            let everywhere = |rank| address(&outputs, rank) + piece.at + at;
+            let local =
+                |index| if index == 0 { output + piece.at + at } else { self.result(self.own()) + at };
+            let all_outputs = |rank| address(&outputs, rank) + piece.at + at;
             let to = if outputs.is_none() {
-                ReduceTargets { count: 2, at: &here }
+                ReduceTargets { count: 2, at: &local }
             } else {
-                ReduceTargets { count: self.ranks(), at: &everywhere }
+                ReduceTargets { count: self.ranks(), at: &all_outputs }
             };
             // SAFETY: the slice is within the piece on every rank, and only this rank reads or writes this slice of the targets.
             unsafe { self.combine(from, &to, slice.end - at, StorePolicy::Cached) };
@@ -254,8 +256,8 @@ impl RankCall<'_> {
         self.call.sync(2, Rule::SecondBarrier)
     }
 
-    /// Runs a staged call: for each piece, copies this rank's input to its staging buffer if `has_data`, waits for all ranks, and calls
-    /// `consume`.
+    /// Runs a staged call: for each piece, copies this rank's input to its staging buffer if `has_data`, waits for all ranks, and
+    /// calls `consume`.
     fn staged(&mut self, has_data: bool, consume: impl Fn(&Self, StagedPiece)) -> Result<(), Aborted> {
         let mut count = 0;
         for piece in self.pieces() {
@@ -314,7 +316,7 @@ impl RankCall<'_> {
                     to.count,
                     |index| pointer((to.at)(index)),
                     |targets| {
-                        // SAFETY: passed on from the caller.
+                        // SAFETY: the caller guarantees the same preconditions.
                         unsafe { combine(sources, targets, count, dtype, op, store_policy) };
                     },
                 );
@@ -343,8 +345,8 @@ impl RankCall<'_> {
         self.call.signal_at(rank) + 8
     }
 
-    /// The address from which this rank reads the packets of a rank. Its own elements are read from the input: reading its slot would
-    /// move the cache lines away from the cores that read them.
+    /// The address from which this rank reads the packets of a rank. Its own elements are read from the input: reading its slot
+    /// would move the cache lines away from the cores that read them.
     fn packets_at(&self, rank: u32) -> u64 {
         if rank == self.own() { self.request.input } else { self.slot(rank) }
     }
@@ -358,8 +360,8 @@ impl RankCall<'_> {
         self.call.address(rank, self.request.lane.result_at)
     }
 
-    /// How the results of a call without pieces are stored. For a call in place the lines are in the caches already, because they were
-    /// just read.
+    /// How the results of a call without pieces are stored. For a call in place the lines are in the caches already, because they
+    /// were just read.
     fn store_policy(&self) -> StorePolicy {
         let CollectiveRequest { input, output, .. } = *self.request;
         if self.len() < MIN_STREAMING_LEN || input == output {
@@ -406,7 +408,7 @@ fn address(window: &WindowRef, rank: u32) -> u64 {
 /// Both ranges are accessible, and are the same or do not overlap.
 unsafe fn copy(from: u64, to: u64, len: u64) {
     if from != to {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { native::over(pointer(from), pointer(to), to_usize(len)) };
     }
 }

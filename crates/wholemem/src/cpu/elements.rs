@@ -18,8 +18,8 @@ type RowFunction = unsafe fn(from: *const u8, to: *mut u8, elements: usize);
 /// Copies rows of the table to the row buffer with conversion. Rows of bad indices become zero.
 ///
 /// # Safety
-/// All memory of the request is mapped and aligned to its elements: the indices and the rows of all valid indices are readable, the row
-/// buffer is writable. Other threads and processes may write it concurrently.
+/// All memory of the request is mapped and aligned to its elements: the indices and the rows of all valid indices are readable, the
+/// row buffer is writable. Other threads and processes may write it concurrently.
 pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
     let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
     let convert = converter(table, dense).expect("`plan` has checked that the types convert");
@@ -30,7 +30,7 @@ pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
         // SAFETY: `dense` is a row of the row buffer.
         None => unsafe { zero(dense, len) },
     };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { for_rows::<I>(request, row) }
 }
 
@@ -41,7 +41,7 @@ pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
 pub(super) unsafe fn scatter<I: Index>(request: &ElementsRequest) {
     let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
     let convert = converter(dense, table).expect("`plan` has checked that the types convert");
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { for_valid_rows::<I>(request, convert) }
 }
 
@@ -52,7 +52,7 @@ pub(super) unsafe fn scatter<I: Index>(request: &ElementsRequest) {
 pub(super) unsafe fn add<I: Index>(request: &ElementsRequest) {
     let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
     let add = adder(dense, table).expect("`plan` has checked that the types convert");
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { for_valid_rows::<I>(request, add) }
 }
 
@@ -68,7 +68,7 @@ unsafe fn for_valid_rows<I: Index>(request: &ElementsRequest, function: RowFunct
             unsafe { function(dense, row, elements) };
         }
     };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { for_rows::<I>(request, row) }
 }
 

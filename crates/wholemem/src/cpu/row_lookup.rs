@@ -55,13 +55,14 @@ impl<'a> RowLookup<'a> {
         Self { table, bases, starts, indices, rows, rows_stride, bad }
     }
 
-    /// The address of the row that the index at `position` names; `None` if it names none.
+    /// The address of the row that the index at `position` names; `None` for a bad index.
     ///
     /// # Safety
     /// The index is readable and aligned; others may write it concurrently.
     #[inline(always)]
     pub(super) unsafe fn table_row<I: Index>(&self, position: u64) -> Option<*mut u8> {
-        // SAFETY: the caller guarantees that the index is readable and aligned. It is read once, so the checked value is the used one.
+        // SAFETY: the caller guarantees that the index is readable and aligned. It is read once, so the checked value is the used
+        // one.
         let index = unsafe { self.index_at::<I>(position) };
         // As an unsigned number, a negative index is larger than every row.
         let row = index.cast_unsigned();

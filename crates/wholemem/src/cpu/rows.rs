@@ -60,7 +60,7 @@ impl<const LEN: usize> RowCopier for FixedLen<LEN> {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { native::exact::<LEN>(from, to) }
     }
 }
@@ -123,7 +123,7 @@ impl RowCopier for AnyLen {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { native::any(from, to, self.0) }
     }
 
@@ -160,8 +160,8 @@ impl RowCopier for StreamingStores {
     }
 }
 
-/// Evaluates `$body` with the copier of the first matching pattern. The choice is made once for all rows, so that each row needs few
-/// instructions and the CPU keeps many rows in flight.
+/// Evaluates `$body` with the copier of the first matching pattern. The choice is made once for all rows, so that each row needs
+/// few instructions and the CPU keeps many rows in flight.
 macro_rules! with_mover {
     ($what:expr, $copier:ident => $body:expr; $($pattern:pat => $choice:expr,)+) => {
         match $what {
@@ -179,7 +179,7 @@ macro_rules! with_mover {
 /// All memory of the request is mapped: the indices and the rows of all valid indices are readable, the row buffer is writable.
 /// Other threads and processes may write it concurrently.
 pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
-    // SAFETY: the caller guarantees what `gather_by` requires, and `widest` is what the CPU has.
+    // SAFETY: the caller guarantees the preconditions of `gather_by`, and the CPU has registers of `widest` bytes.
     unsafe { gather_by::<I>(native::widest(), request) }
 }
 
@@ -193,11 +193,11 @@ unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
     let len = to_usize(request.row_len);
     let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
     if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         return unsafe { copy_all::<I, _, true>(lookup, request, StreamingStores(len)) };
     }
     with_mover!((widest, len), copier => {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { copy_all::<I, _, true>(lookup, request, copier) }
     };
         (_, 1) => FixedLen::<1>,
@@ -227,7 +227,7 @@ pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     let lookup = unsafe { RowLookup::new(request) };
     let len = to_usize(request.row_len);
     with_mover!(len, copier => {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { copy_all::<I, _, false>(lookup, request, copier) }
     };
         1 => FixedLen::<1>,
@@ -256,7 +256,7 @@ unsafe fn copy_all<I: Index, M: RowCopier, const GATHER: bool>(
     copier: M,
 ) {
     for_each_range(request.count, request.row_len, |range| {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { copy_rows::<I, M, GATHER>(lookup, copier, range) };
         copier.finish();
     });
@@ -277,7 +277,7 @@ unsafe fn copy_rows<I: Index, M: RowCopier, const GATHER: bool>(
         for position in range {
             // SAFETY: the position is within the request.
             let row = unsafe { lookup.table_row::<I>(position) };
-            // SAFETY: passed on from the caller.
+            // SAFETY: the caller guarantees the same preconditions.
             unsafe {
                 copy_row::<I, M, GATHER>(&lookup, copier, position, row.unwrap_or(std::ptr::null_mut()))
             };
@@ -287,16 +287,16 @@ unsafe fn copy_rows<I: Index, M: RowCopier, const GATHER: bool>(
     let batch = (BYTES_AHEAD / copier.len()).clamp(1, ROWS_AHEAD) as u64;
     let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
     let ahead = |start: u64| start..range.end.min(start + batch);
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { look_up_ahead::<I, M, GATHER>(&lookup, copier, ahead(range.start), &mut found) };
     let mut start = range.start;
     while start < range.end {
         let now = ahead(start);
         start = now.end;
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { look_up_ahead::<I, M, GATHER>(&lookup, copier, ahead(start), &mut next) };
         for (position, row) in now.zip(found) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: the caller guarantees the same preconditions.
             unsafe { copy_row::<I, M, GATHER>(&lookup, copier, position, row) };
         }
         std::mem::swap(&mut found, &mut next);
@@ -316,7 +316,7 @@ unsafe fn copy_row<I: Index, M: RowCopier, const GATHER: bool>(
 ) {
     let dense = lookup.dense_row(position);
     if row.is_null() {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { handle_bad_index::<I, GATHER>(*lookup, position, dense, copier.len()) };
     } else if GATHER {
         // SAFETY: `row` is a row of the table and `dense` one of the row buffer; the caller guarantees that both are mapped for

@@ -121,8 +121,8 @@ floats! {
     f64: |wide| wide, |a, b| a + b;
 }
 
-/// Evaluates `$body` with the Rust types of two [`Dtype`]s, and returns it as `Some`; `None` if one is an integer and one a float, or
-/// if one is not a number.
+/// Evaluates `$body` with the Rust types of two [`Dtype`]s, and returns it as `Some`; `None` if one is an integer and one a float,
+/// or if one is not a number.
 macro_rules! with_types {
     ($first:expr, $First:ident, $second:expr, $Second:ident => $body:expr) => {
         match ($first.is_float(), $second.is_float()) {

@@ -19,8 +19,8 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// The type of a tensor's elements. Other types, such as structures, are stored as rows of `U8`.
 ///
-/// The codes never change. Kernels and files use the codes of the number types; files use the code of the storage type for the other
-/// types.
+/// The codes never change. Kernels and files use the codes of the number types; files use the code of the storage type for the
+/// other types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 #[non_exhaustive]
 #[repr(u32)]

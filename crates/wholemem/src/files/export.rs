@@ -16,8 +16,8 @@ use crate::{Error, Result};
 use wholemem_os::width::to_usize;
 
 impl StoredTensor {
-    /// Saves the tensor as a folder of `parts` files at `path`, in the format of [`WholeTensor::save`](crate::WholeTensor::save). It
-    /// needs no ranks, and does not hold the whole tensor in memory.
+    /// Saves the tensor as a folder of `parts` files at `path`, in the format of [`WholeTensor::save`](crate::WholeTensor::save).
+    /// It needs no ranks, and does not hold the whole tensor in memory.
     ///
     /// # Errors
     /// [`Error::File`] with the file that could not be read or written, or that changed during the call; [`Error::Interrupted`].

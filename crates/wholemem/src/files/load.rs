@@ -28,8 +28,8 @@ impl Default for LoadSpec {
 }
 
 impl WholeTensor {
-    /// Loads a tensor from files. Collective: each rank reads its own rows, in several threads, and reports its progress to the callback
-    /// `progress`.
+    /// Loads a tensor from files. Collective: each rank reads its own rows, in several threads, and reports its progress to the
+    /// callback `progress`.
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, FileSource, ignore_progress};

@@ -34,11 +34,11 @@ pub(super) fn open(folder: BorrowedFd<'_>, path: &Path) -> Result<OpenedFile, Fi
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(folder, path, flags, Mode::empty());
     let file = File::from(file.map_err(|errno| failed(errno.into()))?);
-    let found = file.metadata().map_err(failed)?;
-    if !found.is_file() {
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
         return Err(FileProblem::NotAFile);
     }
-    Ok(OpenedFile { file, len: found.len(), version: FileVersion::of(&found) })
+    Ok(OpenedFile { file, len: metadata.len(), version: FileVersion::of(&metadata) })
 }
 
 /// Opens a file of a saved tensor and reads its header. Returns the digest of the header too.
@@ -61,8 +61,8 @@ pub(super) fn open_shard(folder: BorrowedFd<'_>, name: &Path) -> Result<(File, S
 
 /// Whether `path` still refers to this open folder.
 pub(super) fn is_at(folder: &File, path: &Path) -> bool {
-    let place = |found: fs::Metadata| (found.dev(), found.ino());
-    let (opened, named) = (folder.metadata().map(place), fs::metadata(path).map(place));
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    let (opened, named) = (folder.metadata().map(identity), fs::metadata(path).map(identity));
     opened.is_ok_and(|opened| named.is_ok_and(|named| opened == named))
 }
 

@@ -28,8 +28,8 @@ pub fn ignore_progress(_: CopyProgress) -> ControlFlow<()> {
 /// The maximum number of threads of all ranks of a group together. More threads are not faster.
 const MAX_THREADS: usize = 8;
 
-/// Calls `work` for each item, in `threads` threads. Each thread passes the state that `start` created for it; `len` is the length of
-/// an item in bytes. The first error ends all threads.
+/// Calls `work` for each item, in `threads` threads. Each thread passes the state that `start` created for it; `len` is the length
+/// of an item in bytes. The first error ends all threads.
 pub(super) fn in_parallel<P: Sync, S>(
     threads: usize,
     items: &[P],

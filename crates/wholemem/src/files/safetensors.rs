@@ -57,8 +57,8 @@ pub fn header_len(encode_header: [u8; 8], file_len: u64) -> Result<usize, FilePr
     }
 }
 
-/// Decodes the header of a file of `file_len` bytes, and returns its tensors in the order of their offsets. It checks that the tensors
-/// are contiguous and fill the file, and that the length of each tensor of a known type matches its type and shape.
+/// Decodes the header of a file of `file_len` bytes, and returns its tensors in the order of their offsets. It checks that the
+/// tensors are contiguous and fill the file, and that the length of each tensor of a known type matches its type and shape.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`].
@@ -95,11 +95,11 @@ fn entry(name: String, value: &Value, data: u64, data_len: u64) -> Result<Tensor
     let &[start, end] = &places[..] else { return Err(malformed("a tensor has no valid `data_offsets`")) };
     let type_name =
         value.get("dtype").and_then(Value::as_str).ok_or_else(|| malformed("a tensor has no `dtype`"))?;
-    let wrong = || malformed("the length of a tensor differs from that of its type and shape");
-    let len = end.checked_sub(start).filter(|_| end <= data_len).ok_or_else(wrong)?;
+    let wrong_length = || malformed("the length of a tensor differs from that of its type and shape");
+    let len = end.checked_sub(start).filter(|_| end <= data_len).ok_or_else(wrong_length)?;
     if let Ok(dtype) = dtype_of(type_name) {
-        let made = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
-        made.filter(|made| *made == len).ok_or_else(wrong)?;
+        let shape_len = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
+        shape_len.filter(|shape_len| *shape_len == len).ok_or_else(wrong_length)?;
     }
     Ok(TensorEntry { name, type_name: type_name.to_owned(), shape, offset: data + start, len })
 }
@@ -111,8 +111,8 @@ pub fn metadata(header: &[u8]) -> Option<String> {
     header.get(METADATA_KEY).filter(|value| value.is_object()).map(Value::to_string)
 }
 
-/// Encodes the header of a file with these tensors, which are contiguous and in this order, and with metadata. The offsets of `entries`
-/// are ignored.
+/// Encodes the header of a file with these tensors, which are contiguous and in this order, and with metadata. The offsets of
+/// `entries` are ignored.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`] if the length overflows, or if the metadata is not JSON.
@@ -153,11 +153,11 @@ mod tests {
         let data = 8 + header.len() as u64;
         let entries = decode(header, data + 16).unwrap();
         let expected = [("a", Ok(Dtype::F32), vec![1], data), ("b", Ok(Dtype::Bf16), vec![2, 3], data + 4)];
-        let found: Vec<_> = entries
+        let decoded: Vec<_> = entries
             .iter()
             .map(|entry| (&entry.name[..], entry.dtype(), entry.shape_with_rows(), entry.offset))
             .collect();
-        assert_eq!(found, expected);
+        assert_eq!(decoded, expected);
     }
 
     #[test]
@@ -186,16 +186,16 @@ mod tests {
     fn inconsistent_lengths_are_rejected() {
         let of = |entry: &str| format!("{{\"a\":{entry}}}").into_bytes();
         let decode = |header: &[u8], data: u64| decode(header, 8 + header.len() as u64 + data);
-        let wrong = Err(malformed("the length of a tensor differs from that of its type and shape"));
+        let wrong_length = Err(malformed("the length of a tensor differs from that of its type and shape"));
         let entry = |shape: &str, end: u64| {
             of(&format!("{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":[0,{end}]}}"))
         };
         assert!(decode(&entry("[4]", 16), 16).is_ok());
-        assert_eq!(decode(&entry("[4]", 16), 15), wrong, "the tensor is longer than the file");
-        assert_eq!(decode(&entry("[5]", 16), 16), wrong, "the shape does not match the length");
+        assert_eq!(decode(&entry("[4]", 16), 15), wrong_length, "the tensor is longer than the file");
+        assert_eq!(decode(&entry("[5]", 16), 16), wrong_length, "the shape does not match the length");
         assert_eq!(
             decode(&entry("[4294967296,4294967296]", 0), 16),
-            wrong,
+            wrong_length,
             "the number of elements overflows"
         );
         assert_eq!(decode(&entry("[4]", 16), 17), Err(malformed("there are bytes after its last tensor")));
@@ -214,13 +214,13 @@ mod tests {
             decode(header.as_bytes(), 8 + header.len() as u64 + 12).map(|entries| entries.len())
         };
         assert_eq!(decode(&[("b", 8, 12), ("a", 0, 8), ("none", 8, 8), ("last", 12, 12)]), Ok(4));
-        let wrong = Err(malformed("its tensors overlap or have gaps between them"));
-        assert_eq!(decode(&[("a", 0, 8), ("b", 4, 12)]), wrong);
-        assert_eq!(decode(&[("a", 0, 12), ("b", 0, 12)]), wrong);
-        assert_eq!(decode(&[("a", 0, 4), ("b", 8, 12)]), wrong);
+        let wrong_length = Err(malformed("its tensors overlap or have gaps between them"));
+        assert_eq!(decode(&[("a", 0, 8), ("b", 4, 12)]), wrong_length);
+        assert_eq!(decode(&[("a", 0, 12), ("b", 0, 12)]), wrong_length);
+        assert_eq!(decode(&[("a", 0, 4), ("b", 8, 12)]), wrong_length);
         assert_eq!(
             decode(&[("a", 0, 8), ("a", 8, 12)]),
-            wrong,
+            wrong_length,
             "a duplicate name leaves the first range without a tensor"
         );
     }

@@ -13,12 +13,12 @@ use crate::{Error, Partition, Result, WholeTensor};
 use wholemem_os::width::to_usize;
 
 impl WholeTensor {
-    /// Saves the tensor as a folder at `path`. Collective: each rank writes its own rows, in several threads, and reports its progress to
-    /// the callback `progress`.
+    /// Saves the tensor as a folder at `path`. Collective: each rank writes its own rows, in several threads, and reports its
+    /// progress to the callback `progress`.
     ///
-    /// The folder appears atomically when all ranks are done, and replaces an older saved tensor if `spec` permits it. Until then, and
-    /// after an error, an older saved tensor remains. If a process is killed during the save, a temporary folder remains in the parent
-    /// folder; its name begins with a dot and ends in `.partial`.
+    /// The folder appears atomically when all ranks are done, and replaces an older saved tensor if `spec` permits it. Until then,
+    /// and after an error, an older saved tensor remains. If a process is killed during the save, a temporary folder remains in the
+    /// parent folder; its name begins with a dot and ends in `.partial`.
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, SaveSpec, FileSource, ignore_progress};
@@ -32,7 +32,7 @@ impl WholeTensor {
     /// let writers = Communicator::local(&[device.clone(), device.clone()])?;
     /// Communicator::on_each(&writers, |group| {
     ///     let table = WholeTensor::create(group, &TensorSpec::new(Dtype::F32, &[1000, 16]))?;
-    ///     table.save(&path, SaveSpec::default(), &unwatched)
+    ///     table.save(&path, SaveSpec::default(), &ignore_progress)
     /// })?;
     /// let readers = Communicator::local(&[device.clone(), device.clone(), device])?;
     /// let load = |group: &Communicator| WholeTensor::load(group, &FileSource::new(&path), &LoadSpec::default(), &ignore_progress);
@@ -99,7 +99,8 @@ fn save_id_of_rank_0(ids: &[Vec<u64>]) -> Result<SaveId> {
     id.ok_or_else(|| wholemem_comm::Error::Protocol { rank: Rank(0), what }.into())
 }
 
-/// The ranks that have rows of a view, with their ranges. If no rank has rows, rank 0 with an empty range, so that the shape is saved.
+/// The ranks that have rows of a view, with their ranges. If no rank has rows, rank 0 with an empty range, so that the shape is
+/// saved.
 fn ranges_of(partition: &Partition, first: u64, rows: u64) -> Vec<(Rank, Range<u64>)> {
     let within = |row: u64| row.clamp(first, first + rows) - first;
     let ranges = (0..partition.ranks()).map(Rank).map(|rank| {

@@ -7,8 +7,8 @@
 //!   | dimensions | meaning | shape, 8 bytes each | digests, 16 bytes each | digest | zeros ... | rows
 //! ```
 //!
-//! All numbers are little-endian. A digest is the first 16 bytes of a BLAKE3 hash: of a block of rows, or for the last digest of the
-//! header before it. A reader of some rows reads and checks only the blocks that contain them.
+//! All numbers are little-endian. A digest is the first 16 bytes of a BLAKE3 hash: of a block of rows, or for the last digest of
+//! the header before it. A reader of some rows reads and checks only the blocks that contain them.
 
 use std::ops::Range;
 

@@ -172,8 +172,8 @@ impl StoredTensor {
     }
 
     fn open_raw(path: &Path, dtype: Dtype, row_shape: &[u64]) -> Result<Self, FileProblem> {
-        let found = open(CWD, path)?;
-        let len = found.len;
+        let opened = open(CWD, path)?;
+        let len = opened.len;
         let row_len = row_shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         // A product that overflows saturates: no file is that long.
         let row_len = row_len.unwrap_or(u64::MAX);
@@ -182,29 +182,29 @@ impl StoredTensor {
             return Err(FileProblem::PartialRow { len, row_len });
         }
         let shape = [&[rows], row_shape].concat();
-        Self::contiguous(path, found, 0, dtype, shape)
+        Self::contiguous(path, opened, 0, dtype, shape)
     }
 
     fn open_npy(path: &Path) -> Result<Self, FileProblem> {
-        let found = open(CWD, path)?;
-        let mut front = vec![0; to_usize(found.len).min(npy::MAX_HEADER_LEN)];
-        found
+        let opened = open(CWD, path)?;
+        let mut front = vec![0; to_usize(opened.len).min(npy::MAX_HEADER_LEN)];
+        opened
             .file
             .read_exact_at(&mut front, 0)
             .map_err(|error| FileProblem::failed("read its header", &error))?;
         let header = npy::decode(&front)?;
         let shape = if header.shape.is_empty() { vec![1] } else { header.shape };
-        Self::contiguous(path, found, header.offset, header.dtype, shape)
+        Self::contiguous(path, opened, header.offset, header.dtype, shape)
     }
 
     fn open_tensor(path: &Path, name: Option<&str>) -> Result<Self, FileProblem> {
-        let found = open(CWD, path)?;
+        let opened = open(CWD, path)?;
         let failed = |error| FileProblem::failed("read its header", &error);
         let mut front = [0; 8];
-        found.file.read_exact_at(&mut front, 0).map_err(failed)?;
-        let mut header = vec![0; safetensors::header_len(front, found.len)?];
-        found.file.read_exact_at(&mut header, 8).map_err(failed)?;
-        let entries = safetensors::decode(&header, found.len)?;
+        opened.file.read_exact_at(&mut front, 0).map_err(failed)?;
+        let mut header = vec![0; safetensors::header_len(front, opened.len)?];
+        opened.file.read_exact_at(&mut header, 8).map_err(failed)?;
+        let entries = safetensors::decode(&header, opened.len)?;
         let known = || entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
         let entry = match (name, &entries[..]) {
             (None, [entry]) => entry,
@@ -214,7 +214,7 @@ impl StoredTensor {
                 None => return Err(FileProblem::NoSuchTensor { name: name.to_owned(), known: known() }),
             },
         };
-        Self::contiguous(path, found, entry.offset, entry.dtype()?, entry.shape_with_rows())
+        Self::contiguous(path, opened, entry.offset, entry.dtype()?, entry.shape_with_rows())
     }
 
     fn contiguous(
@@ -249,8 +249,8 @@ impl StoredTensor {
         Self::in_folder(path, &folder)
     }
 
-    /// Opens the saved tensor of an open folder. Files are opened relative to the folder, because another save may have replaced the
-    /// folder at `path`.
+    /// Opens the saved tensor of an open folder. Files are opened relative to the folder, because another save may have replaced
+    /// the folder at `path`.
     pub(super) fn in_folder(path: &Path, folder: &File) -> Result<Self, FileError> {
         // A save that replaces the folder also removes the old one, file by file.
         Self::from_shards(path, folder)
@@ -259,7 +259,7 @@ impl StoredTensor {
 
     fn from_shards(folder: &Path, opened: &File) -> Result<Self, FileError> {
         let failed = |errno| FileProblem::SystemCall { attempt: "list it", errno }.at(folder);
-        let mut found = Vec::new();
+        let mut shards = Vec::new();
         for entry in Dir::read_from(opened).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
@@ -267,11 +267,11 @@ impl StoredTensor {
                 let path = folder.join(name);
                 let (file, shard, digest) =
                     open_shard(opened.as_fd(), name).map_err(|problem| problem.at(&path))?;
-                found.push((path, file, shard, digest));
+                shards.push((path, file, shard, digest));
             }
         }
-        found.sort_by_key(|(_, _, shard, _)| (shard.first_row, shard.number));
-        let Some((first_path, _, first, _)) = found.first() else {
+        shards.sort_by_key(|(_, _, shard, _)| (shard.first_row, shard.number));
+        let Some((first_path, _, first, _)) = shards.first() else {
             return Err(
                 FileProblem::Malformed { format: "saved tensor", reason: "it has no files" }.at(folder)
             );
@@ -280,7 +280,7 @@ impl StoredTensor {
         let rows = first.shape[0];
         let mut next = 0;
         let mut files = Vec::new();
-        for (path, file, shard, digest) in found {
+        for (path, file, shard, digest) in shards {
             let same = |shard: &Shard| (shard.save, shard.dtype, shard.count, shard.shape == first.shape);
             if same(&shard) != same(&first) {
                 return Err(FileProblem::OtherSave { other: first_path }.at(&path));
@@ -324,8 +324,8 @@ impl StoredTensor {
         )
     }
 
-    /// Checks after the last read that no file without checksums has changed since it was opened. Blocks with checksums were checked
-    /// when they were read.
+    /// Checks after the last read that no file without checksums has changed since it was opened. Blocks with checksums were
+    /// checked when they were read.
     pub(super) fn check_unchanged(&self) -> Result<(), FileError> {
         self.files.iter().try_for_each(|row_file| {
             let RowLayout::Contiguous { version, .. } = &row_file.layout else { return Ok(()) };

@@ -119,8 +119,8 @@ pub(super) fn random_save_id(path: &Path) -> Result<SaveId, FileError> {
     }
 }
 
-/// A temporary folder for a save in progress. Dropping the value removes the folder, on the rank that created it, unless `publish` has
-/// renamed it.
+/// A temporary folder for a save in progress. Dropping the value removes the folder, on the rank that created it, unless `publish`
+/// has renamed it.
 #[derive(Debug)]
 pub(super) struct PartialFolder {
     pub(super) folder: PathBuf,

@@ -6,7 +6,7 @@
 //!   Partition       which rank has which rows          Placement   which rank stores which bytes
 //! ```
 //!
-//! [`Partition`] and [`Placement`] are pure plans. A [`Kind`] says how ranks address a memory, a [`Location`] where its
+//! [`Partition`] and [`Placement`] are pure plans. A [`Kind`] is how ranks address a memory, a [`Location`] where its
 //! bytes are stored.
 
 mod directory;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A row is never divided between ranks. In continuous memory, the bytes of a rank's rows and the bytes stored on its device
-//! differ by less than a granule; the [`Placement`](crate::Placement) says which are stored where.
+//! differ by less than a granule; the [`Placement`](crate::Placement) describes which bytes are stored on which rank.
 
 use std::ops::Range;
 
@@ -46,8 +46,8 @@ impl Partition {
         Self::stepped(rows, ranks, |share| share)
     }
 
-    /// As [`even`](Self::even), but rounded so that the rows of each rank begin and end at a granule, unless rounding would add more
-    /// than a sixteenth to a rank's rows.
+    /// As [`even`](Self::even), but rounded so that the rows of each rank begin and end at a granule, unless rounding would add
+    /// more than a sixteenth to a rank's rows.
     ///
     /// # Errors
     /// As [`even`](Self::even).
@@ -115,8 +115,8 @@ impl Partition {
     #[must_use]
     pub fn owner(&self, row: u64) -> Option<Rank> {
         // If several ranks begin at the same row, the last one has it, and the others are empty.
-        let behind = self.starts.partition_point(|start| *start <= row);
-        (row < self.rows()).then(|| Rank(u32::try_from(behind - 1).expect("the number of ranks is a `u32`")))
+        let next = self.starts.partition_point(|start| *start <= row);
+        (row < self.rows()).then(|| Rank(u32::try_from(next - 1).expect("the number of ranks is a `u32`")))
     }
 
     /// The first row of each rank, then the number of rows.

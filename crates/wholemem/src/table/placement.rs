@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A granule cannot be divided between devices. In continuous memory, a granule at a boundary is stored on the rank that has its
-//! middle. So the bytes that a rank stores differ from its rows by at most half a granule at either end, and a rank with less than a
-//! granule may store none. In chunked memory, the end of each rank's last granule is unused instead.
+//! middle. So the bytes that a rank stores differ from its rows by at most half a granule at either end, and a rank with less than
+//! a granule may store none. In chunked memory, the end of each rank's last granule is unused instead.
 
 use wholemem_comm::Rank;
 use wholemem_hal::Granule;
@@ -31,7 +31,8 @@ pub struct Extent {
     pub allocated: usize,
 }
 
-/// The placement of a memory: at most one [`Extent`] for each rank, in the order of ranks and offsets. The extents cover the memory.
+/// The placement of a memory: at most one [`Extent`] for each rank, in the order of ranks and offsets. The extents cover the
+/// memory.
 ///
 /// ```
 /// use wholemem::{Granule, Kind, Partition, Placement, Rank};

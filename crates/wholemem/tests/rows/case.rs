@@ -328,7 +328,8 @@ impl TensorModel {
             .collect()
     }
 
-    /// Scatters rows on every rank with its own indices. Returns the valid indices and rows of all ranks, in the table's element type.
+    /// Scatters rows on every rank with its own indices. Returns the valid indices and rows of all ranks, in the table's element
+    /// type.
     fn scatter_all(&self, round: u64, scatter_all: ScatterCall, order: Order) -> Vec<(usize, Vec<u8>)> {
         let all = Communicator::on_each(&self.groups, |group| {
             let rank = group.rank();
@@ -413,8 +414,8 @@ fn index(row: u64) -> usize {
     usize::try_from(row).unwrap()
 }
 
-/// Random elements. If 16-bit floats are involved, the values are -1, 0 and 1; otherwise multiples of 1/8. Sums of a few hundred of them
-/// are exact.
+/// Random elements. If 16-bit floats are involved, the values are -1, 0 and 1; otherwise multiples of 1/8. Sums of a few hundred of
+/// them are exact.
 fn values(random: &mut SeededRandom, dtype: Dtype, halves: bool, count: usize) -> Vec<u8> {
     if dtype == Dtype::U8 {
         // A fast path, because rows may have megabytes.

@@ -81,8 +81,8 @@ fn gpu_calls_of_processes_on_two_streams_run_in_order() {
     });
 }
 
-/// Ranks call two groups in opposite orders, on a separate stream for each group: the calls do not wait for each other. If environment
-/// variables serialize streams, the calls may time out on all ranks.
+/// Ranks call two groups in opposite orders, on a separate stream for each group: the calls do not wait for each other. If
+/// environment variables serialize streams, the calls may time out on all ranks.
 #[test]
 fn gpu_groups_of_processes_called_in_opposite_orders_complete_on_two_streams() {
     with_groups(2, 2, test_name!(), |groups| {
@@ -138,8 +138,8 @@ fn is_timeout(error: &Error) -> bool {
     matches!(error, Error::Comm(CommError::Timeout { joining: false, .. }))
 }
 
-/// Alternating long and short calls, more than can be resident at once: programmatic launches leave resources for the calls that they
-/// wait for.
+/// Alternating long and short calls, more than can be resident at once: programmatic launches leave resources for the calls that
+/// they wait for.
 #[test]
 fn gpu_calls_of_processes_that_fill_the_device_do_not_deadlock() {
     const LONGEST: usize = 4 << 20;

@@ -162,8 +162,8 @@ fn sleeps(process: u32) -> bool {
     })
 }
 
-/// A rank is killed at a point of a call, or after its end: the other ranks get the sum or an error that names the rank, and continue
-/// in a new group.
+/// A rank is killed at a point of a call, or after its end: the other ranks get the sum or an error that names the rank, and
+/// continue in a new group.
 fn check_killed_at(rank: &wholemem_testkit::Rank, kill_point: KillPoint) {
     const VICTIM: usize = 1;
     // Three staging buffers, or few enough elements for packets.

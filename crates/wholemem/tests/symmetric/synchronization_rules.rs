@@ -1,5 +1,5 @@
-//! Every synchronization rule is necessary: if a rule is broken, its test detects wrong results. With all rules, results are correct
-//! for any delays and overwritten inputs.
+//! Every synchronization rule is necessary: if a rule is broken, its test detects wrong results. With all rules, results are
+//! correct for any delays and overwritten inputs.
 
 use std::time::Duration;
 
@@ -138,8 +138,8 @@ fn gpu_every_synchronization_rule_is_necessary() {
     }
 }
 
-/// Replays a captured call many times with random delays. The graph overwrites the input directly after the call. Every result must be
-/// correct.
+/// Replays a captured call many times with random delays. The graph overwrites the input directly after the call. Every result must
+/// be correct.
 fn check_replays(backend: &Backend, ranks: u32, repeats: u32, max_delay: u64) {
     let seed_value = seed();
     for (algorithm, window) in [

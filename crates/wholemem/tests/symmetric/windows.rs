@@ -261,7 +261,7 @@ fn a_failed_allocation_fails_all_ranks_and_leaks_nothing() {
         let symmetric = SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap();
         let mut before = None;
         for _ in 0..3 {
-            // All memory of the machine, of which some is in use.
+            // All memory of the machine: more than is available.
             let all = group.device().info().memory_len;
             let len = if group.rank() == Rank(1) { all } else { 1 << 20 };
             let error = symmetric.mem_alloc(len).unwrap_err();

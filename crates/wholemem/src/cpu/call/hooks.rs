@@ -1,7 +1,7 @@
 //! Test hooks of a call on the CPU: points at which a test delays a rank, and synchronization rules that a test makes a rank break.
 //!
-//! They exist only with the feature `test-hooks`. Without it, no rank is delayed, every rule is followed, and the compiler removes both
-//! methods.
+//! They exist only with the feature `test-hooks`. Without it, no rank is delayed, every rule is followed, and the compiler removes
+//! both methods.
 
 #[cfg(not(feature = "test-hooks"))]
 use super::CollectiveCall;

@@ -10,7 +10,7 @@ impl ReduceElement for f16 {
 
     #[inline(always)]
     unsafe fn load<M: VectorIsa, const COUNT: usize>(from: *const u8) -> [f32; COUNT] {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { M::load_halves(from) }
     }
 
@@ -70,8 +70,8 @@ pub(super) fn narrow_pairs<const COUNT: usize>(totals: [f32; COUNT]) -> [bf16; C
     elements
 }
 
-/// Rounds a float to bfloat16 in the upper 16 bits, to nearest with ties to even. Values beyond the largest number become infinity. The
-/// canonical NaN has zeros in its lower bits, so it is unchanged.
+/// Rounds a float to bfloat16 in the upper 16 bits, to nearest with ties to even. Values beyond the largest number become infinity.
+/// The canonical NaN has zeros in its lower bits, so it is unchanged.
 #[inline(always)]
 fn rounded(total: f32) -> u32 {
     let bits = total.to_bits();

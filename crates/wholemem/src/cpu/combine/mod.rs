@@ -86,7 +86,7 @@ pub(crate) unsafe fn combine(
     store_policy: StorePolicy,
 ) {
     let isa = IsaLevel::best();
-    // SAFETY: passed on from the caller; the CPU has these instructions.
+    // SAFETY: the caller guarantees the same preconditions; the CPU has these instructions.
     unsafe { combine_by(&ReduceCall { sources, targets, count, store_policy, isa }, dtype, op) }
 }
 
@@ -96,11 +96,11 @@ pub(crate) unsafe fn combine(
 unsafe fn combine_by(call: &ReduceCall<'_>, dtype: Dtype, op: ReduceOp) {
     assert!(!call.sources.is_empty(), "there must be at least one source");
     let done = if dtype.is_float() {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         with_floats!(dtype, Type => unsafe {
  combine_numbers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     } else {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         with_integers!(dtype, Type => unsafe {
  combine_integers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     };
@@ -117,13 +117,13 @@ unsafe fn combine_integers<T: ReduceElement<Accumulator: Arithmetic + BitwiseOps
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::And => unsafe { choose::<T, And, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Or => unsafe { choose::<T, Or, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Xor => unsafe { choose::<T, Xor, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         _ => unsafe { return combine_numbers::<T, FEW>(call, op) },
     }
     Some(())
@@ -136,15 +136,15 @@ unsafe fn combine_numbers<T: ReduceElement<Accumulator: Arithmetic>, const FEW: 
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Sum => unsafe { choose::<T, Sum, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Avg => unsafe { choose::<T, Avg, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Min => unsafe { choose::<T, Min, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Max => unsafe { choose::<T, Max, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Prod => unsafe { choose::<T, Prod, FEW>(call) },
         ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => return None,
     }
@@ -164,11 +164,11 @@ unsafe fn choose<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW
     let mut start = 0;
     if call.store_policy == StorePolicy::Streaming {
         start = to_line::<T>(call.targets).min(call.count);
-        // SAFETY: `start` is at most `call.count`; the caller guarantees what `combine_by` requires, and the CPU has the
+        // SAFETY: `start` is at most `call.count`; the caller guarantees the preconditions of `combine_by`, and the CPU has the
         // instructions of the call.
         unsafe { run(call, 0, start) };
     }
-    // SAFETY: `start` is at most `call.count`; the caller guarantees what `combine_by` requires, and the CPU has the
+    // SAFETY: `start` is at most `call.count`; the caller guarantees the preconditions of `combine_by`, and the CPU has the
     // instructions of the call.
     unsafe { run(call, start, call.count) };
 }
@@ -185,7 +185,7 @@ unsafe fn with_portable<T: ReduceElement, O: ReduceOperation<T::Accumulator>, co
     at: usize,
     end: usize,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { blocks::<PortableIsa, T, O, FEW>(call, at, end) }
 }
 
@@ -198,7 +198,7 @@ unsafe fn with_avx2<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const 
     at: usize,
     end: usize,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { blocks::<x86_64::Avx2, T, O, FEW>(call, at, end) }
 }
 
@@ -263,8 +263,8 @@ unsafe fn tail<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator
     let load = |source: *const u8| T::widen::<M, FEW>(unsafe { M::load_some(source.wrapping_add(at), len) });
     let result = combined::<M, T, O, FEW>(call.sources, load);
     for target in call.targets {
-        // SAFETY: the caller guarantees that the target is writable for `count` elements from `at` on, which have `len` bytes, fewer
-        // than 16, and that the CPU has the instructions `M`.
+        // SAFETY: the caller guarantees that the target is writable for `count` elements from `at` on, which have `len` bytes,
+        // fewer than 16, and that the CPU has the instructions `M`.
         unsafe { M::store_some(result, target.wrapping_add(at), len) };
     }
 }

@@ -12,7 +12,7 @@ pub(super) trait ReduceElement: Copy {
     /// As [`VectorIsa::load`].
     #[inline(always)]
     unsafe fn load<M: VectorIsa, const COUNT: usize>(from: *const u8) -> [Self::Accumulator; COUNT] {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         Self::widen::<M, COUNT>(unsafe { M::load(from) })
     }
 
@@ -188,8 +188,8 @@ macro_rules! floats {
                 self * other
             }
 
-            /// Selects the smaller value with both orders of operands. For zeros of different sign, and for NaN, the two selections return
-            /// different operands. Their bitwise OR is -0 if one zero is -0, and NaN if one value is NaN.
+            /// Selects the smaller value with both orders of operands. For zeros of different sign, and for NaN, the two selections
+            /// return different operands. Their bitwise OR is -0 if one zero is -0, and NaN if one value is NaN.
             #[inline(always)]
             fn minimum(self, other: Self) -> Self {
                 let one = if self < other { self } else { other };

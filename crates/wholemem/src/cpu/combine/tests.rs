@@ -130,15 +130,23 @@ fn check(dtype: Dtype, op: ReduceOp, ranks: usize, count: usize, seed: u64) -> R
         // SAFETY: all buffers have `count` elements, and a target is a whole source or a separate buffer.
         unsafe { combine_by(&call, dtype, op) };
 
-        let what = format!("{op} of {ranks} x {count} {dtype} by {isa:?} and {store_policy:?}, seed {seed}");
+        let context =
+            format!("{op} of {ranks} x {count} {dtype} by {isa:?} and {store_policy:?}, seed {seed}");
         for (rank, (after, before)) in buffers.iter().zip(&sources).enumerate() {
             let right = if in_place == Some(rank) { &expected[..] } else { before.elements() };
-            prop_assert_eq!(after.elements(), right, "source {}, in place {:?}: {}", rank, in_place, &what);
-            prop_assert!(after.is_guarded(), "source {}: {}", rank, &what);
+            prop_assert_eq!(
+                after.elements(),
+                right,
+                "source {}, in place {:?}: {}",
+                rank,
+                in_place,
+                &context
+            );
+            prop_assert!(after.is_guarded(), "source {}: {}", rank, &context);
         }
         for target in &targets {
-            prop_assert_eq!(target.elements(), &expected[..], "{}", &what);
-            prop_assert!(target.is_guarded(), "{}", &what);
+            prop_assert_eq!(target.elements(), &expected[..], "{}", &context);
+            prop_assert!(target.is_guarded(), "{}", &context);
         }
     }
     Ok(())

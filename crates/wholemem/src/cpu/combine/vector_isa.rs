@@ -1,4 +1,5 @@
-//! The interface to vector instructions for reductions: loads and stores of blocks of shared memory, and conversions of 16-bit floats.
+//! The interface to vector instructions for reductions: loads and stores of blocks of shared memory, and conversions of 16-bit
+//! floats.
 
 use std::mem::MaybeUninit;
 
@@ -12,8 +13,8 @@ pub(super) trait VectorIsa {
     /// Loads elements of 16 bytes, or of a multiple of 32 bytes.
     ///
     /// # Safety
-    /// `from` is readable for `COUNT` elements, for which every bit pattern is valid, as raw memory that others may write concurrently;
-    /// the CPU has these instructions.
+    /// `from` is readable for `COUNT` elements, for which every bit pattern is valid, as raw memory that others may write
+    /// concurrently; the CPU has these instructions.
     unsafe fn load<T: Copy, const COUNT: usize>(from: *const u8) -> [T; COUNT];
 
     /// Stores elements of 16 bytes, or of a multiple of 32.
@@ -46,7 +47,7 @@ pub(super) trait VectorIsa {
     /// As [`load`](Self::load).
     #[inline(always)]
     unsafe fn load_halves<const COUNT: usize>(from: *const u8) -> [f32; COUNT] {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         Self::widen_halves(unsafe { Self::load::<f16, COUNT>(from) })
     }
 
@@ -56,12 +57,12 @@ pub(super) trait VectorIsa {
     /// Rounds to the nearest half-precision floats.
     fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT];
 
-    /// Converts bfloat16 to single precision. The result has another order, so that no element moves between lanes of a register: the
-    /// elements are words of 32 bits with two elements each; the lower halves of all words come first, then the upper halves.
+    /// Converts bfloat16 to single precision. The result has another order, so that no element moves between lanes of a register:
+    /// the elements are words of 32 bits with two elements each; the lower halves of all words come first, then the upper halves.
     fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT];
 
-    /// Rounds to the nearest bfloat16, from the order of [`widen_upper_halves`](Self::widen_upper_halves). Every NaN of the input is the
-    /// canonical NaN.
+    /// Rounds to the nearest bfloat16, from the order of [`widen_upper_halves`](Self::widen_upper_halves). Every NaN of the input
+    /// is the canonical NaN.
     fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT];
 }
 
@@ -86,7 +87,7 @@ impl VectorIsa for PortableIsa {
 
     #[inline(always)]
     unsafe fn stream<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { Self::store(elements, to) }
     }
 

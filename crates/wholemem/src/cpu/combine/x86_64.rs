@@ -182,8 +182,8 @@ impl VectorIsa for Avx2 {
                 unsafe { place.wrapping_add(at).cast::<__m256i>().write_unaligned(register) };
             },
             |at| {
-                // SAFETY: the elements have 16 bytes, and the caller guarantees that `from` is readable for all of them; the CPU has
-                // AVX2, because this is `Avx2`.
+                // SAFETY: the elements have 16 bytes, and the caller guarantees that `from` is readable for all of them; the CPU
+                // has AVX2, because this is `Avx2`.
                 let register = unsafe { load_half(from.wrapping_add(at)) };
                 // SAFETY: the elements have 16 bytes, and `place` is their address.
                 unsafe { place.wrapping_add(at).cast::<__m128i>().write_unaligned(register) };
@@ -220,7 +220,8 @@ impl VectorIsa for Avx2 {
             // SAFETY: the offset is within the elements.
             let register =
                 unsafe { elements.as_ptr().wrapping_byte_add(at).cast::<__m256i>().read_unaligned() };
-            // SAFETY: within the caller's range, which the caller guarantees to be aligned; the CPU has AVX2, because this is `Avx2`.
+            // SAFETY: within the caller's range, which the caller guarantees to be aligned; the CPU has AVX2, because this is
+            // `Avx2`.
             unsafe { stream(register, to.wrapping_add(at)) };
         }
     }
@@ -248,14 +249,14 @@ impl VectorIsa for Avx2 {
             // SAFETY: the last byte of the caller's range.
             bits |= unsafe { load_1(from.wrapping_add(at)) } << (8 * at);
         }
-        // SAFETY: as many bytes, and every bit pattern is a valid element.
+        // SAFETY: both types have 16 bytes, and every bit pattern is a valid element.
         unsafe { transmute_copy::<u128, [T; COUNT]>(&bits) }
     }
 
     #[inline(always)]
     unsafe fn store_some<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8, len: usize) {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
-        // SAFETY: as many bytes, and elements have no gaps.
+        // SAFETY: both types have 16 bytes, and elements have no padding.
         let bits = unsafe { transmute_copy::<[T; COUNT], u128>(&elements) };
         let mut at = 0;
         if len & 8 != 0 {

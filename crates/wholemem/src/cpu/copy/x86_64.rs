@@ -41,7 +41,7 @@ macro_rules! step {
 #[inline]
 pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     if len < 32 || !*WIDE {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         return unsafe { any_sse(from, to, len) };
     }
     let whole = len & !31;
@@ -258,7 +258,7 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
 #[inline]
 pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
     if len < AHEAD || !*WIDE {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         return unsafe { any(from, to, len) };
     }
     if len >= STRING && *STRINGS {
@@ -316,7 +316,7 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
 #[inline(always)]
 pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u8) {
     // The loop is unrolled and the conditions are folded at compile time.
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { any_sse(from, to, LEN) }
 }
 

@@ -72,8 +72,8 @@ fn lens() -> impl Iterator<Item = usize> {
 
 const GUARD: u8 = 0xA5;
 
-/// Rows of every length, copied with registers of every width that the CPU has, at any offset in a cache line: compared with a naive
-/// loop, zero for a bad index, and no other byte changes.
+/// Rows of every length, copied with registers of every width that the CPU has, at any offset in a cache line: compared with a
+/// naive loop, zero for a bad index, and no other byte changes.
 #[test]
 fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
     const INDICES: [i64; 9] = [3, 0, -1, 7, 7, i64::MIN, 2, 8, 5];

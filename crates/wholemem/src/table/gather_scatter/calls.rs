@@ -9,8 +9,8 @@ use crate::table::memory::BadIndexFlag;
 use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
-    /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. It sees rows
-    /// that any rank scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
+    /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. It sees
+    /// rows that any rank scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
     ///
     /// Rows are copied in no defined order, so the output must not overlap gathered rows. A bad index zeroes its row of the output
     /// and is reported by the next call or by [`check`](Self::check).
@@ -162,7 +162,8 @@ impl WholeTensor {
         self.check()
     }
 
-    /// Launches a call and waits for it. A bad index is returned by this call only, also if other threads call or check concurrently.
+    /// Launches a call and waits for it. A bad index is returned by this call only, also if other threads call or check
+    /// concurrently.
     pub(super) fn launch_and_wait(
         &self,
         stream: &Stream,

@@ -186,8 +186,8 @@ fn entries(rank: Rank, part: &[u8], row_len: usize) -> Result<impl Iterator<Item
     Ok(row_numbers.iter().map(|row_number| u64::from_le_bytes(*row_number)).zip(rows.chunks_exact(row_len)))
 }
 
-/// The positions that each rank sends in each exchange: all in one exchange if no rank has more than `most` rows, otherwise one rank
-/// after the other, which preserves the order.
+/// The positions that each rank sends in each exchange: all in one exchange if no rank has more than `most` rows, otherwise one
+/// rank after the other, which preserves the order.
 fn rounds(counts: &[u64], most: u64) -> Vec<Vec<Range<u64>>> {
     if counts.iter().all(|count| *count <= most) {
         return vec![counts.iter().map(|count| 0..*count).collect()];

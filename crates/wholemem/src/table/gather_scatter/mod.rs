@@ -1,4 +1,4 @@
-//! Gather and scatter: copy rows of a table by index.
+//! Gather and scatter: copies of rows between a table and a row buffer, by index.
 //!
 //! ```text
 //!   indices     [ 3 | 0 | 3 | 7 ]

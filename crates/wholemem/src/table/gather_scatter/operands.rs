@@ -7,8 +7,8 @@ use crate::abi::IndexType;
 use crate::{Dtype, Result};
 use wholemem_os::width::to_usize;
 
-/// How a bad index, which names no row, is handled. In either case no row of the table is accessed, and a gather zeroes the row of the
-/// output.
+/// How a bad index, which names no row, is handled. In either case no row of the table is accessed, and a gather zeroes the row of
+/// the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnBadIndex {
     /// The smallest position is recorded and reported by the next call or by [`check`](crate::WholeTensor::check).
@@ -21,8 +21,8 @@ pub enum OnBadIndex {
 /// The order in which rows are scattered to the same destination row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
-    /// No defined order: each element of the destination comes from one of the rows. If rows are multiples of 16 bytes, each block of
-    /// 16 bytes comes from one row.
+    /// No defined order: each element of the destination comes from one of the rows. If rows are multiples of 16 bytes, each block
+    /// of 16 bytes comes from one row.
     #[default]
     Any,
     /// As if the ranks ran one after the other, each in the order of positions: the last row remains, and sums are the same in
@@ -93,8 +93,8 @@ impl RowBuffer {
         Self { span, dtype, stride: None, convert: false }
     }
 
-    /// The same rows with a stride: the number of bytes from the start of a row to the start of the next. Bytes between rows are not
-    /// accessed.
+    /// The same rows with a stride: the number of bytes from the start of a row to the start of the next. Bytes between rows are
+    /// not accessed.
     #[must_use]
     pub fn stride(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }

@@ -245,8 +245,8 @@ mod tests {
         let half = RowBufferOperand { dtype: Dtype::F16, address: 8192, ..DENSE };
         let differ = Error::TypesDiffer { table: Dtype::F32, rows: Dtype::F16 };
         assert_eq!(plan_request(RowOp::Gather, INDICES, half), Err(differ));
-        let asked = RowBufferOperand { convert: true, ..half };
-        let Some(KernelRequest::Elements(request)) = plan_request(RowOp::Gather, INDICES, asked).unwrap()
+        let converted = RowBufferOperand { convert: true, ..half };
+        let Some(KernelRequest::Elements(request)) = plan_request(RowOp::Gather, INDICES, converted).unwrap()
         else {
             panic!("elements")
         };
@@ -297,22 +297,22 @@ mod tests {
 
     #[test]
     fn the_table_must_be_aligned_for_conversion_and_addition() {
-        let asked = RowBufferOperand { address: 8192, dtype: Dtype::F16, convert: true, ..DENSE };
-        let refused = |address, stride| {
+        let converted = RowBufferOperand { address: 8192, dtype: Dtype::F16, convert: true, ..DENSE };
+        let misaligned = |address, stride| {
             Err(Error::Misaligned { items: "rows of the table", address, stride, align: 4 })
         };
         let of = |global| TableOperand { global, ..TABLE };
         let gather = |global, dense| plan(RowOp::Gather, &of(global), &INDICES, &dense, 0);
         let odd = GlobalRef { base: 4096, stride: 101, ..TABLE.global };
-        assert_eq!(gather(odd, asked), refused(4096, 101));
+        assert_eq!(gather(odd, converted), misaligned(4096, 101));
         assert!(gather(odd, DENSE).is_ok(), "bytes are copied from any address");
-        let behind = GlobalRef { base: 4097, ..TABLE.global };
-        assert_eq!(gather(behind, asked), refused(4097, 100));
+        let offset_by_one = GlobalRef { base: 4097, ..TABLE.global };
+        assert_eq!(gather(offset_by_one, converted), misaligned(4097, 100));
         // In chunked memory the base is the address of the directory, so its alignment does not matter.
         let chunked = GlobalRef { base: 4097, chunks: 3, offset: 8, ..TABLE.global };
-        assert!(gather(chunked, asked).is_ok());
-        assert_eq!(gather(GlobalRef { offset: 2, ..chunked }, asked), refused(2, 100));
+        assert!(gather(chunked, converted).is_ok());
+        assert_eq!(gather(GlobalRef { offset: 2, ..chunked }, converted), misaligned(2, 100));
         let sum = RowBufferOperand { address: 8192, ..DENSE };
-        assert_eq!(plan(RowOp::ScatterAdd, &of(odd), &INDICES, &sum, 0), refused(4096, 101));
+        assert_eq!(plan(RowOp::ScatterAdd, &of(odd), &INDICES, &sum, 0), misaligned(4096, 101));
     }
 }

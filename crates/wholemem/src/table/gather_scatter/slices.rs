@@ -182,8 +182,8 @@ impl WholeTensor {
         bad
     }
 
-    /// Adds rows by sending them to the ranks that own the destination rows. Collective, so a rank with invalid arguments takes part
-    /// too.
+    /// Adds rows by sending them to the ranks that own the destination rows. Collective, so a rank with invalid arguments takes
+    /// part too.
     fn add_through_owners<T: Element>(&self, checked: Result<()>, indices: &[i64], rows: &[T]) -> Result<()> {
         let op = RowOp::ScatterAdd;
         self.group().with_staging(|staging| {

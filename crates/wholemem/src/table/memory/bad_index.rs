@@ -1,6 +1,6 @@
 //! Records of bad indices in host memory, which kernels write and the host reads.
 //!
-//! Calls that do not wait share one record of the memory. A call that waits uses a record of its own, and reads the index at the
+//! Calls that do not wait share one record of the memory. A call that waits uses a separate record, and reads the index at the
 //! recorded position from its indices. So only the index of a GPU call that did not wait is unknown.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -131,10 +131,10 @@ fn map(
     }
     let agreed = agree(comm, mapped);
     if leader != rank {
-        let left = process_ranks.take(leader, rank);
+        let mappings = process_ranks.take(leader, rank);
         // The leader passes mappings only if the memory is not empty.
         return agreed.map(|none| {
-            if len == 0 { none } else { left.expect("the leader stored the mappings before the vote") }
+            if len == 0 { none } else { mappings.expect("the leader stored the mappings before the vote") }
         });
     }
     if agreed.is_err() {

@@ -26,8 +26,8 @@ struct RankMapping {
 impl MemoryMappings {
     /// Maps every rank's part into `reservation`, in the order of ranks, for the devices of `grants`.
     ///
-    /// `parts` are the allocations of the ranks, by rank. If `devices.memory` has another backend than `devices.device`, each mapping is
-    /// registered with `devices.device`.
+    /// `parts` are the allocations of the ranks, by rank. If `devices.memory` has another backend than `devices.device`, each
+    /// mapping is registered with `devices.device`.
     pub(super) fn create(
         plan: &MemoryPlan,
         reservation: &Reservation,

@@ -60,8 +60,8 @@ impl MemorySpec {
     }
 }
 
-/// Memory that is divided among all ranks and mapped by every rank. Clones refer to the same memory. Dropping the last clone releases
-/// this rank's mappings, without communication.
+/// Memory that is divided among all ranks and mapped by every rank. Clones refer to the same memory. Dropping the last clone
+/// releases this rank's mappings, without communication.
 ///
 /// ```
 /// use wholemem::{Backend, Communicator, HostConfig, MemorySpec, Rank, WholeMemory};
@@ -250,8 +250,8 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Populates the page table of this process for the whole memory, instead of by a page fault at each first access. Use it before gathers
-    /// from host memory. It has no effect on GPU memory.
+    /// Populates the page table of this process for the whole memory, instead of by a page fault at each first access. Use it
+    /// before gathers from host memory. It has no effect on GPU memory.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) if the kernel does not support it.
@@ -264,8 +264,8 @@ impl WholeMemory {
     /// It does not wait: synchronize the stream first to include all enqueued work.
     ///
     /// # Errors
-    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest position of an index that names no row, and with the index, unless
-    /// a GPU kernel recorded it.
+    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest position of an index that names no row, and with the index,
+    /// unless a GPU kernel recorded it.
     pub fn check(&self) -> Result<()> {
         self.core.bad_index_flag.take()
     }
