@@ -122,12 +122,12 @@ rows() {
 reduce() {
     # Up to nine ranks in one process: with fewer queues, one rank's work would wait behind another's.
     step "windows and collectives" 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$tests/test-symmetric" --test-threads=1 gpu_ \
-        --skip who_dies --skip of_processes
+        --skip killed_rank --skip of_processes
     begin_mps "collectives of processes" || return
-    step "collectives of processes" 300 "$tests/test-symmetric" --test-threads=1 gpu_who_dies of_processes
+    step "collectives of processes" 300 "$tests/test-symmetric" --test-threads=1 gpu_killed_rank of_processes
     # Streams then wait for each other that need not: what was ordered stays so, and what cannot be ends with an error.
-    step "one connection" 200 env CUDA_DEVICE_MAX_CONNECTIONS=1 "$tests/test-symmetric" --test-threads=1 orders:: gpu_gathers
-    step "blocking launches" 200 env CUDA_LAUNCH_BLOCKING=1 "$tests/test-symmetric" --test-threads=1 orders:: gpu_gathers
+    step "one connection" 200 env CUDA_DEVICE_MAX_CONNECTIONS=1 "$tests/test-symmetric" --test-threads=1 call_order:: gpu_gathers
+    step "blocking launches" 200 env CUDA_LAUNCH_BLOCKING=1 "$tests/test-symmetric" --test-threads=1 call_order:: gpu_gathers
     OUTPUT="$report/allreduce.json" bench allreduce 200 allreduce --ranks 2,4,8 --rounds 7 --place out
     OUTPUT="$report/allreduce-tune.json" bench "allreduce, every algorithm" 200 allreduce --tune --ranks 2,4 --rounds 5
     OUTPUT="$report/allgather.json" bench allgather 100 allgather --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use anyhow::Result;
 use serde::Serialize;
-use wholemem::files::{Copied, FileError, SaveSpec, Source, Stored};
+use wholemem::files::{CopyProgress, FileError, FileSource, SaveSpec, StoredTensor};
 use wholemem_command::progress::Progress;
 use wholemem_command::size::Rough;
 use wholemem_command::terminal;
@@ -57,22 +57,25 @@ pub(crate) fn run(args: &TableArgs) -> Result<()> {
     }
 }
 
-fn open(source: &TableSource) -> Result<Stored, wholemem::Error> {
+fn open(source: &TableSource) -> Result<StoredTensor, wholemem::Error> {
     let TableSource { path, tensor, dtype, row_shape, .. } = source;
     let source = match (tensor, dtype) {
-        (Some(name), _) => Source::tensor(path, name),
-        (None, Some(dtype)) => Source::raw(path, *dtype, row_shape),
-        (None, None) => Source::new(path),
+        (Some(name), _) => FileSource::tensor(path, name),
+        (None, Some(dtype)) => FileSource::raw(path, *dtype, row_shape),
+        (None, None) => FileSource::new(path),
     };
-    Stored::open(&source).map_err(|error: FileError| error.into())
+    StoredTensor::open(&source).map_err(|error: FileError| error.into())
 }
 
 /// Runs something long: with a bar, and to an early but orderly end when a signal comes.
-fn watched(label: &str, work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>) -> Result<()> {
+fn watched(
+    label: &str,
+    work: impl FnOnce(wholemem::files::ProgressCallback<'_>) -> wholemem::Result<()>,
+) -> Result<()> {
     // Before there is another thread, so that whoever is interrupted clears up; and not while there is nothing to clear up.
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let bar = Progress::of_bytes(label, 0);
-    work(&|Copied { done, total }| {
+    work(&|CopyProgress { done, total }| {
         bar.set(done, total);
         if matches!(signals.next(), Ok(Some(_))) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
@@ -80,7 +83,7 @@ fn watched(label: &str, work: impl FnOnce(wholemem::files::Watch<'_>) -> wholeme
 }
 
 impl Told {
-    fn of(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Self {
+    fn of(source: &TableSource, stored: &StoredTensor, done: Option<&'static str>) -> Self {
         Self {
             path: source.path.display().to_string(),
             dtype: stored.dtype().to_string(),
@@ -93,7 +96,7 @@ impl Told {
     }
 }
 
-fn tell(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Result<()> {
+fn tell(source: &TableSource, stored: &StoredTensor, done: Option<&'static str>) -> Result<()> {
     print(&Told::of(source, stored, done), source.json)
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
-use wholemem::files::{LoadSpec, SaveSpec, Source};
+use wholemem::files::{FileSource, LoadSpec, SaveSpec};
 use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec};
 use wholemem_hal::{PinnedBuffer, Rights};
 use wholemem_os::interrupt::is_interrupted;
@@ -145,8 +145,8 @@ impl WholeTensor {
     ) -> PyResult<Self> {
         let state = comm.state().raised()?;
         let source = match name {
-            Some(name) => Source::tensor(path, name),
-            None => Source::new(path),
+            Some(name) => FileSource::tensor(path, name),
+            None => FileSource::new(path),
         };
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
@@ -368,6 +368,6 @@ impl WholeTensor {
 }
 
 /// Goes on until a signal's handler has raised.
-fn unless_interrupted(_: wholemem::files::Copied) -> std::ops::ControlFlow<()> {
+fn unless_interrupted(_: wholemem::files::CopyProgress) -> std::ops::ControlFlow<()> {
     if is_interrupted() { std::ops::ControlFlow::Break(()) } else { std::ops::ControlFlow::Continue(()) }
 }

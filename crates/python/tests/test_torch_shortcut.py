@@ -311,7 +311,7 @@ def test_an_output_over_its_indices_is_refused(device: str) -> None:
     both = torch.tensor([3, 1, 2, 5], device=device)
     with pytest.raises(errors.WrongValue, match="overlap the output") as caught:
         wm.gather(numbers, both[:3], out=both[1:])
-    assert caught.value.hint == "give an output of its own"
+    assert caught.value.hint == "use a separate output buffer"
     assert both.tolist() == [3, 1, 2, 5]
     assert wm.gather(numbers, both, out=both).tolist() == [30, 10, 20, 50]
     # Who looks meanwhile sees it once: indices that are overwritten do not serve again.

@@ -1,10 +1,10 @@
-//! All-reduce by a kernel of one's own: it finds every rank's input by the window, and adds them up.
+//! All-reduce with a user's kernel, which reads every rank's input through a window and adds them.
 //!
-//! The kernel is below, as a processor runs it; ranks meet before it, so that all inputs are written, and after it, so that
-//! none is overwritten while another rank reads it.
+//! The kernel is a Rust function below, for the host backend. A barrier before the kernel ensures that all inputs are written; a
+//! barrier after it ensures that no input is overwritten while another rank reads it.
 
 #![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
-#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use wholemem::{
     Args, Backend, Communicator, Deadline, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer,
@@ -29,10 +29,10 @@ fn main() -> wholemem::Result<()> {
         let local = inputs.part_of(comm.rank(), 0, own.len())?;
         stream.write(&local, &own)?;
 
-        // SAFETY: the image has one function, which is launched with what it takes.
+        // SAFETY: the image has one function, and it is launched with its arguments.
         let module = unsafe { Module::load(comm.device(), &IMAGE) }?;
         let kernel = module.function("add_up")?;
-        let WindowRef { base, stride, .. } = inputs.window_ref(); // in even steps, as all memory of `mem_alloc` is
+        let WindowRef { base, stride, .. } = inputs.window_ref(); // windows of `mem_alloc` have a constant stride
         let args = Args::new()
             .u64(base)
             .u64(stride)
@@ -41,8 +41,8 @@ fn main() -> wholemem::Result<()> {
             .u64(COUNT as u64);
         let operands = [local, output.all()];
         symmetric.barrier(&stream)?;
-        // SAFETY: the arguments are what the kernel takes; the window has `COUNT` elements on every rank, and so has the
-        // output. Every rank holds its window until all have met again.
+        // SAFETY: the arguments are those of the kernel. The window has `COUNT` elements on every rank, and so has the output.
+        // Every rank keeps its window until the second barrier.
         unsafe { stream.launch(&kernel, &LaunchShape::linear(1, 32), &args, &operands) }?;
         symmetric.barrier(&stream)?;
 
@@ -57,23 +57,25 @@ fn main() -> wholemem::Result<()> {
     Ok(())
 }
 
-/// The kernel as a processor runs it: the whole grid in one call.
+/// The kernel for the CPU: the whole grid in one call.
 ///
 /// # Safety
-/// The arguments are those of the kernel, and what they describe is mapped.
+/// The arguments are those of the kernel, and all addresses are mapped.
 unsafe fn add_up(_: &LaunchShape, args: &Args) {
-    let number = |index| args.read_u64(index).expect("the kernel takes eight bytes here");
+    let number = |index| args.read_u64(index).expect("the argument has eight bytes");
     let (base, stride, ranks, output, count) = (number(0), number(1), number(2), number(3), number(4));
     for at in 0..count {
-        let element = |array: u64| usize::try_from(array + at * size_of::<f32>() as u64).expect("an address");
+        let element = |array: u64| {
+            usize::try_from(array + at * size_of::<f32>() as u64).expect("an address is a `usize`")
+        };
         let mut sum = 0.0;
         for rank in 0..ranks {
             let place = std::ptr::with_exposed_provenance::<f32>(element(base + rank * stride));
-            // SAFETY: every rank's part of the window has `count` elements, which nobody writes meanwhile.
+            // SAFETY: every rank's part of the window has `count` elements, and no rank writes them during the kernel.
             sum += unsafe { place.read() };
         }
         let place = std::ptr::with_exposed_provenance_mut::<f32>(element(output));
-        // SAFETY: so has the output, which is this rank's own.
+        // SAFETY: the output has `count` elements and belongs to this rank.
         unsafe { place.write(sum) };
     }
 }

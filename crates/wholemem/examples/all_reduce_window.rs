@@ -1,13 +1,13 @@
-//! All-reduce through windows: four ranks add up their gradients where they lie, without a copy, and to the same bits.
+//! All-reduce in place through a window: four ranks sum their gradients without a copy, with bitwise equal results.
 
-#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use wholemem::prelude::*;
 
 const COUNT: usize = 1 << 20;
 
 fn main() -> wholemem::Result<()> {
-    // Four threads; processes would say `Communicator::from_env(&Backend::auto()?)?`.
+    // Four threads. Processes would call `Communicator::from_env(&Backend::auto()?)?`.
     let sums = Communicator::run_local(4, |comm| {
         let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
         let gradients = symmetric.mem_alloc(COUNT * size_of::<f32>())?; // the same window on every rank
@@ -18,7 +18,7 @@ fn main() -> wholemem::Result<()> {
         symmetric.all_reduce(&stream, &gradients, &gradients, Dtype::F32, ReduceOp::Sum)?;
 
         stream.synchronize(Deadline::NEVER)?;
-        symmetric.check()?; // a rank that did not come would be named here
+        symmetric.check()?; // returns an error that names a rank that did not arrive
         let mut last = [0; 4];
         stream.read(&gradients.part_of(comm.rank(), COUNT * 4 - 4, 4)?, &mut last)?;
         Ok(f32::from_ne_bytes(last))

@@ -1,10 +1,11 @@
-//! A kernel of one's own over a table in chunks: each node of a graph sums up its neighbours' rows.
+//! A user's kernel over a chunked table: each node of a graph sums the rows of its neighbours.
 //!
-//! The kernel is `kernels/sample.cu`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The host has the
-//! same kernel in Rust, below. Both are given the table as an [`ElementRef`], and find any row and element by it.
+//! The kernel is `kernels/sample.cu`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The same kernel in Rust
+//! for the host backend is below. Both get the table as an [`ElementRef`], from which they compute the address of any row and
+//! element.
 
 #![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
-#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use wholemem::{
     Args, Backend, Communicator, Deadline, Dtype, ElementRef, GlobalRef, KernelImage, Kind, LaunchShape,
@@ -21,7 +22,7 @@ const BLOCKS: u32 = 3;
 const WIDTH: usize = 4;
 
 fn main() -> wholemem::Result<()> {
-    // Four ranks share a device, and have rows of their own each: 10, 0, 1 and 9.
+    // Four ranks share a device, and have 10, 0, 1 and 9 rows.
     let device = Backend::auto()?.device(0)?;
     let comms = Communicator::local(&vec![device.clone(); 4])?;
     let spec = TensorSpec {
@@ -47,7 +48,7 @@ fn main() -> wholemem::Result<()> {
     let (starts, neighbours) = (upload(&bytes(&starts))?, upload(&bytes(&neighbours))?);
     let sums = upload(&[0; NODES * WIDTH * 4])?;
 
-    // SAFETY: the image has one function, which is launched with what it takes.
+    // SAFETY: the image has one function, and it is launched with its arguments.
     let module = unsafe { Module::load(&device, &IMAGE) }?;
     let kernel = module.function("sum_neighbours_chunked")?;
     let args = Args::new()
@@ -58,8 +59,8 @@ fn main() -> wholemem::Result<()> {
         .u64(NODES as u64)
         .u64(sums.all().address());
     let operands = [starts.all(), neighbours.all(), sums.all()];
-    // SAFETY: the arguments are what the kernel takes, and describe the operands and the table, which outlives the work.
-    // Neighbours are rows of the table, and there are as many as the last start says.
+    // SAFETY: the arguments are those of the kernel, and refer to the operands and the table, which outlives the work. Neighbours
+    // are rows of the table, and their number is the last start.
     unsafe { stream.launch(&kernel, &LaunchShape::linear(BLOCKS, 32), &args, &operands) }?;
     stream.synchronize(Deadline::NEVER)?;
 
@@ -73,22 +74,22 @@ fn main() -> wholemem::Result<()> {
     Ok(())
 }
 
-/// `sum_neighbours_chunked` as a processor runs it: the whole grid in one call.
+/// `sum_neighbours_chunked` for the CPU: the whole grid in one call.
 ///
 /// # Safety
-/// The arguments are those of the kernel, and what they describe is mapped.
+/// The arguments are those of the kernel, and all addresses are mapped.
 unsafe fn sum_neighbours(_: &LaunchShape, args: &Args) {
-    let number = |index| args.read_u64(index).expect("the kernel takes eight bytes here");
-    let table = args.read_value::<ElementRef>(0).expect("the kernel takes a table first").rows;
+    let number = |index| args.read_u64(index).expect("the argument has eight bytes");
+    let table = args.read_value::<ElementRef>(0).expect("the first argument is a table").rows;
     let (width, nodes) = (number(1), number(4));
     let (starts, neighbours, sums) = (number(2), number(3), number(5));
     for node in 0..nodes {
         for column in 0..width {
             let mut sum = 0.0;
-            // SAFETY: there is a start for each node, and one behind the last.
+            // SAFETY: there is a start for each node, and one after the last.
             let [first, end] = [node, node + 1].map(|node| unsafe { load::<u64>(starts, node) });
             for edge in first..end {
-                // SAFETY: there are as many neighbours as the last start says.
+                // SAFETY: the last start is the number of neighbours.
                 let neighbour = unsafe { load(neighbours, edge) };
                 // SAFETY: a neighbour is a row of the table.
                 let row = unsafe { row_address(&table, neighbour) };
@@ -102,30 +103,31 @@ unsafe fn sum_neighbours(_: &LaunchShape, args: &Args) {
     }
 }
 
-/// Where a row of a table in chunks is.
+/// The address of a row of a chunked table.
 ///
 /// # Safety
-/// It is a row of the table, whose directory is mapped.
+/// `row` is a row of the table, and the table's directory is mapped.
 unsafe fn row_address(table: &GlobalRef, row: u64) -> u64 {
     let chunks = u64::from(table.chunks);
-    // SAFETY: behind the chunks' addresses is the first row of each, and the number of all.
+    // SAFETY: after the addresses of the chunks come the first row of each chunk, and the number of rows.
     let starts: Vec<u64> = (0..=chunks).map(|chunk| unsafe { load(table.base, chunks + chunk) }).collect();
     let (chunk, row) = table.locate(row + table.first_row, &starts);
-    // SAFETY: the address of a chunk that there is.
+    // SAFETY: `chunk` is a chunk of the table.
     let base: u64 = unsafe { load(table.base, chunk as u64) };
     base + table.offset + row * table.stride
 }
 
-/// One element of an array.
+/// Loads one element of an array.
 ///
 /// # Safety
-/// It is there, and is a `T`.
+/// The element is mapped, and is a valid `T`.
 unsafe fn load<T: Copy>(array: u64, index: u64) -> T {
     let place = std::ptr::with_exposed_provenance::<T>(address(array, index, size_of::<T>()));
-    // SAFETY: by the caller's word.
+    // SAFETY: the caller guarantees that the element is mapped and valid.
     unsafe { place.read() }
 }
 
 fn address(array: u64, index: u64, len: usize) -> usize {
-    usize::try_from(array).expect("an address") + usize::try_from(index).expect("an index") * len
+    usize::try_from(array).expect("an address is a `usize`")
+        + usize::try_from(index).expect("an index is a `usize`") * len
 }

@@ -1,6 +1,6 @@
-//! One process with four devices: a table over all of them, gathered from by each.
+//! One process with four devices: a table that is divided among them, and a gather on each.
 
-#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use wholemem::prelude::*;
 
@@ -8,13 +8,13 @@ const ROWS: u64 = 1000;
 const WIDTH: usize = 16;
 
 fn main() -> wholemem::Result<()> {
-    // Four devices of the host stand for four GPUs. `Communicator::run_local` uses those that there are.
+    // Four virtual devices of the host backend represent four GPUs. `Communicator::run_local` would use the available devices.
     let backend = Backend::host(HostConfig::virtual_devices(4))?;
     let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
     let comms = Communicator::local(&devices)?;
     let spec = TensorSpec::of::<f32>(&[ROWS, WIDTH as u64]);
 
-    let found = Communicator::on_each(&comms, |comm| {
+    let results = Communicator::on_each(&comms, |comm| {
         let table = WholeTensor::create(comm, &spec)?;
 
         // Every rank writes its own rows: all elements of row n are n.
@@ -23,13 +23,13 @@ fn main() -> wholemem::Result<()> {
         table.write_rows(own.start, &rows)?;
         comm.barrier()?;
 
-        // And reads a row of each rank.
+        // Every rank gathers a row of each rank.
         let rows = table.gather::<f32>(&[3, 333, 666, 999])?;
         let firsts: Vec<_> = rows.into_iter().step_by(WIDTH).collect();
         Ok((own, firsts))
     })?;
 
-    for (comm, (own, firsts)) in comms.iter().zip(found) {
+    for (comm, (own, firsts)) in comms.iter().zip(results) {
         println!("rank {} has rows {own:?} and gathered {firsts:?}", comm.rank());
     }
     Ok(())

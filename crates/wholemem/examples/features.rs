@@ -1,12 +1,12 @@
-//! A table of features loaded from a file: each rank reads its own rows, any rank gathers any of them.
+//! Loads a table of features from a file: each rank reads its own rows, and gathers rows of all ranks.
 
-#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
+use wholemem::files::{FileSource, LoadSpec, SaveSpec, ignore_progress};
 use wholemem::{bf16, prelude::*};
 
 const NODES: usize = 2000;
@@ -20,11 +20,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Backend::auto()?.device(0)?;
     let three = Communicator::local(&[device.clone(), device.clone(), device.clone()])?;
     let tables = Communicator::on_each(&three, |comm| {
-        WholeTensor::load(comm, &Source::new(&array), &LoadSpec::default(), &unwatched)
+        WholeTensor::load(comm, &FileSource::new(&array), &LoadSpec::default(), &ignore_progress)
     })?;
     println!("3 ranks loaded {} features of shape {:?}", tables[0].dtype(), tables[0].shape());
 
-    // A batch of nodes, in half precision, as a model would have it: on a stream, into memory that a GPU can access.
+    // A batch of nodes in half precision, as a model would use it: on a stream, to memory that a GPU can access.
     let nodes = [1999_i64, 0, 42];
     let stream = device.stream()?;
     let (at, batch) = (PinnedBuffer::create(&device, 24)?, PinnedBuffer::create(&device, 3 * WIDTH * 2)?);
@@ -38,23 +38,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         elements.iter().step_by(WIDTH).map(|element| bf16::from_ne_bytes(*element)).collect();
     println!("the first features of nodes {nodes:?} are {firsts:?}");
 
-    // Saved as a file for each rank, with checksums, and loaded by another number of ranks.
+    // Save one file for each rank, with checksums, and load them with another number of ranks.
     Communicator::on_each(&three, |comm| {
-        tables[comm.rank().0 as usize].save(&saved, SaveSpec::default(), &unwatched)
+        tables[comm.rank().0 as usize].save(&saved, SaveSpec::default(), &ignore_progress)
     })?;
     let two = Communicator::local(&[device.clone(), device])?;
     let again = Communicator::on_each(&two, |comm| {
-        WholeTensor::load(comm, &Source::new(&saved), &LoadSpec::default(), &unwatched)
+        WholeTensor::load(comm, &FileSource::new(&saved), &LoadSpec::default(), &ignore_progress)
     })?;
     let features = again[0].read_rows::<f32>(1999..2000)?;
     println!("2 ranks loaded them again, and node 1999 has {features:?}");
     Ok(())
 }
 
-/// As `numpy.save` would write it: feature `column` of `node` is `node + column / 8`.
+/// Writes an array as `numpy.save` does: feature `column` of `node` is `node + column / 8`.
 fn write_npy(path: &Path) -> std::io::Result<()> {
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({NODES}, {WIDTH}), }}");
-    // The header and the ten bytes before it are a multiple of 64 bytes long, and end with a line.
+    // The header and the ten bytes before it have a multiple of 64 bytes, and end with a newline.
     let header = format!("{header:<117}\n");
     let features =
         (0..NODES).flat_map(|node| (0..WIDTH).map(move |column| node as f32 + column as f32 / 8.0));

@@ -17,7 +17,7 @@ const ROWS: KernelImage =
 const ELEMENTS: KernelImage =
     KernelImage { ptx: Some(include_str!("../kernels/ptx/elements.ptx")), host: cpu::FUNCTIONS };
 
-/// The kernels of gather and scatter. Each takes a request and its tiles.
+/// The kernels of gather and scatter. Their arguments are a request and its tiles.
 #[derive(Debug)]
 pub(crate) struct RowKernels {
     pub(crate) gather: Function,

@@ -1,5 +1,5 @@
-//! Memory over many GPUs, processes and threads: its rows are divided among them, and gathered and scattered at memory
-//! bandwidth.
+//! Tables that are divided among many GPUs, processes and threads, with gather and scatter at memory bandwidth, and collective
+//! calls.
 //!
 //! This page is an introduction. Each example runs without a GPU.
 //!
@@ -20,7 +20,7 @@
 //!
 //! A [`Communicator`] is a group of ranks, each with a device. Usually each rank is a process, started by `wholemem launch` or
 //! another launcher, which calls [`Communicator::from_env`]. Ranks can also be threads of one process:
-//! [`Communicator::run_local`] starts them on the devices that there are, [`Communicator::local`] on devices of one's choice, and
+//! [`Communicator::run_local`] starts them on the available devices, [`Communicator::local`] creates them on given devices, and
 //! [`Communicator::on_each`] makes a collective call on all of them.
 //!
 //! ```
@@ -55,8 +55,8 @@
 //!
 //! [`gather`](WholeTensor::gather) returns rows of any rank by their indices, [`scatter`](WholeTensor::scatter) writes rows, and
 //! [`scatter_add`](WholeTensor::scatter_add) adds to them. [`read_rows`](WholeTensor::read_rows) and
-//! [`write_rows`](WholeTensor::write_rows) are for rows that follow each other. They take slices of an [`Element`] type, such as
-//! `f32`, and wait for the result. Other ranks see what a rank has written after a [`Communicator::barrier`].
+//! [`write_rows`](WholeTensor::write_rows) are for contiguous rows. They accept slices of an [`Element`] type, such as `f32`, and
+//! wait for the result. Other ranks see the rows that a rank has written after a [`Communicator::barrier`].
 //!
 //! ```
 //! # use wholemem::prelude::*;
@@ -70,10 +70,10 @@
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! Calls whose names end in `_on` are enqueued on a [`Stream`], between buffers that the device can access, and can be captured
-//! in a [`Graph`]: [`gather_on`](WholeTensor::gather_on) copies the rows that [`Indices`] name into a [`RowBuffer`]. Rows can have a
-//! stride, and elements can be converted. Those whose names end in `_on_sync` wait. Other ranks see what was enqueued before a
-//! [`Communicator::barrier_on`].
+//! Calls whose names end in `_on` are enqueued on a [`Stream`], between buffers that the device can access, and can be captured in
+//! a [`Graph`]: [`gather_on`](WholeTensor::gather_on) copies the rows that [`Indices`] name into a [`RowBuffer`]. Rows can have a
+//! stride, and elements can be converted. Calls whose names end in `_on_sync` wait. Other ranks see the results of enqueued calls
+//! after a [`Communicator::barrier_on`].
 //!
 //! ```
 //! # use wholemem::prelude::*;
@@ -91,18 +91,18 @@
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! If an index names no row, its row of the output is zero and nothing else is written. A call that waits returns
-//! [`Error::BadIndex`] with the smallest position of such an index; that of an enqueued call is reported by
+//! If an index names no row, a gather zeroes its row of the output, and a scatter skips the row. A call that waits returns
+//! [`Error::BadIndex`] with the smallest position of such an index; a bad index of an enqueued call is reported by
 //! [`check`](WholeTensor::check) or by the next call.
 //!
 //! # Windows and collective calls
 //!
-//! A [`Window`] is memory of which every rank has a part and which every rank can access: new memory, by
-//! [`SymmetricMemory::mem_alloc`], or existing memory. On windows, and on other memory, which is staged, ranks
-//! [reduce](Lane::all_reduce), [gather](Lane::all_gather) and [broadcast](Lane::broadcast), and synchronize with a
-//! [barrier](Lane::barrier). The result of a reduction is bitwise the same on every rank, for every algorithm and device. Calls
-//! are enqueued on a stream, and can be captured in a graph. If a rank dies or does not arrive before the timeout, the call fails
-//! with an error that names the rank. Calls on slices, such as [`all_reduce_slice`](Lane::all_reduce_slice), wait.
+//! A [`Window`] is memory of which every rank has a part and which every rank can access: new memory from
+//! [`SymmetricMemory::mem_alloc`], or existing memory. The collective calls are [all-reduce](Lane::all_reduce),
+//! [all-gather](Lane::all_gather), [broadcast](Lane::broadcast) and [barrier](Lane::barrier). Memory outside of windows is staged.
+//! The result of a reduction is bitwise the same on every rank, for every algorithm and device. Calls are enqueued on a stream, and
+//! can be captured in a graph. If a rank dies or does not arrive before the timeout, the call fails with an error that names the
+//! rank. Calls on slices, such as [`all_reduce_slice`](Lane::all_reduce_slice), wait.
 //!
 //! ```
 //! # use wholemem::prelude::*;
@@ -131,7 +131,7 @@
 //! ```
 //! # use wholemem::{Communicator, Error, MemorySpec, Rank, WholeMemory};
 //! # Communicator::run_local(2, |comm| {
-//! // Rank 1 is asked for 64 TiB.
+//! // Rank 1 would have to allocate 64 TiB.
 //! let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46]), ..MemorySpec::new((1 << 46) + 1, 1) };
 //! let error = WholeMemory::create(comm, &spec).unwrap_err();
 //! assert!(matches!(error, Error::OnRank { rank: Rank(1), .. }));
@@ -142,23 +142,23 @@
 //!
 //! # The crates below
 //!
-//! Programs need this crate alone. It re-exports what tables and collective calls use of devices, memory and streams
-//! (`wholemem-hal`), ranks (`wholemem-comm`) and Linux (`wholemem-os`), and the crates themselves as [`hal`], [`comm`] and [`os`].
-//! [`prelude`] has what most programs use.
+//! Programs need only this crate. It re-exports the types of devices, memory and streams (`wholemem-hal`), ranks (`wholemem-comm`)
+//! and Linux (`wholemem-os`) that tables and collective calls use, and the crates themselves as [`hal`], [`comm`] and [`os`].
+//! [`prelude`] re-exports the names that most programs use.
 //!
 //! # Modules
 //!
-//! A module uses those below it only.
+//! A module uses only the modules below it.
 //!
 //! ```text
-//!   prelude         what most programs use
+//!   prelude         the names that most programs use
 //!   files           saves and loads tensors; reads .npy and .safetensors files
 //!   collective      SymmetricMemory, Window, Lane: memory that every rank has, and collective calls over it
 //!   table           WholeMemory, WholeTensor, Partition, Placement: memory divided among ranks; gather and scatter
 //!   communicator    Communicator: ranks with devices; errors that are the same on all ranks; staging of host slices
 //!   kernels         the kernels of gather and scatter, loaded on a device
 //!   cpu             all kernels as the CPU runs them, and the reference for those of GPUs
-//!   abi             GlobalRef, ElementRef, LaneRef, WindowRef, requests: what host and device code both know
+//!   abi             GlobalRef, ElementRef, LaneRef, WindowRef, requests: structures that host and device code share
 //!   error           Error, FileError
 //!   dtype           Dtype, Element, ReduceOp: element types, the table of their names and codes, and their arithmetic
 //! ```
@@ -167,13 +167,13 @@
 //!
 //! None is on by default.
 //!
-//! | feature | what it adds |
+//! | feature | effect |
 //! |---|---|
-//! | `test-hooks` | for this crate's own tests: delays in collective calls, and broken synchronization rules that tests must notice |
+//! | `test-hooks` | for this crate's own tests: delays in collective calls, and broken synchronization rules that tests must detect |
 //!
 //! This crate does not move rows between nodes: the ranks of a group share memory, so they are on one node.
 
-#[allow(unreachable_pub, reason = "cbindgen exports what is `pub`")]
+#[allow(unreachable_pub, reason = "cbindgen exports only `pub` items")]
 mod abi;
 mod collective;
 mod communicator;
@@ -193,7 +193,7 @@ pub use abi::{
 };
 #[cfg(feature = "test-hooks")]
 #[doc(hidden)]
-pub use collective::Chaos;
+pub use collective::CallFaults;
 pub use collective::{
     Algorithm, Buffer, Lane, SymmetricMemory, SymmetricSpec, Tuning, UnknownAlgorithm, Window,
 };

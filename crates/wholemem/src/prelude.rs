@@ -1,6 +1,6 @@
-//! What most programs with tables and collective calls use: `use wholemem::prelude::*`.
+//! The names that most programs with tables and collective calls use: `use wholemem::prelude::*`.
 //!
-//! It has no `Error` and no `Result`, so that those of the program and of the standard library keep their names; write
+//! It does not include `Error` and `Result`, which would shadow those of the program and of the standard library. Write
 //! [`wholemem::Error`](crate::Error) and [`wholemem::Result`](crate::Result).
 //!
 //! ```

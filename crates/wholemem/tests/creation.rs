@@ -1,4 +1,4 @@
-//! Making memory among threads and devices of one process: what it is like, and what is refused.
+//! Creation of memory and tensors by ranks of one process: contents, views, and rejected arguments.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -10,7 +10,7 @@ use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer};
 
 const GRANULE: usize = 64 << 10;
 
-/// A group of ranks with a device each, of one backend.
+/// A group of ranks on one backend, each with its own device.
 fn local(ranks: u32) -> Vec<Communicator> {
     let granule = Granule::new(GRANULE).unwrap();
     let backend = Backend::host(HostConfig::virtual_devices(ranks as usize).granule(granule)).unwrap();
@@ -18,8 +18,8 @@ fn local(ranks: u32) -> Vec<Communicator> {
     Communicator::local(&devices).unwrap()
 }
 
-/// A group of threads that know nothing of each other: each has opened a backend of its own.
-fn strangers(ranks: u32) -> Vec<Communicator> {
+/// A group of ranks in one process, each with its own backend.
+fn separate_backends(ranks: u32) -> Vec<Communicator> {
     let comms: Vec<_> = Bootstrap::local(ranks).unwrap();
     std::thread::scope(|scope| {
         let create = |comm| {
@@ -42,8 +42,8 @@ fn read(memory: &WholeMemory, offset: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn fresh_memory_is_zero_and_one_for_all_ranks() {
-    for groups in [local(3), strangers(3)] {
+fn new_memory_is_zero_and_shared_by_all_ranks() {
+    for groups in [local(3), separate_backends(3)] {
         for kind in [Kind::Continuous, Kind::Chunked] {
             for location in [Location::Device, Location::Host] {
                 let len = 3 * GRANULE + 1000;
@@ -51,7 +51,7 @@ fn fresh_memory_is_zero_and_one_for_all_ranks() {
                 let memories = create(&groups, &spec);
                 assert!(memories.iter().all(|memory| read(memory, 0, len) == vec![0; len]));
                 let stream = groups[1].device().stream().unwrap();
-                // Over every boundary at once.
+                // One write across all boundaries between ranks.
                 let text: Vec<u8> = (0..len).map(|at| (at % 251).to_le_bytes()[0]).collect();
                 memories[1].write(&stream, 0, &text).unwrap();
                 assert!(memories.iter().all(|memory| read(memory, 0, len) == text));
@@ -61,29 +61,29 @@ fn fresh_memory_is_zero_and_one_for_all_ranks() {
 }
 
 #[test]
-fn devices_of_one_process_have_one_map() {
+fn ranks_on_one_backend_share_mappings() {
     let groups = local(3);
     for kind in [Kind::Continuous, Kind::Chunked] {
         let memories = create(&groups, &MemorySpec { kind, ..MemorySpec::new(300_000, 1) });
         let addresses = |memory: &WholeMemory| [0, 1, 2].map(|rank| memory.address_of(Rank(rank)));
         assert!(memories.iter().all(|memory| addresses(memory) == addresses(&memories[0])));
     }
-    let apart = strangers(2);
-    let memories = create(&apart, &MemorySpec::new(300_000, 1));
+    let separate = separate_backends(2);
+    let memories = create(&separate, &MemorySpec::new(300_000, 1));
     assert_ne!(
         memories[0].address_of(Rank(0)),
         memories[1].address_of(Rank(0)),
-        "two backends have two maps"
+        "ranks on two backends have separate mappings"
     );
 }
 
 #[test]
-fn equal_addresses_cannot_be_had_twice_in_one_process() {
+fn equal_addresses_are_impossible_for_two_backends_in_one_process() {
     let spec = MemorySpec { equal_addresses: true, ..MemorySpec::new(300_000, 1) };
     let memories = create(&local(3), &spec);
     assert!(memories.iter().all(|memory| memory.address_of(Rank(2)) == memories[0].address_of(Rank(2))));
 
-    let groups = strangers(2);
+    let groups = separate_backends(2);
     let refused = Communicator::on_each(&groups, |group| {
         assert!(matches!(WholeMemory::create(group, &spec), Err(Error::NoCommonAddress { tried: 16, .. })));
         Ok(())
@@ -93,7 +93,7 @@ fn equal_addresses_cannot_be_had_twice_in_one_process() {
 }
 
 #[test]
-fn local_rows_are_where_the_partition_says() {
+fn local_rows_match_the_partition() {
     let groups = local(4);
     let rows_of_each = vec![10, 0, 1, 89];
     for kind in [Kind::Continuous, Kind::Chunked] {
@@ -107,7 +107,7 @@ fn local_rows_are_where_the_partition_says() {
         assert!(local[1].is_none());
         let rows: Vec<_> = local.iter().flatten().map(|local| local.rows.clone()).collect();
         assert_eq!(rows, [0..10, 10..11, 11..100]);
-        // What is written by row is read through the local view, and the other way round.
+        // Rows written by number are read through the local span.
         let stream = groups[0].device().stream().unwrap();
         tensors[0].write_rows_on(&stream, 10, &[7; 12_000]).unwrap();
         let own = local[2].clone().unwrap();
@@ -118,7 +118,7 @@ fn local_rows_are_where_the_partition_says() {
 }
 
 #[test]
-fn parts_of_parts_are_the_same_elements() {
+fn views_of_views_have_the_same_elements() {
     let groups = local(2);
     let spec = TensorSpec::new(Dtype::U8, &[6, 4, 2]);
     let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
@@ -138,16 +138,16 @@ fn parts_of_parts_are_the_same_elements() {
     let local = tensors[1].columns(1..2).unwrap().local().unwrap();
     assert_eq!((local.rows, local.stride, local.span.len()), (3..6, 8, 2 * 8 + 2));
 
-    let out = |what, start, end, count| Error::OutOfRange { what, start, end, count };
-    assert_eq!(part.rows(1..3).unwrap_err(), out("rows", 1, 3, 2));
-    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+    let out_of_range = |what, start, end, count| Error::OutOfRange { dimension: what, start, end, count };
+    assert_eq!(part.rows(1..3).unwrap_err(), out_of_range("rows", 1, 3, 2));
+    #[expect(clippy::reversed_empty_ranges, reason = "the test passes a reversed range")]
     let reversed = part.rows(2..1).unwrap_err();
-    assert_eq!(reversed, out("rows", 2, 1, 2));
-    assert_eq!(part.columns(0..2).unwrap_err(), out("columns", 0, 2, 1));
+    assert_eq!(reversed, out_of_range("rows", 2, 1, 2));
+    assert_eq!(part.columns(0..2).unwrap_err(), out_of_range("columns", 0, 2, 1));
     assert_eq!(part.columns(0..0).unwrap_err(), Error::EmptyRow);
-    assert_eq!(part.read_rows_on(&stream, 1, &mut [0; 4]).unwrap_err(), out("rows", 1, 3, 2));
-    let cut = Error::TooShort { what: "rows", count: 2, needed: 4, len: 3 };
-    assert_eq!(part.read_rows_on(&stream, 0, &mut [0; 3]).unwrap_err(), cut);
+    assert_eq!(part.read_rows_on(&stream, 1, &mut [0; 4]).unwrap_err(), out_of_range("rows", 1, 3, 2));
+    let partial_row = Error::TooShort { items: "rows", count: 2, needed: 4, len: 3 };
+    assert_eq!(part.read_rows_on(&stream, 0, &mut [0; 3]).unwrap_err(), partial_row);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn row_ranges_are_copied_to_and_from_other_memory() {
     let buffer = PinnedBuffer::create(device, 48).unwrap();
     let bytes: Vec<u8> = (0..48).collect();
     buffer.bytes().unwrap().write_at(0, &bytes).unwrap();
-    // Rows 2 to 8 lie on both ranks.
+    // Rows 2 to 8 are on both ranks.
     tensors[0].copy_rows_in(&stream, 2, &buffer.all()).unwrap();
     let back = PinnedBuffer::create(device, 16).unwrap();
     tensors[0].copy_rows_out(&stream, 4, &back.all()).unwrap();
@@ -170,7 +170,7 @@ fn row_ranges_are_copied_to_and_from_other_memory() {
 }
 
 #[test]
-fn what_ranks_do_not_agree_on_is_refused_by_all() {
+fn different_arguments_of_ranks_are_rejected_on_all_ranks() {
     let groups = local(3);
     let outcomes = Communicator::on_each(&groups, |group| {
         let spec = MemorySpec::new(if group.rank() == Rank(1) { 11 } else { 10 }, 8);
@@ -178,17 +178,17 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
     });
     assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank: Rank(1) }; 3]);
 
-    // Rows of the same length, in which ranks would see different elements.
+    // Rows of the same length with different element types or shapes.
     for (dtype, shape) in [(Dtype::I32, &[10, 8][..]), (Dtype::F32, &[10, 4, 2]), (Dtype::F16, &[10, 16])] {
         let outcomes = Communicator::on_each(&groups, |group| {
-            let is_odd = group.rank() == Rank(2);
-            let (dtype, shape) = if is_odd { (dtype, shape) } else { (Dtype::F32, &[10, 8][..]) };
+            let differs = group.rank() == Rank(2);
+            let (dtype, shape) = if differs { (dtype, shape) } else { (Dtype::F32, &[10, 8][..]) };
             Ok(WholeTensor::create(group, &TensorSpec::new(dtype, shape)).map(drop))
         });
         assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
     }
 
-    // Types that are stored alike.
+    // Types with the same storage type.
     let outcomes = Communicator::on_each(&groups, |group| {
         let dtype = if group.rank() == Rank(2) { Dtype::Bool } else { Dtype::U8 };
         Ok(WholeTensor::create(group, &TensorSpec::new(dtype, &[10, 8])).map(drop))
@@ -199,9 +199,9 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
         let shape: &[u64] = if group.rank() == Rank(2) { &[] } else { &[10, 8] };
         Ok(WholeTensor::create(group, &TensorSpec::new(Dtype::U8, shape)).unwrap_err())
     });
-    let why = "a tensor has at least one dimension: its rows".to_owned();
-    let told = Error::OnRank { rank: Rank(2), code: 1007, why, hint: None };
-    assert_eq!(outcomes.unwrap(), [told.clone(), told, Error::NoDimensions]);
+    let reason = "a tensor has at least one dimension: its rows".to_owned();
+    let on_other_ranks = Error::OnRank { rank: Rank(2), code: 1007, reason, hint: None };
+    assert_eq!(outcomes.unwrap(), [on_other_ranks.clone(), on_other_ranks, Error::NoDimensions]);
 
     let spec = MemorySpec { rows_of_each: Some(vec![5, 5]), ..MemorySpec::new(10, 8) };
     let outcomes = Communicator::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()));
@@ -210,25 +210,25 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
 }
 
 #[test]
-fn a_rank_without_enough_memory_is_named_by_all() {
+fn a_failed_allocation_names_the_rank_on_all_ranks() {
     let groups = local(3);
-    // More than any machine has, on one rank.
+    // More memory than any machine has, on one rank.
     let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46, 1]), ..MemorySpec::new((1 << 46) + 2, 1) };
     for _ in 0..3 {
         let outcomes =
             Communicator::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()))
                 .unwrap();
-        let Error::OnRank { rank: Rank(1), code: 105, why, .. } = &outcomes[0] else {
+        let Error::OnRank { rank: Rank(1), code: 105, reason, .. } = &outcomes[0] else {
             panic!("{:?}", outcomes[0])
         };
-        assert!(why.starts_with("cannot create 64 TiB on host:1: only "), "{why}");
+        assert!(reason.starts_with("cannot create 64 TiB on host:1: only "), "{reason}");
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]));
     }
     create(&groups, &MemorySpec::new(1000, 1));
 }
 
 #[test]
-fn a_view_of_memory_fits_its_rows() {
+fn a_view_of_memory_must_fit_in_its_rows() {
     let groups = local(1);
     let memory = &create(&groups, &MemorySpec::new(10, 8))[0];
     let tensor = WholeTensor::of_memory(memory, Dtype::F32, &[2]).unwrap();
@@ -236,13 +236,13 @@ fn a_view_of_memory_fits_its_rows() {
     let narrow = WholeTensor::of_memory(memory, Dtype::F32, &[]).unwrap();
     assert_eq!((narrow.row_len(), narrow.stride()), (4, 8));
     let error = WholeTensor::of_memory(memory, Dtype::F64, &[2]).unwrap_err();
-    assert_eq!(error, Error::TooShort { what: "elements of a row", count: 16, needed: 16, len: 8 });
+    assert_eq!(error, Error::TooShort { items: "elements of a row", count: 16, needed: 16, len: 8 });
     assert_eq!(WholeTensor::of_memory(memory, Dtype::F64, &[0]).unwrap_err(), Error::EmptyRow);
 }
 
-/// Rows of any length are moved as bytes, but elements are looked at only where their type allows.
+/// Rows of any length are copied as bytes, but conversion and addition need aligned elements.
 #[test]
-fn elements_of_rows_that_are_not_aligned_are_refused() {
+fn conversion_and_addition_of_misaligned_rows_are_rejected() {
     let groups = local(2);
     for kind in [Kind::Continuous, Kind::Chunked] {
         let memory = &create(&groups, &MemorySpec { kind, ..MemorySpec::new(10, 13) })[0];
@@ -260,15 +260,15 @@ fn elements_of_rows_that_are_not_aligned_are_refused() {
         rows.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert_eq!(&seen, b"twelve bytes");
 
-        let is_refused = |outcome| matches!(outcome, Err(Error::Misaligned { stride: 13, align: 4, .. }));
-        assert!(is_refused(tensor.gather_on_sync(&stream, &indices, &half)));
-        assert!(is_refused(tensor.scatter_on_sync(&stream, &indices, &half, Order::Any)));
-        assert!(is_refused(tensor.scatter_add_on_sync(&stream, &indices, &same, Order::Any)));
+        let is_misaligned = |outcome| matches!(outcome, Err(Error::Misaligned { stride: 13, align: 4, .. }));
+        assert!(is_misaligned(tensor.gather_on_sync(&stream, &indices, &half)));
+        assert!(is_misaligned(tensor.scatter_on_sync(&stream, &indices, &half, Order::Any)));
+        assert!(is_misaligned(tensor.scatter_add_on_sync(&stream, &indices, &same, Order::Any)));
     }
 }
 
 #[test]
-fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
+fn a_bad_index_is_reported_once_by_the_next_call() {
     let groups = local(1);
     let spec = TensorSpec::new(Dtype::U8, &[10, 4]);
     let tensor = WholeTensor::create(&groups[0], &spec).unwrap();
@@ -280,21 +280,36 @@ fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
         Indices::i64(numbers.all())
     };
     let rows = PinnedBuffer::create(device, 16).unwrap();
-    let dense = RowBuffer::new(rows.all(), Dtype::U8);
+    let row_buffer = RowBuffer::new(rows.all(), Dtype::U8);
     let bad = |index, rows| Err(Error::BadIndex { position: 1, index: Some(index), rows: Some(rows) });
-    assert_eq!(tensor.gather_on(&stream, &indices([0, -1, 10, 3]), &dense), Ok(()), "not known yet");
-    assert_eq!(tensor.gather_on(&stream, &indices([0, 1, 2, 3]), &dense), bad(-1, 10), "of the call before");
-    assert_eq!(tensor.check(), Ok(()), "asked once, forgotten");
-    assert_eq!(tensor.scatter_on(&stream, &indices([0, i64::MIN, 2, 10]), &dense, Order::Any), Ok(()));
-    assert_eq!(tensor.rows(0..3).unwrap().check(), bad(i64::MIN, 10), "a part has the same memory");
-    assert_eq!(tensor.gather_on_sync(&stream, &indices([0, 10, 2, 3]), &dense), bad(10, 10));
-    assert_eq!(tensor.gather_on_sync(&stream, &indices([9, 0, 9, 0]), &dense), Ok(()));
-    // A part has fewer rows.
-    assert_eq!(tensor.rows(0..9).unwrap().gather_on_sync(&stream, &indices([8, 9, 8, 0]), &dense), bad(9, 9));
+    assert_eq!(
+        tensor.gather_on(&stream, &indices([0, -1, 10, 3]), &row_buffer),
+        Ok(()),
+        "the call does not wait"
+    );
+    assert_eq!(
+        tensor.gather_on(&stream, &indices([0, 1, 2, 3]), &row_buffer),
+        bad(-1, 10),
+        "the error of the previous call"
+    );
+    assert_eq!(tensor.check(), Ok(()), "the error is reported once");
+    assert_eq!(tensor.scatter_on(&stream, &indices([0, i64::MIN, 2, 10]), &row_buffer, Order::Any), Ok(()));
+    assert_eq!(
+        tensor.rows(0..3).unwrap().check(),
+        bad(i64::MIN, 10),
+        "a view shares the record of the memory"
+    );
+    assert_eq!(tensor.gather_on_sync(&stream, &indices([0, 10, 2, 3]), &row_buffer), bad(10, 10));
+    assert_eq!(tensor.gather_on_sync(&stream, &indices([9, 0, 9, 0]), &row_buffer), Ok(()));
+    // A view has fewer rows.
+    assert_eq!(
+        tensor.rows(0..9).unwrap().gather_on_sync(&stream, &indices([8, 9, 8, 0]), &row_buffer),
+        bad(9, 9)
+    );
 }
 
 #[test]
-fn threads_that_wait_hear_of_their_own_indices_alone() {
+fn waiting_threads_get_only_their_own_bad_indices() {
     const THREADS: i64 = 4;
     const COUNT: i64 = 300;
     let groups = local(1);
@@ -311,7 +326,7 @@ fn threads_that_wait_hear_of_their_own_indices_alone() {
                 indices.bytes().unwrap().write_at(0, &bytes).unwrap();
                 let indices = Indices::i64(indices.all());
                 let rows = PinnedBuffer::create(device, bytes.len() * 8).unwrap();
-                let dense = RowBuffer::new(rows.all(), Dtype::U8);
+                let row_buffer = RowBuffer::new(rows.all(), Dtype::U8);
                 let position = u64::try_from(7 + thread).unwrap();
                 let expected = if is_bad {
                     Err(Error::BadIndex { position, index: Some(-1), rows: Some(1000) })
@@ -319,23 +334,23 @@ fn threads_that_wait_hear_of_their_own_indices_alone() {
                     Ok(())
                 };
                 for _ in 0..500 {
-                    assert_eq!(tensor.gather_on_sync(&stream, &indices, &dense), expected);
-                    assert_eq!(tensor.scatter_on_sync(&stream, &indices, &dense, Order::Any), expected);
+                    assert_eq!(tensor.gather_on_sync(&stream, &indices, &row_buffer), expected);
+                    assert_eq!(tensor.scatter_on_sync(&stream, &indices, &row_buffer, Order::Any), expected);
                 }
             });
         }
     });
-    assert_eq!(tensor.check(), Ok(()), "they have been told");
+    assert_eq!(tensor.check(), Ok(()), "all errors were returned by the calls");
 }
 
 #[test]
-fn memory_outlives_the_ranks_that_are_done_with_it() {
-    let groups = strangers(3);
+fn memory_remains_while_one_rank_holds_it() {
+    let groups = separate_backends(3);
     let mut memories = create(&groups, &MemorySpec::new(3 * GRANULE as u64, 1));
     let last = memories.pop().unwrap();
     let stream = groups[0].device().stream().unwrap();
     memories[0].write(&stream, 0, b"from rank 0").unwrap();
-    // Freeing asks nobody, and takes nothing from others.
+    // Dropping is not collective, and does not affect other ranks.
     drop(memories);
     assert_eq!(read(&last, 0, 11), b"from rank 0");
 }

@@ -1,4 +1,4 @@
-//! Which device a rank has that is a process: as its launcher says.
+//! The choice of a device for a rank that is a process, by the variables of its launcher.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -6,7 +6,7 @@ use wholemem::{Bootstrap, Communicator};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_testkit::{Ranks, test_name};
 
-/// A single rank, which finds four devices. The parameter is the number of the device that it is to have.
+/// A single rank with four visible devices. The parameter is the number of the expected device.
 fn body(rank: &wholemem_testkit::Rank) {
     let comm = Bootstrap::from_env().unwrap();
     let backend = Backend::host(HostConfig::virtual_devices(4)).unwrap();
@@ -15,7 +15,7 @@ fn body(rank: &wholemem_testkit::Rank) {
 }
 
 #[test]
-fn the_local_rank_of_the_launcher_chooses_the_device_among_the_visible_ones() {
+fn the_launchers_local_rank_chooses_among_the_visible_devices() {
     if Ranks::is_rank() {
         return Ranks::of(1).run(test_name!(), body);
     }
@@ -27,7 +27,7 @@ fn the_local_rank_of_the_launcher_chooses_the_device_among_the_visible_ones() {
         (torchrun, ("LOCAL_RANK", "7"), "3"),
         (slurm, ("SLURM_LOCALID", "5"), "1"),
         (open_mpi, ("OMPI_COMM_WORLD_LOCAL_RANK", "6"), "2"),
-        // Not the launcher that set the rank: the rank itself is the number.
+        // The local rank of another launcher is ignored: the rank itself is the number.
         (torchrun, ("SLURM_LOCALID", "2"), "0"),
     ] {
         let run = format!("devices-{}-{device}", std::process::id());

@@ -1,4 +1,4 @@
-//! Tensors in files: whoever wrote them, whoever reads them, and whatever happened in between.
+//! Tests of saving and loading tensors, of other file formats, and of invalid, corrupt and missing files.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
-use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
+use wholemem::files::{
+    CopyProgress, FileError, FileProblem, FileSource, LoadSpec, SaveSpec, StoredTensor, ignore_progress,
+};
 use wholemem::{
     Bootstrap, Communicator, Dtype, Error, Kind, Location, Rank, Result, TensorSpec, WholeTensor,
 };
@@ -27,14 +29,14 @@ fn groups(count: u32) -> Vec<Communicator> {
     Communicator::local(&devices).unwrap()
 }
 
-/// The bytes of a row, which differ from those of all others.
+/// The bytes of a row, different for every row.
 fn row_bytes(row: u64, len: usize) -> Vec<u8> {
     let byte =
         |n: usize| (row.wrapping_mul(0x9e37_79b9) >> (n % 4 * 8)).to_le_bytes()[0] ^ n.to_le_bytes()[0];
     (0..len).map(byte).collect()
 }
 
-/// Makes a tensor on all ranks in which every row has its own bytes.
+/// Creates a tensor on all ranks, and fills every row with its bytes.
 fn filled(groups: &[Communicator], spec: &TensorSpec) -> Vec<WholeTensor> {
     let fill = |group: &Communicator| {
         let tensor = WholeTensor::create(group, spec)?;
@@ -49,7 +51,7 @@ fn filled(groups: &[Communicator], spec: &TensorSpec) -> Vec<WholeTensor> {
     Communicator::on_each(groups, fill).unwrap()
 }
 
-/// All rows of a tensor, as one rank sees them.
+/// All rows of a tensor, as one rank reads them.
 fn all_rows(tensor: &WholeTensor) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(tensor.row_count()).unwrap() * tensor.row_len()];
     tensor.read_rows_on(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
@@ -58,25 +60,25 @@ fn all_rows(tensor: &WholeTensor) -> Vec<u8> {
 
 fn save(tensors: &[WholeTensor], path: &Path, spec: SaveSpec) -> Result<()> {
     let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
-    let save = |group: &Communicator| tensors[group.rank().index()].save(path, spec, &unwatched);
+    let save = |group: &Communicator| tensors[group.rank().index()].save(path, spec, &ignore_progress);
     Communicator::on_each(&groups, save).map(drop)
 }
 
-fn load(count: u32, source: &Source, spec: &LoadSpec) -> Result<Vec<WholeTensor>> {
-    Communicator::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &unwatched))
+fn load(count: u32, source: &FileSource, spec: &LoadSpec) -> Result<Vec<WholeTensor>> {
+    Communicator::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &ignore_progress))
 }
 
-/// What a folder holds, in order.
+/// The sorted paths of the entries of a folder.
 fn listed(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     paths
 }
 
-/// The words of the error that all ranks were told, which must be of a file.
-fn why(outcome: Result<Vec<WholeTensor>>) -> String {
+/// The message of a file error that all ranks returned.
+fn file_error(outcome: Result<Vec<WholeTensor>>) -> String {
     match outcome {
-        Err(Error::OnRank { code: 1017, why, .. }) => why,
+        Err(Error::OnRank { code: 1017, reason, .. }) => reason,
         other => panic!("{other:?}"),
     }
 }
@@ -85,7 +87,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn any_number_of_ranks_reads_what_any_other_wrote(
+    fn tensors_are_loaded_by_another_number_of_ranks_than_saved_them(
         writers in prop::collection::vec(0u64..40, 1..6),
         readers in prop::collection::vec(1u64..10, 1..6),
         columns in 1u64..9,
@@ -99,28 +101,28 @@ proptest! {
         let kind = if chunked { Kind::Chunked } else { Kind::Continuous };
         let spec = TensorSpec::new(dtype, &[rows, columns]);
         let spec = TensorSpec { kind, rows_of_each: Some(writers.clone()), ..spec };
-        let written = filled(&groups(u32::try_from(writers.len()).unwrap()), &spec);
-        save(&written, &path, SaveSpec::default()).unwrap();
+        let saved = filled(&groups(u32::try_from(writers.len()).unwrap()), &spec);
+        save(&saved, &path, SaveSpec::default()).unwrap();
 
         let location = if host { Location::Host } else { Location::Device };
-        // The same rows in other proportions.
+        // The same rows with another partition.
         let total: u64 = readers.iter().sum();
-        let mut shares: Vec<u64> = readers.iter().map(|share| rows * share / total).collect();
-        *shares.last_mut().unwrap() += rows - shares.iter().sum::<u64>();
-        let spec = LoadSpec { kind, location, rows_of_each: Some(shares) };
-        let read = load(u32::try_from(readers.len()).unwrap(), &Source::new(&path), &spec).unwrap();
-        for tensor in &read {
+        let mut rows_of_readers: Vec<u64> = readers.iter().map(|share| rows * share / total).collect();
+        *rows_of_readers.last_mut().unwrap() += rows - rows_of_readers.iter().sum::<u64>();
+        let spec = LoadSpec { kind, location, rows_of_each: Some(rows_of_readers) };
+        let loaded = load(u32::try_from(readers.len()).unwrap(), &FileSource::new(&path), &spec).unwrap();
+        for tensor in &loaded {
             prop_assert_eq!(tensor.dtype(), dtype);
             prop_assert_eq!(tensor.shape(), &[rows, columns][..]);
-            prop_assert_eq!(all_rows(tensor), all_rows(&written[0]));
+            prop_assert_eq!(all_rows(tensor), all_rows(&saved[0]));
         }
-        prop_assert_eq!(listed(folder.path()), [path], "nothing else is left");
+        prop_assert_eq!(listed(folder.path()), [path], "no temporary files remain");
     }
 }
 
-/// What earlier versions have written: the names and codes of every type in every format.
+/// Files of earlier versions must remain readable: the names and codes of every type in every format are fixed.
 #[test]
-fn the_names_and_codes_of_types_in_files_do_not_change() {
+fn names_and_codes_of_types_in_files_are_stable() {
     // The type, its code and meaning in a saved tensor, its `descr` in `.npy`, its name in `.safetensors`.
     let stored = [
         ("u8", 0, 0, Some("|u1"), Some("U8")),
@@ -158,56 +160,56 @@ fn the_names_and_codes_of_types_in_files_do_not_change() {
     }
 }
 
-/// Rows that are longer than a block, and blocks that end within a rank's rows.
+/// Rows that are longer than a block, and blocks that contain rows of two ranks.
 #[test]
-fn long_rows_and_many_blocks_are_read_by_others() {
+fn long_rows_and_many_blocks_are_loaded_with_another_partition() {
     let folder = tempfile::tempdir().unwrap();
     for (name, rows, columns) in [("long", 5, (4 << 20) + 4), ("many", 40_000, 300)] {
         let path = folder.path().join(name);
-        let written = filled(&groups(3), &TensorSpec::new(Dtype::U8, &[rows, columns]));
-        save(&written, &path, SaveSpec::default()).unwrap();
-        let read = load(2, &Source::new(&path), &LoadSpec::default()).unwrap();
-        assert!(all_rows(&read[1]) == all_rows(&written[0]), "{name}");
+        let saved = filled(&groups(3), &TensorSpec::new(Dtype::U8, &[rows, columns]));
+        save(&saved, &path, SaveSpec::default()).unwrap();
+        let loaded = load(2, &FileSource::new(&path), &LoadSpec::default()).unwrap();
+        assert!(all_rows(&loaded[1]) == all_rows(&saved[0]), "{name}");
     }
 }
 
 #[test]
-fn a_part_of_a_tensor_is_saved_as_a_tensor() {
+fn a_view_is_saved_as_a_tensor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("part");
     let whole = filled(&groups(3), &TensorSpec::new(Dtype::U16, &[100, 10]));
     let part = |whole: &WholeTensor| whole.rows(20..90).unwrap().columns(3..5).unwrap();
     let parts: Vec<_> = whole.iter().map(part).collect();
     save(&parts, &path, SaveSpec::default()).unwrap();
-    let read = load(2, &Source::new(&path), &LoadSpec::default()).unwrap();
-    assert_eq!(read[0].shape(), [70, 2]);
-    assert_eq!(all_rows(&read[0]), all_rows(&parts[0]));
+    let loaded = load(2, &FileSource::new(&path), &LoadSpec::default()).unwrap();
+    assert_eq!(loaded[0].shape(), [70, 2]);
+    assert_eq!(all_rows(&loaded[0]), all_rows(&parts[0]));
 }
 
 #[test]
-fn only_a_saved_tensor_is_replaced_and_only_when_asked() {
+fn only_saved_tensors_are_overwritten_and_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("table");
     let first = filled(&groups(2), &TensorSpec::new(Dtype::F32, &[10, 2]));
     let second = filled(&groups(3), &TensorSpec::new(Dtype::I64, &[30, 3]));
     save(&first, &path, SaveSpec::default()).unwrap();
-    let refused = save(&second, &path, SaveSpec::default()).unwrap_err();
-    let words = format!("{}: something is there already", path.display());
-    let hint = Some("ask for overwriting, or save elsewhere".to_owned());
-    assert_eq!(refused, Error::OnRank { rank: Rank(0), code: 1017, why: words, hint });
+    let error = save(&second, &path, SaveSpec::default()).unwrap_err();
+    let message = format!("{}: it already exists", path.display());
+    let hint = Some("enable overwriting, or save to another path".to_owned());
+    assert_eq!(error, Error::OnRank { rank: Rank(0), code: 1017, reason: message, hint });
     let overwrite = SaveSpec { overwrite: true };
     save(&second, &path, overwrite).unwrap();
-    assert_eq!(Stored::open(&Source::new(&path)).unwrap().shape(), [30, 3]);
-    assert_eq!(listed(folder.path()), std::slice::from_ref(&path), "the first one is gone");
+    assert_eq!(StoredTensor::open(&FileSource::new(&path)).unwrap().shape(), [30, 3]);
+    assert_eq!(listed(folder.path()), std::slice::from_ref(&path), "the first tensor is replaced");
 
     fs::write(path.join("notes.txt"), "mine").unwrap();
-    let refused = save(&first, &path, overwrite).unwrap_err();
-    assert!(refused.to_string().ends_with("it is no saved tensor, and is not replaced by one"), "{refused}");
+    let error = save(&first, &path, overwrite).unwrap_err();
+    assert!(error.to_string().ends_with("it is not a saved tensor, so it is not overwritten"), "{error}");
     assert_eq!(fs::read(path.join("notes.txt")).unwrap(), b"mine");
 }
 
 #[test]
-fn bytes_that_are_not_those_that_were_saved_are_an_error_on_all_ranks() {
+fn corrupt_rows_are_an_error_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("table");
     let spec =
@@ -218,20 +220,25 @@ fn bytes_that_are_not_those_that_were_saved_are_an_error_on_all_ranks() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(shard, &bytes).unwrap();
-    // 8,192 rows of 512 bytes are a block.
-    let what = "rows 18192..20000 are not what was saved: their checksum differs";
-    let words = format!("{}: {what}", shard.display());
-    assert_eq!(why(load(3, &Source::new(&path), &LoadSpec::default())), words);
-    let stored = Stored::open(&Source::new(&path)).unwrap();
-    assert!(matches!(stored.verify(&unwatched), Err(Error::File(error)) if error.to_string() == words));
+    // A block has 8,192 rows of 512 bytes.
+    let problem_text = "rows 18192..20000 are corrupt: their checksum differs";
+    let message = format!("{}: {problem_text}", shard.display());
+    assert_eq!(file_error(load(3, &FileSource::new(&path), &LoadSpec::default())), message);
+    let stored = StoredTensor::open(&FileSource::new(&path)).unwrap();
+    assert!(
+        matches!(stored.verify(&ignore_progress), Err(Error::File(error)) if error.to_string() == message)
+    );
 
     fs::write(shard, &bytes[..last]).unwrap();
-    let words = why(load(1, &Source::new(&path), &LoadSpec::default()));
-    assert!(words.contains(&format!("it has {last} bytes, and what it holds takes {}", last + 1)), "{words}");
+    let message = file_error(load(1, &FileSource::new(&path), &LoadSpec::default()));
+    assert!(
+        message.contains(&format!("it has {last} bytes, but its header requires {}", last + 1)),
+        "{message}"
+    );
 }
 
 #[test]
-fn parts_that_are_missing_or_of_another_save_are_named() {
+fn missing_files_and_files_of_another_save_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
     let spec = TensorSpec { rows_of_each: Some(vec![10; 3]), ..TensorSpec::new(Dtype::U8, &[30, 4]) };
@@ -241,76 +248,77 @@ fn parts_that_are_missing_or_of_another_save_are_named() {
     }
     let middle = &listed(&one)[1];
     fs::remove_file(middle).unwrap();
-    let missing = Stored::open(&Source::new(&one)).unwrap_err();
+    let missing = StoredTensor::open(&FileSource::new(&one)).unwrap_err();
     assert_eq!(missing.problem, FileProblem::MissingRows { start: 10, end: 20 });
     fs::copy(&listed(&two)[1], middle).unwrap();
-    let other = Stored::open(&Source::new(&one)).unwrap_err();
+    let other = StoredTensor::open(&FileSource::new(&one)).unwrap_err();
     assert_eq!((&other.path, matches!(other.problem, FileProblem::OtherSave { .. })), (middle, true));
     fs::remove_file(middle).unwrap();
     fs::remove_file(&listed(&one)[1]).unwrap();
-    let missing = Stored::open(&Source::new(&one)).unwrap_err();
+    let missing = StoredTensor::open(&FileSource::new(&one)).unwrap_err();
     assert_eq!(missing.problem, FileProblem::MissingRows { start: 10, end: 30 });
 }
 
 #[test]
-fn who_watches_is_told_how_far_it_is_and_may_end_it() {
+fn the_progress_callback_can_interrupt_a_save() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("table");
     let groups = groups(2);
     let spec =
         TensorSpec { rows_of_each: Some(vec![15_000; 2]), ..TensorSpec::new(Dtype::U8, &[30_000, 1000]) };
     let tensors = filled(&groups, &spec);
-    let told = AtomicU64::new(0);
-    let end = |at: Copied| {
+    let max_done = AtomicU64::new(0);
+    let interrupt = |at: CopyProgress| {
         assert_eq!(at.total, 15_000_000);
-        told.fetch_max(at.done, Ordering::Relaxed);
+        max_done.fetch_max(at.done, Ordering::Relaxed);
         if at.done > 8_000_000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let save = |group: &Communicator| tensors[group.rank().index()].save(&path, SaveSpec::default(), &end);
+    let save =
+        |group: &Communicator| tensors[group.rank().index()].save(&path, SaveSpec::default(), &interrupt);
     let interrupted = Communicator::on_each(&groups, save).unwrap_err();
-    assert_eq!(interrupted.to_string(), "rank 0 failed: it was interrupted");
-    assert!(told.load(Ordering::Relaxed) > 8_000_000);
-    assert!(listed(folder.path()).is_empty(), "something is left");
+    assert_eq!(interrupted.to_string(), "rank 0 failed: the call was interrupted");
+    assert!(max_done.load(Ordering::Relaxed) > 8_000_000);
+    assert!(listed(folder.path()).is_empty(), "files remain after a failed save");
     Communicator::on_each(&groups, |group| Ok(group.bootstrap().barrier()?)).unwrap();
 }
 
 #[test]
-fn a_rank_that_cannot_write_fails_all_and_nothing_is_left() {
+fn a_rank_that_cannot_write_fails_all_ranks_and_leaves_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("nowhere").join("table");
     let tensors = filled(&groups(2), &TensorSpec::new(Dtype::U8, &[100_000, 10]));
-    let refused = save(&tensors, &nowhere, SaveSpec::default()).unwrap_err();
-    assert!(matches!(&refused, Error::OnRank { rank: Rank(0), code: 1017, .. }), "{refused}");
-    // One rank names another place, where nobody has made a folder.
+    let error = save(&tensors, &nowhere, SaveSpec::default()).unwrap_err();
+    assert!(matches!(&error, Error::OnRank { rank: Rank(0), code: 1017, .. }), "{error}");
+    // One rank passes another path, in a folder that does not exist.
     let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
     let save = |group: &Communicator| {
         let path = if group.rank() == Rank(1) { nowhere.clone() } else { folder.path().join("table") };
-        tensors[group.rank().index()].save(&path, SaveSpec::default(), &unwatched)
+        tensors[group.rank().index()].save(&path, SaveSpec::default(), &ignore_progress)
     };
-    let refused = Communicator::on_each(&groups, save).unwrap_err();
-    assert!(matches!(&refused, Error::OnRank { rank: Rank(1), code: 1017, .. }), "{refused}");
-    assert!(listed(folder.path()).is_empty(), "something is left");
+    let error = Communicator::on_each(&groups, save).unwrap_err();
+    assert!(matches!(&error, Error::OnRank { rank: Rank(1), code: 1017, .. }), "{error}");
+    assert!(listed(folder.path()).is_empty(), "files remain after a failed save");
 }
 
 #[test]
-fn what_was_saved_before_stays_when_a_rank_is_killed_while_saving() {
+fn an_earlier_save_remains_if_a_rank_is_killed_while_saving() {
     let folder = tempfile::tempdir().unwrap();
     let parameter = format!("{} {}", UniqueId::create().unwrap(), folder.path().join("table").display());
     Ranks::of(3).killed(1).parameter(parameter).run(test_name!(), |rank| {
         let parameter = rank.parameter();
         let (id, path) = parameter.split_once(' ').unwrap();
         let (id, path) = (id.parse().unwrap(), Path::new(path));
-        let me = Rank(u32::try_from(rank.id()).unwrap());
+        let own = Rank(u32::try_from(rank.id()).unwrap());
         let deadline = Deadline::after(Duration::from_secs(60));
-        let comm = Bootstrap::create(&id, me, 3, deadline).unwrap();
+        let comm = Bootstrap::create(&id, own, 3, deadline).unwrap();
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let group = Communicator::create(comm, &device).unwrap();
         let table = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[60_000, 100])).unwrap();
-        table.save(path, SaveSpec::default(), &unwatched).unwrap();
+        table.save(path, SaveSpec::default(), &ignore_progress).unwrap();
         rank.barrier();
-        // The one that is killed has written some of its rows, and so has the one that kills it.
+        // Both the killed rank and the killing rank have written some of their rows.
         let once = Once::new();
-        let watch = |_: Copied| {
+        let progress = |_: CopyProgress| {
             match rank.id() {
                 0 => once.call_once(|| {
                     assert_eq!(rank.recv(1).0, b"now");
@@ -326,17 +334,17 @@ fn what_was_saved_before_stays_when_a_rank_is_killed_while_saving() {
         };
         let smaller = table.rows(0..30_000).unwrap();
         let lost = Err(Error::Comm(wholemem_comm::Error::PeerLost { rank: Rank(1) }));
-        assert_eq!(smaller.save(path, SaveSpec { overwrite: true }, &watch), lost);
+        assert_eq!(smaller.save(path, SaveSpec { overwrite: true }, &progress), lost);
         if rank.id() == 0 {
-            assert_eq!(Stored::open(&Source::new(path)).unwrap().shape(), [60_000, 100]);
-            Stored::open(&Source::new(path)).unwrap().verify(&unwatched).unwrap();
+            assert_eq!(StoredTensor::open(&FileSource::new(path)).unwrap().shape(), [60_000, 100]);
+            StoredTensor::open(&FileSource::new(path)).unwrap().verify(&ignore_progress).unwrap();
             assert_eq!(listed(path.parent().unwrap()), [path]);
         }
     });
 }
 
 #[test]
-fn arrays_that_others_wrote_are_read() {
+fn npy_safetensors_and_raw_files_are_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let rows: Vec<u8> = (0..600u16).flat_map(|n| f32::from(n).to_le_bytes()).collect();
 
@@ -351,76 +359,84 @@ fn arrays_that_others_wrote_are_read() {
     let raw = folder.path().join("a.bin");
     fs::write(&raw, &rows).unwrap();
 
-    for source in [Source::new(&npy), Source::tensor(&safe, "x"), Source::raw(&raw, Dtype::F32, &[2, 3])] {
-        let read = load(3, &source, &LoadSpec::default()).unwrap();
-        assert_eq!((read[0].dtype(), read[0].shape()), (Dtype::F32, &[100, 2, 3][..]));
-        assert_eq!(all_rows(&read[2]), rows, "{source:?}");
+    for source in
+        [FileSource::new(&npy), FileSource::tensor(&safe, "x"), FileSource::raw(&raw, Dtype::F32, &[2, 3])]
+    {
+        let loaded = load(3, &source, &LoadSpec::default()).unwrap();
+        assert_eq!((loaded[0].dtype(), loaded[0].shape()), (Dtype::F32, &[100, 2, 3][..]));
+        assert_eq!(all_rows(&loaded[2]), rows, "{source:?}");
     }
 
     let out = folder.path().join("b.npy");
-    Stored::open(&Source::tensor(&safe, "x")).unwrap().export_npy(&out, &unwatched).unwrap();
-    let read = load(2, &Source::new(&out), &LoadSpec::default()).unwrap();
-    assert_eq!((read[0].shape(), all_rows(&read[0])), (&[100, 2, 3][..], rows));
+    StoredTensor::open(&FileSource::tensor(&safe, "x")).unwrap().export_npy(&out, &ignore_progress).unwrap();
+    let loaded = load(2, &FileSource::new(&out), &LoadSpec::default()).unwrap();
+    assert_eq!((loaded[0].shape(), all_rows(&loaded[0])), (&[100, 2, 3][..], rows));
 
-    // Nothing but a file is replaced by one: a pipe stands for a device.
+    // An export replaces only regular files. A pipe represents a device.
     let pipe = folder.path().join("pipe");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
-    for taken in [&pipe, folder.path()] {
-        let refused = Stored::open(&Source::new(&out)).unwrap().export_npy(taken, &unwatched).unwrap_err();
+    for existing in [&pipe, folder.path()] {
+        let error = StoredTensor::open(&FileSource::new(&out))
+            .unwrap()
+            .export_npy(existing, &ignore_progress)
+            .unwrap_err();
         assert_eq!(
-            refused,
-            Error::File(FileError { path: taken.to_owned(), problem: FileProblem::NotAFile })
+            error,
+            Error::File(FileError { path: existing.to_owned(), problem: FileProblem::NotAFile })
         );
     }
     assert_eq!(listed(folder.path()), [raw.clone(), npy, safe.clone(), out, pipe]);
 
-    let problem = |source: &Source| Stored::open(source).unwrap_err().problem;
+    let problem = |source: &FileSource| StoredTensor::open(source).unwrap_err().problem;
     let known = vec!["x".to_owned(), "other".to_owned()];
-    assert_eq!(problem(&Source::new(&safe)), FileProblem::NotOneTensor { count: 2, known: known.clone() });
+    assert_eq!(
+        problem(&FileSource::new(&safe)),
+        FileProblem::NotOneTensor { count: 2, known: known.clone() }
+    );
     let unknown = FileProblem::NoSuchTensor { name: "y".to_owned(), known };
-    assert_eq!(problem(&Source::tensor(&safe, "y")), unknown);
-    assert_eq!(problem(&Source::new(&raw)), FileProblem::UnknownKind);
+    assert_eq!(problem(&FileSource::tensor(&safe, "y")), unknown);
+    assert_eq!(problem(&FileSource::new(&raw)), FileProblem::UnknownFormat);
     let partial = FileProblem::PartialRow { len: 2400, row_len: 28 };
-    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[7])), partial);
-    let missing = Stored::open(&Source::new(folder.path().join("none"))).unwrap_err();
-    let words = "none: cannot open it: No such file or directory (os error 2)";
-    assert!(missing.to_string().ends_with(words), "{missing}");
+    assert_eq!(problem(&FileSource::raw(&raw, Dtype::F32, &[7])), partial);
+    let missing = StoredTensor::open(&FileSource::new(folder.path().join("none"))).unwrap_err();
+    let message = "none: cannot open it: No such file or directory (os error 2)";
+    assert!(missing.to_string().ends_with(message), "{missing}");
 }
 
-/// What a file says of itself is looked at before it is believed, and what is no file is not waited for.
+/// Headers are validated before they are used, and opening a pipe does not block.
 #[test]
-fn files_that_no_tensor_can_be_are_refused_when_they_are_opened() {
+fn invalid_files_are_rejected_when_they_are_opened() {
     let folder = tempfile::tempdir().unwrap();
-    let problem = |source: &Source| Stored::open(source).unwrap_err().problem;
+    let problem = |source: &FileSource| StoredTensor::open(source).unwrap_err().problem;
     let npy = folder.path().join("a.npy");
     let of_shape = |shape: &str| {
         let header =
             format!("{:<117}\n", format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"));
         fs::write(&npy, [b"\x93NUMPY\x01\x00\x76\x00", header.as_bytes()].concat()).unwrap();
-        problem(&Source::new(&npy))
+        problem(&FileSource::new(&npy))
     };
     assert_eq!(of_shape("(4611686018427387904, 0)"), FileProblem::EmptyRow);
-    let endless = |len| FileProblem::WrongLength { len, needed: u64::MAX };
-    assert_eq!(of_shape("(0, 9223372036854775808, 4)"), endless(128));
-    assert_eq!(of_shape("(9223372036854775808, 4)"), endless(128));
+    let overflowing = |len| FileProblem::WrongLength { len, needed: u64::MAX };
+    assert_eq!(of_shape("(0, 9223372036854775808, 4)"), overflowing(128));
+    assert_eq!(of_shape("(9223372036854775808, 4)"), overflowing(128));
 
     let raw = folder.path().join("a.bin");
     fs::write(&raw, []).unwrap();
-    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[1 << 62, 1 << 62])), endless(0));
-    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[0])), FileProblem::EmptyRow);
-    assert_eq!(problem(&Source::raw(folder.path(), Dtype::U8, &[])), FileProblem::NotAFile);
+    assert_eq!(problem(&FileSource::raw(&raw, Dtype::F32, &[1 << 62, 1 << 62])), overflowing(0));
+    assert_eq!(problem(&FileSource::raw(&raw, Dtype::F32, &[0])), FileProblem::EmptyRow);
+    assert_eq!(problem(&FileSource::raw(folder.path(), Dtype::U8, &[])), FileProblem::NotAFile);
     let pipe = folder.path().join("pipe.npy");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
-    assert_eq!(problem(&Source::new(&pipe)), FileProblem::NotAFile);
+    assert_eq!(problem(&FileSource::new(&pipe)), FileProblem::NotAFile);
 }
 
 #[test]
-fn a_row_that_no_memory_holds_is_an_error() {
+fn a_row_longer_than_memory_is_an_error() {
     const LEN: u64 = 1 << 48;
     let file = fs::File::from(rustix::fs::memfd_create("rows", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(LEN).unwrap();
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let stored = Stored::open(&Source::raw(&path, Dtype::U8, &[LEN])).unwrap();
-    let error = stored.verify(&unwatched).unwrap_err();
+    let stored = StoredTensor::open(&FileSource::raw(&path, Dtype::U8, &[LEN])).unwrap();
+    let error = stored.verify(&ignore_progress).unwrap_err();
     assert!(error.to_string().ends_with("cannot read it: Cannot allocate memory (os error 12)"), "{error}");
 }

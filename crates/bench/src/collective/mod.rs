@@ -190,7 +190,7 @@ fn bind(rank: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use wholemem::{Chaos, Mutant};
+    use wholemem::{CallFaults, Mutant};
     use wholemem_hal::{Backend, HostConfig};
 
     use super::*;
@@ -243,9 +243,15 @@ mod tests {
             let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
             let limits = Limits::measure(&symmetric)?;
             if group.rank().0 == 0 {
-                symmetric.disturb(&Chaos { delays: vec![(0, 0, 3_000_000)], ..Chaos::default() })?;
+                symmetric.inject_faults(&CallFaults {
+                    delays: vec![(0, 0, 3_000_000)],
+                    ..CallFaults::default()
+                })?;
             } else {
-                symmetric.disturb(&Chaos { mutant: Some(Mutant::NoFirstBarrier), ..Chaos::default() })?;
+                symmetric.inject_faults(&CallFaults {
+                    mutant: Some(Mutant::NoFirstBarrier),
+                    ..CallFaults::default()
+                })?;
             }
             run::run_case(&symmetric, &case, &limits, &mut |_| Ok(())).map(|_| ())
         });

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use wholemem::Dtype;
 use wholemem::files::npy;
-use wholemem::files::safetensors::Entry;
+use wholemem::files::safetensors::TensorEntry;
 use wholemem_command::terminal;
 
 /// How the description of an object begins that was a .npy file.
@@ -25,13 +25,13 @@ pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
 /// The beginning of a .npy file with this description, if it is that of one, or of a tensor that numpy has a type for.
 pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     match std::str::from_utf8(meta).ok()?.strip_prefix(NPY) {
-        Some(text) => npy::front(text).ok(),
-        None => npy::front(&npy_text(&understand("the object", meta, 0).ok()?)?).ok(),
+        Some(text) => npy::encode_header(text).ok(),
+        None => npy::encode_header(&npy_text(&understand("the object", meta, 0).ok()?)?).ok(),
     }
 }
 
 /// The header of a .npy file that holds a tensor.
-fn npy_text(tensor: &Entry) -> Option<String> {
+fn npy_text(tensor: &TensorEntry) -> Option<String> {
     let descr = Dtype::from_safetensors(&tensor.type_name)?.info().npy?;
     let shape: String = tensor.shape.iter().map(|len| format!("{len}, ")).collect();
     Some(format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", shape.trim_end()))
@@ -59,18 +59,18 @@ pub(super) fn understand_pack(meta: &[u8]) -> Option<Option<&str>> {
 }
 
 /// What the users of a tensor's object are told.
-pub(super) fn describe(tensor: &Entry) -> String {
+pub(super) fn describe(tensor: &TensorEntry) -> String {
     json!({ "dtype": tensor.type_name, "shape": tensor.shape }).to_string()
 }
 
 /// A tensor of a file to be written, by what the users of its object are told.
-pub(super) fn understand(name: &str, meta: &[u8], len: usize) -> Result<Entry> {
+pub(super) fn understand(name: &str, meta: &[u8], len: usize) -> Result<TensorEntry> {
     let what = || format!("`{name}` does not say what it is");
     let value: Value = serde_json::from_slice(meta).with_context(what)?;
     let type_name = value["dtype"].as_str().with_context(what)?.to_owned();
     let shape = value["shape"].as_array().with_context(what)?;
     let shape = shape.iter().map(Value::as_u64).collect::<Option<_>>().with_context(what)?;
-    Ok(Entry { name: name.to_owned(), type_name, shape, offset: 0, len: len as u64 })
+    Ok(TensorEntry { name: name.to_owned(), type_name, shape, offset: 0, len: len as u64 })
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_tensor_is_understood_as_it_was_described() {
-        let tensor = Entry {
+        let tensor = TensorEntry {
             name: "a".to_owned(),
             type_name: "F8_E4M3".to_owned(),
             shape: vec![2, 3],

@@ -60,7 +60,7 @@ fn put_file(client: &Client, name: &str, path: &Path) -> Result<(Sealed, usize, 
     match extension(path) {
         "safetensors" => put_safetensors(client, name, &mut file, len),
         "npy" => {
-            let mut start = vec![0; len.min(npy::LONGEST)];
+            let mut start = vec![0; len.min(npy::MAX_HEADER_LEN)];
             file.read_exact(&mut start)?;
             let (offset, meta) = tensors::read_npy(&start, len as u64)?;
             put_bytes(client, name, meta.as_bytes(), &mut file, offset, len - offset)
@@ -185,7 +185,7 @@ fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize,
     let entries: Vec<_> = found.iter().map(|(_, _, entry)| entry.clone()).collect();
     let total = found.iter().map(|(_, member, _)| member.len).sum();
     let mut file = Target::create(path)?;
-    file.write(&safetensors::front(&entries, about)?)?;
+    file.write(&safetensors::encode_header(&entries, about)?)?;
     let progress = Progress::of_bytes("getting", total);
     for (full, _, _) in &found {
         copy_out(&pack.bytes(full)?, &mut file, &progress)?;

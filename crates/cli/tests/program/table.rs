@@ -59,7 +59,7 @@ fn what_is_wrong_with_a_file_is_told_with_a_hint() {
     let unknown = table(folder.path(), &["info", "@rows.bin"]);
     assert_eq!(unknown.code, Some(1));
     assert!(
-        unknown.stderr.contains("hint: raw bytes need the type of their elements and the shape of a row")
+        unknown.stderr.contains("hint: to read raw bytes, specify the element type and the shape of a row")
     );
 
     let header = format!("{:<117}\n", "{'descr': '>f4', 'fortran_order': False, 'shape': (16,), }");
@@ -69,7 +69,7 @@ fn what_is_wrong_with_a_file_is_told_with_a_hint() {
     )
     .unwrap();
     let expected = format!(
-        "error: {}: its elements are `>f4`, which no tensor holds\n\n\
+        "error: {}: tensors do not support its element type `>f4`\n\n\
          hint: in numpy, save `array.astype(array.dtype.newbyteorder('<'))`\n",
         folder.path().join("rows.npy").display()
     );
@@ -79,7 +79,7 @@ fn what_is_wrong_with_a_file_is_told_with_a_hint() {
     assert_eq!(table(folder.path(), &import).code, Some(0));
     let again = table(folder.path(), &import);
     let expected = format!(
-        "error: {}: something is there already\n\nhint: ask for overwriting, or save elsewhere\n",
+        "error: {}: it already exists\n\nhint: enable overwriting, or save to another path\n",
         folder.path().join("saved").display()
     );
     assert_eq!((again.code, again.stderr), (Some(1), expected));
@@ -91,7 +91,7 @@ fn what_is_wrong_with_a_file_is_told_with_a_hint() {
     fs::write(&shard, bytes).unwrap();
     let corrupt = table(folder.path(), &["check", "@saved"]);
     assert_eq!(corrupt.code, Some(1));
-    assert!(corrupt.stderr.contains("rows 2..3 are not what was saved"), "{corrupt:?}");
+    assert!(corrupt.stderr.contains("rows 2..3 are corrupt"), "{corrupt:?}");
 }
 
 fn listed(folder: &Path) -> Vec<PathBuf> {
@@ -127,6 +127,6 @@ fn an_interrupted_import_leaves_nothing_behind() {
     assert!(process.wait_exit(patience()).unwrap(), "it goes on");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: it was interrupted\n");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: the call was interrupted\n");
     assert_eq!(listed(folder.path()), [rows]);
 }

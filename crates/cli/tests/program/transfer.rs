@@ -93,14 +93,14 @@ fn arrays_that_are_cut_off_are_not_put() {
     let path = served.file("v.npy");
     let whole = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }\n";
     for (file, reason) in [
-        (npy(whole, &[0; 47]), "it has 117 bytes, and what it holds takes 118"),
-        (npy("{'x': 1}", &[0; 47]), "it is no .npy file: its header is no dictionary"),
+        (npy(whole, &[0; 47]), "it has 117 bytes, but its header requires 118"),
+        (npy("{'x': 1}", &[0; 47]), "invalid .npy file: the header is not a dictionary"),
         (
             npy("{'descr': '<f4'}", &[0; 4]),
-            "it is no .npy file: its header lacks one of descr, fortran_order and shape",
+            "invalid .npy file: the header lacks `descr`, `fortran_order` or `shape`",
         ),
-        (b"\x93NUMPY\x01\x00\xff\xff".to_vec(), "it is no .npy file: its header is cut off"),
-        (Vec::new(), "it is no .npy file: its first bytes are others"),
+        (b"\x93NUMPY\x01\x00\xff\xff".to_vec(), "invalid .npy file: the header is truncated"),
+        (Vec::new(), "invalid .npy file: it does not begin with the magic bytes"),
     ] {
         std::fs::write(&path, file).unwrap();
         assert_eq!(fails(&served, &["put", "v", &path]), format!("error: cannot put {path}: {reason}\n"));

@@ -62,7 +62,7 @@ pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
 fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
     let Ok(text) = std::str::from_utf8(meta) else { return Ok(None) };
     if let Some(header) = text.strip_prefix(NPY) {
-        let Ok(header) = npy::Header::parse(header) else { return Ok(None) };
+        let Ok(header) = npy::NpyHeader::parse(header) else { return Ok(None) };
         let Ok(element) = Element::of_typestr(&header.descr) else { return Ok(None) };
         let shape = header.shape.iter().map(|len| i64::try_from(*len)).collect::<Result<Vec<_>, _>>();
         let shape = shape.map_err(|_| {

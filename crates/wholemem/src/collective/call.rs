@@ -5,35 +5,35 @@ use std::sync::Arc;
 use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
-use super::kernel::Collective;
-use super::tuning::{Algorithm, Shape, blocks, choose};
+use super::kernel::CollectiveKind;
+use super::tuning::{Algorithm, CallProperties, blocks, choose};
 use super::window::Window;
 use super::{Buffer, Lane};
 use crate::{CollectiveRequest, Dtype, Error, ReduceOp, Result, WindowRef};
 use wholemem_os::width::to_usize;
 
-/// The most pieces of a staged call: a phase has 16 bits, and two-shot has two phases for each piece. On GPUs half of that suffices:
-/// so many pieces are longer than device memory.
-fn most_pieces(runs_inline: bool) -> u64 {
+/// The maximum number of pieces of a staged call: a phase number has 16 bits, and two-shot has two phases for each piece. On GPUs
+/// half of that suffices, because so many staging buffers are longer than device memory.
+fn max_pieces(runs_inline: bool) -> u64 {
     if runs_inline { (1 << 15) - 1 } else { 1 << 14 }
 }
 
-/// A checked buffer of a call.
+/// A buffer of a call whose length, rights and alignment have been checked.
 #[derive(Debug, Clone, Copy)]
-struct Found<'a> {
+struct CheckedBuffer<'a> {
     address: u64,
-    /// Every rank's buffer, if other ranks access it.
+    /// The addresses of all ranks' buffers, if other ranks access this one directly; otherwise empty.
     reference: WindowRef,
-    /// Keeps the memory.
+    /// Keeps the memory alive while the call is in flight.
     keep: Option<&'a Span>,
 }
 
 impl Lane {
-    /// Reduces the elements of all ranks, in the order of ranks, to the output of every rank. Collective: all ranks give the same
+    /// Reduces the elements of all ranks, in the order of ranks, to the output of every rank. Collective: all ranks pass the same
     /// length, type, operation and kind of buffer.
     ///
-    /// The result is bitwise the same on every rank, for every algorithm, size and device. `input` and `output` are the same buffer,
-    /// or do not overlap.
+    /// The result is bitwise the same on every rank, for every algorithm, size and device. `input` and `output` must be the same
+    /// buffer, or must not overlap.
     ///
     /// ```
     /// use wholemem::{Backend, Communicator, Dtype, HostConfig, PinnedBuffer, ReduceOp, SymmetricMemory, SymmetricSpec};
@@ -57,8 +57,8 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::OpNotForType`], [`Error::Misaligned`], [`Error::TooShort`], [`Error::Overlap`], [`Error::NoPart`],
-    /// [`Error::ForeignWindow`] before anything is enqueued; [`Error::Hal`]; [`Error::Comm`] if an earlier call failed, or
-    /// this one if work runs inline.
+    /// [`Error::ForeignWindow`], before the call is enqueued; [`Error::Hal`]; [`Error::Comm`] if an earlier call failed. On the
+    /// host backend, where work runs inline, also if this call failed.
     #[doc(alias("ncclAllReduce", "one_shot_all_reduce", "two_shot_all_reduce_"))]
     pub fn all_reduce<'a>(
         &self,
@@ -73,13 +73,13 @@ impl Lane {
         }
         let input = input.into();
         let count = (input.len() / dtype.len()) as u64;
-        let call = Call { what: Collective::AllReduce, dtype, op, root: Rank(0), count, times: 1 };
+        let call = CallArgs { kind: CollectiveKind::AllReduce, dtype, op, root: Rank(0), count, times: 1 };
         self.call(stream, &call, &input, &output.into())
     }
 
-    /// Copies every rank's input to the output of every rank, in the order of ranks. Collective: all ranks give the same length.
+    /// Copies every rank's input to the output of every rank, in the order of ranks. Collective: all ranks pass the same length.
     ///
-    /// `input` may be this rank's place in `output`; otherwise they must not overlap.
+    /// `input` may be this rank's part of `output` (in place); otherwise they must not overlap.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -92,13 +92,13 @@ impl Lane {
     ) -> Result<()> {
         let input = input.into();
         let (count, times) = (input.len() as u64, u64::from(self.group.size()));
-        let (what, dtype, op) = (Collective::AllGather, Dtype::U8, ReduceOp::Sum);
-        let call = Call { what, dtype, op, root: Rank(0), count, times };
+        let (kind, dtype, op) = (CollectiveKind::AllGather, Dtype::U8, ReduceOp::Sum);
+        let call = CallArgs { kind, dtype, op, root: Rank(0), count, times };
         self.call(stream, &call, &input, &output.into())
     }
 
-    /// Copies the root's input to the output of every rank. Collective: all ranks give the same length and root. The inputs of other
-    /// ranks are not read.
+    /// Copies the root's input to the output of every rank. Collective: all ranks pass the same length and root. The inputs of the
+    /// other ranks are not read.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`] for a root that does not exist.
@@ -116,37 +116,38 @@ impl Lane {
         }
         let input = input.into();
         let count = input.len() as u64;
-        let (what, dtype, op) = (Collective::Broadcast, Dtype::U8, ReduceOp::Sum);
-        self.call(stream, &Call { what, dtype, op, root, count, times: 1 }, &input, &output.into())
+        let (kind, dtype, op) = (CollectiveKind::Broadcast, Dtype::U8, ReduceOp::Sum);
+        self.call(stream, &CallArgs { kind, dtype, op, root, count, times: 1 }, &input, &output.into())
     }
 
-    /// Orders work between ranks: what any rank enqueues after the barrier runs after what all ranks enqueued before it. Collective;
-    /// unless work runs inline, only the streams wait.
+    /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued before
+    /// it. Collective. On GPUs only the streams wait; on the host backend the calling thread waits.
     ///
     /// # Errors
     /// [`Error::Hal`], [`Error::Comm`].
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         let request = CollectiveRequest::without_data(self.current());
-        self.perform(stream, (Collective::Barrier, Algorithm::OneShot), 1, &request, [None; 2])
+        self.perform(stream, (CollectiveKind::Barrier, Algorithm::OneShot), 1, &request, [None; 2])
     }
 
-    fn call(&self, stream: &Stream, call: &Call, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
+    fn call(&self, stream: &Stream, call: &CallArgs, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
         let len = call.count * call.dtype.len() as u64;
-        let from = self.find(stream, call, input, len, Rights::Read)?;
-        let to = self.find(stream, call, output, len * call.times, Rights::ReadWrite)?;
-        let in_place = place(call, &from, &to, len, self.group.rank())?;
+        let from = self.check_buffer(stream, call, input, len, Rights::Read)?;
+        let to = self.check_buffer(stream, call, output, len * call.times, Rights::ReadWrite)?;
+        let in_place = is_in_place(call, &from, &to, len, self.group.rank())?;
         if call.count == 0 {
             return self.check();
         }
-        let reduces = call.what == Collective::AllReduce;
-        // Only a reduction writes memory that other ranks still read.
+        let reduces = call.kind == CollectiveKind::AllReduce;
+        // In-place matters only for a reduction: it alone writes memory that other ranks may still read.
         let window = !from.reference.is_none() && self.tuning.reads_window(len);
-        let reached = |found: &Found<'_>| {
-            if self.tuning.reads_window(len) { found.reference } else { WindowRef::default() }
+        let direct = |buffer: &CheckedBuffer<'_>| {
+            if self.tuning.reads_window(len) { buffer.reference } else { WindowRef::default() }
         };
-        let shape = Shape { ranks: self.group.size(), len, window, in_place: in_place && reduces, reduces };
-        let algorithm = choose(&shape, &self.tuning, &self.limits);
-        if !window && len > self.reference.staging_len.saturating_mul(most_pieces(stream.runs_inline())) {
+        let properties =
+            CallProperties { ranks: self.group.size(), len, window, in_place: in_place && reduces, reduces };
+        let algorithm = choose(&properties, &self.tuning, &self.limits);
+        if !window && len > self.reference.staging_len.saturating_mul(max_pieces(stream.runs_inline())) {
             return Err(Error::TooLong { rows: 1, row_len: to_usize(len) });
         }
         let request = CollectiveRequest {
@@ -154,22 +155,22 @@ impl Lane {
             input: from.address,
             output: to.address,
             count: call.count,
-            inputs: reached(&from),
-            outputs: reached(&to),
+            inputs: direct(&from),
+            outputs: direct(&to),
             dtype: call.dtype,
             op: call.op,
             root: call.root.0,
             programmatic: 0,
         };
-        let blocks = blocks(algorithm, &shape, &self.limits);
-        self.perform(stream, (call.what, algorithm), blocks, &request, [from.keep, to.keep])
+        let blocks = blocks(algorithm, &properties, &self.limits);
+        self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
     }
 
-    /// Runs this rank's part of a call, or enqueues it. If it runs later, `buffers` are kept until then.
+    /// Runs or enqueues this rank's part of a call. If it runs later, the stream keeps `buffers` alive until then.
     fn perform(
         &self,
         stream: &Stream,
-        what: (Collective, Algorithm),
+        (kind, algorithm): (CollectiveKind, Algorithm),
         blocks: u32,
         request: &CollectiveRequest,
         buffers: [Option<&Span>; 2],
@@ -178,61 +179,68 @@ impl Lane {
         if !inline {
             self.check()?;
         }
-        self.in_turn(stream, || {
-            if self.kernels.run(stream, what, request)? {
+        self.after_previous_call(stream, || {
+            if self.kernels.run(stream, (kind, algorithm), request)? {
                 return Ok(());
             }
             let operands = buffers.into_iter().flatten().chain([&self.operand]);
-            self.kernels.launch(stream, what, blocks, request, operands)
+            self.kernels.launch(stream, (kind, algorithm), blocks, request, operands)
         })?;
         if !inline {
             return Ok(());
         }
-        // On a lane that had failed before, nothing was done.
+        // If the lane had failed before, the call did nothing, and `check` returns the earlier error.
         let outcome = self.check();
         if outcome == Err(CommError::Aborted { by: self.group.rank() }.into()) {
-            // This rank was interrupted, which aborts the group, as in any other wait.
+            // The caller of this rank was interrupted, which aborts the group, as in every other wait.
             self.group.bootstrap().abort();
         }
         outcome
     }
 
-    /// Checks that a buffer has `len` bytes, on this rank and, in a window, on all ranks.
+    /// Checks that a buffer has `len` bytes: on this rank, and in a window on all ranks.
     #[inline]
-    fn find<'a>(
+    fn check_buffer<'a>(
         &self,
         stream: &Stream,
-        call: &Call,
+        call: &CallArgs,
         buffer: &'a Buffer<'_>,
         len: u64,
         needed: Rights,
-    ) -> Result<Found<'a>> {
+    ) -> Result<CheckedBuffer<'a>> {
         let align = call.dtype.len();
-        let found = match buffer {
+        let checked = match buffer {
             Buffer::Own(span) => {
                 if (span.len() as u64) < len {
                     let (count, needed) = (call.count * call.times, u128::from(len));
-                    return Err(Error::TooShort { what: "elements", count, needed, len: span.len() });
+                    return Err(Error::TooShort { items: "elements", count, needed, len: span.len() });
                 }
                 let attempt = || Attempt::Access { len: span.len() };
                 span.check(stream.device(), needed, attempt)?;
-                Found { address: span.address(), reference: WindowRef::default(), keep: Some(span) }
+                CheckedBuffer { address: span.address(), reference: WindowRef::default(), keep: Some(span) }
             }
-            Buffer::Window { window, range } => self.find_in_window(window, range.start, range.len(), len)?,
+            Buffer::Window { window, range } => {
+                self.check_window_range(window, range.start, range.len(), len)?
+            }
         };
-        if !found.address.is_multiple_of(align as u64) {
-            return Err(Error::Misaligned { what: "elements", address: found.address, stride: align, align });
+        if !checked.address.is_multiple_of(align as u64) {
+            return Err(Error::Misaligned {
+                items: "elements",
+                address: checked.address,
+                stride: align,
+                align,
+            });
         }
-        Ok(found)
+        Ok(checked)
     }
 
-    fn find_in_window<'a>(
+    fn check_window_range<'a>(
         &self,
         window: &'a Window,
         offset: usize,
         has: usize,
         len: u64,
-    ) -> Result<Found<'a>> {
+    ) -> Result<CheckedBuffer<'a>> {
         if !Arc::ptr_eq(&window.core().dropped, &self.dropped) {
             return Err(Error::ForeignWindow);
         }
@@ -241,34 +249,40 @@ impl Lane {
             let end = offset.saturating_add(len.max(has));
             if len > has || end > window.len_of(rank) {
                 let has = window.len_of(rank).saturating_sub(offset).min(has);
-                return Err(Error::NoPart { rank, offset, len, has });
+                return Err(Error::NoPart { rank, offset, len, available: has });
             }
         }
         let reference = window.window_ref();
         let reference = WindowRef { base: reference.base + offset as u64, ..reference };
         let address = window.local().map_or(0, |span| span.address() + offset as u64);
-        Ok(Found { address, reference, keep: window.core().keep.as_ref() })
+        Ok(CheckedBuffer { address, reference, keep: window.core().keep.as_ref() })
     }
 }
 
-/// A call, as all ranks make it.
+/// The arguments of a call, equal on all ranks.
 #[derive(Debug, Clone, Copy)]
-struct Call {
-    what: Collective,
+struct CallArgs {
+    kind: CollectiveKind,
     dtype: Dtype,
     op: ReduceOp,
     root: Rank,
-    /// Elements of the input.
+    /// The number of elements of the input.
     count: u64,
-    /// How many inputs long the output is.
+    /// The length of the output in units of the input: the number of ranks for an all-gather, otherwise 1.
     times: u64,
 }
 
-/// Whether the output is where the input is.
-fn place(call: &Call, from: &Found<'_>, to: &Found<'_>, len: u64, own: Rank) -> Result<bool> {
+/// Whether the call is in place: the output, or this rank's part of it, is the input.
+fn is_in_place(
+    call: &CallArgs,
+    from: &CheckedBuffer<'_>,
+    to: &CheckedBuffer<'_>,
+    len: u64,
+    own: Rank,
+) -> Result<bool> {
     let (start, end) = (to.address, to.address + len * call.times);
     let overlaps = from.address < end && start < from.address + len;
-    let same = start + if call.what == Collective::AllGather { len * u64::from(own.0) } else { 0 };
+    let same = start + if call.kind == CollectiveKind::AllGather { len * u64::from(own.0) } else { 0 };
     if overlaps && from.address != same {
         return Err(Error::Overlap { input: from.address, output: start, len });
     }
@@ -277,13 +291,13 @@ fn place(call: &Call, from: &Found<'_>, to: &Found<'_>, len: u64, own: Rank) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::most_pieces;
+    use super::max_pieces;
     use crate::abi::PHASE_BITS;
 
     #[test]
-    fn the_phases_of_the_longest_call_are_told_apart() {
+    fn phase_numbers_of_the_longest_call_do_not_wrap() {
         for inline in [true, false] {
-            assert!(2 * most_pieces(inline) < 1 << PHASE_BITS);
+            assert!(2 * max_pieces(inline) < 1 << PHASE_BITS);
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Test hooks of collective calls: delays, call counters close to their wrap, broken synchronization rules, other kernels.
+//! Test hooks of collective calls: delays, call counters close to overflow, broken synchronization rules, other kernels.
 //!
-//! They exist with the feature `test-hooks` only. Without it a lane has no debug words, kernels are told so by an address of
-//! zero, and the kernels are always those of this crate. Every synchronization rule has a bit that makes kernels break it, and
+//! They exist only with the feature `test-hooks`. Without it a lane has no debug words (their address is zero), and the kernels
+//! are always those of this crate. Every synchronization rule has a bit that makes kernels break it, and
 //! a test that then fails.
 
 #[cfg(not(feature = "test-hooks"))]
-pub(super) use absent::*;
+pub(super) use disabled::*;
 #[cfg(feature = "test-hooks")]
-pub use requested::Chaos;
+pub use enabled::CallFaults;
 #[cfg(feature = "test-hooks")]
-pub(super) use requested::{DEBUG_LEN, LaneHooks, image};
+pub(super) use enabled::{DEBUG_LEN, LaneHooks, image};
 
-/// What calls do without test hooks.
+/// The implementation without test hooks.
 #[cfg(not(feature = "test-hooks"))]
-mod absent {
+mod disabled {
     use wholemem_hal::KernelImage;
 
     use super::super::{Lane, SymmetricSpec};
@@ -30,14 +30,14 @@ mod absent {
     }
 
     /// The kernels to load.
-    pub(in super::super) fn image(_: &SymmetricSpec, usual: KernelImage) -> KernelImage {
-        usual
+    pub(in super::super) fn image(_: &SymmetricSpec, default_image: KernelImage) -> KernelImage {
+        default_image
     }
 }
 
-/// What tests ask for.
+/// The implementation with the feature `test-hooks`.
 #[cfg(feature = "test-hooks")]
-mod requested {
+mod enabled {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use wholemem_hal::{KernelImage, Mapping, Span, Stream};
@@ -56,23 +56,23 @@ mod requested {
 
     const _: () = assert!(8 * (DebugWord::Delays as u32 + DEBUG_POINTS * MAX_BLOCKS) as usize <= DEBUG_LEN);
 
-    /// What is to go wrong on this rank.
+    /// Faults that a test injects into the collective calls of this rank.
     #[derive(Debug, Clone, PartialEq, Eq, Default)]
-    pub struct Chaos {
-        /// A rule that is not kept.
+    pub struct CallFaults {
+        /// The synchronization rule to break.
         pub mutant: Option<Mutant>,
-        /// Where random delays begin.
+        /// The seed of random delays.
         pub seed: u64,
-        /// The longest random delay, in nanoseconds.
+        /// The maximum random delay in nanoseconds; zero for none.
         pub random: u64,
-        /// A delay at a point of a call, in nanoseconds, for a block.
+        /// Fixed delays: the point of the call, the block, and nanoseconds.
         pub delays: Vec<(usize, u32, u64)>,
-        /// The number of the next call, if it is to be another one. The same on all ranks.
+        /// The number that the next call gets, to test overflow of the counter. Equal on all ranks.
         pub counter: Option<u64>,
     }
 
-    impl Chaos {
-        /// The debug words.
+    impl CallFaults {
+        /// Encodes the debug words.
         fn words(&self) -> Vec<u64> {
             let delay_at = |point: usize, block: u32| {
                 DebugWord::Delays as usize + point * MAX_BLOCKS as usize + block as usize
@@ -89,14 +89,14 @@ mod requested {
             words
         }
 
-        /// Whether kernels have to look.
-        fn is_visible(&self) -> bool {
+        /// Whether kernels must read the debug words.
+        fn needs_debug_words(&self) -> bool {
             let Self { mutant, random, delays, .. } = self;
             mutant.is_some() || *random != 0 || !delays.is_empty()
         }
     }
 
-    /// What a lane needs in order to be disturbed.
+    /// The memory of a lane in which faults are injected.
     #[derive(Debug)]
     pub(in super::super) struct LaneHooks {
         /// The address of the debug words, or zero if kernels are not to read them.
@@ -108,7 +108,7 @@ mod requested {
     }
 
     impl LaneHooks {
-        /// Zeroes the debug words.
+        /// Zeroes the debug words of a new lane.
         pub(in super::super) fn create(
             stream: &Stream,
             private: Span,
@@ -158,27 +158,27 @@ mod requested {
             LaneRef { debug: self.hooks.debug.load(Ordering::Acquire), ..self.reference }
         }
 
-        /// Makes this rank's calls go wrong from here on, as tests want it. No call is under way, on any rank.
+        /// Injects faults into this rank's later calls. No call may be in flight on any rank.
         ///
         /// # Errors
         /// [`Error::Hal`].
         #[doc(hidden)]
-        pub fn disturb(&self, chaos: &Chaos) -> Result<()> {
+        pub fn inject_faults(&self, faults: &CallFaults) -> Result<()> {
             let LaneHooks { debug, private, .. } = &self.hooks;
             let stream = self.group.device().stream()?;
-            if let Some(counter) = chaos.counter {
+            if let Some(counter) = faults.counter {
                 self.hooks.set_counters(&stream, &self.reference, counter)?;
             }
-            let words = chaos.words();
+            let words = faults.words();
             stream.write(&private.part(CONTROL_LEN, size_of_val(&words[..]))?, words.as_bytes())?;
-            let address = if chaos.is_visible() { private.address() + CONTROL_LEN as u64 } else { 0 };
+            let address = if faults.needs_debug_words() { private.address() + CONTROL_LEN as u64 } else { 0 };
             debug.store(address, Ordering::Release);
             Ok(())
         }
     }
 
-    /// The kernels to load: those of a test, if it has some.
-    pub(in super::super) fn image(spec: &SymmetricSpec, usual: KernelImage) -> KernelImage {
-        KernelImage { ptx: spec.kernels.or(usual.ptx), ..usual }
+    /// The kernels to load: those of the test, if it sets some.
+    pub(in super::super) fn image(spec: &SymmetricSpec, default_image: KernelImage) -> KernelImage {
+        KernelImage { ptx: spec.kernels.or(default_image.ptx), ..default_image }
     }
 }

@@ -15,47 +15,49 @@ use crate::{CollectiveRequest, Result, cpu};
 const COLLECTIVE: KernelImage =
     KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.ptx")), host: cpu::COLLECTIVES };
 
-/// The same for newer devices, where a kernel can wait for the one before it by itself.
+/// The kernels for compute capability 9.0 and later, which use programmatic dependent launch: a kernel starts while the previous
+/// kernel of its stream runs, and waits for it itself.
 const COLLECTIVE_90: KernelImage =
     KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.90.ptx")), ..COLLECTIVE };
 
-/// What ranks do together.
+/// The kind of a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Collective {
+pub(super) enum CollectiveKind {
     AllReduce,
     AllGather,
     Broadcast,
     Barrier,
 }
 
-/// The kernels, loaded.
+/// The collective kernels, loaded on one device.
 #[derive(Debug)]
-pub(super) struct Kernels {
-    all_reduce: [Kernel; 3],
-    all_gather: [Kernel; 2],
-    broadcast: [Kernel; 2],
-    barrier: Kernel,
-    /// Whether they wait for what is before them on their stream by themselves.
-    wait: bool,
+pub(super) struct CollectiveKernels {
+    all_reduce: [CollectiveKernel; 3],
+    all_gather: [CollectiveKernel; 2],
+    broadcast: [CollectiveKernel; 2],
+    barrier: CollectiveKernel,
+    /// Whether the kernels use programmatic dependent launch.
+    programmatic: bool,
 }
 
-/// A kernel, and the function that a CPU rank calls instead of a launch, which would take longer than a short call.
+/// A kernel, and the function that a CPU rank calls directly: a launch would take longer than a short call.
 #[derive(Debug)]
-struct Kernel {
+struct CollectiveKernel {
     function: Function,
     cpu: cpu::CollectiveFunction,
 }
 
-impl Kernels {
-    /// Loads the kernels: before anything waits, since drivers wait here for what runs.
+impl CollectiveKernels {
+    /// Loads the kernels. This must happen before any kernel waits for other ranks, because drivers block in a load until running
+    /// kernels end.
     pub(super) fn load(device: &Device, spec: &SymmetricSpec) -> Result<Self> {
-        let wait = device.info().compute >= 90;
-        let image = hooks::image(spec, if wait { COLLECTIVE_90 } else { COLLECTIVE });
+        let programmatic = device.info().compute >= 90;
+        let image = hooks::image(spec, if programmatic { COLLECTIVE_90 } else { COLLECTIVE });
         // SAFETY: the functions of the image take a `CollectiveRequest`. `launch`, their only caller, passes one.
         let module = unsafe { Module::load(device, &image) }?;
         let kernel = |name| {
             let cpu = cpu::collective_function(name).expect("every kernel has a CPU function");
-            Ok::<_, crate::Error>(Kernel { function: module.function(name)?, cpu })
+            Ok::<_, crate::Error>(CollectiveKernel { function: module.function(name)?, cpu })
         };
         Ok(Self {
             all_reduce: [
@@ -66,17 +68,17 @@ impl Kernels {
             all_gather: [kernel("all_gather_ll")?, kernel("all_gather")?],
             broadcast: [kernel("broadcast_ll")?, kernel("broadcast")?],
             barrier: kernel("barrier")?,
-            wait,
+            programmatic,
         })
     }
 
-    /// How many calls of a lane can be on the device at once, on each rank: where kernels wait for what is before them by
-    /// themselves, they are set up while that still runs.
-    pub(super) fn calls_at_once(&self) -> u32 {
-        if self.wait { 2 } else { 1 }
+    /// The number of calls of a lane that can be resident on the device at once, on each rank: two with programmatic dependent
+    /// launch, because a kernel becomes resident while the previous one runs.
+    pub(super) fn concurrent_calls(&self) -> u32 {
+        if self.programmatic { 2 } else { 1 }
     }
 
-    /// How many blocks of any of them run at once on the device.
+    /// The number of blocks that can be resident at once on the device, for every kernel.
     pub(super) fn resident_blocks(&self) -> Result<u32> {
         let all =
             self.all_reduce.iter().chain(&self.all_gather).chain(&self.broadcast).chain([&self.barrier]);
@@ -86,57 +88,65 @@ impl Kernels {
         Ok(counts.into_iter().min().unwrap_or(0))
     }
 
-    /// Runs each of them once, on a lane that has ended, so that they do nothing. Drivers load a kernel when it is first
-    /// launched, and wait for what runs: later, that could be a kernel which waits for this one.
+    /// Launches each kernel once on a poisoned lane, where it does nothing. Drivers load a kernel at its first launch and then
+    /// block until running kernels end. Later, a running kernel could be one that waits for this rank: a deadlock.
     pub(super) fn warm_up(&self, stream: &Stream, request: &CollectiveRequest, operand: &Span) -> Result<()> {
         for algorithm in Algorithm::ALL {
-            for what in
-                [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::Barrier]
-            {
-                self.launch(stream, (what, algorithm), 1, request, [operand])?;
+            for kind in [
+                CollectiveKind::AllReduce,
+                CollectiveKind::AllGather,
+                CollectiveKind::Broadcast,
+                CollectiveKind::Barrier,
+            ] {
+                self.launch(stream, (kind, algorithm), 1, request, [operand])?;
             }
         }
         Ok(stream.synchronize(Deadline::NEVER)?)
     }
 
-    fn kernel(&self, what: Collective, algorithm: Algorithm) -> &Kernel {
+    fn kernel(&self, kind: CollectiveKind, algorithm: Algorithm) -> &CollectiveKernel {
         let packets = usize::from(algorithm != Algorithm::Packets);
-        match what {
-            Collective::AllReduce => &self.all_reduce[algorithm as usize],
-            Collective::AllGather => &self.all_gather[packets],
-            Collective::Broadcast => &self.broadcast[packets],
-            Collective::Barrier => &self.barrier,
+        match kind {
+            CollectiveKind::AllReduce => &self.all_reduce[algorithm as usize],
+            CollectiveKind::AllGather => &self.all_gather[packets],
+            CollectiveKind::Broadcast => &self.broadcast[packets],
+            CollectiveKind::Barrier => &self.barrier,
         }
     }
 
-    /// Does this rank's part in a call at once, if work runs inline and is not being recorded; `false` otherwise, and nothing
-    /// was done. `call` has planned it: the request is of a lane of this rank; its input and output have as many elements as
-    /// it says and the rights that it needs, and so have windows on every rank; and the caller holds all of that.
+    /// Runs this rank's part of a call in the calling thread, if work runs inline and the stream is not capturing. Otherwise it
+    /// does nothing and returns `false`.
+    ///
+    /// The caller has checked the request: it belongs to a lane of this rank; input and output, and windows on every rank, have the
+    /// elements and rights that it needs. The caller keeps their memory alive.
     pub(super) fn run(
         &self,
         stream: &Stream,
-        (what, algorithm): (Collective, Algorithm),
+        (kind, algorithm): (CollectiveKind, Algorithm),
         request: &CollectiveRequest,
     ) -> Result<bool> {
-        let kernel = self.kernel(what, algorithm);
+        let kernel = self.kernel(kind, algorithm);
         // SAFETY: the caller of `run` has checked that the addresses of the request are valid, and holds their memory.
         Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.cpu)(request) })?)
     }
 
-    /// Enqueues this rank's part in a call, planned likewise: all that it touches is among the operands.
+    /// Enqueues this rank's part of a call. The caller has checked the request as for [`run`](Self::run); all memory that it
+    /// accesses is among the operands.
     pub(super) fn launch<'a>(
         &self,
         stream: &Stream,
-        (what, algorithm): (Collective, Algorithm),
+        (kind, algorithm): (CollectiveKind, Algorithm),
         blocks: u32,
         request: &CollectiveRequest,
         operands: impl IntoIterator<Item = &'a Span, IntoIter: Clone>,
     ) -> Result<()> {
-        let shape =
-            LaunchShape { programmatic: self.wait, ..LaunchShape::linear(blocks, COLLECTIVE_THREADS) };
-        let request = CollectiveRequest { programmatic: u32::from(self.wait), ..*request };
+        let shape = LaunchShape {
+            programmatic: self.programmatic,
+            ..LaunchShape::linear(blocks, COLLECTIVE_THREADS)
+        };
+        let request = CollectiveRequest { programmatic: u32::from(self.programmatic), ..*request };
         let args = Args::new().value(&request);
-        let function = &self.kernel(what, algorithm).function;
+        let function = &self.kernel(kind, algorithm).function;
         // SAFETY: the functions take a `CollectiveRequest`. The caller has checked that its addresses are valid, and their memory
         // is among the operands, which the stream holds until the kernel has ended.
         Ok(unsafe { stream.launch(function, &shape, &args, operands) }?)

@@ -8,15 +8,15 @@ use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Span, Stream};
 use wholemem_os::futex;
 use zerocopy::IntoBytes;
 
+use super::address_space::RankMappings;
 use super::hooks;
 #[cfg(feature = "test-hooks")]
 use super::hooks::LaneHooks;
-use super::kernel::Kernels;
-use super::report::Report;
+use super::kernel::CollectiveKernels;
+use super::report::LaneReport;
 use super::slices::SliceStaging;
-use super::space::Pieces;
-use super::tuning::{Limits, Tuning};
-use super::window::Dropped;
+use super::tuning::{DeviceLimits, Tuning};
+use super::window::DroppedWindows;
 use crate::abi::{CollectiveRequest, ControlWord, LaneLayout, LaneRef, MAX_BLOCKS, SIGNAL_STRIDE};
 use crate::{Communicator, Result, cpu};
 use wholemem_os::width::to_usize;
@@ -27,62 +27,63 @@ pub(super) const CONTROL_LEN: usize = 4 << 10;
 
 const _: () = assert!(8 * (ControlWord::Sequence as u32 + MAX_BLOCKS) as usize <= CONTROL_LEN);
 
-/// One sequence of collective calls: they run one after the other, on any streams. Calls that should overlap need lanes of their
-/// own.
+/// One sequence of collective calls: they run one after the other, on any streams. Calls that should overlap need separate lanes.
 ///
 /// On devices that support it, a call is a programmatic launch: it starts while the previous kernel of its stream runs, and permits
-/// the next one to start. If ranks share a device, a user's kernels that are launched so must leave room for the calls of the other
-/// ranks. Otherwise these wait until their timeout.
+/// the next one to start. If ranks share a device, a user's kernels with programmatic launch must leave enough
+/// resources of the device for the calls of the other ranks. Otherwise these calls cannot start, and time out.
 #[derive(Debug)]
 pub struct Lane {
     pub(super) group: Communicator,
-    pub(super) kernels: Arc<Kernels>,
-    pub(super) limits: Limits,
+    pub(super) kernels: Arc<CollectiveKernels>,
+    pub(super) limits: DeviceLimits,
     pub(super) tuning: Tuning,
     pub(super) timeout: Duration,
     pub(super) reference: LaneRef,
-    pub(super) report: Report,
-    /// Keeps all memory that calls access.
+    pub(super) report: LaneReport,
+    /// Keeps all memory that calls of the lane access alive.
     pub(super) operand: Span,
-    /// Identifies the windows of this group.
-    pub(super) dropped: Dropped,
+    /// Shared by all windows of this group; a window of another group has another list.
+    pub(super) dropped: DroppedWindows,
     #[cfg(feature = "test-hooks")]
     pub(super) hooks: LaneHooks,
     /// The stream of the last call.
-    last: Mutex<Option<Stream>>,
-    /// For calls on slices of host memory; none if work runs inline.
+    last_stream: Mutex<Option<Stream>>,
+    /// The staging buffer for calls on slices of host memory; `None` if work runs inline.
     pub(super) slice_staging: Option<SliceStaging>,
     _watch: FailureWatch,
 }
 
-/// What all lanes of a rank share.
+/// The settings that all lanes of a rank share.
 #[derive(Debug, Clone)]
-pub(super) struct Common {
+pub(super) struct LaneContext {
     pub(super) group: Communicator,
-    pub(super) kernels: Arc<Kernels>,
-    pub(super) limits: Limits,
+    pub(super) kernels: Arc<CollectiveKernels>,
+    pub(super) limits: DeviceLimits,
     pub(super) tuning: Tuning,
     pub(super) timeout: Duration,
     pub(super) layout: LaneLayout,
-    pub(super) dropped: Dropped,
-    /// Whether CPU ranks share cores.
+    pub(super) dropped: DroppedWindows,
+    /// Whether there are more CPU ranks than cores.
     pub(super) share_cores: bool,
 }
 
 impl Lane {
-    /// Creates the lane whose memory is at `offset` of every rank's memory, which begins at `base` for rank 0.
+    /// Creates the lane whose memory is at `offset` in every rank's memory of lanes. Rank 0's memory is at `base`, the next rank's
+    /// `stride` bytes further.
     pub(super) fn create(
-        common: &Common,
-        memory: &[Pieces],
+        context: &LaneContext,
+        memory: &[RankMappings],
         (base, stride): (u64, u64),
         offset: usize,
         private: Span,
     ) -> Result<Self> {
-        let Common { group, kernels, limits, tuning, timeout, layout, dropped, share_cores } = common.clone();
+        let LaneContext { group, kernels, limits, tuning, timeout, layout, dropped, share_cores } =
+            context.clone();
         let device = group.device();
-        let report = Report::create(device, group.size())?;
+        let report = LaneReport::create(device, group.size())?;
         let mut control = vec![0_u64; CONTROL_LEN / 8];
-        // Zero would mean no limit. 584 years and more saturate.
+        // Zero would mean no limit. Timeouts of more than 584 years saturate.
         control[ControlWord::Timeout as usize] = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1);
         control[ControlWord::Spins as usize] = cpu::spins(share_cores);
         control[ControlWord::Sequence as usize..][..MAX_BLOCKS as usize].fill(1);
@@ -104,10 +105,11 @@ impl Lane {
             reserved: 0,
         };
         let maps: Vec<_> = memory.iter().flatten().cloned().collect();
-        let touched: Vec<_> = maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
-        let operand = Span::keep_alive(&touched)?.unwrap_or_else(|| private.clone());
+        let accessed: Vec<_> =
+            maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
+        let operand = Span::keep_alive(&accessed)?.unwrap_or_else(|| private.clone());
         let stream = device.stream()?;
-        // Poisoned while the kernels run once to be loaded, so that they do nothing.
+        // A nonzero byte pattern poisons the lane, so that the warm-up launches do nothing.
         stream.fill(&private, 1)?;
         let request = CollectiveRequest::without_data(reference);
         kernels.warm_up(&stream, &request, &operand)?;
@@ -128,39 +130,44 @@ impl Lane {
             dropped,
             #[cfg(feature = "test-hooks")]
             hooks,
-            last: Mutex::default(),
+            last_stream: Mutex::default(),
             slice_staging,
             _watch: watch,
         })
     }
 
-    /// Reports whether a call has failed, without waiting. Synchronize the stream first to include all enqueued calls.
+    /// Returns the error of a call that has failed, if any. It does not wait. Synchronize the stream first to include all enqueued
+    /// calls.
     ///
     /// # Errors
-    /// [`Error::Comm`](crate::Error::Comm) with the ranks that were lost or did not arrive before the timeout. Later calls of the lane,
-    /// and graphs that use it, do nothing; create a new group to continue.
+    /// [`Error::Comm`](crate::Error::Comm) with the ranks that were lost or did not arrive before the timeout. Later calls of the
+    /// lane, and graphs that use it, do nothing; create a new group to continue.
     pub fn check(&self) -> Result<()> {
         self.report.check(self.group.bootstrap(), self.timeout)
     }
 
-    /// The lane for a user's kernels: a `Call` of `barrier.cuh` takes it.
+    /// The description of the lane for a user's kernels: the argument of `Call` in `barrier.cuh`.
     #[must_use]
     pub fn lane_ref(&self) -> LaneRef {
         self.reference
     }
 
     /// Enqueues a call after the previous call of the lane, on any stream.
-    pub(super) fn in_turn(&self, stream: &Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn after_previous_call(
+        &self,
+        stream: &Stream,
+        enqueue: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         if stream.runs_inline() {
-            // Inline work takes the call lock itself, captured or not.
+            // Inline work acquires the call lock itself, also when a graph replays it.
             return enqueue();
         }
-        let mut last = self.last();
+        let mut last = self.last_stream();
         // Captured work is ordered by the launch of the graph.
         if last.as_ref() != Some(stream) && !stream.is_capturing() {
-            if let Some(before) = last.as_ref() {
-                let event = Event::create(before.device(), EventKind::Order)?;
-                before.record(&event)?;
+            if let Some(previous) = last.as_ref() {
+                let event = Event::create(previous.device(), EventKind::Order)?;
+                previous.record(&event)?;
                 stream.await_event(&event)?;
             }
             *last = Some(stream.clone());
@@ -168,23 +175,24 @@ impl Lane {
         enqueue()
     }
 
-    fn last(&self) -> MutexGuard<'_, Option<Stream>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last_stream(&self) -> MutexGuard<'_, Option<Stream>> {
+        self.last_stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Aborts kernels if the group fails, and CPU kernels also if a rank leaves: a rank that has finished a call has seen all ranks
-/// arrive, so no call that the rank has finished still waits for it.
-fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize) -> FailureWatch {
+/// Aborts kernels if the group fails. CPU kernels are aborted also if a rank leaves. That aborts no call that the leaving rank has
+/// completed: a rank completes a call only after all ranks have arrived in it, so no rank waits for it there.
+fn watch(group: &Communicator, report: LaneReport, maps: Vec<Mapping>, offset: usize) -> FailureWatch {
     let (own, on_host) = (group.rank(), group.device().backend().kind() == BackendKind::Host);
     group.bootstrap().watch(move |error| {
-        // A device may still run calls that the rank enqueued before it left, so kernels wait until their timeout.
+        // A GPU may still run calls that the rank enqueued before it left, so GPU kernels wait until their timeout.
         if !on_host && matches!(error, CommError::PeerLeft { .. } | CommError::Closed) {
             return;
         }
         // It fails only in a forked child, which has no kernels.
         let _ = report.abort(own, error);
-        // A thread that checked for the request just before may be about to sleep: wake it until it is awake.
+        // A thread that read the abort request before it was stored may be about to sleep, and miss one wake-up: wake it
+        // repeatedly.
         while report.is_asleep() {
             for (rank, map) in maps.iter().enumerate() {
                 if let Ok(bytes) = map.bytes()

@@ -1,4 +1,4 @@
-//! The report of a lane: how the host aborts its kernels, and why a kernel has aborted.
+//! The report of a lane: words through which the host aborts kernels, and kernels report why they were aborted.
 //!
 //! The words are defined in `abi`.
 
@@ -11,14 +11,14 @@ use wholemem_hal::{Attempt, Device, PinnedBuffer, Span};
 use crate::Result;
 use crate::abi::{Cause, ReportWord};
 
-/// The words of one lane on one rank.
+/// The report words of one lane on one rank.
 #[derive(Debug, Clone)]
-pub(super) struct Report {
+pub(super) struct LaneReport {
     words: PinnedBuffer,
     ranks: u32,
 }
 
-impl Report {
+impl LaneReport {
     pub(super) fn create(device: &Device, ranks: u32) -> Result<Self> {
         let len = (ReportWord::Missing as usize + (ranks as usize).div_ceil(64)) * 8;
         Ok(Self { words: PinnedBuffer::create(device, len)?, ranks })
@@ -41,18 +41,18 @@ impl Report {
             }
             _ => Cause::Aborted.word(Rank(0)),
         };
-        // Only the first cause is kept.
+        // Only the first cause is stored.
         self.with(ReportWord::Abort, |word| {
             let _ = word.compare_exchange(0, cause, Ordering::SeqCst, Ordering::SeqCst);
         })
     }
 
-    /// Whether this rank's thread sleeps or is about to.
+    /// Whether the thread of this CPU rank sleeps or is about to sleep.
     pub(super) fn is_asleep(&self) -> bool {
         self.with(ReportWord::Asleep, |word| word.load(Ordering::SeqCst)).is_ok_and(|asleep| asleep != 0)
     }
 
-    /// The error of an aborted kernel, if one has aborted.
+    /// Returns the error of an aborted kernel, if a kernel has been aborted.
     pub(super) fn check(&self, comm: &Bootstrap, timeout: Duration) -> Result<()> {
         if self.with(ReportWord::Aborted, |word| word.load(Ordering::Acquire))? == 0 {
             return Ok(());
@@ -65,39 +65,37 @@ impl Report {
             Some((Cause::Lost, rank)) => CommError::PeerLost { rank },
             Some((Cause::Left, rank)) => CommError::PeerLeft { rank },
             Some((Cause::Aborted, rank)) => CommError::Aborted { by: rank },
-            None => {
-                CommError::Protocol { rank: comm.rank(), what: "the cause in its report has another form" }
-            }
+            None => CommError::Protocol { rank: comm.rank(), what: "the cause in its report is malformed" },
         };
         // An error of the bootstrap group takes precedence: it is the same on all remaining ranks.
         comm.check()?;
         Err(error.into())
     }
 
-    fn missing(&self, blamed: Rank) -> Result<Vec<Rank>> {
+    fn missing(&self, rank_at_fault: Rank) -> Result<Vec<Rank>> {
         let mut missing = Vec::new();
         for rank in 0..self.ranks {
-            let bits = self.with_number(ReportWord::Missing as usize + rank as usize / 64, |word| {
+            let bits = self.with_index(ReportWord::Missing as usize + rank as usize / 64, |word| {
                 word.load(Ordering::Relaxed)
             })?;
             if bits >> (rank % 64) & 1 == 1 {
                 missing.push(Rank(rank));
             }
         }
-        Ok(if missing.is_empty() { vec![blamed] } else { missing })
+        Ok(if missing.is_empty() { vec![rank_at_fault] } else { missing })
     }
 
-    fn with<T>(&self, word: ReportWord, use_it: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
-        self.with_number(word as usize, use_it)
+    fn with<T>(&self, word: ReportWord, access: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
+        self.with_index(word as usize, access)
     }
 
-    fn with_number<T>(&self, index: usize, use_it: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
+    fn with_index<T>(&self, index: usize, access: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
         let bytes = self.words.bytes()?;
         // The buffer begins on a page, so its words are aligned.
         let word = bytes.atomic_u64(index * 8).map_err(|cause| wholemem_hal::Error::Failed {
             attempt: Attempt::Access { len: size_of::<u64>() },
             cause: cause.into(),
         })?;
-        Ok(use_it(word))
+        Ok(access(word))
     }
 }

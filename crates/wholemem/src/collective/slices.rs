@@ -1,8 +1,8 @@
 //! Collective calls on slices of host memory, which wait for the result.
 //!
-//! On the host backend the slices are operands as they are. On other devices they are staged in pinned memory, piece by piece:
-//! all ranks give the same length, so all make the same calls. The stream and the buffer are created with the lane. Allocating
-//! pinned memory during a call could wait for a kernel of another rank on the same device that waits for this rank.
+//! On the host backend kernels access the slices directly. On other devices slices are staged in pinned memory, piece by piece. All
+//! ranks pass the same length, so all ranks divide the call into the same pieces. The stream and the buffer are created with the
+//! lane: the driver may block an allocation of pinned memory until running kernels end, and such a kernel may wait for this rank.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ pub(super) struct SliceStaging {
 }
 
 impl SliceStaging {
-    /// Staging for a lane on the device of `stream`, which it keeps; `None` if work runs inline.
+    /// Creates the staging buffer of a lane on the device of `stream`, and holds a clone of the stream; `None` if work runs inline.
     pub(super) fn create(stream: &Stream) -> Result<Option<Self>> {
         if stream.runs_inline() {
             return Ok(None);
@@ -35,17 +35,17 @@ impl SliceStaging {
     }
 
     fn lock(&self) -> MutexGuard<'_, (Stream, PinnedBuffer)> {
-        // Each call writes the buffer before it is read.
+        // Every call writes the buffer before reading it, so its content after a panic does not matter.
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Lane {
     /// Reduces the elements of all ranks in place: afterwards the slice of every rank has, at each position, the reduction of all
-    /// ranks' elements at that position. It waits for the result, which is bitwise the same on every rank. Collective: all ranks give
-    /// the same length and operation.
+    /// ranks' elements at that position. It waits for the result, which is bitwise the same on every rank. Collective: all ranks
+    /// pass the same length and operation.
     ///
-    /// [`all_reduce`](Self::all_reduce) does the same in order on a stream, and through a window without copies.
+    /// [`all_reduce`](Self::all_reduce) enqueues the same call on a stream, and needs no copies if the memory is a window.
     ///
     /// ```
     /// use wholemem::{Communicator, ReduceOp, SymmetricMemory, SymmetricSpec};
@@ -61,12 +61,13 @@ impl Lane {
     /// ```
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`](crate::Error::Comm) if a rank died or did not arrive in time.
+    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`](crate::Error::Comm) if a rank died or did not arrive before the
+    /// timeout.
     pub fn all_reduce_slice<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
         self.in_place(values, |stream, span| self.all_reduce(stream, span, span, T::DTYPE, op))
     }
 
-    /// Copies the root's slice to the slices of all ranks, and waits for the result. Collective: all ranks give the same length
+    /// Copies the root's slice to the slices of all ranks, and waits for the result. Collective: all ranks pass the same length
     /// and root.
     ///
     /// ```
@@ -88,8 +89,8 @@ impl Lane {
         self.in_place(values, |stream, span| self.broadcast(stream, root, span, span))
     }
 
-    /// Returns the slices of all ranks, one after the other in the order of ranks, and waits for them. Collective: all ranks give
-    /// the same length.
+    /// Returns the slices of all ranks, concatenated in the order of ranks. It waits for the result. Collective: all ranks pass the
+    /// same length.
     ///
     /// ```
     /// use wholemem::{Communicator, SymmetricMemory, SymmetricSpec};

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::tuning::{Algorithm, Tuning};
 use crate::{Error, Result};
 
-/// The algorithm to use if the call supports it.
+/// Environment variable: the algorithm to use for calls that support it.
 const ALGO: &str = "WHOLEMEM_ALGO";
 
-/// The bytes of addresses for a group's windows, for all ranks together.
+/// Environment variable: the bytes of addresses for a group's windows, for all ranks together.
 const WINDOW_SPACE: &str = "WHOLEMEM_WINDOW_SPACE";
 
-/// The options of symmetric memory. They are the same on all ranks.
+/// The options of symmetric memory. They must be equal on all ranks.
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,19 +22,19 @@ const WINDOW_SPACE: &str = "WHOLEMEM_WINDOW_SPACE";
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SymmetricSpec {
-    /// The number of lanes: as many calls can be in flight at once.
+    /// The number of lanes: the number of collective calls that can be in flight at once.
     pub lanes: u32,
     /// The bytes of addresses for windows, for all ranks together.
     pub window_space: usize,
-    /// The length of a staging buffer, for memory that is not in a window. Every rank has three of them. Zero is the measured
+    /// The length of a staging buffer, for memory that is not in a window. Every rank has three of them. Zero selects the
     /// default.
     pub staging_len: usize,
-    /// The most bytes that a rank can send in packets. Every rank allocates four times as much for each rank. Zero is the measured
-    /// default.
+    /// The maximum number of bytes that a rank can send in packets. Every rank allocates four times as much for each rank. Zero
+    /// selects the default.
     pub packets_len: usize,
     /// How long a call waits for other ranks.
     pub timeout: Duration,
-    /// Thresholds for the choice of the algorithm; the measured ones if not given.
+    /// Thresholds for the choice of the algorithm; `None` for [`Tuning::measured`].
     pub tuning: Option<Tuning>,
     /// PTX of kernels with fault injection for tests, for devices from compute capability 9.0 on.
     #[cfg(feature = "test-hooks")]
@@ -58,7 +58,7 @@ impl Default for SymmetricSpec {
 }
 
 impl SymmetricSpec {
-    /// The same options with those of the environment.
+    /// The options and the tuning, with the overrides of environment variables.
     ///
     /// | variable | meaning |
     /// |---|---|
@@ -67,22 +67,22 @@ impl SymmetricSpec {
     ///
     /// # Errors
     /// [`Error::Environment`] for a variable with an invalid value.
-    pub(super) fn in_environment(
+    pub(super) fn with_environment(
         &self,
         measured: Tuning,
         read: impl Fn(&str) -> Option<String>,
     ) -> Result<(Self, Tuning)> {
-        let wrong = |name, value: &str, why| Error::Environment { name, value: value.to_owned(), why };
+        let wrong = |name, value: &str, reason| Error::Environment { name, value: value.to_owned(), reason };
         let mut spec = self.clone();
         let mut tuning = self.tuning.unwrap_or(measured);
         if let Some(name) = read(ALGO) {
             let known = name.parse::<Algorithm>();
-            tuning.always =
-                Some(known.map_err(|_| wrong(ALGO, &name, "it is packets, one-shot or two-shot"))?);
+            tuning.always = Some(known.map_err(|_| wrong(ALGO, &name, "use packets, one-shot or two-shot"))?);
         }
         if let Some(bytes) = read(WINDOW_SPACE) {
             let known = bytes.parse();
-            spec.window_space = known.map_err(|_| wrong(WINDOW_SPACE, &bytes, "it is a number of bytes"))?;
+            spec.window_space =
+                known.map_err(|_| wrong(WINDOW_SPACE, &bytes, "it must be a number of bytes"))?;
         }
         Ok((spec, tuning))
     }
@@ -101,20 +101,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_is_heard() {
+    fn environment_variables_override_the_options() {
         let measured = Tuning::measured(BackendKind::Host, 2);
         let spec = SymmetricSpec::default();
-        assert_eq!(spec.in_environment(measured, |_| None), Ok((spec.clone(), measured)));
-        let says = |name: &str| match name {
+        assert_eq!(spec.with_environment(measured, |_| None), Ok((spec.clone(), measured)));
+        let variable = |name: &str| match name {
             ALGO => Some("two-shot".to_owned()),
             WINDOW_SPACE => Some("12345".to_owned()),
             _ => None,
         };
-        let (heard, tuning) = spec.in_environment(measured, says).unwrap();
-        assert_eq!((heard.window_space, tuning.always), (12_345, Some(Algorithm::TwoShot)));
+        let (overridden, tuning) = spec.with_environment(measured, variable).unwrap();
+        assert_eq!((overridden.window_space, tuning.always), (12_345, Some(Algorithm::TwoShot)));
         let wrong = |name: &str| (name == ALGO).then(|| "ring".to_owned());
-        let error = spec.in_environment(measured, wrong).unwrap_err();
-        let why = "it is packets, one-shot or two-shot";
-        assert_eq!(error, Error::Environment { name: ALGO, value: "ring".to_owned(), why });
+        let error = spec.with_environment(measured, wrong).unwrap_err();
+        let reason = "use packets, one-shot or two-shot";
+        assert_eq!(error, Error::Environment { name: ALGO, value: "ring".to_owned(), reason });
     }
 }

@@ -8,27 +8,27 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, BackendKind, CudaMallocBuffer, Rights};
 use wholemem_os::width::{to_u64, to_usize};
 
-use super::kernel::Kernels;
-use super::lane::{Common, Lane, PRIVATE_LEN};
-use super::space::Space;
+use super::address_space::WindowAddressSpace;
+use super::kernel::CollectiveKernels;
+use super::lane::{Lane, LaneContext, PRIVATE_LEN};
 use super::spec::SymmetricSpec;
-use super::tuning::{Limits, Tuning};
+use super::tuning::{DeviceLimits, Tuning};
 use super::window::Window;
 use super::window_part::WindowPart;
 use crate::abi::{LaneLayout, MAX_BLOCKS};
 use crate::communicator::agree;
 use crate::{Communicator, Error, Result};
 
-/// The default lengths of a staging buffer. On CPUs it fits in the inner caches; more ranks have a longer buffer, because each
-/// synchronization takes longer.
-const STAGING_OF_TWO: usize = 128 << 10;
+/// The default lengths of a staging buffer. On CPUs it fits in the inner caches. More than two ranks use a longer buffer, because
+/// each synchronization takes longer.
+const STAGING_OF_TWO_RANKS: usize = 128 << 10;
 const STAGING_ON_HOSTS: usize = 256 << 10;
 const STAGING_ON_DEVICES: usize = 8 << 20;
 
-/// The default for the most bytes in packets, and the most of all ranks together.
+/// The default for the maximum number of bytes in packets, and the maximum of all ranks together.
 const PACKETS_ON_HOSTS: usize = 8 << 10;
 const PACKETS_ON_DEVICES: usize = 256 << 10;
-const ALL_PACKETS: usize = 4 << 20;
+const PACKETS_OF_ALL_RANKS: usize = 4 << 20;
 
 /// A group's windows, and the collective calls over them. Clones refer to the same memory.
 ///
@@ -36,14 +36,14 @@ const ALL_PACKETS: usize = 4 << 20;
 #[derive(Debug, Clone)]
 #[doc(alias("ncclComm_t", "ncclDevComm"))]
 pub struct SymmetricMemory {
-    core: Arc<Core>,
+    core: Arc<SymmetricCore>,
 }
 
 #[derive(Debug)]
-struct Core {
+struct SymmetricCore {
     group: Communicator,
-    space: Space,
-    /// At least one.
+    address_space: WindowAddressSpace,
+    /// There is at least one lane.
     lanes: Vec<Lane>,
 }
 
@@ -53,95 +53,108 @@ impl SymmetricMemory {
     /// The environment variables `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` override the options.
     ///
     /// # Errors
-    /// [`Error::Differs`]; [`Error::NotResident`] if more ranks share a device than it can run at once;
+    /// [`Error::Differs`]; [`Error::NotResident`] if the kernels of the ranks that share a device cannot be resident at once;
     /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`].
     pub fn create(group: &Communicator, spec: &SymmetricSpec) -> Result<Self> {
         let comm = group.bootstrap();
         let kind = group.device().backend().kind();
         let measured = Tuning::measured(kind, group.size());
-        let heard = spec.in_environment(measured, |name| std::env::var(name).ok());
-        let (spec, tuning) = agree(comm, heard)?;
+        let overridden = spec.with_environment(measured, |name| std::env::var(name).ok());
+        let (spec, tuning) = agree(comm, overridden)?;
         let terms = [spec.to_bytes(), tuning.to_bytes()].concat();
         let others = comm.all_gather(&terms)?;
         if let Some((rank, _)) = (0..).map(Rank).zip(&others).find(|(_, other)| **other != others[0]) {
             return Err(Error::Differs { rank });
         }
-        let kernels = Arc::new(agree(comm, Kernels::load(group.device(), &spec))?);
-        let (blocks, near) = resident(group, &kernels, spec.lanes.max(1))?;
+        let kernels = Arc::new(agree(comm, CollectiveKernels::load(group.device(), &spec))?);
+        let (blocks, near) = resident_blocks(group, &kernels, spec.lanes.max(1))?;
         let (staging, packets) = match kind {
-            BackendKind::Host if group.size() <= 2 => (STAGING_OF_TWO, PACKETS_ON_HOSTS),
+            BackendKind::Host if group.size() <= 2 => (STAGING_OF_TWO_RANKS, PACKETS_ON_HOSTS),
             BackendKind::Host => (STAGING_ON_HOSTS, PACKETS_ON_HOSTS),
-            _ => (STAGING_ON_DEVICES, PACKETS_ON_DEVICES.min(ALL_PACKETS / group.size().max(1) as usize)),
+            _ => (
+                STAGING_ON_DEVICES,
+                PACKETS_ON_DEVICES.min(PACKETS_OF_ALL_RANKS / group.size().max(1) as usize),
+            ),
         };
         let or = |given: usize, usual: usize| if given == 0 { usual } else { given };
         let (packets_len, staging_len) = (or(spec.packets_len, packets), or(spec.staging_len, staging));
         let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
-        let space = Space::reserve(group, spec.window_space)?;
-        let limits = Limits { packets: layout.ll_len, blocks, near };
-        let (dropped, timeout) = (space.dropped().clone(), spec.timeout);
+        let address_space = WindowAddressSpace::reserve(group, spec.window_space)?;
+        let limits = DeviceLimits { packets: layout.ll_len, blocks, near };
+        let (dropped, timeout) = (address_space.dropped().clone(), spec.timeout);
         let share_cores = share_cores(group)?;
         let group = group.clone();
-        let common =
-            Common { group: group.clone(), kernels, limits, tuning, timeout, layout, dropped, share_cores };
-        let lanes = lanes(&common, &space, spec.lanes.max(1) as usize)?;
-        Ok(Self { core: Arc::new(Core { group, space, lanes }) })
+        let context = LaneContext {
+            group: group.clone(),
+            kernels,
+            limits,
+            tuning,
+            timeout,
+            layout,
+            dropped,
+            share_cores,
+        };
+        let lanes = create_lanes(&context, &address_space, spec.lanes.max(1) as usize)?;
+        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, lanes }) })
     }
 
-    /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths may differ, and may be zero.
+    /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths of ranks may differ, and may
+    /// be zero.
     ///
     /// # Errors
     /// [`Error::EmptyWindow`], [`Error::NoWindowSpace`]; [`Error::OnRank`] if a rank fails, for example for lack of memory;
     /// [`Error::Comm`]. The error is the same on all ranks, and nothing stays allocated.
     #[doc(alias = "ncclMemAlloc")]
     pub fn mem_alloc(&self, len: usize) -> Result<Window> {
-        self.core.space.allocate(len)
+        self.core.address_space.allocate(len)
     }
 
     /// Creates a window of new, zeroed host memory, which the ranks' devices can access, with `len` bytes on this rank. Collective;
-    /// the lengths may differ, and may be zero.
+    /// the lengths of ranks may differ, and may be zero.
     ///
-    /// Use it for memory that the CPU accesses too, or that does not fit on the devices, which access it over the bus. For ranks on
-    /// CPUs, it is the same as [`mem_alloc`](Self::mem_alloc).
+    /// Use it for memory that the CPU accesses too, or that does not fit on the devices. GPUs access it over the bus. On the host
+    /// backend it is the same as [`mem_alloc`](Self::mem_alloc).
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc).
     #[doc(alias = "cudaHostAlloc")]
     pub fn mem_alloc_on_host(&self, len: usize) -> Result<Window> {
-        self.core.space.allocate_on_host(len)
+        self.core.address_space.allocate_on_host(len)
     }
 
     /// Creates a window of existing memory: all of an allocation of this rank's device. Collective.
     ///
-    /// If the memory is mapped at other addresses too, kernels that run at the same time must not access it through both.
+    /// If the memory is also mapped at other addresses, kernels that run concurrently must not access it through both mappings.
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc).
     #[doc(alias("ncclCommWindowRegister", "register_buffer"))]
     pub fn window_register(&self, memory: &Allocation) -> Result<Window> {
-        self.core.space.register(Ok(WindowPart::of(memory)))
+        self.core.address_space.register(Ok(WindowPart::of(memory)))
     }
 
     /// Creates a window of `len` bytes that other code in this process has mapped at `address`, for example a framework that
-    /// allocates in segments. Collective; the window keeps the memory, also if the other code frees it.
+    /// allocates in segments. Collective. The window keeps the memory alive, also if the other code frees it.
     ///
     /// # Errors
-    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is not of such memory, and
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is not of mapped device memory, and
     /// [`Error::OnRank`] on the other ranks.
     pub fn window_register_mapped(&self, address: u64, len: usize) -> Result<Window> {
-        self.core.space.register(WindowPart::adopt(self.core.group.device(), address, len))
+        self.core.address_space.register(WindowPart::adopt(self.core.group.device(), address, len))
     }
 
-    /// Creates a window of buffers with CUDA IPC handles, as `cudaMalloc` allocates them. Collective; each rank's buffer must outlive
-    /// its use by other ranks, because such handles do not keep the memory.
+    /// Creates a window of memory from `cudaMalloc`, which ranks share through CUDA IPC handles. Collective. Each rank's buffer
+    /// must outlive its use by other ranks, because CUDA IPC handles do not keep memory alive.
     ///
     /// # Errors
-    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] if the device has no such memory.
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] if the device does not support CUDA IPC handles.
     #[doc(alias("cudaIpcOpenMemHandle", "get_graph_buffer_ipc_meta"))]
-    pub fn window_register_plain(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
-        self.core.space.register_plain(buffer)
+    pub fn window_register_cuda_malloc(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
+        self.core.address_space.register_cuda_malloc(buffer)
     }
 
-    /// Drops a window on all ranks, and waits until all have. Collective. A plain drop does not communicate.
+    /// Drops a window on all ranks, and waits until all ranks have dropped it. Collective. Dropping the value without this call
+    /// does not communicate.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -152,7 +165,7 @@ impl SymmetricMemory {
         Ok(())
     }
 
-    /// A lane: one sequence of calls.
+    /// Returns a lane by its index.
     ///
     /// # Errors
     /// [`Error::NoSuchLane`].
@@ -161,7 +174,7 @@ impl SymmetricMemory {
         lanes.get(index).ok_or(Error::NoSuchLane { index, lanes: lanes.len() })
     }
 
-    /// The group.
+    /// The group whose memory it is.
     #[must_use]
     pub fn group(&self) -> &Communicator {
         &self.core.group
@@ -176,48 +189,53 @@ impl Deref for SymmetricMemory {
     }
 }
 
-/// Creates the lanes: their memory on all ranks, zeroed before other ranks get it, and each rank's control words.
-fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
-    let (group, layout) = (&common.group, &common.layout);
+/// Creates the lanes: their memory on all ranks, which is zeroed before other ranks can access it, and each rank's control words.
+/// Collective.
+fn create_lanes(
+    context: &LaneContext,
+    address_space: &WindowAddressSpace,
+    count: usize,
+) -> Result<Vec<Lane>> {
+    let (group, layout) = (&context.group, &context.layout);
     let len = to_usize(layout.len);
     let all_len =
         len.checked_mul(count).ok_or_else(|| Error::TooLong { rows: to_u64(count), row_len: len })?;
-    let (memory, base, stride) = space.make_zeroed(all_len)?;
-    let made = || {
+    let (memory, base, stride) = address_space.allocate_zeroed(all_len)?;
+    let create = || {
         let device = group.device();
         let private_len = device.granularity()?.minimum.round_up(PRIVATE_LEN * count);
         let private_len = private_len.expect("2^32 lanes of 16 KiB fit in the address space");
         let private = device.allocate(private_len)?.map(Rights::ReadWrite)?;
         let lane = |index: usize| {
             let private = private.span(index * PRIVATE_LEN, PRIVATE_LEN)?;
-            Lane::create(common, &memory, (base, stride), index * len, private)
+            Lane::create(context, &memory, (base, stride), index * len, private)
         };
         (0..count).map(lane).collect()
     };
-    agree(group.bootstrap(), made())
+    agree(group.bootstrap(), create())
 }
 
-/// Whether CPU ranks share cores. Collective.
+/// Whether there are more CPU ranks than cores for them. Collective.
 fn share_cores(group: &Communicator) -> Result<bool> {
     if group.device().backend().kind() != BackendKind::Host {
         return Ok(false);
     }
-    // A rank that cannot read its list counts as one without cores.
+    // A rank that cannot read its CPU affinity counts as a rank without cores.
     let cpus = wholemem_os::numa::usable_cpus().unwrap_or_default();
     let most = std::thread::available_parallelism()
         .map_or(0, |most| u32::try_from(most.get()).expect("a number of CPUs"));
     let own: Vec<u8> = std::iter::once(most).chain(cpus).flat_map(u32::to_le_bytes).collect();
-    are_too_few(&group.bootstrap().all_gather(&own)?)
+    has_more_ranks_than_cores(&group.bootstrap().all_gather(&own)?)
 }
 
-/// Whether there are more ranks than cores on which they may run, or than the CPU quota of a control group, if that is smaller. Each
-/// rank sends its parallelism and its cores.
-fn are_too_few(all: &[Vec<u8>]) -> Result<bool> {
+/// Whether there are more ranks than cores on which they may run, or than the CPU quota of a control group allows. `all` has a
+/// message of each rank: its available parallelism, then its cores.
+fn has_more_ranks_than_cores(all: &[Vec<u8>]) -> Result<bool> {
     let mut cpus: HashSet<&[u8; 4]> = HashSet::new();
     let mut most = usize::MAX;
     for (rank, bytes) in (0..).map(Rank).zip(all) {
         let ([at_once, own @ ..], []) = bytes.as_chunks::<4>() else {
-            let what = "the list of its CPUs has another form";
+            let what = "the list of its CPUs is malformed";
             return Err(wholemem_comm::Error::Protocol { rank, what }.into());
         };
         let at_once = u32::from_le_bytes(*at_once) as usize;
@@ -229,16 +247,16 @@ fn are_too_few(all: &[Vec<u8>]) -> Result<bool> {
     Ok(cpus.len().min(most) < all.len())
 }
 
-/// The number of blocks of one rank's call that run at once, on the device with the least room for a call in each lane of each of its
-/// ranks and for the next call that is launched early; and whether all ranks are on one device.
-fn resident(group: &Communicator, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)> {
+/// The number of blocks of one call that can be resident at once on every device, if every lane of every rank on the device has a
+/// call (two with programmatic launch); and whether all ranks are on one device. Collective.
+fn resident_blocks(group: &Communicator, kernels: &CollectiveKernels, lanes: u32) -> Result<(u32, bool)> {
     let comm = group.bootstrap();
     let fit = agree(comm, kernels.resident_blocks())?;
     let own = [&group.device().info().uuid[..], &fit.to_le_bytes()].concat();
     let mut all = Vec::new();
     for (rank, bytes) in (0..).map(Rank).zip(comm.all_gather(&own)?) {
         let Ok(device) = <[u8; 20]>::try_from(bytes) else {
-            let what = "what it says of its device has another length";
+            let what = "the description of its device has an invalid length";
             return Err(wholemem_comm::Error::Protocol { rank, what }.into());
         };
         let [uuid @ .., a, b, c, d] = device;
@@ -247,7 +265,7 @@ fn resident(group: &Communicator, kernels: &Kernels, lanes: u32) -> Result<(u32,
     let mut least = MAX_BLOCKS;
     for (rank, (uuid, fits)) in (0..).map(Rank).zip(all.iter().copied()) {
         let sharing = all.iter().filter(|(other, _)| *other == uuid).count();
-        let calls = lanes.saturating_mul(kernels.calls_at_once());
+        let calls = lanes.saturating_mul(kernels.concurrent_calls());
         let each = fits / u32::try_from(sharing).expect("a number of ranks").saturating_mul(calls).max(1);
         let inline = group.device().backend().kind() == BackendKind::Host;
         if each == 0 && !inline {
@@ -264,25 +282,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_share_processors_where_there_are_fewer_or_less_time() {
+    fn cores_are_shared_if_cores_or_quota_are_fewer_than_ranks() {
         let rank = |at_once: u32, cpus: &[u32]| {
             std::iter::once(&at_once).chain(cpus).flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>()
         };
-        let are_too_few = |all: &[Vec<u8>]| are_too_few(all).unwrap();
-        assert!(!are_too_few(&[rank(1, &[0]), rank(1, &[1])]), "each is bound to one");
-        assert!(are_too_few(&[rank(1, &[1]), rank(1, &[1])]), "both to the same");
-        assert!(!are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1])]));
-        assert!(are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1]), rank(2, &[0, 1])]));
-        assert!(are_too_few(&[rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3])]));
-        assert!(are_too_few(&[rank(0, &[]), rank(0, &[])]), "no rank knows");
+        let has_more_ranks_than_cores = |all: &[Vec<u8>]| has_more_ranks_than_cores(all).unwrap();
+        assert!(
+            !has_more_ranks_than_cores(&[rank(1, &[0]), rank(1, &[1])]),
+            "each rank is bound to its own core"
+        );
+        assert!(
+            has_more_ranks_than_cores(&[rank(1, &[1]), rank(1, &[1])]),
+            "both ranks are bound to the same core"
+        );
+        assert!(!has_more_ranks_than_cores(&[rank(2, &[0, 1]), rank(2, &[0, 1])]));
+        assert!(has_more_ranks_than_cores(&[rank(2, &[0, 1]), rank(2, &[0, 1]), rank(2, &[0, 1])]));
+        assert!(has_more_ranks_than_cores(&[
+            rank(2, &[0, 1, 2, 3]),
+            rank(2, &[0, 1, 2, 3]),
+            rank(2, &[0, 1, 2, 3])
+        ]));
+        assert!(has_more_ranks_than_cores(&[rank(0, &[]), rank(0, &[])]), "no rank could read its affinity");
     }
 
     #[test]
-    fn a_list_of_cpus_of_another_form_is_refused() {
-        let what = "the list of its CPUs has another form";
+    fn a_malformed_list_of_cpus_is_rejected() {
+        let what = "the list of its CPUs is malformed";
         let error = Error::Comm(wholemem_comm::Error::Protocol { rank: Rank(1), what });
         for len in [0, 3, 5] {
-            assert_eq!(are_too_few(&[vec![0; 8], vec![0; len]]), Err(error.clone()), "{len}");
+            assert_eq!(has_more_ranks_than_cores(&[vec![0; 8], vec![0; len]]), Err(error.clone()), "{len}");
         }
     }
 }

@@ -51,31 +51,31 @@ impl FromStr for Algorithm {
     }
 }
 
-/// A name that no algorithm has.
+/// The error for an unknown algorithm name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no algorithm is called `{name}`: there are packets, one-shot and two-shot")]
+#[error("unknown algorithm `{name}`: use packets, one-shot or two-shot")]
 pub struct UnknownAlgorithm {
     /// The name.
     pub name: String,
 }
 
-/// The most bytes for which each algorithm is used, if the call supports it. The same on all ranks.
+/// The length up to which each algorithm is used, if the call supports the algorithm. Equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// The most bytes in packets.
+    /// The maximum input length in bytes for packets.
     pub packets: usize,
-    /// The most bytes in one shot, if inputs are staged.
+    /// The maximum input length in bytes for one-shot, if inputs are staged.
     pub one_shot_staged: usize,
-    /// The most bytes in one shot, if inputs are in windows.
+    /// The maximum input length in bytes for one-shot, if inputs are in windows.
     pub one_shot_window: usize,
-    /// The most bytes of a window that are staged nevertheless, which costs a copy and saves a barrier.
+    /// The maximum input length in bytes for which an input in a window is staged too: staging costs a copy and saves a barrier.
     pub stage_window: usize,
     /// An algorithm to use for all calls that support it.
     pub always: Option<Algorithm>,
 }
 
 impl Tuning {
-    /// The thresholds that measured best: on two cores of a server, and on one H200 that all ranks share.
+    /// The thresholds that were fastest in measurements: on two cores of a server, and on one H200 that all ranks share.
     #[must_use]
     pub fn measured(backend: BackendKind, ranks: u32) -> Self {
         let ranks = ranks.max(1) as usize;
@@ -112,70 +112,71 @@ impl Tuning {
     }
 }
 
-/// The properties of a call on which its algorithm depends. The same on all ranks.
+/// The properties of a call on which its algorithm depends. Equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct CallProperties {
     pub(super) ranks: u32,
     /// The length of every rank's input.
     pub(super) len: u64,
     /// Whether the inputs are in a window.
     pub(super) window: bool,
-    /// Whether each output is its input.
+    /// Whether the call is in place: the output of each rank is its input.
     pub(super) in_place: bool,
-    /// Whether elements are reduced. Otherwise one shot suffices.
+    /// Whether elements are reduced. Calls that only copy never use two-shot.
     pub(super) reduces: bool,
 }
 
-/// The limits of the devices: the least of all ranks.
+/// Limits of the ranks' devices: the smallest of all ranks, so that they are equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limits {
-    /// The most bytes that a rank can send in packets.
+pub(super) struct DeviceLimits {
+    /// The maximum number of bytes that a rank can send in packets.
     pub(super) packets: u64,
-    /// The number of blocks of one rank that run at once.
+    /// The number of blocks of one rank's call that can be resident at once.
     pub(super) blocks: u32,
     /// Whether all ranks are on one device.
     pub(super) near: bool,
 }
 
 impl Lane {
-    /// The algorithm of a call with inputs of `len` bytes, for the reports of measurements.
+    /// The algorithm of a call with inputs of `len` bytes. Benchmarks report it.
     #[doc(hidden)]
     #[must_use]
     pub fn algorithm_of(&self, len: usize, window: bool, in_place: bool, reduces: bool) -> Algorithm {
         let window = window && self.tuning.reads_window(len as u64);
-        let shape = Shape { ranks: self.group.size(), len: len as u64, window, in_place, reduces };
-        choose(&shape, &self.tuning, &self.limits)
+        let properties =
+            CallProperties { ranks: self.group.size(), len: len as u64, window, in_place, reduces };
+        choose(&properties, &self.tuning, &self.limits)
     }
 }
 
-/// The algorithm of a call.
-pub(super) fn choose(shape: &Shape, tuning: &Tuning, limits: &Limits) -> Algorithm {
+/// Chooses the algorithm of a call.
+pub(super) fn choose(properties: &CallProperties, tuning: &Tuning, limits: &DeviceLimits) -> Algorithm {
     let can = |algorithm| match algorithm {
-        Algorithm::Packets => shape.len <= limits.packets,
+        Algorithm::Packets => properties.len <= limits.packets,
         // A rank would overwrite its input while other ranks read it.
-        Algorithm::OneShot => !(shape.window && shape.in_place),
-        Algorithm::TwoShot => shape.reduces,
+        Algorithm::OneShot => !(properties.window && properties.in_place),
+        Algorithm::TwoShot => properties.reduces,
     };
     if let Some(always) = tuning.always.filter(|always| can(*always)) {
         return always;
     }
-    let one_shot = if shape.window { tuning.one_shot_window } else { tuning.one_shot_staged };
-    if shape.len <= tuning.packets as u64 && can(Algorithm::Packets) {
+    let one_shot = if properties.window { tuning.one_shot_window } else { tuning.one_shot_staged };
+    if properties.len <= tuning.packets as u64 && can(Algorithm::Packets) {
         Algorithm::Packets
-    } else if (shape.len <= one_shot as u64 || !can(Algorithm::TwoShot)) && can(Algorithm::OneShot) {
+    } else if (properties.len <= one_shot as u64 || !can(Algorithm::TwoShot)) && can(Algorithm::OneShot) {
         Algorithm::OneShot
     } else {
         Algorithm::TwoShot
     }
 }
 
-/// The number of blocks of a call: as many as have work, and at most as many as run at once.
-pub(super) fn blocks(algorithm: Algorithm, shape: &Shape, limits: &Limits) -> u32 {
+/// The number of blocks of a call: one for each tile of the input, and at most as many as can be resident at once.
+pub(super) fn blocks(algorithm: Algorithm, properties: &CallProperties, limits: &DeviceLimits) -> u32 {
     let threads = u64::from(COLLECTIVE_THREADS);
     let tiles = match algorithm {
-        Algorithm::Packets => shape.len.div_ceil(8 * threads),
-        Algorithm::OneShot => shape.len.div_ceil(16 * threads),
-        Algorithm::TwoShot => shape.len.div_ceil(16 * threads * u64::from(shape.ranks.max(1))),
+        Algorithm::Packets => properties.len.div_ceil(8 * threads),
+        Algorithm::OneShot => properties.len.div_ceil(16 * threads),
+        Algorithm::TwoShot => properties.len.div_ceil(16 * threads * u64::from(properties.ranks.max(1))),
     };
     let most = limits.blocks.clamp(1, MAX_BLOCKS);
     u32::try_from(tiles.clamp(1, most.into())).expect("clamped to a u32")
@@ -185,14 +186,15 @@ pub(super) fn blocks(algorithm: Algorithm, shape: &Shape, limits: &Limits) -> u3
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { ranks: 2, len: 0, window: false, in_place: false, reduces: true };
-    const LIMITS: Limits = Limits { packets: 100, blocks: 40, near: false };
+    const PROPERTIES: CallProperties =
+        CallProperties { ranks: 2, len: 0, window: false, in_place: false, reduces: true };
+    const LIMITS: DeviceLimits = DeviceLimits { packets: 100, blocks: 40, near: false };
     const TUNING: Tuning =
         Tuning { packets: 200, one_shot_staged: 1000, one_shot_window: 500, stage_window: 0, always: None };
 
     #[test]
-    fn longer_calls_take_more_shots() {
-        let choose = |len, window| choose(&Shape { len, window, ..SHAPE }, &TUNING, &LIMITS);
+    fn the_algorithm_follows_the_length_of_the_call() {
+        let choose = |len, window| choose(&CallProperties { len, window, ..PROPERTIES }, &TUNING, &LIMITS);
         assert_eq!(choose(100, false), Algorithm::Packets);
         assert_eq!(choose(101, false), Algorithm::OneShot);
         assert_eq!([choose(500, true), choose(501, true)], [Algorithm::OneShot, Algorithm::TwoShot]);
@@ -200,26 +202,26 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_not_chosen_even_if_always_wanted() {
-        let in_place = Shape { len: 300, window: true, in_place: true, ..SHAPE };
+    fn an_unsupported_algorithm_is_not_chosen_even_if_requested() {
+        let in_place = CallProperties { len: 300, window: true, in_place: true, ..PROPERTIES };
         let wanted = |always| Tuning { always: Some(always), ..TUNING };
         assert_eq!(choose(&in_place, &wanted(Algorithm::OneShot), &LIMITS), Algorithm::TwoShot);
         assert_eq!(choose(&in_place, &wanted(Algorithm::Packets), &LIMITS), Algorithm::TwoShot);
-        let copied = Shape { len: 9999, reduces: false, ..SHAPE };
+        let copied = CallProperties { len: 9999, reduces: false, ..PROPERTIES };
         assert_eq!(choose(&copied, &wanted(Algorithm::TwoShot), &LIMITS), Algorithm::OneShot);
         assert_eq!(choose(&copied, &TUNING, &LIMITS), Algorithm::OneShot);
     }
 
     #[test]
-    fn blocks_have_something_to_do_and_run_at_once() {
-        let blocks = |algorithm, len| blocks(algorithm, &Shape { len, ..SHAPE }, &LIMITS);
+    fn the_grid_has_no_idle_and_no_non_resident_blocks() {
+        let blocks = |algorithm, len| blocks(algorithm, &CallProperties { len, ..PROPERTIES }, &LIMITS);
         assert_eq!([blocks(Algorithm::Packets, 1), blocks(Algorithm::Packets, 4097)], [1, 2]);
         assert_eq!([blocks(Algorithm::OneShot, 8192), blocks(Algorithm::OneShot, 8193)], [1, 2]);
         assert_eq!([blocks(Algorithm::TwoShot, 16_384), blocks(Algorithm::TwoShot, 1 << 30)], [1, 40]);
     }
 
     #[test]
-    fn names_lead_back() {
+    fn algorithm_names_round_trip() {
         for algorithm in Algorithm::ALL {
             assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
         }
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_difference_between_two_tables_shows() {
+    fn encodings_of_different_tunings_differ() {
         let others = [
             Tuning { packets: 1, ..TUNING },
             Tuning { one_shot_staged: 1, ..TUNING },

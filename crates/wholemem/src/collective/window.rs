@@ -1,4 +1,4 @@
-//! Windows: memory of which every rank has a part, and that every rank maps.
+//! Windows: memory of which every rank has a part, and which every rank maps.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,11 +10,12 @@ use super::window_table::WindowId;
 use crate::{Error, Result, WindowRef};
 
 /// The windows that this rank has dropped since the last exchange.
-pub(super) type Dropped = Arc<Mutex<Vec<WindowId>>>;
+pub(super) type DroppedWindows = Arc<Mutex<Vec<WindowId>>>;
 
-/// A window: every rank's part of it, at this rank's addresses. Clones refer to the same window. Dropping the last clone releases
-/// this rank's mappings, without communication; after all ranks have dropped the window, its addresses are reused. Finish the
-/// work that uses it first.
+/// Memory of which every rank has a part, and which every rank has mapped. Clones refer to the same window.
+///
+/// Dropping the last clone releases this rank's mappings, without communication. After all ranks have dropped the window, its
+/// addresses are reused, so finish the work that uses it first.
 ///
 /// ```
 /// use wholemem::{Backend, Communicator, HostConfig, Rank, SymmetricMemory, SymmetricSpec};
@@ -46,19 +47,19 @@ pub struct Window {
 #[derive(Debug)]
 pub(super) struct WindowCore {
     pub(super) id: WindowId,
-    /// Identifies the group of windows to which it belongs.
-    pub(super) dropped: Dropped,
+    /// The list of the group's dropped windows, which also identifies the group.
+    pub(super) dropped: DroppedWindows,
     pub(super) own: Rank,
-    /// By rank; `None` for a rank without bytes.
+    /// The parts by rank; `None` for a rank without bytes.
     pub(super) spans: Vec<Option<Span>>,
-    /// Keeps all parts, and the table of their addresses if they are not at equal distances.
+    /// Keeps all parts alive, and the table of their addresses if they are not at equal distances.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
 }
 
 impl Drop for WindowCore {
     fn drop(&mut self) {
-        // Other holders only push or take, so the list is consistent after a panic.
+        // Other code only pushes to the list or takes all of it, so the list is consistent after a panic.
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
     }
 }
@@ -74,7 +75,7 @@ impl Window {
         self.len_of(self.core.own)
     }
 
-    /// Whether this rank has no bytes.
+    /// Whether this rank's part has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -92,7 +93,7 @@ impl Window {
         self.span_of(self.core.own)
     }
 
-    /// Some bytes of a rank's part.
+    /// A range of a rank's part: `len` bytes at `offset`.
     ///
     /// # Errors
     /// [`Error::NoPart`] for bytes outside the rank's part.
@@ -101,11 +102,11 @@ impl Window {
         let part = self.span_of(rank).map(|span| span.part(offset, len));
         match part {
             Some(Ok(part)) => Ok(part),
-            _ => Err(Error::NoPart { rank, offset, len, has: self.len_of(rank) }),
+            _ => Err(Error::NoPart { rank, offset, len, available: self.len_of(rank) }),
         }
     }
 
-    /// The addresses of the parts on this rank, for kernels.
+    /// The addresses at which this rank has mapped the parts, for kernels.
     #[must_use]
     pub fn window_ref(&self) -> WindowRef {
         self.core.reference
@@ -127,7 +128,7 @@ impl Window {
 }
 
 /// The input or output of a collective call: memory of this rank, which is staged, or a range of a window, which other ranks
-/// access directly. All ranks give the same kind and the same range.
+/// access directly. All ranks pass the same kind and the same range.
 #[derive(Debug, Clone)]
 pub enum Buffer<'a> {
     /// Memory of this rank.
@@ -147,7 +148,7 @@ impl<'a> From<&'a Span> for Buffer<'a> {
     }
 }
 
-/// All of this rank's part. The part of every other rank is at least as long.
+/// All of this rank's part. The part of every other rank must be at least as long.
 impl<'a> From<&'a Window> for Buffer<'a> {
     fn from(window: &'a Window) -> Self {
         window.range(0..window.len())

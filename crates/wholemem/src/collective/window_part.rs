@@ -1,4 +1,4 @@
-//! One rank's part of a window: its length and the pieces of memory that it consists of.
+//! One rank's part of a window: its length and the allocations that it consists of.
 
 use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, CudaMallocBuffer, Device, Granule, ShareHandle};
@@ -11,86 +11,91 @@ use wholemem_os::width::to_usize;
 pub(super) struct WindowPart {
     /// Its length in bytes.
     pub(super) len: usize,
-    /// The number of bytes of the pieces before it.
+    /// The offset of the part in its first allocation.
     pub(super) skip: usize,
-    /// The lengths of the pieces, in whole granules.
-    pub(super) pieces: Vec<usize>,
+    /// The lengths of the allocations, in whole granules.
+    pub(super) allocation_lens: Vec<usize>,
 }
 
-/// One rank's part of a window of memory with a CUDA IPC handle: a token instead of pieces.
+/// One rank's part of a window of `cudaMalloc` memory: a CUDA IPC handle instead of allocations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PlainWindowPart {
+pub(super) struct IpcWindowPart {
     /// Its length in bytes.
     pub(super) len: usize,
-    /// Its offset in the memory of the token.
+    /// Its offset in the memory of the handle.
     pub(super) offset: usize,
-    pub(super) token: [u8; 64],
+    pub(super) handle_bytes: [u8; 64],
 }
 
-impl PlainWindowPart {
+impl IpcWindowPart {
     /// Exports a buffer for other processes.
     pub(super) fn of(buffer: &CudaMallocBuffer) -> Result<Self> {
         match buffer.export()? {
-            ShareHandle::CudaIpc { token, offset } => Ok(Self { len: buffer.len(), offset, token }),
-            handle => unreachable!("a plain buffer has a CUDA IPC handle, and not {}", handle.kind()),
+            ShareHandle::CudaIpc { token: handle_bytes, offset } => {
+                Ok(Self { len: buffer.len(), offset, handle_bytes })
+            }
+            handle => unreachable!(
+                "a `cudaMalloc` buffer is exported as a CUDA IPC handle, not as {}",
+                handle.kind()
+            ),
         }
     }
 
     /// Opens another process's buffer.
     pub(super) fn open(&self, device: &Device) -> Result<CudaMallocBuffer> {
-        let handle = ShareHandle::CudaIpc { token: self.token, offset: self.offset };
+        let handle = ShareHandle::CudaIpc { token: self.handle_bytes, offset: self.offset };
         Ok(CudaMallocBuffer::import(device, &handle, self.len)?)
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let words = [self.len, self.offset].map(|word| (word as u64).to_le_bytes());
-        [&words.concat()[..], &self.token].concat()
+        [&words.concat()[..], &self.handle_bytes].concat()
     }
 
     /// Decodes the part of a rank.
     pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
-        let (words, token) = bytes.split_at_checked(16).ok_or_else(|| malformed(rank))?;
+        let (words, handle_bytes) = bytes.split_at_checked(16).ok_or_else(|| malformed(rank))?;
         let WindowPart { len, skip: offset, .. } = WindowPart::from_bytes(rank, words)?;
-        Ok(Self { len, offset, token: token.try_into().map_err(|_| malformed(rank))? })
+        Ok(Self { len, offset, handle_bytes: handle_bytes.try_into().map_err(|_| malformed(rank))? })
     }
 }
 
 impl WindowPart {
-    /// New memory, in one piece.
+    /// A part of new memory: one allocation.
     ///
     /// # Errors
     /// [`Error::TooLong`] if whole granules of it do not fit in an address space.
     pub(super) fn new(granule: Granule, len: usize) -> Result<Self> {
-        let piece = granule.round_up(len).ok_or(Error::TooLong { rows: 1, row_len: len })?;
-        Ok(Self { len, skip: 0, pieces: if len == 0 { Vec::new() } else { vec![piece] } })
+        let allocation_len = granule.round_up(len).ok_or(Error::TooLong { rows: 1, row_len: len })?;
+        Ok(Self { len, skip: 0, allocation_lens: if len == 0 { Vec::new() } else { vec![allocation_len] } })
     }
 
-    /// A whole allocation.
+    /// A part that is a whole allocation.
     pub(super) fn of(memory: &Allocation) -> (Self, Vec<Allocation>) {
         let len = memory.len();
-        (Self { len, skip: 0, pieces: vec![len] }, vec![memory.clone()])
+        (Self { len, skip: 0, allocation_lens: vec![len] }, vec![memory.clone()])
     }
 
-    /// Memory that something else has mapped at `address`: all allocations that it touches.
+    /// A part of memory that other code has mapped at `address`: all allocations in the range.
     pub(super) fn adopt(device: &Device, address: u64, len: usize) -> Result<(Self, Vec<Allocation>)> {
         let segments = Allocation::adopt(device, address, len)?;
         let Some(first) = segments.first() else {
-            unreachable!("at least one segment is at an address, or adopting it fails")
+            unreachable!("a successful `adopt` returns at least one segment")
         };
         let skip = address.checked_sub(first.address).expect("the first segment contains the address");
         let skip = to_usize(skip);
-        let pieces = segments.iter().map(|segment| segment.allocation.len()).collect();
+        let allocation_lens = segments.iter().map(|segment| segment.allocation.len()).collect();
         let memory = segments.iter().map(|segment| segment.allocation.clone()).collect();
-        Ok((Self { len, skip, pieces }, memory))
+        Ok((Self { len, skip, allocation_lens }, memory))
     }
 
-    /// The length of the addresses that it needs.
+    /// The length of the address range that it needs.
     pub(super) fn address_len(&self) -> usize {
-        self.pieces.iter().fold(0, |sum, len| sum.saturating_add(*len))
+        self.allocation_lens.iter().fold(0, |sum, len| sum.saturating_add(*len))
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let words = [self.len, self.skip].into_iter().chain(self.pieces.iter().copied());
+        let words = [self.len, self.skip].into_iter().chain(self.allocation_lens.iter().copied());
         words.flat_map(|word| (word as u64).to_le_bytes()).collect()
     }
 
@@ -98,15 +103,15 @@ impl WindowPart {
     pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
         let (words, []) = bytes.as_chunks() else { return Err(malformed(rank)) };
         let word = |word: &[u8; 8]| usize::try_from(u64::from_le_bytes(*word)).map_err(|_| malformed(rank));
-        let [len, skip, pieces @ ..] = words else { return Err(malformed(rank)) };
-        let pieces = pieces.iter().map(word).collect::<Result<_>>()?;
-        Ok(Self { len: word(len)?, skip: word(skip)?, pieces })
+        let [len, skip, allocation_lens @ ..] = words else { return Err(malformed(rank)) };
+        let allocation_lens = allocation_lens.iter().map(word).collect::<Result<_>>()?;
+        Ok(Self { len: word(len)?, skip: word(skip)?, allocation_lens })
     }
 }
 
-/// The error for a rank that sends a part of another form.
+/// The error for a rank that sends a malformed part.
 pub(super) fn malformed(rank: Rank) -> Error {
-    wholemem_comm::Error::Protocol { rank, what: "its part of a window has another form" }.into()
+    wholemem_comm::Error::Protocol { rank, what: "its part of a window is malformed" }.into()
 }
 
 #[cfg(test)]
@@ -114,36 +119,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_read_as_they_were_written() {
+    fn window_parts_round_trip() {
         let granule = Granule::new(4096).unwrap();
         let parts = [
             WindowPart::new(granule, 5000).unwrap(),
             WindowPart::new(granule, 0).unwrap(),
-            WindowPart { len: 7, skip: 9, pieces: vec![4096; 3] },
+            WindowPart { len: 7, skip: 9, allocation_lens: vec![4096; 3] },
         ];
         assert_eq!(parts.each_ref().map(WindowPart::address_len), [8192, 0, 12_288]);
         for part in parts {
             assert_eq!(WindowPart::from_bytes(Rank(1), &part.to_bytes()), Ok(part));
         }
-        let plain = PlainWindowPart { len: 5, offset: 6, token: [7; 64] };
-        assert_eq!(PlainWindowPart::from_bytes(Rank(1), &plain.to_bytes()), Ok(plain));
+        let plain = IpcWindowPart { len: 5, offset: 6, handle_bytes: [7; 64] };
+        assert_eq!(IpcWindowPart::from_bytes(Rank(1), &plain.to_bytes()), Ok(plain));
     }
 
     #[test]
-    fn a_part_longer_than_the_address_space_is_refused() {
+    fn a_part_longer_than_the_address_space_is_rejected() {
         let error = Error::TooLong { rows: 1, row_len: usize::MAX };
         assert_eq!(WindowPart::new(Granule::new(4096).unwrap(), usize::MAX), Err(error));
     }
 
     #[test]
-    fn a_part_of_another_form_is_an_error_and_not_an_empty_one() {
-        let bytes = WindowPart { len: 7, skip: 9, pieces: vec![4096] }.to_bytes();
+    fn a_malformed_part_is_an_error_and_not_an_empty_part() {
+        let bytes = WindowPart { len: 7, skip: 9, allocation_lens: vec![4096] }.to_bytes();
         for len in [0, 8, 15, 23] {
             assert_eq!(WindowPart::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
         }
-        let bytes = PlainWindowPart { len: 5, offset: 6, token: [7; 64] }.to_bytes();
+        let bytes = IpcWindowPart { len: 5, offset: 6, handle_bytes: [7; 64] }.to_bytes();
         for len in [0, 15, 16, 79] {
-            assert_eq!(PlainWindowPart::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
+            assert_eq!(IpcWindowPart::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! The offsets of all windows of a group. Every rank has a table of its own, and the tables are equal on all ranks.
+//! The offsets of all windows of a group. Every rank has a table, and the tables are equal on all ranks.
 //!
 //! ```text
 //!   one rank's share of the addresses, `stride` long, the same offsets on every rank
 //!   [ heap: slots of small windows ][ window 2 ][ window 3 ]--------- next ---------->                     ]
 //! ```
 //!
-//! The offset of a window depends only on what all ranks have exchanged, so it needs no communication. Ranks drop windows at
-//! any time and report the drop in the next exchange; after the drops of all ranks the place is free. Addresses that no window
-//! has used are taken first, because work in flight may keep the mapping of a dropped window for some time.
+//! The offset of a window depends only on data that all ranks have exchanged, so no rank has to send it. Ranks drop windows at
+//! any time and report the drop in the next exchange. After all ranks have dropped a window, its addresses are free. Addresses that
+//! no window has used are used first, because work in flight may keep the mapping of a dropped window for some time.
 
 use std::collections::BTreeMap;
 
@@ -21,55 +21,55 @@ const SLOT: usize = 256;
 /// The id of a window, equal on all ranks.
 pub(crate) type WindowId = u64;
 
-/// The place of a window in each rank's share of the addresses.
+/// The offset of a window in each rank's share of the addresses, or in the heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Mappings of its own, from this offset on.
-    Own(usize),
-    /// A slot of the heap, at this offset in it.
-    Slot(usize),
+pub(crate) enum WindowOffset {
+    /// The window has its own mappings, at this offset in the share.
+    Mapped(usize),
+    /// The window is in the heap, at this offset in the heap.
+    Heap(usize),
 }
 
 #[derive(Debug)]
-struct Entry {
-    place: Place,
-    /// The number of ranks that have dropped it.
+struct WindowEntry {
+    offset_kind: WindowOffset,
+    /// The number of ranks that have dropped the window.
     dropped: u32,
 }
 
-/// All windows of one group, and the free places.
+/// All windows of one group, and the free addresses.
 #[derive(Debug)]
 pub(crate) struct WindowTable {
     ranks: u32,
     granule: Granule,
     space: Suballocator,
-    /// Where the addresses that no window has used begin.
+    /// The offset from which no address has been used by a window.
     fresh: usize,
     heap: Suballocator,
     next: WindowId,
-    entries: BTreeMap<WindowId, Entry>,
+    entries: BTreeMap<WindowId, WindowEntry>,
 }
 
 impl WindowTable {
-    /// An empty table for shares of `stride` addresses, and a heap of `heap_len` bytes.
+    /// An empty table, for shares of `stride` bytes of addresses and a heap of `heap_len` bytes.
     pub(crate) fn new(ranks: u32, granule: Granule, stride: usize, heap_len: usize) -> Self {
         let (space, heap) = (Suballocator::new(stride), Suballocator::new(heap_len));
         Self { ranks, granule, space, fresh: 0, heap, next: 0, entries: BTreeMap::new() }
     }
 
-    /// Whether a window of at most `len` bytes on each rank belongs in the heap: in a granule of its own, most would be unused.
+    /// Whether a window of at most `len` bytes on each rank belongs in the heap, because it would leave most of a granule unused.
     pub(crate) fn is_small(&self, len: usize) -> bool {
         len <= self.granule.len() / 2 && len <= self.heap.largest_free().saturating_sub(SLOT)
     }
 
     /// Adds a window in the heap.
-    pub(crate) fn insert_slot(&mut self, len: usize) -> Result<(WindowId, usize)> {
+    pub(crate) fn insert_in_heap(&mut self, len: usize) -> Result<(WindowId, usize)> {
         let offset = self.heap.allocate(len.max(1), SLOT).map_err(|_| self.full(len))?;
-        Ok((self.insert(Place::Slot(offset)), offset))
+        Ok((self.insert(WindowOffset::Heap(offset)), offset))
     }
 
-    /// Adds a window with mappings of its own, `len` bytes on the rank that has most.
-    pub(crate) fn insert_own(&mut self, len: usize) -> Result<(WindowId, usize)> {
+    /// Adds a window that has its own mappings. `len` is the maximum length of a rank's part.
+    pub(crate) fn insert_mapped(&mut self, len: usize) -> Result<(WindowId, usize)> {
         let len = self.granule.round_up(len.max(1)).ok_or_else(|| self.full(len))?;
         let fresh = self.fresh;
         let offset = match self.space.reserve_at(fresh, len) {
@@ -79,7 +79,7 @@ impl WindowTable {
             }
             Err(_) => self.space.allocate(len, self.granule.len()).map_err(|_| self.full(len))?,
         };
-        Ok((self.insert(Place::Own(offset)), offset))
+        Ok((self.insert(WindowOffset::Mapped(offset)), offset))
     }
 
     /// Records that a rank has dropped a window.
@@ -93,18 +93,18 @@ impl WindowTable {
 
     /// Removes a window.
     pub(crate) fn remove(&mut self, id: WindowId) {
-        // The offset of an entry is allocated as long as the entry exists, so freeing it succeeds.
-        let _ = match self.entries.remove(&id).map(|entry| entry.place) {
-            Some(Place::Own(offset)) => self.space.free(offset),
-            Some(Place::Slot(offset)) => self.heap.free(offset),
+        // The range of an entry is allocated as long as the entry exists, so freeing it succeeds.
+        let _ = match self.entries.remove(&id).map(|entry| entry.offset_kind) {
+            Some(WindowOffset::Mapped(offset)) => self.space.free(offset),
+            Some(WindowOffset::Heap(offset)) => self.heap.free(offset),
             None => Ok(0),
         };
     }
 
-    fn insert(&mut self, place: Place) -> WindowId {
+    fn insert(&mut self, offset_kind: WindowOffset) -> WindowId {
         let id = self.next;
         self.next += 1;
-        self.entries.insert(id, Entry { place, dropped: 0 });
+        self.entries.insert(id, WindowEntry { offset_kind, dropped: 0 });
         id
     }
 
@@ -124,39 +124,39 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_free_when_all_ranks_have_dropped_the_window() {
+    fn addresses_are_free_after_all_ranks_have_dropped_the_window() {
         let mut table = table();
-        let (first, at) = table.insert_own(1).unwrap();
+        let (first, at) = table.insert_mapped(1).unwrap();
         assert_eq!(at, 0);
-        assert_eq!(table.insert_own(7 * GRANULE).unwrap().1, GRANULE);
+        assert_eq!(table.insert_mapped(7 * GRANULE).unwrap().1, GRANULE);
         let full = Error::NoWindowSpace { len: GRANULE, free: 0 };
-        assert_eq!(table.insert_own(1), Err(full.clone()));
+        assert_eq!(table.insert_mapped(1), Err(full.clone()));
         table.record_drop(first);
-        assert_eq!(table.insert_own(1), Err(full));
+        assert_eq!(table.insert_mapped(1), Err(full));
         table.record_drop(first);
-        assert_eq!(table.insert_own(GRANULE).unwrap().1, 0);
+        assert_eq!(table.insert_mapped(GRANULE).unwrap().1, 0);
     }
 
     #[test]
-    fn places_that_no_window_had_come_first() {
+    fn unused_addresses_are_used_before_freed_ones() {
         let mut table = table();
-        let (first, _) = table.insert_own(1).unwrap();
+        let (first, _) = table.insert_mapped(1).unwrap();
         (0..2).for_each(|_| table.record_drop(first));
-        assert_eq!(table.insert_own(1).unwrap().1, GRANULE);
-        let (struck, at) = table.insert_own(6 * GRANULE).unwrap();
+        assert_eq!(table.insert_mapped(1).unwrap().1, GRANULE);
+        let (struck, at) = table.insert_mapped(6 * GRANULE).unwrap();
         assert_eq!(at, 2 * GRANULE);
         table.remove(struck);
-        assert_eq!(table.insert_own(6 * GRANULE).unwrap().1, 2 * GRANULE);
+        assert_eq!(table.insert_mapped(6 * GRANULE).unwrap().1, 2 * GRANULE);
     }
 
     #[test]
-    fn small_windows_share_the_heap_while_there_is_room() {
+    fn small_windows_share_the_heap_until_it_is_full() {
         let mut table = table();
         assert!(table.is_small(GRANULE / 2) && !table.is_small(GRANULE / 2 + 1));
-        let (first, at) = table.insert_slot(100).unwrap();
-        assert_eq!((at, table.insert_slot(GRANULE / 2).unwrap().1), (0, SLOT));
+        let (first, at) = table.insert_in_heap(100).unwrap();
+        assert_eq!((at, table.insert_in_heap(GRANULE / 2).unwrap().1), (0, SLOT));
         assert!(!table.is_small(GRANULE / 2));
         (0..2).for_each(|_| table.record_drop(first));
-        assert_eq!(table.insert_slot(100).unwrap().1, 0);
+        assert_eq!(table.insert_in_heap(100).unwrap().1, 0);
     }
 }

@@ -7,7 +7,7 @@ use wholemem_comm::{Bootstrap, Rank, VoteResult};
 
 use crate::error::{Error, Result};
 
-/// Returns this rank's outcome if the step succeeded on every rank, and otherwise the error of the lowest rank on which it failed.
+/// Returns this rank's result if the step succeeded on every rank, and otherwise the error of the lowest rank that failed.
 /// Collective.
 pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     let vote = outcome.as_ref().map(drop).map_err(to_text);
@@ -17,27 +17,27 @@ pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     }
 }
 
-/// The arguments with which a rank enters a collective call.
+/// The arguments of a collective call that a rank sends to all ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct CallTerms {
-    /// Values of this rank alone: the same number of words on all ranks.
+    /// Values that may differ between ranks; the same number of words on all ranks.
     pub(crate) own: Vec<u64>,
     /// Arguments that must be equal on all ranks.
     pub(crate) same: Vec<u8>,
 }
 
-/// Exchanges the terms of a collective call and returns every rank's own values. If a rank enters with an error, all ranks
-/// return the error of the lowest such rank; if a rank makes another call or its `same` differs, [`Error::Differs`].
+/// Exchanges the terms of a collective call and returns the `own` values of every rank. If a rank passes an error, all ranks return
+/// the error of the lowest such rank. If a rank makes another call or passes another `same`, all ranks return [`Error::Differs`].
 /// Collective.
 pub(crate) fn exchange_terms(
     comm: &Bootstrap,
     call: &str,
     terms: Result<CallTerms>,
 ) -> Result<Vec<Vec<u64>>> {
-    const FINE: u8 = 0;
+    const SUCCEEDED: u8 = 0;
     const FAILED: u8 = 1;
     let message = match &terms {
-        Ok(CallTerms { own, same }) => [&[FINE][..], &bytes_of(own), call.as_bytes(), same].concat(),
+        Ok(CallTerms { own, same }) => [&[SUCCEEDED][..], &bytes_of(own), call.as_bytes(), same].concat(),
         Err(error) => [&[FAILED], to_text(error).as_bytes()].concat(),
     };
     let all = comm.all_gather(&message)?;
@@ -45,7 +45,7 @@ pub(crate) fn exchange_terms(
     let (mut common, mut differs) = (None, None);
     for (rank, message) in (0..).map(Rank).zip(&all) {
         match message.split_first() {
-            Some((&FINE, words)) => {
+            Some((&SUCCEEDED, words)) => {
                 let own_len = terms.as_ref().map_or(0, |terms| terms.own.len() * 8);
                 let Some((own, same)) = words.split_at_checked(own_len) else {
                     differs.get_or_insert(Error::Differs { rank });
@@ -65,15 +65,15 @@ pub(crate) fn exchange_terms(
     differs.map_or(Ok(owns), Err)
 }
 
-/// Encodes words for the wire.
+/// Encodes words as bytes for a message.
 pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Encodes an error for the wire: its code, its hint if it has one, its message and the messages of its sources.
+/// Encodes an error as text for a message: its code, its hint if it has one, its message and the messages of its sources.
 pub(crate) fn to_text(error: &Error) -> String {
     let mut text = format!("{} {}\n{error}", error.code(), error.hint().unwrap_or_default());
-    // The source of a transparent error comes after the message that the error took from it.
+    // A transparent error has the message of its source, which must not be repeated.
     let mut source = error.source();
     while let Some(error) = source {
         let _ = write!(text, ": {error}");
@@ -82,26 +82,26 @@ pub(crate) fn to_text(error: &Error) -> String {
     text
 }
 
-/// Decodes words that a rank has sent.
+/// Decodes the words in a message of a rank.
 pub(crate) fn words_of<const COUNT: usize>(rank: Rank, bytes: &[u8]) -> Result<[u64; COUNT]> {
     let words = match bytes.as_chunks() {
         (words, []) => <[[u8; 8]; COUNT]>::try_from(words).ok(),
         _ => None,
     };
-    let what = "it sends another number of words";
+    let what = "its message has an invalid number of words";
     let words = words.ok_or(wholemem_comm::Error::Protocol { rank, what })?;
     Ok(words.map(u64::from_le_bytes))
 }
 
-/// Decodes the error of a rank.
+/// Decodes the error in a message of a rank.
 pub(crate) fn from_text(rank: Rank, text: &str) -> Error {
     let decode = || {
-        let (about, why) = text.split_once('\n')?;
+        let (about, reason) = text.split_once('\n')?;
         let (code, hint) = about.split_once(' ')?;
         let hint = (!hint.is_empty()).then(|| hint.to_owned());
-        Some(Error::OnRank { rank, code: code.parse().ok()?, why: why.to_owned(), hint })
+        Some(Error::OnRank { rank, code: code.parse().ok()?, reason: reason.to_owned(), hint })
     };
-    let what = "the error that it sends has another form";
+    let what = "the error in its message is malformed";
     decode().unwrap_or(Error::Comm(wholemem_comm::Error::Protocol { rank, what }))
 }
 
@@ -112,42 +112,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_keeps_its_number_and_its_reason_on_its_way() {
+    fn the_code_and_message_of_an_error_are_transmitted() {
         let cause = BackendError::OutOfMemory { available: 1 << 20 };
         let error = Error::Hal(wholemem_hal::Error::Failed { attempt: Attempt::Pin { len: 2 << 20 }, cause });
-        let told = from_text(Rank(3), &to_text(&error));
-        let why = "cannot pin 2 MiB of host memory: only 1 MiB of memory are available".to_owned();
-        assert_eq!(told, Error::OnRank { rank: Rank(3), code: error.code(), why, hint: None });
+        let received = from_text(Rank(3), &to_text(&error));
+        let reason = "cannot pin 2 MiB of host memory: only 1 MiB of memory are available".to_owned();
+        assert_eq!(received, Error::OnRank { rank: Rank(3), code: error.code(), reason, hint: None });
     }
 
     #[test]
-    fn a_hint_is_told_too() {
+    fn the_hint_of_an_error_is_transmitted() {
         let (input, output, len) = (0, 8, 16);
         let error = Error::Overlap { input, output, len };
-        let told = from_text(Rank(1), &to_text(&error));
-        assert!(told.hint().is_some() && told.hint() == error.hint(), "{told:?}");
-        assert_eq!(told.to_string(), format!("rank 1 failed: {error}"));
+        let received = from_text(Rank(1), &to_text(&error));
+        assert!(received.hint().is_some() && received.hint() == error.hint(), "{received:?}");
+        assert_eq!(received.to_string(), format!("rank 1 failed: {error}"));
     }
 
     #[test]
-    fn what_a_rank_sends_in_another_form_is_an_error_of_that_rank() {
+    fn a_malformed_message_is_an_error_that_names_the_sender() {
         let protocol = |what| Error::Comm(wholemem_comm::Error::Protocol { rank: Rank(2), what });
         for text in ["", "1005", "1005 \u{0}", "five \nwhy"] {
-            assert_eq!(
-                from_text(Rank(2), text),
-                protocol("the error that it sends has another form"),
-                "{text}"
-            );
+            assert_eq!(from_text(Rank(2), text), protocol("the error in its message is malformed"), "{text}");
         }
         assert_eq!(words_of(Rank(2), &bytes_of(&[7, 9])), Ok([7, 9]));
         for len in [0, 8, 15, 24] {
             let words = words_of::<2>(Rank(2), &vec![0; len]);
-            assert_eq!(words, Err(protocol("it sends another number of words")), "{len}");
+            assert_eq!(words, Err(protocol("its message has an invalid number of words")), "{len}");
         }
     }
 
     #[test]
-    fn all_ranks_hear_of_the_lowest_that_failed() {
+    fn all_ranks_return_the_error_of_the_lowest_rank_that_failed() {
         let ranks = Bootstrap::local(3).unwrap();
         let outcomes: Vec<_> = std::thread::scope(|scope| {
             let outcome =
@@ -156,8 +152,8 @@ mod tests {
                 ranks.iter().map(|comm| scope.spawn(move || agree(comm, outcome(comm)))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        let told =
-            Error::OnRank { rank: Rank(1), code: 1005, why: "a row has no bytes".to_owned(), hint: None };
-        assert_eq!(outcomes, vec![Err(told); 3]);
+        let received =
+            Error::OnRank { rank: Rank(1), code: 1005, reason: "a row has no bytes".to_owned(), hint: None };
+        assert_eq!(outcomes, vec![Err(received); 3]);
     }
 }

@@ -1,4 +1,4 @@
-//! The communicator: a group of ranks, each with a device, that share memory and call collectives.
+//! The communicator: a group of ranks, each with a device, that share memory and make collective calls.
 
 mod agreement;
 mod process_ranks;
@@ -27,7 +27,7 @@ use crate::kernels::RowKernels;
 /// ```
 /// use wholemem::{Backend, Communicator, HostConfig};
 ///
-/// // One process with four devices: a rank each.
+/// // One process with four devices: one rank for each device.
 /// let backend = Backend::host(HostConfig::virtual_devices(4))?;
 /// let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
 /// let comms = Communicator::local(&devices)?;
@@ -48,7 +48,7 @@ struct CommunicatorState {
     host_device: Device,
     kernels: RowKernels,
     process_ranks: Arc<ProcessRanks>,
-    /// The number of memories that this rank has tried to create.
+    /// The number of memories that this rank has started to create.
     memories: AtomicU64,
     staging: StagingPool,
 }
@@ -73,15 +73,15 @@ impl Communicator {
         Self::create(bootstrap, &device)
     }
 
-    /// Gives each rank of a bootstrap group a device. Collective; `device` is this rank's own.
+    /// Creates a communicator from a bootstrap group. Collective; `device` is this rank's device.
     ///
     /// # Errors
     /// [`Error::OnRank`] if a device cannot load the kernels; [`Error::Comm`], also if rank 0 sends a malformed group id.
     pub fn create(bootstrap: Bootstrap, device: &Device) -> Result<Self> {
-        let id = bootstrap.broadcast(Rank(0), &GroupId::fresh().0)?;
+        let id = bootstrap.broadcast(Rank(0), &GroupId::random().0)?;
         let id = GroupId::from_bytes(&id)?;
         let process_ranks = ProcessRanks::join(id, bootstrap.rank(), device);
-        // When the vote ends, every rank of this process has joined.
+        // After the vote, all ranks of this process are registered in `ProcessRanks`.
         let loaded = RowKernels::load(device).and_then(|kernels| Ok((kernels, host_device(device)?)));
         let (kernels, host_device) = agree(&bootstrap, loaded)?;
         let (device, memories) = (device.clone(), AtomicU64::new(0));
@@ -91,25 +91,27 @@ impl Communicator {
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// The device for a rank that is a process: number [local rank](Bootstrap::local_rank_from_env), or the rank if the
-    /// launcher sets no local rank, modulo the number of visible devices.
+    /// Chooses the device of a rank that is a process: the device whose number is the
+    /// [local rank](Bootstrap::local_rank_from_env), or the rank if the launcher sets no local rank, modulo the number of visible
+    /// devices.
     ///
     /// # Errors
     /// [`Error::Comm`] if the launcher's variable is not a number; [`Error::Hal`] if there is no device.
     pub fn choose_device(backend: &Backend, bootstrap: &Bootstrap) -> Result<Device> {
         let number = Bootstrap::local_rank_from_env()?.unwrap_or_else(|| bootstrap.rank().0);
-        let visible = u32::try_from(backend.devices().len()).expect("a number of devices").max(1);
+        let visible =
+            u32::try_from(backend.devices().len()).expect("the number of devices is a `u32`").max(1);
         Ok(backend.device(number % visible)?)
     }
 
-    /// Creates a group within this process, with one rank for each device. Use each rank from a thread of its own, or all
-    /// [together](Self::on_each).
+    /// Creates a group within this process, with one rank for each device. Use each rank in a separate thread, or call
+    /// [`on_each`](Self::on_each).
     ///
     /// # Errors
     /// As [`create`](Self::create).
     #[doc(alias = "WmspMalloc")]
     pub fn local(devices: &[Device]) -> Result<Vec<Self>> {
-        let count = u32::try_from(devices.len()).expect("a number of devices");
+        let count = u32::try_from(devices.len()).expect("the number of devices is a `u32`");
         if count == 0 {
             return Err(Error::NoRanks);
         }
@@ -117,7 +119,7 @@ impl Communicator {
         in_threads(members, |(bootstrap, device)| Self::create(bootstrap, device))
     }
 
-    /// Calls `work` for each of these ranks at the same time, as a collective call needs if one process has several ranks.
+    /// Calls `work` for each of these ranks, each in its own thread, as collective calls require if one process has several ranks.
     ///
     /// # Errors
     /// The error of the lowest rank that failed.
@@ -140,7 +142,8 @@ impl Communicator {
     /// [`Error::NoRanks`], [`Error::Hal`], as [`create`](Self::create), and the error of the lowest rank whose `work` failed.
     pub fn run_local<T: Send>(ranks: u32, work: impl Fn(&Self) -> Result<T> + Sync) -> Result<Vec<T>> {
         let backend = Backend::auto()?;
-        let visible = u32::try_from(backend.devices().len()).expect("a number of devices").max(1);
+        let visible =
+            u32::try_from(backend.devices().len()).expect("the number of devices is a `u32`").max(1);
         let devices = (0..ranks).map(|rank| backend.device(rank % visible)).collect::<Result<Vec<_>, _>>()?;
         Self::on_each(&Self::local(&devices)?, work)
     }
@@ -163,7 +166,7 @@ impl Communicator {
         &self.core.device
     }
 
-    /// A number that no earlier memory of this rank in the group has.
+    /// Returns a new number for a memory of this rank.
     pub(crate) fn next_memory(&self) -> u64 {
         self.core.memories.fetch_add(1, Ordering::Relaxed)
     }
@@ -174,8 +177,8 @@ impl Communicator {
         &self.core.bootstrap
     }
 
-    /// Waits until all ranks have called it. After the barrier, every rank sees what blocking calls of any rank, such as
-    /// [`scatter`](crate::WholeTensor::scatter), wrote before it. Collective.
+    /// Waits until all ranks have called it. After the barrier, every rank sees the data that blocking calls of any rank, such as
+    /// [`scatter`](crate::WholeTensor::scatter), wrote before the barrier. Collective.
     ///
     /// It does not wait for work that was enqueued on streams: [`barrier_on`](Self::barrier_on) does.
     ///
@@ -185,20 +188,20 @@ impl Communicator {
         Ok(self.core.bootstrap.barrier()?)
     }
 
-    /// Orders work between ranks: what any rank enqueues after the barrier runs after what all ranks enqueued before it. A
-    /// gather after the barrier sees every scatter before it, of any rank. Collective; it waits for the work of `stream` and
+    /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued before
+    /// it. A gather after the barrier sees every scatter of any rank before it. Collective; it waits for the work of `stream` and
     /// for all ranks.
     ///
     /// # Errors
     /// [`Error::Hal`] if the work failed or the stream is being captured; [`Error::Comm`].
     pub fn barrier_on(&self, stream: &Stream) -> Result<()> {
         let waited = stream.synchronize(Deadline::NEVER);
-        // A rank whose work failed enters the barrier too: otherwise the other ranks would wait until the timeout.
+        // A rank whose work failed enters the barrier too. Otherwise the other ranks would wait until the timeout.
         self.core.bootstrap.barrier()?;
         Ok(waited?)
     }
 
-    /// Calls `work` with a stream that no other call uses.
+    /// Calls `work` with a stream and staging buffers that no other call uses at the same time.
     pub(crate) fn with_staging<T>(&self, work: impl FnOnce(&mut Staging) -> Result<T>) -> Result<T> {
         self.core.staging.with(&self.core.device, work)
     }
@@ -243,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_ranks_take_the_devices_in_turn() {
+    fn local_ranks_are_assigned_devices_round_robin() {
         let count = u32::try_from(Backend::auto().unwrap().devices().len()).unwrap();
         let devices = Communicator::run_local(count + 1, |comm| {
             comm.barrier()?;
@@ -259,16 +262,16 @@ mod tests {
         assert_eq!(failed, Err(Error::Interrupted));
     }
 
-    /// Rank 0 runs something else and broadcasts a message of another length.
+    /// Rank 0 broadcasts a message of an invalid length.
     #[test]
-    fn a_malformed_group_id_is_an_error_and_not_zeros() {
+    fn a_malformed_group_id_is_an_error() {
         let [first, second] = <[_; 2]>::try_from(Bootstrap::local(2).unwrap()).unwrap();
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let outcome = std::thread::scope(|scope| {
             scope.spawn(|| first.broadcast(Rank(0), &[1; 15]).unwrap());
             Communicator::create(second, &device).map(drop)
         });
-        let what = "the id of its group has another length";
+        let what = "the id of its group has an invalid length";
         let broken = wholemem_comm::Error::Protocol { rank: Rank(0), what };
         assert_eq!(outcome, Err(Error::Comm(broken)));
     }

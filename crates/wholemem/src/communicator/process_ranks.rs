@@ -6,10 +6,10 @@
 //!        \________ one mapping ____/               one mapping    of all three ranks' memory
 //! ```
 //!
-//! Ranks of one process share an address space, so the same memory cannot be mapped for two of them at equal addresses, and
-//! two mappings would take twice the page tables. Of the ranks that opened the same backend, the lowest one maps the memory
+//! Ranks of one process share an address space, so two ranks cannot map the same memory at equal addresses, and two mappings would
+//! need twice the page tables. Of the ranks that opened the same backend, the lowest one maps the memory
 //! for all their devices, and passes the mappings to the others ([`put`](ProcessRanks::put), [`take`](ProcessRanks::take)). The
-//! collective vote between the two calls orders them, so neither waits.
+//! collective vote between the two calls orders them, so no rank waits.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ use crate::error::Result;
 pub(crate) struct GroupId(pub(crate) [u8; 16]);
 
 impl GroupId {
-    pub(crate) fn fresh() -> Self {
+    pub(crate) fn random() -> Self {
         let word = || RandomState::new().build_hasher().finish().to_ne_bytes();
         let mut id = [0; 16];
         id[..8].copy_from_slice(&word());
@@ -36,26 +36,26 @@ impl GroupId {
 
     /// Decodes the id that rank 0 broadcast.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let what = "the id of its group has another length";
+        let what = "the id of its group has an invalid length";
         let broken = |_| wholemem_comm::Error::Protocol { rank: Rank(0), what };
         Ok(Self(bytes.try_into().map_err(broken)?))
     }
 }
 
-/// The groups of this process that have a member.
+/// The groups that have a rank in this process.
 static GROUPS: LazyLock<Mutex<HashMap<GroupId, Weak<ProcessRanks>>>> = LazyLock::new(Mutex::default);
 
 /// The ranks of one group that are in this process.
 #[derive(Debug)]
 pub(crate) struct ProcessRanks {
     id: GroupId,
-    state: Mutex<State>,
+    state: Mutex<ProcessRanksState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProcessRanksState {
     members: BTreeMap<Rank, Device>,
-    /// Values that one rank has put for another, by sender and receiver.
+    /// Values that one rank passes to another, by sender and receiver.
     passed: HashMap<(Rank, Rank), Box<dyn Any + Send>>,
 }
 
@@ -73,7 +73,8 @@ impl ProcessRanks {
         group
     }
 
-    /// The ranks on the same backend as `rank`, including itself, in ascending order. They share mappings. All ranks have joined.
+    /// The ranks on the same backend as `rank`, including itself, in ascending order. They share mappings. All ranks must have
+    /// joined.
     pub(crate) fn ranks_on_backend(&self, rank: Rank) -> Vec<Rank> {
         let state = self.state();
         let own = state.members.get(&rank).expect("a rank joins before its communicator is created");
@@ -81,7 +82,7 @@ impl ProcessRanks {
         on_backend.map(|(rank, _)| *rank).collect()
     }
 
-    /// Full rights for the device of each of `ranks`, each device once.
+    /// Grants read and write access to the devices of `ranks`, each device once.
     pub(crate) fn grants(&self, ranks: &[Rank]) -> Vec<Grant> {
         let state = self.state();
         let mut devices: Vec<_> =
@@ -91,18 +92,18 @@ impl ProcessRanks {
         devices.into_iter().map(|device| Grant { device, rights: Rights::ReadWrite }).collect()
     }
 
-    /// Stores a value for another rank.
+    /// Stores a value that the rank `to` takes.
     pub(crate) fn put(&self, from: Rank, to: Rank, value: impl Any + Send) {
         self.state().passed.insert((from, to), Box::new(value));
     }
 
-    /// Takes the value that another rank has put for this one.
+    /// Takes the value that the rank `from` has stored for the rank `to`.
     pub(crate) fn take<T: Any>(&self, from: Rank, to: Rank) -> Option<T> {
         let value = self.state().passed.remove(&(from, to))?;
         value.downcast().ok().map(|value| *value)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ProcessRanksState> {
         lock(&self.state)
     }
 }
@@ -110,7 +111,7 @@ impl ProcessRanks {
 impl Drop for ProcessRanks {
     fn drop(&mut self) {
         let mut groups = lock(&GROUPS);
-        // A rank may have joined again in the meantime, and inserted a new entry.
+        // A rank may have joined the group again and inserted a new entry.
         if groups.get(&self.id).is_some_and(|group| group.strong_count() == 0) {
             groups.remove(&self.id);
         }
@@ -132,7 +133,7 @@ mod tests {
     fn ranks_on_one_backend_share_mappings() {
         let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
         let other = Backend::host(HostConfig::default()).unwrap();
-        let id = GroupId::fresh();
+        let id = GroupId::random();
         let devices = [backend.device(0), other.device(0), backend.device(1), backend.device(0)];
         let groups: Vec<_> = (0..)
             .map(Rank)
@@ -150,7 +151,7 @@ mod tests {
     #[test]
     fn a_value_is_taken_once_and_only_by_its_receiver() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let group = ProcessRanks::join(GroupId::fresh(), Rank(0), &device);
+        let group = ProcessRanks::join(GroupId::random(), Rank(0), &device);
         group.put(Rank(0), Rank(1), 7_u32);
         assert_eq!(group.take::<u32>(Rank(0), Rank(2)), None);
         assert_eq!(group.take::<u32>(Rank(0), Rank(1)), Some(7));
@@ -160,7 +161,7 @@ mod tests {
     #[test]
     fn a_group_without_members_is_removed() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let id = GroupId::fresh();
+        let id = GroupId::random();
         drop(ProcessRanks::join(id, Rank(0), &device));
         assert!(!lock(&GROUPS).contains_key(&id));
     }

@@ -5,9 +5,9 @@
 //!   other devices                       slice <── copy ──> pinned buffer <──> kernel
 //! ```
 //!
-//! A communicator keeps its streams and buffers for later calls: creating them takes longer than a short call. It has as many of
-//! them as calls were made at the same time. A buffer has at most [`STAGING_LEN`] bytes, unless one row is longer; longer
-//! slices are copied in pieces.
+//! A communicator pools its streams and buffers, because creating them takes longer than a short call. The pool has as many of them
+//! as there were concurrent calls. A buffer has at most [`STAGING_LEN`] bytes, unless one row is longer; longer slices are copied
+//! in pieces.
 
 #![allow(unsafe_code, reason = "lends slices to kernels that run on the CPU")]
 
@@ -18,24 +18,24 @@ use wholemem_hal::{Device, PinnedBuffer, Rights, Span, Stream};
 use crate::dtype::Element;
 use crate::error::Result;
 
-/// The length of the pieces in which slices are staged.
+/// The length of the pieces in which long slices are staged.
 pub(crate) const STAGING_LEN: usize = 16 << 20;
 
-/// The streams and buffers of a communicator that no call uses.
+/// The idle streams and buffers of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct StagingPool {
     spare: Mutex<Vec<Staging>>,
 }
 
 impl StagingPool {
-    /// Calls `work` with a stream that no other call uses.
+    /// Calls `work` with a stream and buffers that no other call uses at the same time.
     pub(super) fn with<T>(&self, device: &Device, work: impl FnOnce(&mut Staging) -> Result<T>) -> Result<T> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut staging = match spare {
             Some(staging) => staging,
             None => Staging { stream: device.stream()?, buffer: None },
         };
-        // After a failure the device may still access the buffer, so it is not used again.
+        // After a failure the device may still access the buffer, so it is not reused.
         let outcome = work(&mut staging)?;
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
         Ok(outcome)
@@ -54,31 +54,31 @@ impl Staging {
         &self.stream
     }
 
-    /// A buffer of at least `len` bytes. It is kept for later calls if it is not longer than [`STAGING_LEN`].
+    /// A buffer of at least `len` bytes. It is reused by later calls if it is not longer than [`STAGING_LEN`].
     pub(crate) fn buffer(&mut self, len: usize) -> Result<PinnedBuffer> {
         if let Some(buffer) = self.buffer.as_ref().filter(|buffer| buffer.len() >= len) {
             return Ok(buffer.clone());
         }
-        let kept = len <= STAGING_LEN;
-        let len = if kept { len.next_power_of_two() } else { len };
+        let is_pooled = len <= STAGING_LEN;
+        let len = if is_pooled { len.next_power_of_two() } else { len };
         let buffer = PinnedBuffer::create(self.stream.device(), len)?;
-        if kept {
+        if is_pooled {
             self.buffer = Some(buffer.clone());
         }
         Ok(buffer)
     }
 }
 
-/// Calls `work` with the memory of a slice, for it to be read by work of `stream`, which runs inline.
+/// Calls `work` with a span of the memory of a slice, which work of `stream` may read. The stream must run inline.
 pub(crate) fn lend<T: Element, R>(stream: &Stream, slice: &[T], work: impl FnOnce(&Span) -> R) -> R {
     let address = slice.as_ptr().expose_provenance();
     lend_memory(stream, (address, size_of_val(slice)), Rights::Read, work)
 }
 
-/// Calls `work` with the memory of a slice, for it to be read and written by work of `stream`, which runs inline.
+/// Calls `work` with a span of the memory of a slice, which work of `stream` may read and write. The stream must run inline.
 pub(crate) fn lend_mut<T: Element, R>(stream: &Stream, slice: &mut [T], work: impl FnOnce(&Span) -> R) -> R {
     let address = slice.as_mut_ptr().expose_provenance();
-    // Any bytes are elements, so whatever is written leaves valid values.
+    // Every bit pattern is a valid element, so any write leaves valid values.
     lend_memory(stream, (address, size_of_val(slice)), Rights::ReadWrite, work)
 }
 
@@ -88,24 +88,24 @@ fn lend_memory<R>(
     rights: Rights,
     work: impl FnOnce(&Span) -> R,
 ) -> R {
-    assert!(stream.runs_inline(), "other streams may access the memory after the call");
+    assert!(stream.runs_inline(), "a stream that does not run inline may access the memory after the call");
     let owner = Arc::new(());
-    // Dropped after the span, also if `work` panics.
-    let _loan = Loan { owner: &owner };
-    // SAFETY: the caller has borrowed the memory until this function returns, for writing if the rights say so. Work of an
-    // inline stream has run when it is enqueued, and no other use can follow: if a clone of the span is left, the loan
-    // ends the process.
+    // Declared before the span, so that it is dropped after the span, also if `work` panics.
+    let _loan = SliceLoan { owner: &owner };
+    // SAFETY: the caller has borrowed the memory until this function returns, mutably if the rights include writing. Work of an
+    // inline stream has run when the enqueueing call returns. No later use is possible: if a clone of the span remains, dropping
+    // the `SliceLoan` aborts the process.
     let span =
         unsafe { Span::foreign(stream.device(), address as u64, len, rights, Arc::<()>::clone(&owner)) };
     work(&span)
 }
 
-/// Borrowed memory that spans refer to. No span may be left when the borrow ends.
-struct Loan<'a> {
+/// A borrow of memory that spans refer to. When it ends, no span may remain; otherwise it aborts the process.
+struct SliceLoan<'a> {
     owner: &'a Arc<()>,
 }
 
-impl Drop for Loan<'_> {
+impl Drop for SliceLoan<'_> {
     fn drop(&mut self) {
         if Arc::strong_count(self.owner) != 1 {
             tracing::error!("a span of a borrowed slice outlives the borrow");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_and_buffers_are_used_again_unless_a_call_failed() {
+    fn streams_and_buffers_are_reused_unless_a_call_failed() {
         let (pool, stream) = (StagingPool::default(), stream());
         let device = stream.device();
         let address = |len| pool.with(device, |staging| Ok(staging.buffer(len)?.all().address())).unwrap();
@@ -141,7 +141,7 @@ mod tests {
         };
         assert_eq!(spare(), [128]);
         pool.with(device, |staging| {
-            // Another call at the same time has a stream of its own.
+            // A concurrent call uses another stream.
             let other = pool.with(device, |other| Ok(other.stream().clone())).unwrap();
             assert_ne!(&other, staging.stream());
             Ok(())
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_is_too_long_is_not_kept() {
+    fn buffers_above_the_limit_are_not_pooled() {
         let (pool, stream) = (StagingPool::default(), stream());
         pool.with(stream.device(), |staging| {
             assert_eq!(staging.buffer(STAGING_LEN + 1)?.len(), STAGING_LEN + 1);

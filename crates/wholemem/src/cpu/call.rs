@@ -1,4 +1,5 @@
-//! One collective call on one CPU rank: counters that only grow, polled for a while and then waited on with a futex.
+//! One collective call on one CPU rank: ranks signal progress by counters that only grow. Waiters poll them first, and then wait
+//! with a futex.
 //!
 //! ```text
 //!   memory of rank r in the lane:  line r           the progress of r (call, phase); ranks that wait for r sleep on it
@@ -46,10 +47,10 @@ pub(crate) fn spins(share_cores: bool) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Aborted;
 
-/// Where ranks store their progress in a call.
+/// Where ranks store their progress counters in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signals {
-    /// In a cache line of its own.
+    /// In a separate cache line.
     Lines,
     /// Before the packets, which the readers of the progress need next.
     Packets,
@@ -62,7 +63,7 @@ pub(super) struct CollectiveCall<'a> {
     signals: Signals,
     /// The number of the call.
     number: u64,
-    /// When this rank first computed its deadline.
+    /// The deadline of the call; computed at the first long wait.
     began: Option<Instant>,
     _lock: CallLock<'a>,
 }
@@ -77,7 +78,7 @@ impl<'a> CollectiveCall<'a> {
         // SAFETY: the caller guarantees that the control words are mapped for `'a`, aligned and accessed as atomics only.
         let control = |word: ControlWord| unsafe { word_at(word_address(lane.control, word as u32)) };
         let has_failed = || control(ControlWord::Poison).load(Ordering::Relaxed) != 0;
-        // A lane that is not ready yet is poisoned, and its lock is not initialized.
+        // A lane under construction is poisoned, and its lock is not initialized.
         if has_failed() {
             return Err(Aborted);
         }
@@ -96,9 +97,9 @@ impl<'a> CollectiveCall<'a> {
         }
     }
 
-    /// Which of two buffers the `piece`th piece of this call uses.
+    /// The index (0 or 1) of the buffer that the `piece`th piece of this call uses.
     pub(super) fn parity(&self, piece: u64) -> u64 {
-        if self.keeps(Rule::AlternateBuffers) { (self.number + piece) & 1 } else { 0 }
+        if self.follows(Rule::AlternateBuffers) { (self.number + piece) & 1 } else { 0 }
     }
 
     /// The progress of a rank that has announced a phase of this call.
@@ -107,11 +108,11 @@ impl<'a> CollectiveCall<'a> {
     }
 
     /// The address at an offset in a rank's memory of the lane.
-    pub(super) fn place(&self, rank: u32, at: u64) -> u64 {
+    pub(super) fn address(&self, rank: u32, at: u64) -> u64 {
         self.lane.base + u64::from(rank) * self.lane.stride + at
     }
 
-    /// Every rank but this one.
+    /// All ranks except this one.
     pub(super) fn others(&self) -> impl Iterator<Item = u32> + use<> {
         let own = self.lane.rank;
         (0..self.lane.ranks).filter(move |rank| *rank != own)
@@ -120,12 +121,12 @@ impl<'a> CollectiveCall<'a> {
     /// Where a rank stores its progress in this call.
     pub(super) fn signal_at(&self, rank: u32) -> u64 {
         match self.signals {
-            Signals::Lines => self.place(rank, u64::from(rank) * SIGNAL_STRIDE),
-            Signals::Packets => self.place(rank, slot_at(self.lane, rank, self.parity(0))),
+            Signals::Lines => self.address(rank, u64::from(rank) * SIGNAL_STRIDE),
+            Signals::Packets => self.address(rank, slot_at(self.lane, rank, self.parity(0))),
         }
     }
 
-    /// Announces that this rank has reached a phase. Ranks that see this also see what it has written before.
+    /// Announces that this rank has reached a phase (release store). Ranks that see it also see earlier writes of this rank.
     pub(super) fn announce(&self, phase: u64) {
         self.pause(2 * phase);
         self.signal(self.lane.rank).store(self.flag(phase), Ordering::Release);
@@ -144,7 +145,7 @@ impl<'a> CollectiveCall<'a> {
     /// A barrier: announces a phase, and waits until all ranks have reached it. `rule` names the barrier for tests.
     pub(super) fn sync(&mut self, phase: u64, rule: Rule) -> Result<(), Aborted> {
         self.announce(phase);
-        if self.keeps(rule) {
+        if self.follows(rule) {
             return self.await_all(phase);
         }
         self.wake_waiters(phase);
@@ -213,7 +214,8 @@ impl<'a> CollectiveCall<'a> {
             // It fails if the wait slice is over, or if the memory is unmapped, and then the deadline ends the loop.
             let slept = futex::wait(lower_half(progress), half, wait_end(deadline));
             if slept == Err(wholemem_os::Error::TimedOut) {
-                // Marked awake: the interrupt check may need a lock whose holder waits until no thread of this rank sleeps.
+                // The thread is marked awake first: the interrupt check may need a lock whose holder waits until no thread of this
+                // rank sleeps.
                 asleep.store(0, Ordering::SeqCst);
                 let is_interrupted = interrupt::is_interrupted();
                 asleep.store(1, Ordering::SeqCst);
@@ -230,7 +232,7 @@ impl<'a> CollectiveCall<'a> {
         outcome.map_err(|cause| self.abort(phase, cause))
     }
 
-    /// When this rank stops waiting.
+    /// The deadline of this rank for the call.
     fn deadline(&mut self) -> Deadline {
         let nanoseconds = self.control(ControlWord::Timeout).load(Ordering::Relaxed);
         if nanoseconds == 0 {
@@ -243,8 +245,8 @@ impl<'a> CollectiveCall<'a> {
     /// The cause to abort, if the host or another rank has stored one.
     fn abort_cause(&self) -> Option<u64> {
         let notice = |rank: u32| self.notice(self.lane.rank, rank).load(Ordering::Acquire);
-        let told = self.report(ReportWord::Abort).load(Ordering::SeqCst);
-        [told].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
+        let request = self.report(ReportWord::Abort).load(Ordering::SeqCst);
+        [request].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
     }
 
     /// Stores the cause in the report and in the notices of the other ranks, and poisons the lane.
@@ -286,16 +288,16 @@ impl<'a> CollectiveCall<'a> {
 
     /// The word on which ranks that wait for `rank` sleep.
     fn progress(&self, rank: u32) -> &'a AtomicU64 {
-        self.word(self.place(rank, u64::from(rank) * SIGNAL_STRIDE))
+        self.word(self.address(rank, u64::from(rank) * SIGNAL_STRIDE))
     }
 
     fn waiters(&self, rank: u32) -> &'a AtomicU32 {
-        lower_half(self.word(self.place(rank, u64::from(self.lane.ranks + rank) * SIGNAL_STRIDE)))
+        lower_half(self.word(self.address(rank, u64::from(self.lane.ranks + rank) * SIGNAL_STRIDE)))
     }
 
     /// Where `from` stores for `rank` why it has aborted.
     fn notice(&self, rank: u32, from: u32) -> &'a AtomicU64 {
-        self.word(self.place(rank, self.lane.notices_at + u64::from(from) * 8))
+        self.word(self.address(rank, self.lane.notices_at + u64::from(from) * 8))
     }
 
     fn control(&self, word: ControlWord) -> &'a AtomicU64 {
@@ -323,7 +325,7 @@ fn word_address(first: u64, word: u32) -> u64 {
 /// The word is mapped for `'a`, aligned, and accessed as an atomic only.
 unsafe fn word_at<'a>(address: u64) -> &'a AtomicU64 {
     let at = std::ptr::with_exposed_provenance_mut(to_usize(address));
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { AtomicU64::from_ptr(at) }
 }
 
@@ -342,7 +344,7 @@ fn lower_half(word: &AtomicU64) -> &AtomicU32 {
 
 /// The end of the next sleep: the deadline, or after a wait slice.
 fn wait_end(deadline: Deadline) -> Deadline {
-    if deadline.remaining().is_some_and(|left| left < WAIT_SLICE) {
+    if deadline.remaining().is_some_and(|remaining| remaining < WAIT_SLICE) {
         deadline
     } else {
         Deadline::after(WAIT_SLICE)

@@ -11,9 +11,9 @@ use wholemem_os::{Deadline, futex};
 /// Not held.
 const FREE: u32 = 0;
 /// Held.
-const TAKEN: u32 = 1;
+const HELD: u32 = 1;
 /// Held, and other threads sleep until it is released.
-const AWAITED: u32 = 2;
+const HELD_WITH_WAITERS: u32 = 2;
 
 /// The lock, held. Dropping it releases the lock.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct CallLock<'a>(&'a AtomicU32);
 impl<'a> CallLock<'a> {
     /// Waits for the lock.
     pub(super) fn acquire(word: &'a AtomicU32) -> Self {
-        if word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             wait(word);
         }
         Self(word)
@@ -31,15 +31,16 @@ impl<'a> CallLock<'a> {
 
 #[cold]
 fn wait(word: &AtomicU32) {
-    while word.swap(AWAITED, Ordering::Acquire) != FREE {
-        // The call that holds the lock has a deadline. This fails only if the memory of the lane is unmapped.
-        let _ = futex::wait(word, AWAITED, Deadline::NEVER);
+    while word.swap(HELD_WITH_WAITERS, Ordering::Acquire) != FREE {
+        // No deadline is needed, because the call that holds the lock has one. The wait fails only if the lane's memory is
+        // unmapped.
+        let _ = futex::wait(word, HELD_WITH_WAITERS, Deadline::NEVER);
     }
 }
 
 impl Drop for CallLock<'_> {
     fn drop(&mut self) {
-        if self.0.swap(FREE, Ordering::Release) == AWAITED {
+        if self.0.swap(FREE, Ordering::Release) == HELD_WITH_WAITERS {
             // It fails only if the memory of the lane is unmapped, and then no thread waits.
             let _ = futex::wake(self.0, 1);
         }
@@ -64,7 +65,7 @@ mod tests {
                         let _lock = CallLock::acquire(&word);
                         let seen = count.load(Ordering::Relaxed);
                         if round % 64 == 0 {
-                            // Usually another thread waits for the lock meanwhile.
+                            // Usually another thread waits for the lock at this point.
                             std::thread::yield_now();
                         }
                         count.store(seen + 1, Ordering::Relaxed);

@@ -3,8 +3,8 @@
 //! ```text
 //!   packets    each rank stores its elements behind a flag, in its own slot; every rank reads all slots
 //!   one-shot   each rank stages its elements, or they are read in their window; every rank reads those of all ranks
-//!   two-shot   each rank reduces its slice of all ranks' elements; then all ranks gather the slices, or each rank has
-//!              stored its slice to all outputs
+//!   two-shot   each rank reduces its slice of all ranks' elements; then all ranks gather the slices, or each rank stores
+//!              its slice to all outputs
 //! ```
 //!
 //! A staged call that is longer than the staging buffer runs in pieces of the length of the buffer, which stays in the caches.
@@ -14,17 +14,17 @@ use std::ops::Range;
 use wholemem_hal::HostFunction;
 
 use super::call::{Aborted, CollectiveCall, Rule, Signals};
-use super::combine::{Stores, combine};
-use super::copy::machine;
+use super::combine::{StorePolicy, combine};
+use super::copy::native;
 use super::row_lookup::pointer;
 use crate::abi::{CollectiveRequest, WindowRef};
 use wholemem_os::width::to_usize;
 
-/// What is longer than this goes past the caches.
-const STREAMING: u64 = 8 << 20;
+/// The minimum length of results that are stored with streaming stores, bypassing the caches.
+const MIN_STREAMING_LEN: u64 = 8 << 20;
 
-/// Slices of two shots begin on cache lines.
-const SLICE: u64 = 64;
+/// The alignment of the slices of two-shot: a cache line.
+const SLICE_ALIGN: u64 = 64;
 
 /// Runs one rank's part of a collective call.
 ///
@@ -53,10 +53,11 @@ macro_rules! collectives {
             /// # Safety
             /// As [`CollectiveFunction`].
             unsafe fn $part(request: &CollectiveRequest) {
-                // SAFETY: passed on from the caller.
+                // SAFETY: the caller guarantees the same preconditions.
                 let Ok(call) = (unsafe { CollectiveCall::begin(&request.lane, Signals::$signals) }) else { return };
                 let mut rank_call = RankCall { request, call };
-                // SAFETY: the caller guarantees that the addresses of the request are valid. The report holds the cause of an abort.
+                // SAFETY: the caller guarantees that the addresses of the request are valid. The report holds the cause of an
+                // abort.
                 if unsafe { rank_call.$part() }.is_ok() {
                     rank_call.call.end();
                 }
@@ -84,76 +85,78 @@ struct RankCall<'a> {
 
 /// A piece of a call that is longer than the staging buffer.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
+struct StagedPiece {
     number: u64,
     at: u64,
     len: u64,
 }
 
-// The precondition of every `unsafe fn` here: the addresses of the request are valid, for the lengths that it gives.
+// The precondition of every `unsafe fn` here: the addresses of the request are valid, for the lengths in the request.
 impl RankCall<'_> {
     unsafe fn barrier(&mut self) -> Result<(), Aborted> {
         self.call.sync(1, Rule::FirstBarrier)
     }
 
     unsafe fn reduce_packets(&mut self) -> Result<(), Aborted> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { self.send(true) }?;
-        let to = Targets { count: 1, at: &|_| self.request.output };
+        let to = ReduceTargets { count: 1, at: &|_| self.request.output };
         // SAFETY: all ranks have sent `len` bytes to their slots, and the output has `len` bytes.
-        unsafe { self.combine(|rank| self.sent(rank), &to, self.len(), Stores::Cached) };
+        unsafe { self.combine(|rank| self.packets_at(rank), &to, self.len(), StorePolicy::Cached) };
         Ok(())
     }
 
     unsafe fn gather_packets(&mut self) -> Result<(), Aborted> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { self.send(true) }?;
         for rank in 0..self.ranks() {
             let to = self.request.output + u64::from(rank) * self.len();
-            // SAFETY: the rank has sent as many bytes; the output has room for every rank's.
-            unsafe { copy(self.sent(rank), to, self.len()) };
+            // SAFETY: the rank has sent `len` bytes, and the output has `len` bytes for every rank.
+            unsafe { copy(self.packets_at(rank), to, self.len()) };
         }
         Ok(())
     }
 
     unsafe fn copy_root_packets(&mut self) -> Result<(), Aborted> {
         let root = self.request.root;
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         unsafe { self.send(self.own() == root) }?;
-        // SAFETY: the root has sent as many bytes.
-        unsafe { copy(self.sent(root), self.request.output, self.len()) };
+        // SAFETY: the root has sent `len` bytes, and the output has `len` bytes.
+        unsafe { copy(self.packets_at(root), self.request.output, self.len()) };
         Ok(())
     }
 
-    /// Puts this rank's elements, or nothing, into its slot, and waits for those of all others.
-    unsafe fn send(&mut self, anything: bool) -> Result<(), Aborted> {
-        if anything {
-            // SAFETY: a slot has room for whatever goes in packets, and nobody reads it: all have finished the call before
-            // the last.
+    /// Copies this rank's elements to its slot if `has_data`, announces them, and waits for the packets of all other ranks.
+    unsafe fn send(&mut self, has_data: bool) -> Result<(), Aborted> {
+        if has_data {
+            // SAFETY: a slot has space for the longest call that uses packets. No rank reads this slot: its parity was last used
+            // two calls ago, and all ranks have finished that call.
             unsafe { copy(self.request.input, self.slot(self.own()), self.len()) };
         }
         self.call.announce(1);
         self.call.pause(1);
-        if self.call.keeps(Rule::CheckFlag) { self.call.await_all(1) } else { Ok(()) }
+        if self.call.follows(Rule::CheckFlag) { self.call.await_all(1) } else { Ok(()) }
     }
 
     unsafe fn reduce_one_shot(&mut self) -> Result<(), Aborted> {
         let CollectiveRequest { inputs, output, .. } = *self.request;
         if inputs.is_none() {
             return self.staged(true, |own, piece| {
-                let to = Targets { count: 1, at: &|_| output + piece.at };
-                // SAFETY: every rank has staged as many elements, and the output has as many.
-                unsafe { own.combine(|rank| own.found(rank, piece), &to, piece.len, Stores::Cached) };
+                let to = ReduceTargets { count: 1, at: &|_| output + piece.at };
+                // SAFETY: every rank has staged `piece.len` bytes, and the output has the whole length of the call.
+                unsafe {
+                    own.combine(|rank| own.elements_at(rank, piece), &to, piece.len, StorePolicy::Cached)
+                };
             });
         }
         self.call.sync(1, Rule::FirstBarrier)?;
-        // SAFETY: every rank's part of the window has as many elements as the call.
+        // SAFETY: every rank's part of the window has the length of the call, and so has the output.
         unsafe {
             self.combine(
                 |rank| address(&inputs, rank),
-                &Targets { count: 1, at: &|_| output },
+                &ReduceTargets { count: 1, at: &|_| output },
                 self.len(),
-                self.stores(),
+                self.store_policy(),
             );
         }
         self.call.sync(2, Rule::SecondBarrier)
@@ -166,38 +169,39 @@ impl RankCall<'_> {
             let slice = self.slice(self.own(), self.len());
             let from = |rank| address(&inputs, rank) + slice.start;
             let to = |rank| address(&outputs, rank) + slice.start;
-            let to = Targets { count: self.ranks(), at: &to };
-            // SAFETY: every rank's parts of the windows have as many elements as the call; where both are one, nobody but this
-            // rank reads or writes this slice of it.
-            unsafe { self.combine(from, &to, slice.end - slice.start, self.stores()) };
+            let to = ReduceTargets { count: self.ranks(), at: &to };
+            // SAFETY: every rank's parts of the windows have the length of the call. If both windows are the same, only this rank
+            // reads and writes this slice of them.
+            unsafe { self.combine(from, &to, slice.end - slice.start, self.store_policy()) };
             return self.call.sync(2, Rule::SecondBarrier);
         }
         for piece in self.pieces() {
             if inputs.is_none() {
                 for rank in self.call.others() {
-                    // SAFETY: nobody reads this buffer: all have finished the piece before the last.
+                    // SAFETY: no rank reads this buffer: all ranks have finished the piece before the previous one, which used it.
                     unsafe { self.stage(piece, self.slice(rank, piece.len)) };
                 }
             }
             self.call.sync(2 * piece.number + 1, Rule::FirstBarrier)?;
             let slice = self.slice(self.own(), piece.len);
             let at = slice.start;
-            let from = |rank| self.found(rank, piece) + at;
-            let here = |index| if index == 0 { output + piece.at + at } else { self.result(self.own()) + at };
-            let everywhere = |rank| address(&outputs, rank) + piece.at + at;
+            let from = |rank| self.elements_at(rank, piece) + at;
+            let local =
+                |index| if index == 0 { output + piece.at + at } else { self.result(self.own()) + at };
+            let all_outputs = |rank| address(&outputs, rank) + piece.at + at;
             let to = if outputs.is_none() {
-                Targets { count: 2, at: &here }
+                ReduceTargets { count: 2, at: &local }
             } else {
-                Targets { count: self.ranks(), at: &everywhere }
+                ReduceTargets { count: self.ranks(), at: &all_outputs }
             };
-            // SAFETY: every rank has as many elements there; nobody else reads or writes this slice of what is stored to.
-            unsafe { self.combine(from, &to, slice.end - at, Stores::Cached) };
+            // SAFETY: the slice is within the piece on every rank, and only this rank reads or writes this slice of the targets.
+            unsafe { self.combine(from, &to, slice.end - at, StorePolicy::Cached) };
             self.call.sync(2 * piece.number + 2, Rule::SecondBarrier)?;
             if outputs.is_none() {
                 for rank in self.call.others() {
                     let slice = self.slice(rank, piece.len);
                     let to = output + piece.at + slice.start;
-                    // SAFETY: the rank has put its slice there, and the output has room for all of them.
+                    // SAFETY: the rank has stored its slice in its result buffer, and the output has space for all slices.
                     unsafe { copy(self.result(rank) + slice.start, to, slice.end - slice.start) };
                 }
             }
@@ -210,7 +214,7 @@ impl RankCall<'_> {
         let (len, own) = (self.len(), self.own());
         let to = |rank: u32, at: u64| output + u64::from(rank) * len + at;
         if to(own, 0) != input {
-            // SAFETY: the output has room for every rank's bytes.
+            // SAFETY: the output has `len` bytes for every rank.
             unsafe { copy(input, to(own, 0), len) };
         }
         if inputs.is_none() {
@@ -233,53 +237,54 @@ impl RankCall<'_> {
         let CollectiveRequest { inputs, input, output, root, .. } = *self.request;
         let is_root = self.own() == root;
         if is_root && input != output {
-            // SAFETY: both have as many bytes as the call.
+            // SAFETY: input and output have the length of the call.
             unsafe { copy(input, output, self.len()) };
         }
         if inputs.is_none() {
             return self.staged(is_root, |own, piece| {
                 if !is_root {
-                    // SAFETY: the root has staged as many bytes.
+                    // SAFETY: the root has staged `piece.len` bytes, and the output has the length of the call.
                     unsafe { copy(own.staging(root, piece.number), output + piece.at, piece.len) };
                 }
             });
         }
         self.call.sync(1, Rule::FirstBarrier)?;
         if !is_root {
-            // SAFETY: the root's part of the window has as many bytes.
+            // SAFETY: the root's part of the window and the output have the length of the call.
             unsafe { copy(address(&inputs, root), output, self.len()) };
         }
         self.call.sync(2, Rule::SecondBarrier)
     }
 
-    /// Puts piece after piece of the input where the others find it, and uses theirs when all have.
-    fn staged(&mut self, anything: bool, use_it: impl Fn(&Self, Piece)) -> Result<(), Aborted> {
+    /// Runs a staged call: for each piece, copies this rank's input to its staging buffer if `has_data`, waits for all ranks, and
+    /// calls `consume`.
+    fn staged(&mut self, has_data: bool, consume: impl Fn(&Self, StagedPiece)) -> Result<(), Aborted> {
         let mut count = 0;
         for piece in self.pieces() {
-            if anything {
-                // SAFETY: nobody reads this buffer: all have finished the piece before the last.
+            if has_data {
+                // SAFETY: no rank reads this buffer: all ranks have finished the piece before the previous one, which used it.
                 unsafe { self.stage(piece, 0..piece.len) };
             }
             self.call.sync(piece.number + 1, Rule::FirstBarrier)?;
-            use_it(self, piece);
+            consume(self, piece);
             count += 1;
         }
         if count > 1 {
-            // The next call begins with either buffer.
+            // The next call may begin with either buffer, so all ranks must have finished with both.
             self.call.sync(count + 1, Rule::LastBarrier)?;
         }
         Ok(())
     }
 
-    /// Puts a range of a piece where the others find it.
-    unsafe fn stage(&self, piece: Piece, range: Range<u64>) {
+    /// Copies a range of a piece of this rank's input to its staging buffer.
+    unsafe fn stage(&self, piece: StagedPiece, range: Range<u64>) {
         let (from, to) = (self.request.input + piece.at, self.staging(self.own(), piece.number));
-        // SAFETY: a piece is no longer than the buffer; the caller answers for who reads it.
+        // SAFETY: a piece is not longer than the buffer, and the caller guarantees that no rank reads the buffer.
         unsafe { copy(from + range.start, to + range.start, range.end - range.start) };
     }
 
-    /// Where this rank finds a rank's elements of a piece: its own where they are.
-    fn found(&self, rank: u32, piece: Piece) -> u64 {
+    /// The address of a rank's elements of a piece: in this rank's input, in a staging buffer, or in a window.
+    fn elements_at(&self, rank: u32, piece: StagedPiece) -> u64 {
         let CollectiveRequest { inputs, input, .. } = self.request;
         if rank == self.own() {
             input + piece.at
@@ -290,8 +295,14 @@ impl RankCall<'_> {
         }
     }
 
-    /// Combines `len` bytes of all ranks, and stores the outcome to every target.
-    unsafe fn combine(&self, from: impl Fn(u32) -> u64, to: &Targets<'_>, len: u64, stores: Stores) {
+    /// Reduces `len` bytes of all ranks, and stores the result to every target.
+    unsafe fn combine(
+        &self,
+        from: impl Fn(u32) -> u64,
+        to: &ReduceTargets<'_>,
+        len: u64,
+        store_policy: StorePolicy,
+    ) {
         let CollectiveRequest { dtype, op, .. } = *self.request;
         let count = to_usize(len) / dtype.len();
         if count == 0 {
@@ -305,58 +316,62 @@ impl RankCall<'_> {
                     to.count,
                     |index| pointer((to.at)(index)),
                     |targets| {
-                        // SAFETY: passed on from the caller.
-                        unsafe { combine(sources, targets, count, dtype, op, stores) };
+                        // SAFETY: the caller guarantees the same preconditions.
+                        unsafe { combine(sources, targets, count, dtype, op, store_policy) };
                     },
                 );
             },
         );
     }
 
-    fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+    fn pieces(&self) -> impl Iterator<Item = StagedPiece> + use<> {
         let (len, most) = (self.len(), self.request.lane.staging_len);
-        (0..len.div_ceil(most)).map(move |number| Piece {
+        (0..len.div_ceil(most)).map(move |number| StagedPiece {
             number,
             at: number * most,
             len: most.min(len - number * most),
         })
     }
 
-    /// The bytes that a rank reduces of `len`.
+    /// The slice of `len` bytes that a rank reduces in two-shot.
     fn slice(&self, rank: u32, len: u64) -> Range<u64> {
-        let step = len.div_ceil(u64::from(self.ranks())).next_multiple_of(SLICE);
+        let step = len.div_ceil(u64::from(self.ranks())).next_multiple_of(SLICE_ALIGN);
         let start = |rank: u32| (u64::from(rank) * step).min(len);
         start(rank)..start(rank + 1)
     }
 
-    /// Where a rank's packets are: behind its signal.
+    /// The address of a rank's packets, which follow its signal.
     fn slot(&self, rank: u32) -> u64 {
         self.call.signal_at(rank) + 8
     }
 
-    /// Where this rank finds what a rank has sent. Its own elements it takes from where they were before: who reads a line
-    /// that another core has written takes it away from there.
-    fn sent(&self, rank: u32) -> u64 {
+    /// The address from which this rank reads the packets of a rank. Its own elements are read from the input: reading its slot
+    /// would move the cache lines away from the cores that read them.
+    fn packets_at(&self, rank: u32) -> u64 {
         if rank == self.own() { self.request.input } else { self.slot(rank) }
     }
 
     fn staging(&self, rank: u32, piece: u64) -> u64 {
         let lane = &self.request.lane;
-        self.call.place(rank, lane.staging_at + self.call.parity(piece) * lane.staging_len)
+        self.call.address(rank, lane.staging_at + self.call.parity(piece) * lane.staging_len)
     }
 
     fn result(&self, rank: u32) -> u64 {
-        self.call.place(rank, self.request.lane.result_at)
+        self.call.address(rank, self.request.lane.result_at)
     }
 
-    /// Where results of a call that is not done in pieces are stored. In place they have just been read, and lie in the
-    /// caches already.
-    fn stores(&self) -> Stores {
+    /// How the results of a call without pieces are stored. For a call in place the lines are in the caches already, because they
+    /// were just read.
+    fn store_policy(&self) -> StorePolicy {
         let CollectiveRequest { input, output, .. } = *self.request;
-        if self.len() < STREAMING || input == output { Stores::Cached } else { Stores::Streaming }
+        if self.len() < MIN_STREAMING_LEN || input == output {
+            StorePolicy::Cached
+        } else {
+            StorePolicy::Streaming
+        }
     }
 
-    /// Bytes of the input.
+    /// The length of the input in bytes.
     fn len(&self) -> u64 {
         self.request.count * self.request.dtype.len() as u64
     }
@@ -370,35 +385,35 @@ impl RankCall<'_> {
     }
 }
 
-/// Where a result goes: to one place, or to one on each rank.
-struct Targets<'a> {
+/// The addresses to which a result is stored: one, or one on each rank.
+struct ReduceTargets<'a> {
     count: u32,
     at: &'a dyn Fn(u32) -> u64,
 }
 
-/// Where a rank's part of a window is.
+/// The address of a rank's part of a window.
 fn address(window: &WindowRef, rank: u32) -> u64 {
     if window.table == 0 {
         return window.base + u64::from(rank) * window.stride;
     }
     let table: *const u64 = pointer(window.table).cast_const().cast();
     let entry = table.wrapping_add(rank as usize);
-    // SAFETY: a window's table has an address for every rank, and nobody writes it.
+    // SAFETY: a window's table has an address for every rank, and is not written after its creation.
     window.base + unsafe { *entry }
 }
 
-/// Moves bytes; not at all from a place to itself.
+/// Copies bytes; does nothing if both addresses are equal.
 ///
 /// # Safety
 /// Both ranges are accessible, and are the same or do not overlap.
 unsafe fn copy(from: u64, to: u64, len: u64) {
     if from != to {
-        // SAFETY: passed on from the caller.
-        unsafe { machine::over(pointer(from), pointer(to), to_usize(len)) };
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { native::over(pointer(from), pointer(to), to_usize(len)) };
     }
 }
 
-/// Calls with a pointer for each rank, which few ranks take no allocation for.
+/// Calls `call` with `count` pointers. Up to eight pointers need no allocation.
 fn with_pointers<P: Copy>(count: u32, pointer: impl Fn(u32) -> P, call: impl FnOnce(&[P])) {
     const FEW: u32 = 8;
     if count > FEW {

@@ -1,4 +1,4 @@
-//! Rows moved element by element: converted on their way, or added to what is there.
+//! Gather and scatter element by element: with conversion, or with addition to the table.
 
 use std::convert::identity;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -12,79 +12,79 @@ use crate::abi::ElementsRequest;
 use crate::dtype::{ArithmeticElement, Dtype, with_types};
 use wholemem_os::width::to_usize;
 
-/// Takes elements one by one from one row to another.
+/// Converts or adds the elements of one row to another row.
 type RowFunction = unsafe fn(from: *const u8, to: *mut u8, elements: usize);
 
-/// Copies rows of the table to the dense side, converted; those of bad indices become zero.
+/// Copies rows of the table to the row buffer with conversion. Rows of bad indices become zero.
 ///
 /// # Safety
-/// What the request names is mapped: the indices and the rows of all valid ones readable, the dense side writable, all of
-/// them aligned to their elements. Others may write all of it meanwhile.
+/// All memory of the request is mapped and aligned to its elements: the indices and the rows of all valid indices are readable, the
+/// row buffer is writable. Other threads and processes may write it concurrently.
 pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
     let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
-    let convert = converter(table, dense).expect("types that convert");
+    let convert = converter(table, dense).expect("`plan` has checked that the types convert");
     let (elements, len) = (to_usize(request.elements), to_usize(request.elements) * dense.len());
     let row = |row: Option<*mut u8>, dense| match row {
-        // SAFETY: a row of either side.
+        // SAFETY: `row` is a row of the table and `dense` one of the row buffer, with `elements` elements each.
         Some(row) => unsafe { convert(row, dense, elements) },
-        // SAFETY: a row of the dense side.
+        // SAFETY: `dense` is a row of the row buffer.
         None => unsafe { zero(dense, len) },
     };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { for_rows::<I>(request, row) }
 }
 
-/// Copies rows of the dense side to the table, converted; those of bad indices are left out.
+/// Copies rows of the row buffer to the table with conversion. Rows of bad indices are skipped.
 ///
 /// # Safety
-/// As [`gather`], with the table writable and the dense side readable.
+/// As [`gather`], with the table writable and the row buffer readable.
 pub(super) unsafe fn scatter<I: Index>(request: &ElementsRequest) {
     let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
-    let convert = converter(dense, table).expect("types that convert");
-    // SAFETY: passed on from the caller.
-    unsafe { for_found_rows::<I>(request, convert) }
+    let convert = converter(dense, table).expect("`plan` has checked that the types convert");
+    // SAFETY: the caller guarantees the same preconditions.
+    unsafe { for_valid_rows::<I>(request, convert) }
 }
 
-/// Adds rows of the dense side to the table, each element atomically; those of bad indices are left out.
+/// Adds rows of the row buffer to the table, each element atomically. Rows of bad indices are skipped.
 ///
 /// # Safety
 /// As [`scatter`].
 pub(super) unsafe fn add<I: Index>(request: &ElementsRequest) {
     let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
-    let add = adder(dense, table).expect("types that convert");
-    // SAFETY: passed on from the caller.
-    unsafe { for_found_rows::<I>(request, add) }
+    let add = adder(dense, table).expect("`plan` has checked that the types convert");
+    // SAFETY: the caller guarantees the same preconditions.
+    unsafe { for_valid_rows::<I>(request, add) }
 }
 
-/// Takes the elements of every row of the dense side to the row of the table that it is for.
+/// Calls `function` for every row of the row buffer with a valid index and its row of the table.
 ///
 /// # Safety
 /// As [`scatter`].
-unsafe fn for_found_rows<I: Index>(request: &ElementsRequest, function: RowFunction) {
+unsafe fn for_valid_rows<I: Index>(request: &ElementsRequest, function: RowFunction) {
     let elements = to_usize(request.elements);
     let row = |row: Option<*mut u8>, dense: *mut u8| {
         if let Some(row) = row {
-            // SAFETY: a row of either side.
+            // SAFETY: `row` is a row of the table and `dense` one of the row buffer, with `elements` elements each.
             unsafe { function(dense, row, elements) };
         }
     };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { for_rows::<I>(request, row) }
 }
 
-/// Calls `work` with the row of the table, if there is one, and the row of the dense side of each position.
+/// Calls `work` with the row of the table (`None` for a bad index) and the row of the row buffer of each position.
 ///
 /// # Safety
-/// As [`gather`]; `work` touches these rows alone.
+/// As [`gather`]; `work` accesses only these rows.
 unsafe fn for_rows<I: Index>(request: &ElementsRequest, work: impl Fn(Option<*mut u8>, *mut u8) + Sync) {
-    // SAFETY: the directory is among what the request names.
+    // SAFETY: the caller guarantees that the directory of the request is mapped; it never changes.
     let lookup = unsafe { RowLookup::new(&request.rows) };
     for_each_range(request.rows.count, request.rows.row_len, |range| {
         for position in range {
-            // SAFETY: a position of the request.
+            // SAFETY: the position is within the request.
             let row = unsafe { lookup.table_row::<I>(position) };
             if row.is_none() {
-                // SAFETY: a position of the request, and the record is among what it names.
+                // SAFETY: the position is within the request, and the caller guarantees that the record is mapped.
                 unsafe { lookup.store_bad_index::<I>(position) };
             }
             work(row, lookup.dense_row(position));
@@ -101,14 +101,14 @@ fn adder(from: Dtype, to: Dtype) -> Option<RowFunction> {
 }
 
 /// # Safety
-/// Both rows are aligned, and accessible for that many elements.
+/// Both rows are aligned, and accessible for `elements` elements.
 unsafe fn convert<From: ArithmeticElement, To: ArithmeticElement<Wide = From::Wide>>(
     from: *const u8,
     to: *mut u8,
     elements: usize,
 ) {
     for at in 0..elements {
-        // SAFETY: an aligned element of the row.
+        // SAFETY: the caller guarantees that `from` is aligned and readable for `elements` elements, and `at` is below that.
         let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
         // SAFETY: the caller guarantees that `to` is aligned and writable for `elements` elements, and `at` is below that.
         unsafe { to.cast::<To>().wrapping_add(at).write_volatile(To::narrow(element.widen())) };
@@ -123,14 +123,14 @@ unsafe fn add_row<From: ArithmeticElement, To: AtomicElement<Wide = From::Wide>>
     elements: usize,
 ) {
     for at in 0..elements {
-        // SAFETY: an aligned element of the row.
+        // SAFETY: the caller guarantees that `from` is aligned and readable for `elements` elements, and `at` is below that.
         let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
         // SAFETY: the caller guarantees that `to` is aligned and writable for `elements` elements, and `at` is below that.
         unsafe { To::add_at(to.cast::<To>().wrapping_add(at), To::narrow(element.widen())) };
     }
 }
 
-/// An element that can be added to in memory that others add to at the same time.
+/// An element type with atomic addition, for memory to which other threads and processes add concurrently.
 trait AtomicElement: ArithmeticElement {
     /// # Safety
     /// `at` is aligned and writable.
@@ -142,10 +142,10 @@ macro_rules! atomic {
         impl AtomicElement for $type {
             unsafe fn add_at(at: *mut Self, value: Self) {
                 // SAFETY: the caller guarantees that `at` is aligned and writable. Other ranks add with atomics too; an access of
-                // another kind is a race that the caller of the scatter answers for.
+                // another kind would be a race that the caller of the scatter must exclude.
                 let word = unsafe { $atomic::from_ptr(at.cast::<$bits>()) };
                 let sum = |bits: $bits| Some($to($from(bits).plus(value)));
-                // It does not say no.
+                // The closure always returns `Some`, so the update cannot fail.
                 let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
             }
         }

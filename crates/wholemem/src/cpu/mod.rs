@@ -51,7 +51,7 @@ row_kernels! {
 /// Runs the kernel for the type of the indices on the request of a launch.
 ///
 /// # Safety
-/// The addresses of the request are valid, as the kernel requires it.
+/// The addresses of the request are valid, as the kernel requires.
 unsafe fn run<Request: TryFromBytes>(args: &Args, i32: unsafe fn(&Request), i64: unsafe fn(&Request)) {
     let request: Request = args.read_value(0).expect("a kernel is launched with a request");
     let tiles: RowTiles = args.read_value(1).expect("a kernel is launched with the tiles of its request");

@@ -5,28 +5,28 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Below this many bytes, one thread finishes before a second one has woken up.
-const ALONE: u64 = 1 << 20;
+/// Calls with fewer bytes run in one thread, which finishes before a second thread has woken up.
+const MAX_SINGLE_THREAD_LEN: u64 = 1 << 20;
 
-/// How many bytes a thread takes from the common counter at a time.
-const SHARE: u64 = 128 << 10;
+/// The number of bytes that a thread takes from the shared counter at a time.
+const CHUNK_LEN: u64 = 128 << 10;
 
 /// Calls `work` with ranges that together are `0..count`, in several threads if there is enough work. `row_len` is the cost of one
 /// position, in bytes.
 pub(super) fn for_each_range(count: u64, row_len: u64, work: impl Fn(Range<u64>) + Sync) {
     // A position costs at least a cache line.
     let cost = row_len.max(64);
-    if count.saturating_mul(cost) < ALONE {
+    if count.saturating_mul(cost) < MAX_SINGLE_THREAD_LEN {
         return work(0..count);
     }
-    let step = (SHARE / cost).max(1);
+    let step = (CHUNK_LEN / cost).max(1);
     let next = AtomicU64::new(0);
     let take_shares = || {
         let shares = std::iter::repeat_with(|| next.fetch_add(step, Ordering::Relaxed));
         shares.take_while(|start| *start < count).for_each(|start| work(start..count.min(start + step)));
     };
     let threads = rayon::current_num_threads() as u64;
-    // This thread takes part, and begins while the others wake up.
+    // The calling thread takes part, and begins while the others wake up.
     rayon::in_place_scope(|scope| {
         (1..threads.min(count.div_ceil(step))).for_each(|_| scope.spawn(|_| take_shares()));
         take_shares();

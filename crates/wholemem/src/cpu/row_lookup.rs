@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use crate::abi::{BadIndexRecord, BadIndexWord, GlobalRef, RowsRequest};
 use wholemem_os::width::to_usize;
 
-/// A type of index.
+/// The type of indices: `i32` or `i64`.
 pub(super) trait Index: Copy + 'static {
     fn widen(self) -> i64;
 }
@@ -23,7 +23,7 @@ impl Index for i64 {
     }
 }
 
-/// The addresses of a request, decoded.
+/// The decoded addresses of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowLookup<'a> {
     table: GlobalRef,
@@ -40,7 +40,7 @@ impl<'a> RowLookup<'a> {
     /// Decodes a request.
     ///
     /// # Safety
-    /// A directory that the request's table names is readable, and does not change, for all of `'a`.
+    /// The directory of the request's table, if it has one, is readable and does not change during `'a`.
     pub(super) unsafe fn new(request: &RowsRequest) -> Self {
         let RowsRequest { table, indices, rows, rows_stride, bad, .. } = *request;
         let (mut bases, mut starts): (&[u64], &[u64]) = (&[], &[]);
@@ -49,21 +49,22 @@ impl<'a> RowLookup<'a> {
             let chunks = table.chunks as usize;
             // SAFETY: the directory begins with a base for each chunk, is aligned, and does not change.
             bases = unsafe { std::slice::from_raw_parts(at, chunks) };
-            // SAFETY: the starts follow, one more of them.
+            // SAFETY: after the bases come the first rows, one more than there are chunks.
             starts = unsafe { std::slice::from_raw_parts(at.wrapping_add(chunks), chunks + 1) };
         }
         Self { table, bases, starts, indices, rows, rows_stride, bad }
     }
 
-    /// The address of the row that the index at `position` names; `None` if it names none.
+    /// The address of the row that the index at `position` names; `None` for a bad index.
     ///
     /// # Safety
-    /// The index is readable and aligned; others may write it meanwhile.
+    /// The index is readable and aligned; others may write it concurrently.
     #[inline(always)]
     pub(super) unsafe fn table_row<I: Index>(&self, position: u64) -> Option<*mut u8> {
-        // SAFETY: the caller guarantees that the index is readable and aligned. It is read once, so the checked value is the used one.
+        // SAFETY: the caller guarantees that the index is readable and aligned. It is read once, so the checked value is the used
+        // one.
         let index = unsafe { self.index_at::<I>(position) };
-        // Negative numbers are larger than all rows.
+        // As an unsigned number, a negative index is larger than every row.
         let row = index.cast_unsigned();
         if row >= self.table.rows {
             return None;
@@ -88,7 +89,7 @@ impl<'a> RowLookup<'a> {
         unsafe { at.read_volatile() }.widen()
     }
 
-    /// The address of a row of the dense side.
+    /// The address of a row of the row buffer.
     #[inline(always)]
     pub(super) fn dense_row(&self, position: u64) -> *mut u8 {
         pointer(self.rows + position * self.rows_stride)

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use wholemem_os::SharedSlice;
 
-use super::copy::machine;
+use super::copy::native;
 use super::parallel::for_each_range;
 use super::row_lookup::{Index, RowLookup};
 use crate::abi::RowsRequest;
@@ -23,25 +23,25 @@ const LINE: usize = 64;
 /// Rows up to this length are never prefetched: the CPU keeps enough of them in flight.
 const SHORT: usize = 192;
 
-/// The most rows, and about how many bytes, that are looked up and prefetched ahead.
+/// The maximum number of rows, and the approximate number of bytes, that are looked up and prefetched ahead.
 const ROWS_AHEAD: usize = 32;
 const BYTES_AHEAD: usize = 8 << 10;
 
-/// From this many bytes of output on, stores bypass the caches, which would not hold them anyway.
+/// The minimum length of the output for stores that bypass the caches, because the output would not fit in them.
 const STREAMING: u64 = 32 << 20;
 
 /// Copies one row.
-trait Mover: Copy + Sync {
+trait RowCopier: Copy + Sync {
     /// The length of a row.
     fn len(&self) -> usize;
 
     /// Whether rows are prefetched.
-    fn looks_ahead(&self) -> bool {
+    fn prefetches(&self) -> bool {
         false
     }
 
     /// # Safety
-    /// `from` is readable and `to` writable for as many bytes, as raw memory.
+    /// `from` is readable and `to` writable for `len` bytes, as raw memory.
     unsafe fn apply(&self, from: *const u8, to: *mut u8);
 
     /// Called after the rows of a range.
@@ -50,9 +50,9 @@ trait Mover: Copy + Sync {
 
 /// Rows of a constant length.
 #[derive(Clone, Copy)]
-struct Exact<const LEN: usize>;
+struct FixedLen<const LEN: usize>;
 
-impl<const LEN: usize> Mover for Exact<LEN> {
+impl<const LEN: usize> RowCopier for FixedLen<LEN> {
     #[inline(always)]
     fn len(&self) -> usize {
         LEN
@@ -60,16 +60,16 @@ impl<const LEN: usize> Mover for Exact<LEN> {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller.
-        unsafe { machine::exact::<LEN>(from, to) }
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { native::exact::<LEN>(from, to) }
     }
 }
 
-/// Rows of a few registers, to memory that only this call writes.
+/// Rows of at most four registers, to memory that only this call writes. The first and last registers may overlap.
 #[derive(Clone, Copy)]
-struct Ends<const WIDTH: usize, const COUNT: usize>(usize);
+struct OverlappingEnds<const WIDTH: usize, const COUNT: usize>(usize);
 
-impl<const WIDTH: usize, const COUNT: usize> Mover for Ends<WIDTH, COUNT> {
+impl<const WIDTH: usize, const COUNT: usize> RowCopier for OverlappingEnds<WIDTH, COUNT> {
     #[inline(always)]
     fn len(&self) -> usize {
         self.0
@@ -79,20 +79,20 @@ impl<const WIDTH: usize, const COUNT: usize> Mover for Ends<WIDTH, COUNT> {
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
         // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for lengths of `WIDTH * COUNT` to
         // twice that, and for registers that the CPU has.
-        unsafe { machine::ends::<WIDTH, COUNT>(from, to, self.0) }
+        unsafe { native::ends::<WIDTH, COUNT>(from, to, self.0) }
     }
 
     #[inline(always)]
     fn finish(&self) {
-        machine::leave();
+        native::leave();
     }
 }
 
 /// Longer rows, to memory that only this call writes.
 #[derive(Clone, Copy)]
-struct Long<const WIDTH: usize>(usize);
+struct LongRow<const WIDTH: usize>(usize);
 
-impl<const WIDTH: usize> Mover for Long<WIDTH> {
+impl<const WIDTH: usize> RowCopier for LongRow<WIDTH> {
     #[inline(always)]
     fn len(&self) -> usize {
         self.0
@@ -102,20 +102,20 @@ impl<const WIDTH: usize> Mover for Long<WIDTH> {
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
         // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for lengths of at least `4 * WIDTH`, and
         // for registers that the CPU has.
-        unsafe { machine::long::<WIDTH>(from, to, self.0) }
+        unsafe { native::long::<WIDTH>(from, to, self.0) }
     }
 
     #[inline(always)]
     fn finish(&self) {
-        machine::leave();
+        native::leave();
     }
 }
 
 /// Rows of any length, to memory that other ranks may write too.
 #[derive(Clone, Copy)]
-struct Any(usize);
+struct AnyLen(usize);
 
-impl Mover for Any {
+impl RowCopier for AnyLen {
     #[inline(always)]
     fn len(&self) -> usize {
         self.0
@@ -123,21 +123,21 @@ impl Mover for Any {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller.
-        unsafe { machine::any(from, to, self.0) }
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { native::any(from, to, self.0) }
     }
 
     #[inline(always)]
-    fn looks_ahead(&self) -> bool {
+    fn prefetches(&self) -> bool {
         self.0 > SHORT
     }
 }
 
 /// Rows of whole cache lines, with stores that bypass the caches.
 #[derive(Clone, Copy)]
-struct Streaming(usize);
+struct StreamingStores(usize);
 
-impl Mover for Streaming {
+impl RowCopier for StreamingStores {
     #[inline(always)]
     fn len(&self) -> usize {
         self.0
@@ -146,41 +146,41 @@ impl Mover for Streaming {
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
         // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for rows of whole, aligned lines.
-        unsafe { machine::streaming(from, to, self.0) }
+        unsafe { native::streaming(from, to, self.0) }
     }
 
     #[inline(always)]
     fn finish(&self) {
-        machine::finish();
+        native::finish();
     }
 
     #[inline(always)]
-    fn looks_ahead(&self) -> bool {
+    fn prefetches(&self) -> bool {
         self.0 > SHORT
     }
 }
 
-/// Calls `$body` with the mover of the first matching pattern. The choice is made once for all rows, so that little is left to do
-/// for each row and the CPU keeps many of them in flight.
+/// Evaluates `$body` with the copier of the first matching pattern. The choice is made once for all rows, so that each row needs
+/// few instructions and the CPU keeps many rows in flight.
 macro_rules! with_mover {
-    ($what:expr, $mover:ident => $body:expr; $($pattern:pat => $choice:expr,)+) => {
+    ($what:expr, $copier:ident => $body:expr; $($pattern:pat => $choice:expr,)+) => {
         match $what {
             $($pattern => {
-                let $mover = $choice;
+                let $copier = $choice;
                 $body
             })+
         }
     };
 }
 
-/// Copies rows of the table to the dense array. Rows of bad indices become zero.
+/// Copies rows of the table to the row buffer. Rows of bad indices become zero.
 ///
 /// # Safety
-/// All memory of the request is mapped: the indices and the rows of all valid indices are readable, the dense array is writable.
+/// All memory of the request is mapped: the indices and the rows of all valid indices are readable, the row buffer is writable.
 /// Other threads and processes may write it concurrently.
 pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
-    // SAFETY: the caller guarantees what `gather_by` requires, and `widest` is what the CPU has.
-    unsafe { gather_by::<I>(machine::widest(), request) }
+    // SAFETY: the caller guarantees the preconditions of `gather_by`, and the CPU has registers of `widest` bytes.
+    unsafe { gather_by::<I>(native::widest(), request) }
 }
 
 /// As [`gather`], with registers of at most `widest` bytes.
@@ -193,56 +193,56 @@ unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
     let len = to_usize(request.row_len);
     let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
     if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
-        // SAFETY: passed on from the caller.
-        return unsafe { move_all::<I, _, true>(lookup, request, Streaming(len)) };
+        // SAFETY: the caller guarantees the same preconditions.
+        return unsafe { copy_all::<I, _, true>(lookup, request, StreamingStores(len)) };
     }
-    with_mover!((widest, len), mover => {
-        // SAFETY: passed on from the caller.
-        unsafe { move_all::<I, _, true>(lookup, request, mover) }
+    with_mover!((widest, len), copier => {
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { copy_all::<I, _, true>(lookup, request, copier) }
     };
-        (_, 1) => Exact::<1>,
-        (_, 2) => Exact::<2>,
-        (_, 4) => Exact::<4>,
-        (_, 8) => Exact::<8>,
-        (_, 12) => Exact::<12>,
-        (_, 16) => Exact::<16>,
-        (_, ..16) => Any(len),
-        (_, ..=32) => Ends::<16, 1>(len),
-        (16, _) => Any(len),
-        (_, ..=64) => Ends::<32, 1>(len),
-        (32, ..=128) => Ends::<32, 2>(len),
-        (32, _) => Long::<32>(len),
-        (_, ..=128) => Ends::<64, 1>(len),
-        (_, ..=256) => Ends::<64, 2>(len),
-        _ => Long::<64>(len),
+        (_, 1) => FixedLen::<1>,
+        (_, 2) => FixedLen::<2>,
+        (_, 4) => FixedLen::<4>,
+        (_, 8) => FixedLen::<8>,
+        (_, 12) => FixedLen::<12>,
+        (_, 16) => FixedLen::<16>,
+        (_, ..16) => AnyLen(len),
+        (_, ..=32) => OverlappingEnds::<16, 1>(len),
+        (16, _) => AnyLen(len),
+        (_, ..=64) => OverlappingEnds::<32, 1>(len),
+        (32, ..=128) => OverlappingEnds::<32, 2>(len),
+        (32, _) => LongRow::<32>(len),
+        (_, ..=128) => OverlappingEnds::<64, 1>(len),
+        (_, ..=256) => OverlappingEnds::<64, 2>(len),
+        _ => LongRow::<64>(len),
     );
 }
 
-/// Copies rows of the dense array to the table. Rows of bad indices are skipped.
+/// Copies rows of the row buffer to the table. Rows of bad indices are skipped.
 ///
 /// # Safety
-/// As [`gather`], with the table writable and the dense array readable.
+/// As [`gather`], with the table writable and the row buffer readable.
 pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     // SAFETY: the caller guarantees that all memory of the request is mapped, the directory included, which never changes.
     let lookup = unsafe { RowLookup::new(request) };
     let len = to_usize(request.row_len);
-    with_mover!(len, mover => {
-        // SAFETY: passed on from the caller.
-        unsafe { move_all::<I, _, false>(lookup, request, mover) }
+    with_mover!(len, copier => {
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { copy_all::<I, _, false>(lookup, request, copier) }
     };
-        1 => Exact::<1>,
-        2 => Exact::<2>,
-        4 => Exact::<4>,
-        8 => Exact::<8>,
-        12 => Exact::<12>,
-        16 => Exact::<16>,
-        24 => Exact::<24>,
-        32 => Exact::<32>,
-        48 => Exact::<48>,
-        64 => Exact::<64>,
-        96 => Exact::<96>,
-        128 => Exact::<128>,
-        _ => Any(len),
+        1 => FixedLen::<1>,
+        2 => FixedLen::<2>,
+        4 => FixedLen::<4>,
+        8 => FixedLen::<8>,
+        12 => FixedLen::<12>,
+        16 => FixedLen::<16>,
+        24 => FixedLen::<24>,
+        32 => FixedLen::<32>,
+        48 => FixedLen::<48>,
+        64 => FixedLen::<64>,
+        96 => FixedLen::<96>,
+        128 => FixedLen::<128>,
+        _ => AnyLen(len),
     );
 }
 
@@ -250,15 +250,15 @@ pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
-unsafe fn move_all<I: Index, M: Mover, const GATHER: bool>(
+unsafe fn copy_all<I: Index, M: RowCopier, const GATHER: bool>(
     lookup: RowLookup<'_>,
     request: &RowsRequest,
-    mover: M,
+    copier: M,
 ) {
     for_each_range(request.count, request.row_len, |range| {
-        // SAFETY: passed on from the caller.
-        unsafe { move_rows::<I, M, GATHER>(lookup, mover, range) };
-        mover.finish();
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { copy_rows::<I, M, GATHER>(lookup, copier, range) };
+        copier.finish();
     });
 }
 
@@ -268,36 +268,36 @@ unsafe fn move_all<I: Index, M: Mover, const GATHER: bool>(
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
-unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
+unsafe fn copy_rows<I: Index, M: RowCopier, const GATHER: bool>(
     lookup: RowLookup<'_>,
-    mover: M,
+    copier: M,
     range: Range<u64>,
 ) {
-    if !mover.looks_ahead() {
+    if !copier.prefetches() {
         for position in range {
-            // SAFETY: a position of the request.
+            // SAFETY: the position is within the request.
             let row = unsafe { lookup.table_row::<I>(position) };
-            // SAFETY: passed on from the caller.
+            // SAFETY: the caller guarantees the same preconditions.
             unsafe {
-                move_row::<I, M, GATHER>(&lookup, mover, position, row.unwrap_or(std::ptr::null_mut()))
+                copy_row::<I, M, GATHER>(&lookup, copier, position, row.unwrap_or(std::ptr::null_mut()))
             };
         }
         return;
     }
-    let batch = (BYTES_AHEAD / mover.len()).clamp(1, ROWS_AHEAD) as u64;
+    let batch = (BYTES_AHEAD / copier.len()).clamp(1, ROWS_AHEAD) as u64;
     let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
     let ahead = |start: u64| start..range.end.min(start + batch);
-    // SAFETY: passed on from the caller.
-    unsafe { look_ahead::<I, M, GATHER>(&lookup, mover, ahead(range.start), &mut found) };
+    // SAFETY: the caller guarantees the same preconditions.
+    unsafe { look_up_ahead::<I, M, GATHER>(&lookup, copier, ahead(range.start), &mut found) };
     let mut start = range.start;
     while start < range.end {
         let now = ahead(start);
         start = now.end;
-        // SAFETY: passed on from the caller.
-        unsafe { look_ahead::<I, M, GATHER>(&lookup, mover, ahead(start), &mut next) };
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { look_up_ahead::<I, M, GATHER>(&lookup, copier, ahead(start), &mut next) };
         for (position, row) in now.zip(found) {
-            // SAFETY: passed on from the caller.
-            unsafe { move_row::<I, M, GATHER>(&lookup, mover, position, row) };
+            // SAFETY: the caller guarantees the same preconditions.
+            unsafe { copy_row::<I, M, GATHER>(&lookup, copier, position, row) };
         }
         std::mem::swap(&mut found, &mut next);
     }
@@ -308,24 +308,24 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
 /// # Safety
 /// As [`gather`] or [`scatter`].
 #[inline(always)]
-unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
+unsafe fn copy_row<I: Index, M: RowCopier, const GATHER: bool>(
     lookup: &RowLookup<'_>,
-    mover: M,
+    copier: M,
     position: u64,
     row: *mut u8,
 ) {
     let dense = lookup.dense_row(position);
     if row.is_null() {
-        // SAFETY: passed on from the caller.
-        unsafe { bad::<I, GATHER>(*lookup, position, dense, mover.len()) };
+        // SAFETY: the caller guarantees the same preconditions.
+        unsafe { handle_bad_index::<I, GATHER>(*lookup, position, dense, copier.len()) };
     } else if GATHER {
-        // SAFETY: `row` is a row of the table and `dense` one of the dense array; the caller guarantees that both are mapped for
+        // SAFETY: `row` is a row of the table and `dense` one of the row buffer; the caller guarantees that both are mapped for
         // the length of a row, with the rights of a gather.
-        unsafe { mover.apply(row, dense) };
+        unsafe { copier.apply(row, dense) };
     } else {
-        // SAFETY: `row` is a row of the table and `dense` one of the dense array; the caller guarantees that both are mapped for
+        // SAFETY: `row` is a row of the table and `dense` one of the row buffer; the caller guarantees that both are mapped for
         // the length of a row, with the rights of a scatter.
-        unsafe { mover.apply(dense, row) };
+        unsafe { copier.apply(dense, row) };
     }
 }
 
@@ -334,22 +334,22 @@ unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
 /// # Safety
 /// As [`gather`] or [`scatter`].
 #[inline(always)]
-unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
+unsafe fn look_up_ahead<I: Index, M: RowCopier, const GATHER: bool>(
     lookup: &RowLookup<'_>,
-    mover: M,
+    copier: M,
     range: Range<u64>,
     found: &mut [*mut u8; ROWS_AHEAD],
 ) {
     for (position, place) in range.zip(found) {
-        // SAFETY: a position of the request.
+        // SAFETY: the position is within the request.
         let row = unsafe { lookup.table_row::<I>(position) };
         *place = row.unwrap_or(std::ptr::null_mut());
         if let Some(row) = row {
-            // The same number of iterations for each row, for the branch predictor.
-            let last = mover.len() - 1;
+            // Every row has the same number of iterations, which the branch predictor learns.
+            let last = copier.len() - 1;
             for at in (0..last).step_by(LINE).chain([last]) {
                 let line = row.wrapping_add(at);
-                if GATHER { machine::will_read(line) } else { machine::will_write(line) }
+                if GATHER { native::will_read(line) } else { native::will_write(line) }
             }
         }
     }
@@ -360,16 +360,16 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
 /// # Safety
 /// As [`gather`] or [`scatter`].
 #[cold]
-unsafe fn bad<I: Index, const GATHER: bool>(
+unsafe fn handle_bad_index<I: Index, const GATHER: bool>(
     lookup: RowLookup<'_>,
     position: u64,
     dense: *mut u8,
     len: usize,
 ) {
-    // SAFETY: a position of the request, and the record is among what it names.
+    // SAFETY: the position is within the request, and the caller guarantees that the record is mapped.
     unsafe { lookup.store_bad_index::<I>(position) };
     if GATHER {
-        // SAFETY: a row of the dense side, which is not at null.
+        // SAFETY: `dense` is a row of the row buffer, which is not null.
         unsafe { zero(dense, len) };
     }
 }
@@ -377,12 +377,12 @@ unsafe fn bad<I: Index, const GATHER: bool>(
 /// Sets bytes to zero.
 ///
 /// # Safety
-/// They are writable, as raw memory.
+/// `len` bytes at `at` are writable, as raw memory.
 pub(super) unsafe fn zero(at: *mut u8, len: usize) {
     if let Some(at) = std::ptr::NonNull::new(at) {
         // SAFETY: the caller guarantees that `len` bytes are writable at `at`, as raw memory.
         let bytes = unsafe { SharedSlice::new(at, len, true) };
-        // A writable view is filled.
+        // Filling a writable view does not fail.
         let _ = bytes.fill(0);
     }
 }

@@ -7,24 +7,24 @@ use half::{bf16, f16};
 
 use super::Dtype;
 
-/// A type of element.
+/// The arithmetic of an element type: conversion and addition.
 pub(crate) trait ArithmeticElement: Copy + 'static {
-    /// The widest type of its family.
+    /// The widest type of its kind: `u64` for integers, `f64` for floats.
     type Wide;
 
-    /// The element with these bytes, of which there are as many as it takes.
+    /// Decodes an element. `bytes` has exactly the length of an element.
     fn from_bytes(bytes: &[u8]) -> Self;
 
-    /// Writes its bytes to a place of just their number.
+    /// Encodes the element to `place`, which has exactly the length of an element.
     fn write_to(self, place: &mut [u8]);
 
-    /// The same value, wide.
+    /// The same value in the widest type.
     fn widen(self) -> Self::Wide;
 
-    /// The nearest value to a wide one; of integers, its lower bits.
+    /// The nearest value of this type; for integers, the lower bits.
     fn narrow(wide: Self::Wide) -> Self;
 
-    /// The sum, rounded once; of integers, its lower bits.
+    /// The sum, rounded once; integers wrap around.
     fn plus(self, other: Self) -> Self;
 }
 
@@ -49,16 +49,16 @@ macro_rules! integers {
 
             bytes!();
 
-            #[expect(clippy::allow_attributes, reason = "the casts are none for some of the types")]
-            #[allow(clippy::cast_sign_loss, reason = "the sign is extended, and the bits are what counts")]
+            #[expect(clippy::allow_attributes, reason = "the cast changes nothing for some of the types")]
+            #[allow(clippy::cast_sign_loss, reason = "the sign is extended, and only the bits matter")]
             #[allow(clippy::cast_lossless, reason = "there is no `From` for all of the types")]
             fn widen(self) -> u64 {
                 self as u64
             }
 
-            #[expect(clippy::allow_attributes, reason = "the casts are none for some of the types")]
-            #[allow(clippy::cast_possible_truncation, reason = "the lower bits are what is asked for")]
-            #[allow(clippy::cast_possible_wrap, reason = "the bits are what counts")]
+            #[expect(clippy::allow_attributes, reason = "the cast changes nothing for some of the types")]
+            #[allow(clippy::cast_possible_truncation, reason = "truncation to the lower bits is intended")]
+            #[allow(clippy::cast_possible_wrap, reason = "only the bits matter")]
             fn narrow(wide: u64) -> Self {
                 wide as Self
             }
@@ -94,26 +94,26 @@ macro_rules! floats {
     )*};
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest is what is asked for")]
+#[expect(clippy::cast_possible_truncation, reason = "rounding to nearest is intended")]
 fn to_f32(wide: f64) -> f32 {
     wide as f32
 }
 
-/// A number in single precision from which a half is rounded as if from `wide` itself: rounded to the odd neighbour, it is
-/// never taken for the middle between two halves.
+/// Converts to single precision with rounding to odd. A later rounding to a 16-bit float then gives the same result as rounding
+/// `wide` directly, because the intermediate value is never a tie.
 fn to_odd_f32(wide: f64) -> f32 {
     let near = to_f32(wide);
     let bits = near.to_bits();
     if near.is_nan() || f64::from(near) == wide || bits & 1 == 1 {
         return near;
     }
-    // Magnitudes are ordered as their bits are.
+    // The bits of floats of one sign have the order of their magnitudes.
     let toward = if f64::from(near).abs() < wide.abs() { bits + 1 } else { bits - 1 };
     f32::from_bits(toward)
 }
 
-// Rounding a sum to single precision first and to a half later is rounding it once: single precision has more than
-// twice their digits.
+// Rounding the sum of two 16-bit floats to single precision and then to 16 bits gives the same result as rounding once, because
+// single precision has more than twice as many significant bits.
 floats! {
     f16: |wide| f16::from_f32(to_odd_f32(wide)), |a: f16, b: f16| f16::from_f32(a.to_f32() + b.to_f32());
     bf16: |wide| bf16::from_f32(to_odd_f32(wide)), |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32());
@@ -121,7 +121,8 @@ floats! {
     f64: |wide| wide, |a, b| a + b;
 }
 
-/// Names the types behind two [`Dtype`]s of one family, and answers `Some($body)`; `None` for two of different families.
+/// Evaluates `$body` with the Rust types of two [`Dtype`]s, and returns it as `Some`; `None` if one is an integer and one a float,
+/// or if one is not a number.
 macro_rules! with_types {
     ($first:expr, $First:ident, $second:expr, $Second:ident => $body:expr) => {
         match ($first.is_float(), $second.is_float()) {
@@ -200,7 +201,7 @@ macro_rules! with_floats {
 
 pub(crate) use {with_floats, with_integers, with_types};
 
-/// The elements of `source` as elements of another type; `None` where there is no conversion.
+/// Converts the elements of `source` to another type; `None` if there is no such conversion.
 pub(crate) fn convert(source: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> {
     if from == to || from == to.storage() {
         return Some(source.to_vec());
@@ -214,9 +215,9 @@ pub(crate) fn convert(source: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> 
     Some(target)
 }
 
-/// Adds elements of the same type, one by one.
+/// Adds the elements of `source` to those of `target`, both of the same type.
 pub(crate) fn add(target: &mut [u8], source: &[u8], dtype: Dtype) {
-    // A type is of one family with itself.
+    // A number type is always of the same kind as itself.
     let _ = with_types!(dtype, Type, dtype, _Same => {
         for (place, bytes) in target.chunks_exact_mut(dtype.len()).zip(source.chunks_exact(dtype.len())) {
             Type::from_bytes(place).plus(Type::from_bytes(bytes)).write_to(place);
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_keep_their_lower_bits() {
+    fn integer_conversions_keep_the_lower_bits() {
         assert_eq!(converted::<i64, i8>(-1, Dtype::I64, Dtype::I8), -1);
         assert_eq!(converted::<i8, u64>(-1, Dtype::I8, Dtype::U64), u64::MAX);
         assert_eq!(converted::<u32, u8>(0x1234_5678, Dtype::U32, Dtype::U8), 0x78);
@@ -245,9 +246,9 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_rounded_once_and_to_the_nearest() {
-        // Between two halves, and a little above the middle: by way of single precision it would become the middle, and
-        // then the even one below.
+    fn float_conversions_round_once_to_nearest() {
+        // Slightly above the middle between two 16-bit floats. Rounding to single precision first would give the middle, and then
+        // the even neighbour below.
         let above = 1.0 + 2_f64.powi(-11) + 2_f64.powi(-40);
         assert_eq!(converted::<f64, f16>(above, Dtype::F64, Dtype::F16).to_f64(), 1.0 + 2_f64.powi(-10));
         let above = 1.0 + 2_f64.powi(-8) + 2_f64.powi(-40);
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_and_integers_do_not_mix() {
+    fn floats_do_not_convert_to_integers_or_back() {
         assert_eq!(convert(&[0; 4], Dtype::F32, Dtype::I32), None);
     }
 
@@ -274,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_half_survives_the_way_through_every_wider_float(bits: u16) {
+        fn every_16_bit_float_round_trips_through_wider_floats(bits: u16) {
             let half = f16::from_bits(bits);
             for dtype in [Dtype::F32, Dtype::F64] {
                 let wide = convert(&half.to_ne_bytes(), Dtype::F16, dtype).unwrap();
@@ -285,16 +286,16 @@ mod tests {
         }
 
         #[test]
-        fn sums_of_halves_are_rounded_once(a: u16, b: u16) {
-            // Doubles hold the sum of two halves exactly.
+        fn sums_of_16_bit_floats_are_rounded_once(a: u16, b: u16) {
+            // The sum of two 16-bit floats is exact in double precision.
             let (a, b) = (f16::from_bits(a), f16::from_bits(b));
             let exact = f16::narrow(a.to_f64() + b.to_f64());
             prop_assert!(a.plus(b) == exact || exact.is_nan());
         }
 
         #[test]
-        fn no_other_half_is_nearer(bits: u16, away in -1.0_f64..1.0) {
-            // A number somewhere between a half and its neighbours.
+        fn conversion_gives_the_nearest_16_bit_float(bits: u16, away in -1.0_f64..1.0) {
+            // A number between a 16-bit float and its neighbours.
             let half = f16::from_bits(bits & 0x7fff);
             let next = f16::from_bits((bits & 0x7fff) + 1);
             prop_assume!(half.is_finite() && next.is_finite());
@@ -302,7 +303,7 @@ mod tests {
             let distance = |half: f16| (half.to_f64() - number).abs();
             let rounded = f16::narrow(number);
             for neighbour in [rounded.to_bits().wrapping_sub(1), rounded.to_bits() + 1].map(f16::from_bits) {
-                // Beyond the largest there is no number, and no distance.
+                // The neighbour of the largest number is infinity, which has no distance.
                 let nearer = neighbour.is_finite() && distance(neighbour) < distance(rounded);
                 prop_assert!(!nearer, "{} is nearer to {}", neighbour, number);
             }

@@ -1,4 +1,4 @@
-//! Rust types as elements of tensors.
+//! The Rust types of tensor elements.
 
 use std::fmt::Debug;
 
@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::Dtype;
 
 /// A Rust type whose values are elements of a tensor: the integers and floats, `f16` and `bf16` of the crate `half`, and
-/// `[f32; 2]` for a complex number. The typed calls of [`WholeTensor`](crate::WholeTensor) take slices of it.
+/// `[f32; 2]` for a complex number. The typed calls of [`WholeTensor`](crate::WholeTensor) accept slices of it.
 ///
-/// The elements of the other types, such as truth values and floats of eight bits, are read and written as their
+/// Elements of the other types, such as Booleans and 8-bit floats, are read and written as their
 /// [storage](Dtype::storage): `u8`.
 ///
 /// ```
@@ -35,7 +35,7 @@ macro_rules! elements {
 
         impl Element for $type {
             const DTYPE: Dtype = {
-                assert!(size_of::<$type>() == Dtype::$dtype.info().len, "a value is one element");
+                assert!(size_of::<$type>() == Dtype::$dtype.info().len, "the Rust type has the length of the element type");
                 Dtype::$dtype
             };
         }

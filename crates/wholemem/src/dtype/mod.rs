@@ -17,10 +17,10 @@ pub use reduce::{ReduceOp, UnknownReduceOp, combine_naive};
 pub use table::{DtypeInfo, DtypeKind};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-/// The type of a tensor's elements. Any other element, such as a structure, is a row of `U8`.
+/// The type of a tensor's elements. Other types, such as structures, are stored as rows of `U8`.
 ///
-/// The codes never change. Kernels know those of numbers; files use them too, with the code of the storage
-/// type for the other types.
+/// The codes never change. Kernels and files use the codes of the number types; files use the code of the storage type for the
+/// other types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 #[non_exhaustive]
 #[repr(u32)]
@@ -49,19 +49,19 @@ pub enum Dtype {
     F32 = 10,
     /// IEEE double precision.
     F64 = 11,
-    /// A truth value, zero or one, in a byte.
+    /// A Boolean, zero or one, in one byte.
     Bool = 12,
     /// Two single precision numbers, in eight bytes: the real and the imaginary part.
     Complex64 = 13,
-    /// A float of one byte: four bits of exponent, no infinities.
+    /// An 8-bit float with four exponent bits, without infinities.
     Float8E4m3fn = 14,
-    /// The same without a negative zero.
+    /// An 8-bit float with four exponent bits, without infinities and negative zero.
     Float8E4m3fnuz = 15,
-    /// A float of one byte: five bits of exponent.
+    /// An 8-bit float with five exponent bits.
     Float8E5m2 = 16,
-    /// The same without infinities and a negative zero.
+    /// An 8-bit float with five exponent bits, without infinities and negative zero.
     Float8E5m2fnuz = 17,
-    /// A power of two, in a byte.
+    /// A power of two in one byte: eight exponent bits.
     Float8E8m0fnu = 18,
 }
 
@@ -105,13 +105,13 @@ impl Dtype {
         Self::F64,
     ];
 
-    /// Its code.
+    /// The code of the type.
     #[must_use]
     pub fn code(self) -> u32 {
         self as u32
     }
 
-    /// The type with a code.
+    /// The type with this code; `None` if there is none.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
@@ -170,13 +170,13 @@ impl FromStr for Dtype {
     }
 }
 
-/// A name that no type of elements has.
+/// The error for an unknown element type name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no type is called `{name}`: there are u8 to u64, i8 to i64, f16, bf16, f32, f64, bool, complex64 and float8 with e4m3fn, e4m3fnuz, e5m2, e5m2fnuz or e8m0fnu"
+    "unknown element type `{name}`: use u8 to u64, i8 to i64, f16, bf16, f32, f64, bool, complex64 or float8 with e4m3fn, e4m3fnuz, e5m2, e5m2fnuz or e8m0fnu"
 )]
 pub struct UnknownDtype {
-    /// The name.
+    /// The unknown name.
     pub name: String,
 }
 
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_lead_back() {
+    fn names_and_codes_round_trip() {
         for dtype in Dtype::ALL {
             assert_eq!(Dtype::from_code(dtype.code()), Some(dtype));
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_types_that_are_converted_to_themselves() {
+    fn exactly_the_number_types_convert_to_themselves() {
         let numbers: Vec<_> = Dtype::ALL.into_iter().filter(|dtype| dtype.converts_to(*dtype)).collect();
         assert_eq!(numbers, Dtype::NUMBERS);
         assert!(Dtype::ALL.into_iter().all(|dtype| !Dtype::Bool.converts_to(dtype)));

@@ -1,7 +1,7 @@
-//! The table of element types: what each type is called and how it is encoded, in every format that wholemem uses.
+//! The table of element types: the names and encodings of each type in every format that wholemem uses.
 //!
 //! Everything else that depends on an element type is derived from this table: the file formats, the program's output, and
-//! the Python package, which reads it from the native module. Only the arithmetic itself is elsewhere.
+//! the Python package, which reads it from the native module. Only the arithmetic is defined elsewhere.
 
 use super::Dtype;
 
@@ -15,7 +15,7 @@ pub enum DtypeKind {
     Signed,
     /// A float of 16 bits or more.
     Float,
-    /// A truth value.
+    /// A Boolean.
     Bool,
     /// Two floats: the real and the imaginary part.
     Complex,
@@ -23,7 +23,7 @@ pub enum DtypeKind {
     Float8,
 }
 
-/// What a [`Dtype`] is called and how it is encoded.
+/// The names and encodings of a [`Dtype`].
 ///
 /// ```
 /// use wholemem::Dtype;
@@ -36,9 +36,9 @@ pub enum DtypeKind {
 pub struct DtypeInfo {
     /// The type.
     pub dtype: Dtype,
-    /// Its name in the program and in messages: such as `f32`.
+    /// Its name in the command-line program and in messages, such as `f32`.
     pub name: &'static str,
-    /// Its name in Python, numpy and torch: such as `float32`.
+    /// Its name in Python, numpy and torch, such as `float32`.
     pub python_name: &'static str,
     /// Its length in bytes.
     pub len: usize,
@@ -46,7 +46,7 @@ pub struct DtypeInfo {
     pub kind: DtypeKind,
     /// The number type of the same length as which it is stored and copied. A number type is stored as itself.
     pub storage: Dtype,
-    /// What a saved tensor says of elements that are not numbers, beside the code of their storage; 0 for numbers.
+    /// The code in saved tensors that distinguishes types with the same storage type; 0 for number types.
     pub saved_meaning: u32,
     /// The `descr` of `.npy` files and of the array interface; `None` if numpy has no such type.
     pub npy: Option<&'static str>,
@@ -180,7 +180,7 @@ pub(super) const TABLE: [DtypeInfo; Dtype::ALL.len()] = {
     ]
 };
 
-// A type's code is its place in the table.
+// The code of a type is its index in the table.
 const _: () = {
     let mut code = 0;
     while code < TABLE.len() {
@@ -190,7 +190,7 @@ const _: () = {
 };
 
 impl Dtype {
-    /// What it is called and how it is encoded.
+    /// The names and encodings of the type.
     #[must_use]
     #[inline]
     pub const fn info(self) -> &'static DtypeInfo {
@@ -198,18 +198,18 @@ impl Dtype {
         &ROWS[self as usize]
     }
 
-    /// The type that a predicate of the table picks, if one does.
+    /// The first type whose table entry satisfies a predicate.
     fn find(is_wanted: impl Fn(&DtypeInfo) -> bool) -> Option<Self> {
         TABLE.iter().find(|info| is_wanted(info)).map(|info| info.dtype)
     }
 
-    /// The type that `.npy` files call so: `<f4`, or `|b1`.
+    /// The type with this `descr` in `.npy` files, such as `<f4` or `|b1`.
     ///
     /// ```
     /// use wholemem::Dtype;
     ///
     /// assert_eq!(Dtype::from_npy("<f4"), Some(Dtype::F32));
-    /// assert_eq!(Dtype::from_npy("=u1"), Some(Dtype::U8)); // one byte has no order
+    /// assert_eq!(Dtype::from_npy("=u1"), Some(Dtype::U8)); // byte order is ignored for one byte
     /// assert_eq!(Dtype::from_npy(">f4"), None);
     /// ```
     #[must_use]
@@ -220,19 +220,19 @@ impl Dtype {
         Self::find(|info| info.npy.is_some_and(|own| without_order(own) == without_order(descr)))
     }
 
-    /// The type that `.safetensors` files call so: `F32`, or `BOOL`.
+    /// The type with this name in `.safetensors` files, such as `F32` or `BOOL`.
     #[must_use]
     pub fn from_safetensors(name: &str) -> Option<Self> {
         Self::find(|info| info.safetensors == Some(name))
     }
 
-    /// The type that Python, numpy and torch call so: `float32`, or `bool`.
+    /// The type with this name in Python, numpy and torch, such as `float32` or `bool`.
     #[must_use]
     pub fn from_python_name(name: &str) -> Option<Self> {
         Self::find(|info| info.python_name == name)
     }
 
-    /// The type whose storage and meaning a saved tensor gives by these codes.
+    /// The type with these codes of storage and meaning in saved tensors.
     pub(crate) fn from_saved(storage: u32, meaning: u32) -> Option<Self> {
         Self::find(|info| info.storage.code() == storage && info.saved_meaning == meaning)
     }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_as_a_number_has_its_length() {
+    fn types_have_the_length_of_their_storage_type() {
         for info in TABLE {
             let storage = info.storage.info();
             assert_eq!((storage.storage, storage.len), (info.storage, info.len), "{}", info.name);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_is_found_by_its_names_and_codes() {
+    fn types_are_found_by_their_names_and_codes() {
         for info in TABLE {
             assert_eq!(info.npy.and_then(Dtype::from_npy), info.npy.map(|_| info.dtype));
             assert_eq!(
@@ -283,7 +283,7 @@ mod tests {
             assert_eq!(Dtype::from_python_name(info.python_name), Some(info.dtype));
             assert_eq!(Dtype::from_saved(info.storage.code(), info.saved_meaning), Some(info.dtype));
         }
-        assert_eq!(Dtype::from_saved(Dtype::F32.code(), 1), None, "truth values are bytes");
+        assert_eq!(Dtype::from_saved(Dtype::F32.code(), 1), None, "Booleans are stored as `U8`");
         assert_eq!(Dtype::from_saved(0, 8), None);
     }
 }

@@ -1,76 +1,76 @@
-//! The errors of files of tensors.
+//! The errors of tensor files.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use wholemem_os::Errno;
 
-/// An error of a file of rows, with its path.
+/// An error of a tensor file, with its path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct FileError {
-    /// The file, or the folder.
+    /// The path of the file or folder.
     pub path: PathBuf,
-    /// The error.
+    /// The problem.
     pub problem: FileProblem,
 }
 
-/// The error of a file.
+/// The problem with a tensor file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileProblem {
     /// A system call failed.
     #[error("cannot {attempt}: {errno}")]
-    Refused {
-        /// What it attempted.
+    SystemCall {
+        /// The failed operation, as a verb phrase.
         attempt: &'static str,
         /// The error code.
         errno: Errno,
     },
 
     /// A folder, a pipe or a device instead of a file.
-    #[error("it is no file")]
+    #[error("it is not a regular file")]
     NotAFile,
 
     /// Rows of no bytes.
-    #[error("its rows have no bytes, and no tensor has such")]
+    #[error("its rows have no bytes")]
     EmptyRow,
 
     /// A file of unknown format.
-    #[error("it is no folder of a saved tensor, and its name ends neither in .npy nor in .safetensors")]
-    UnknownKind,
+    #[error("it is neither the folder of a saved tensor nor a .npy or .safetensors file")]
+    UnknownFormat,
 
     /// A file that breaks the rules of its format.
-    #[error("it is no {format}: {what}")]
+    #[error("invalid {format}: {reason}")]
     Malformed {
         /// The format.
         format: &'static str,
         /// The violated rule.
-        what: &'static str,
+        reason: &'static str,
     },
 
-    /// Elements of a type that tensors do not have.
-    #[error("its elements are `{name}`, which no tensor holds")]
+    /// An element type that tensors do not support.
+    #[error("tensors do not support its element type `{name}`")]
     UnknownType {
         /// The type's name in the file.
         name: String,
     },
 
-    /// An array whose first dimension is not the slowest.
-    #[error("its columns, not its rows, are stored one after the other")]
+    /// An array in Fortran order: the first dimension varies fastest.
+    #[error("it is in Fortran order, and tensors are in C order")]
     ColumnsFirst,
 
-    /// A file that is shorter or longer than its header says.
-    #[error("it has {len} bytes, and what it holds takes {needed}")]
+    /// A file that is shorter or longer than its header requires.
+    #[error("it has {len} bytes, but its header requires {needed}")]
     WrongLength {
         /// Its length.
         len: u64,
-        /// The length that its header says.
+        /// The length that its header requires.
         needed: u64,
     },
 
     /// Raw bytes that are not a whole number of rows.
-    #[error("its {len} bytes are no whole number of rows of {row_len} bytes")]
+    #[error("its length of {len} bytes is not a multiple of the row length of {row_len} bytes")]
     PartialRow {
         /// Its length.
         len: u64,
@@ -79,7 +79,7 @@ pub enum FileProblem {
     },
 
     /// A tensor that is not in the file.
-    #[error("it has no tensor `{name}`, but {}", Names(known))]
+    #[error("it has no tensor `{name}`: its tensors are {}", NameList(known))]
     NoSuchTensor {
         /// The requested name.
         name: String,
@@ -88,7 +88,7 @@ pub enum FileProblem {
     },
 
     /// A file of several tensors, or of none, without a requested name.
-    #[error("it has {count} tensors: name one of {}", Names(known))]
+    #[error("it has {count} tensors: specify one of {}", NameList(known))]
     NotOneTensor {
         /// The number of tensors.
         count: usize,
@@ -96,7 +96,7 @@ pub enum FileProblem {
         known: Vec<String>,
     },
 
-    /// A missing part of a saved tensor.
+    /// A missing file of a saved tensor.
     #[error("rows {start}..{end} are missing")]
     MissingRows {
         /// The first missing row.
@@ -105,15 +105,15 @@ pub enum FileProblem {
         end: u64,
     },
 
-    /// A part of another saved tensor.
-    #[error("it is of another save than {}", other.display())]
+    /// A file of another saved tensor.
+    #[error("it belongs to another save than {}", other.display())]
     OtherSave {
-        /// A file of the tensor with which it was found.
+        /// Another file of the folder.
         other: PathBuf,
     },
 
     /// Bytes other than the saved ones.
-    #[error("rows {start}..{end} are not what was saved: their checksum differs")]
+    #[error("rows {start}..{end} are corrupt: their checksum differs")]
     Corrupt {
         /// The first row of the block.
         start: u64,
@@ -122,20 +122,20 @@ pub enum FileProblem {
     },
 
     /// A file that was written while it was read.
-    #[error("it was changed while it was read")]
+    #[error("it changed while it was read")]
     Changed,
 
     /// A folder that was replaced or removed while its files were opened.
     #[error("it was replaced while it was opened")]
     Replaced,
 
-    /// A tensor is saved only where nothing is, unless overwriting is asked for.
-    #[error("something is there already")]
-    AlreadyThere,
+    /// The path of a save exists, and overwriting is not enabled.
+    #[error("it already exists")]
+    AlreadyExists,
 
-    /// Something other than a saved tensor is not replaced.
-    #[error("it is no saved tensor, and is not replaced by one")]
-    NotReplaced,
+    /// The path of a save exists and is not a saved tensor, so it is not overwritten.
+    #[error("it is not a saved tensor, so it is not overwritten")]
+    NotASavedTensor,
 }
 
 impl FileProblem {
@@ -143,44 +143,40 @@ impl FileProblem {
         FileError { path: path.to_owned(), problem: self }
     }
 
-    pub(crate) fn refused(attempt: &'static str, error: &io::Error) -> Self {
+    pub(crate) fn failed(attempt: &'static str, error: &io::Error) -> Self {
         match error.kind() {
-            // A file that ends before what it says it holds, or was cut since it was looked at.
-            io::ErrorKind::UnexpectedEof => {
-                Self::Malformed { format: "whole file", what: "it ends too early" }
-            }
-            _ => Self::Refused { attempt, errno: Errno::from_io_error(error).unwrap_or(Errno::IO) },
+            // The file is shorter than its header requires, or was truncated after it was opened.
+            io::ErrorKind::UnexpectedEof => Self::Malformed { format: "file", reason: "it ends too early" },
+            _ => Self::SystemCall { attempt, errno: Errno::from_io_error(error).unwrap_or(Errno::IO) },
         }
     }
 }
 
 impl FileError {
-    /// What the user can do about it, if something can be done.
+    /// A hint for the user on how to resolve the error, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match &self.problem {
             FileProblem::UnknownType { name } if name.starts_with('>') => {
                 Some("in numpy, save `array.astype(array.dtype.newbyteorder('<'))`")
             }
-            FileProblem::UnknownKind => {
-                Some("raw bytes need the type of their elements and the shape of a row")
+            FileProblem::UnknownFormat => {
+                Some("to read raw bytes, specify the element type and the shape of a row")
             }
             FileProblem::ColumnsFirst => Some("in numpy, save `numpy.ascontiguousarray(array)`"),
-            FileProblem::Changed => Some("load it again when no process writes it"),
+            FileProblem::Changed => Some("load it again while no process writes it"),
             FileProblem::Replaced => Some("load it again"),
-            FileProblem::AlreadyThere => Some("ask for overwriting, or save elsewhere"),
-            FileProblem::Corrupt { .. } => {
-                Some("the medium or a copy of it is at fault: restore it and load again")
-            }
+            FileProblem::AlreadyExists => Some("enable overwriting, or save to another path"),
+            FileProblem::Corrupt { .. } => Some("restore the file from a backup, and load it again"),
             _ => None,
         }
     }
 }
 
-/// Displays a few names as a list.
-struct Names<'a>(&'a [String]);
+/// Displays the first names of a list.
+struct NameList<'a>(&'a [String]);
 
-impl std::fmt::Display for Names<'_> {
+impl std::fmt::Display for NameList<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const SHOWN: usize = 8;
         if self.0.is_empty() {

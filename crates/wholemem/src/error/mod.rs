@@ -11,7 +11,7 @@ use crate::dtype::{Dtype, ReduceOp};
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The errors of memory over all ranks.
+/// The error type of this crate.
 ///
 /// If a collective call fails on one rank, it fails on all ranks with [`Error::OnRank`]. Nothing stays allocated, and the group
 /// remains usable. After [`Error::Comm`] it does not.
@@ -26,34 +26,34 @@ pub enum Error {
     #[error(transparent)]
     Comm(#[from] wholemem_comm::Error),
 
-    /// The operating system refused something.
+    /// A system call failed.
     #[error(transparent)]
     Os(#[from] wholemem_os::Error),
 
-    /// A file of rows is invalid or cannot be accessed.
+    /// A tensor file is invalid or cannot be accessed.
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// The watch callback ended a long call.
-    #[error("it was interrupted")]
+    /// The progress callback interrupted a long call.
+    #[error("the call was interrupted")]
     Interrupted,
 
     /// The error of the lowest rank that failed in a collective call. The same on every rank.
-    #[error("rank {rank} failed: {why}")]
+    #[error("rank {rank} failed: {reason}")]
     OnRank {
         /// The rank.
         rank: Rank,
         /// The [code](Error::code) of its error.
         code: u32,
         /// The message of its error.
-        why: String,
+        reason: String,
         /// The [hint](Error::hint) of its error.
         hint: Option<String>,
     },
 
     /// A rank made another collective call than rank 0, or with other arguments.
     #[error(
-        "rank {rank} makes another call than rank 0, or means other memory: a collective call is the same on all ranks"
+        "rank {rank} made another call than rank 0, or passed other arguments: collective calls must be equal on all ranks"
     )]
     Differs {
         /// The lowest such rank.
@@ -72,7 +72,7 @@ pub enum Error {
     NoRanks,
 
     /// A partition for another number of ranks than the group has.
-    #[error("rows were given for {given} ranks, and there are {ranks}")]
+    #[error("rows were given for {given} ranks, but the group has {ranks} ranks")]
     RanksDiffer {
         /// The number of ranks of the partition.
         given: usize,
@@ -81,7 +81,7 @@ pub enum Error {
     },
 
     /// A partition with another number of rows than the memory.
-    #[error("the ranks were given {given} rows, and there are {rows}")]
+    #[error("{given} rows were given to the ranks, but the memory has {rows} rows")]
     RowsDiffer {
         /// The number of rows of the partition.
         given: u64,
@@ -89,7 +89,7 @@ pub enum Error {
         rows: u64,
     },
 
-    /// Signed indices cannot number as many rows.
+    /// More rows than signed 64-bit indices can address.
     #[error("there are more than 2^63 - 1 rows")]
     TooManyRows,
 
@@ -111,11 +111,11 @@ pub enum Error {
     NoDimensions,
 
     /// Rows or columns outside a tensor.
-    #[error("cannot use {what} {start}..{end}: there are {count}")]
+    #[error("cannot use {dimension} {start}..{end}: there are {count}")]
     OutOfRange {
         /// Rows or columns.
-        what: &'static str,
-        /// The first of them.
+        dimension: &'static str,
+        /// The start of the range.
         start: u64,
         /// The end of the range.
         end: u64,
@@ -124,11 +124,11 @@ pub enum Error {
     },
 
     /// No range of addresses is free on all ranks.
-    #[error("no {len} bytes of addresses are free on all ranks: {tried} places were tried")]
+    #[error("no range of {len} bytes of addresses is free on all ranks: {tried} ranges were tried")]
     NoCommonAddress {
         /// The length of the range.
         len: usize,
-        /// The number of places that were tried.
+        /// The number of ranges that were tried.
         tried: u32,
     },
 
@@ -144,7 +144,9 @@ pub enum Error {
     },
 
     /// Elements of different types without a requested conversion.
-    #[error("the table holds {table} and the rows {rows}: ask for a conversion, or give rows of {table}")]
+    #[error(
+        "the table has elements of type {table} and the rows of type {rows}: request a conversion, or pass rows of {table}"
+    )]
     TypesDiffer {
         /// The type of the table.
         table: Dtype,
@@ -162,20 +164,20 @@ pub enum Error {
     },
 
     /// Less memory than the rows or indices need.
-    #[error("{count} {what} take {needed} bytes, and there are {len}")]
+    #[error("{count} {items} need {needed} bytes, but the memory has {len}")]
     TooShort {
         /// Rows or indices.
-        what: &'static str,
+        items: &'static str,
         /// The number of rows or indices.
         count: u64,
         /// The bytes that they need.
         needed: u128,
-        /// The bytes that there are.
+        /// The length of the memory in bytes.
         len: usize,
     },
 
     /// A slice with more or fewer elements than the rows have.
-    #[error("{rows} rows have {expected} elements, and the slice has {given}")]
+    #[error("{rows} rows have {expected} elements, but the slice has {given}")]
     CountDiffers {
         /// The number of rows.
         rows: u64,
@@ -186,7 +188,7 @@ pub enum Error {
     },
 
     /// A slice that ends within a row.
-    #[error("{given} elements are not whole rows of {row}")]
+    #[error("{given} elements are not a whole number of rows of {row} elements")]
     PartialRow {
         /// The number of elements of the slice.
         given: usize,
@@ -195,29 +197,29 @@ pub enum Error {
     },
 
     /// Rows that would overlap.
-    #[error("rows of {row_len} bytes cannot follow each other every {stride} bytes")]
+    #[error("rows of {row_len} bytes overlap at a stride of {stride} bytes")]
     StrideTooShort {
         /// The length of a row.
         row_len: usize,
-        /// The distance of rows or elements.
+        /// The distance between the starts of two rows or elements.
         stride: usize,
     },
 
     /// Elements or indices at a misaligned address.
-    #[error("{what} at {address:#x}, {stride} bytes apart, are not aligned to {align} bytes")]
+    #[error("{items} at {address:#x} with a stride of {stride} bytes are not aligned to {align} bytes")]
     Misaligned {
         /// Rows or indices.
-        what: &'static str,
+        items: &'static str,
         /// Their address.
         address: u64,
-        /// The distance of rows or elements.
+        /// The distance between the starts of two rows or elements.
         stride: usize,
         /// The required alignment of address and stride.
         align: usize,
     },
 
-    /// An operation that elements of a type do not have.
-    #[error("cannot take the {op} of {dtype}: operations on bits are for integers, the others for numbers")]
+    /// A reduction that the element type does not support.
+    #[error("cannot compute {op} of {dtype}: bitwise operations need integers, the others need numbers")]
     OpNotForType {
         /// The operation.
         op: ReduceOp,
@@ -225,8 +227,10 @@ pub enum Error {
         dtype: Dtype,
     },
 
-    /// An input and an output that overlap but are not the same.
-    #[error("{len} bytes of input at {input:#x} overlap the output at {output:#x}, and are not the same")]
+    /// An input and an output that overlap without being the same buffer.
+    #[error(
+        "{len} bytes of input at {input:#x} overlap the output at {output:#x}, but are not the same buffer"
+    )]
     Overlap {
         /// The address of the input.
         input: u64,
@@ -237,7 +241,7 @@ pub enum Error {
     },
 
     /// A lane that does not exist.
-    #[error("there is no lane {index}: there are {lanes}")]
+    #[error("there is no lane {index}: the number of lanes is {lanes}")]
     NoSuchLane {
         /// The requested lane.
         index: usize,
@@ -245,14 +249,14 @@ pub enum Error {
         lanes: usize,
     },
 
-    /// The kernels of the ranks on one device cannot run at the same time, and would wait for each other for ever.
-    #[error("{sharing} ranks share the device of rank {rank}, which runs {fits} blocks at once")]
+    /// The kernels of the ranks on one device cannot be resident at the same time, so they would deadlock.
+    #[error("{sharing} ranks share the device of rank {rank}, which can run only {fits} blocks at once")]
     NotResident {
         /// A rank on that device.
         rank: Rank,
         /// The number of ranks on it.
         sharing: usize,
-        /// The number of blocks that it runs at once.
+        /// The number of blocks that the device can run at once.
         fits: u32,
     },
 
@@ -261,24 +265,26 @@ pub enum Error {
     ForeignWindow,
 
     /// A window without bytes on any rank.
-    #[error("no rank has a byte of the window")]
+    #[error("the window has no bytes on any rank")]
     EmptyWindow,
 
     /// Bytes outside a rank's part of a window.
-    #[error("cannot use {len} bytes at {offset} of rank {rank}'s part of the window: it has {has} there")]
+    #[error(
+        "cannot use {len} bytes at {offset} of rank {rank}'s part of the window: only {available} bytes are available"
+    )]
     NoPart {
         /// The rank.
         rank: Rank,
-        /// Their offset.
+        /// The offset of the requested bytes.
         offset: usize,
-        /// Their number.
+        /// The number of requested bytes.
         len: usize,
-        /// The number of bytes that the rank has there.
-        has: usize,
+        /// The number of bytes that are available on the rank.
+        available: usize,
     },
 
     /// No addresses are left for a window.
-    #[error("cannot place a window of {len} bytes: {free} bytes of addresses are free on each rank")]
+    #[error("cannot allocate addresses for a window of {len} bytes: the longest free range has {free} bytes")]
     NoWindowSpace {
         /// The length of the window.
         len: usize,
@@ -287,14 +293,14 @@ pub enum Error {
     },
 
     /// An environment variable with an invalid value.
-    #[error("`{name}` is `{value}`: {why}")]
+    #[error("`{name}` is `{value}`: {reason}")]
     Environment {
         /// Its name.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What is valid.
-        why: &'static str,
+        /// The values that are valid.
+        reason: &'static str,
     },
 }
 
@@ -307,13 +313,13 @@ fn out_of_range(position: u64, index: Option<i64>, rows: Option<u64>) -> String 
     match rows {
         Some(0) => format!("{which} is out of range: there are no rows"),
         Some(rows) => format!("{which} is out of range: valid indices are 0..{rows}"),
-        None => format!("{which} names no row"),
+        None => format!("{which} is out of range"),
     }
 }
 
 impl Error {
-    /// The code of this error, which never changes: the same in C, in Python and between processes. Errors of devices and memory
-    /// have [codes of their own](wholemem_hal::Error::code), below 1,000.
+    /// The stable numeric code of this error, equal in C, in Python and between processes. Codes below 1,000 are those of
+    /// [devices and memory](wholemem_hal::Error::code).
     #[must_use]
     pub fn code(&self) -> u32 {
         match self {
@@ -347,7 +353,7 @@ impl Error {
             Self::NoPart { .. } => 1025,
             Self::NoWindowSpace { .. } => 1026,
             Self::Environment { .. } => 1027,
-            // 1028 was that of an element type stored as another than its own.
+            // 1028 was used by an error of earlier versions, and is not reused.
             Self::SavesDiffer { .. } => 1029,
             Self::Os(_) => 1030,
             Self::CountDiffers { .. } => 1031,
@@ -355,7 +361,7 @@ impl Error {
         }
     }
 
-    /// What the user can do about it, if something can be done.
+    /// A hint for the user on how to resolve the error, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         match self {
@@ -363,17 +369,17 @@ impl Error {
             Self::Hal(error) => error.hint(),
             Self::File(error) => error.hint(),
             Self::NotConvertible { .. } => {
-                Some("move rows of the tensor's own type, and convert them before or afterwards")
+                Some("use rows of the tensor's element type, and convert them separately")
             }
             Self::NoCommonAddress { .. } => Some(
-                "ranks find memory by its offset too: ask for equal addresses only where pointers are shared",
+                "request equal addresses only if ranks exchange pointers; offsets need no equal addresses",
             ),
             Self::SavesDiffer { .. } => Some(
-                "it was replaced while the ranks opened it, or they were given different paths: load it again",
+                "the files were replaced while the ranks opened them, or the ranks passed different paths: load again",
             ),
-            Self::Overlap { .. } => Some("give an output of its own"),
+            Self::Overlap { .. } => Some("use a separate output buffer"),
             Self::NoWindowSpace { .. } => Some("set `WHOLEMEM_WINDOW_SPACE` to more bytes, or drop windows"),
-            Self::NotResident { .. } => Some("put fewer ranks on one device, or ask for fewer lanes"),
+            Self::NotResident { .. } => Some("use fewer ranks on one device, or fewer lanes"),
             _ => None,
         }
     }

@@ -1,23 +1,22 @@
-//! Identity of what is loaded: which save a folder holds, or which version of a file was opened.
+//! The identity of opened files: which save a folder has, or which version of a file was opened.
 //!
-//! Ranks open files each by themselves, and a save may replace a folder between two of them. They compare these values
-//! before they read.
+//! Each rank opens files by itself, and a concurrent save may replace a folder between the calls of two ranks. Ranks compare
+//! identities before they read.
 //!
 //! - A saved tensor is identified by the digests of its files' headers. A header holds the random id of the save and the
-//!   digest of every block, which is checked when the block is read: equal identities are equal rows. Copies of a save are
-//!   the same save.
-//! - Any other file is identified by its device, inode, length and time of modification, taken from the open descriptor
-//!   before the first byte is read and again after the last one. Ranks of a group run on one node, so that device numbers
-//!   are comparable.
+//!   digest of every block, which is checked when the block is read, so equal identities imply equal rows. A copy of a
+//!   save has the same identity.
+//! - Any other file is identified by its device, inode, length and time of modification, which are read from the open descriptor
+//!   before the first byte and again after the last one. Ranks of a group run on one node, so device numbers are comparable.
 //!
-//! A write that leaves the length and the time of modification as they were is not noticed in a file without checksums: a
-//! write within one tick of the file system's clock, a later write through a shared map, or one whose time was set back.
+//! In a file without checksums, a write that changes neither the length nor the time of modification is not detected: a write
+//! within one tick of the file system's clock, a later write through a shared mapping, or a write after which the time is reset.
 
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// One version of a file without checksums.
+/// The version of a file without checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileVersion {
     device: u64,
@@ -28,12 +27,12 @@ pub(super) struct FileVersion {
 }
 
 impl FileVersion {
-    pub(super) fn of(found: &Metadata) -> Self {
+    pub(super) fn of(metadata: &Metadata) -> Self {
         Self {
-            device: found.dev(),
-            inode: found.ino(),
-            len: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
         }
     }
 
@@ -53,14 +52,14 @@ impl FileVersion {
     }
 }
 
-/// A value that two ranks have in common only if they read the same bytes: as many words on all ranks.
+/// A hash that is equal on two ranks only if they read the same bytes. It has the same number of words on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity([u64; Self::WORDS]);
+pub(super) struct FileIdentity([u64; Self::WORDS]);
 
-impl Identity {
+impl FileIdentity {
     pub(super) const WORDS: usize = 4;
 
-    /// Of a saved tensor, by the digests of its files' headers in the order of their rows.
+    /// The identity of a saved tensor: a hash of the digests of its files' headers, in the order of their rows.
     pub(super) fn of_save<'a>(headers: impl IntoIterator<Item = &'a super::shard::Digest>) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("wholemem save");
         for header in headers {
@@ -69,14 +68,14 @@ impl Identity {
         Self::finished(&hasher)
     }
 
-    /// Of a file without checksums.
+    /// The identity of a file without checksums.
     pub(super) fn of_file(version: &FileVersion) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("wholemem file version");
         version.hash_into(&mut hasher);
         Self::finished(&hasher)
     }
 
-    /// Of what is made of a file's bytes: its words are hashed in order.
+    /// The identity of the interpretation of a file's bytes: a hash of words in order.
     pub(super) fn of_words(words: &[u64]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("wholemem layout of rows");
         for word in words {

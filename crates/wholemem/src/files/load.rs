@@ -1,38 +1,38 @@
-//! Loading: each rank reads the rows that it has.
+//! Loads tensors from files: each rank reads its own rows.
 
 use wholemem_comm::{Bootstrap, Rank};
 
 use super::FileError;
-use super::identity::Identity;
-use super::parallel::{Watch, in_parallel, threads_of};
-use super::stored::{Piece, Source, Stored};
+use super::identity::FileIdentity;
+use super::parallel::{ProgressCallback, in_parallel, threads_of};
+use super::stored_tensor::{FileSource, ReadBlock, StoredTensor};
 use crate::communicator::{CallTerms, agree, exchange_terms};
 use crate::{Communicator, Error, Kind, Location, Result, TensorSpec, WholeTensor};
 
-/// How a tensor is to be divided among the ranks that load it. It is the same on all of them.
+/// The options of a load: how the tensor is stored and divided among ranks. They must be equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadSpec {
-    /// How ranks see it.
+    /// How ranks address the tensor.
     pub kind: Kind,
-    /// Where its bytes are.
+    /// Where its bytes are stored.
     pub location: Location,
-    /// How many rows each rank has; evenly shared out if not given.
+    /// The number of rows of each rank; divided evenly if `None`.
     pub rows_of_each: Option<Vec<u64>>,
 }
 
 impl Default for LoadSpec {
-    /// Continuous memory of the ranks' devices, evenly shared out.
+    /// Continuous device memory, divided evenly.
     fn default() -> Self {
         Self { kind: Kind::Continuous, location: Location::Device, rows_of_each: None }
     }
 }
 
 impl WholeTensor {
-    /// Makes a tensor of rows in files. Collective: each rank reads the rows that it has, several at a time, and `watch`
-    /// is told how far it has come with them.
+    /// Loads a tensor from files. Collective: each rank reads its own rows, in several threads, and reports its progress to the
+    /// callback `progress`.
     ///
     /// ```
-    /// use wholemem::files::{LoadSpec, Source, unwatched};
+    /// use wholemem::files::{LoadSpec, FileSource, ignore_progress};
     /// use wholemem::{Backend, Communicator, Dtype, WholeTensor};
     ///
     /// let folder = tempfile::tempdir()?;
@@ -41,63 +41,69 @@ impl WholeTensor {
     ///
     /// let device = Backend::auto()?.device(0)?;
     /// let groups = Communicator::local(&[device.clone(), device])?;
-    /// let source = Source::raw(&path, Dtype::F32, &[3]);
-    /// let load = |group: &Communicator| WholeTensor::load(group, &source, &LoadSpec::default(), &unwatched);
+    /// let source = FileSource::raw(&path, Dtype::F32, &[3]);
+    /// let load = |group: &Communicator| WholeTensor::load(group, &source, &LoadSpec::default(), &ignore_progress);
     /// let tables = Communicator::on_each(&groups, load)?;
     /// assert_eq!(tables[0].shape(), [100, 3]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::SavesDiffer`] where a rank opened another save, or another version of the file, than rank 0: one was saved
-    /// in between, or the paths differ; [`Error::Differs`] where ranks read one file differently; [`Error::OnRank`] with the
-    /// [file](FileError) that could not be read, or was changed while it was, or with [`Error::Interrupted`]; and as
-    /// [`WholeTensor::create`]. Then there is no tensor on any rank.
-    pub fn load(group: &Communicator, source: &Source, spec: &LoadSpec, watch: Watch<'_>) -> Result<Self> {
-        Self::load_opened(group, Stored::open(source), spec, watch)
+    /// [`Error::SavesDiffer`] if a rank opened another save, or another version of the file, than rank 0, because of a concurrent
+    /// save or different paths; [`Error::Differs`] if ranks interpret one file differently; [`Error::OnRank`] with the
+    /// [file](FileError) that could not be read or changed during the read, or with [`Error::Interrupted`]; and as
+    /// [`WholeTensor::create`]. After an error no rank has a tensor.
+    pub fn load(
+        group: &Communicator,
+        source: &FileSource,
+        spec: &LoadSpec,
+        progress: ProgressCallback<'_>,
+    ) -> Result<Self> {
+        Self::load_opened(group, StoredTensor::open(source), spec, progress)
     }
 
-    /// Makes a tensor of what this rank has opened.
+    /// Loads the tensor that this rank has opened.
     fn load_opened(
         group: &Communicator,
-        opened: Result<Stored, FileError>,
+        opened: Result<StoredTensor, FileError>,
         spec: &LoadSpec,
-        watch: Watch<'_>,
+        progress: ProgressCallback<'_>,
     ) -> Result<Self> {
         let comm = group.bootstrap();
-        let stored = on_one_save(comm, opened)?;
+        let stored = check_same_save(comm, opened)?;
         let LoadSpec { kind, location, rows_of_each } = spec.clone();
         let spec = TensorSpec::new(stored.dtype(), stored.shape());
         let tensor = Self::create(group, &TensorSpec { kind, location, rows_of_each, ..spec })?;
-        agree(comm, tensor.fill(&stored, watch))?;
+        agree(comm, tensor.fill(&stored, progress))?;
         Ok(tensor)
     }
 
     /// Reads this rank's own rows.
-    fn fill(&self, stored: &Stored, watch: Watch<'_>) -> Result<()> {
+    fn fill(&self, stored: &StoredTensor, progress: ProgressCallback<'_>) -> Result<()> {
         let Some(own) = self.local() else { return Ok(()) };
-        let pieces = stored.pieces(&own.rows);
-        let len = |piece: &Piece| (piece.rows.end - piece.rows.start) * stored.row_len();
+        let read_blocks = stored.read_blocks(&own.rows);
+        let len = |read_block: &ReadBlock| (read_block.rows.end - read_block.rows.start) * stored.row_len();
         let threads = threads_of(self.group().size());
         let start = || Ok((self.group().device().stream()?, Vec::new()));
-        in_parallel(threads, &pieces, len, watch, start, |piece, (stream, buffer)| {
-            self.write_rows_on(stream, piece.rows.start, stored.read(piece, buffer)?)
+        in_parallel(threads, &read_blocks, len, progress, start, |read_block, (stream, buffer)| {
+            self.write_rows_on(stream, read_block.rows.start, stored.read(read_block, buffer)?)
         })?;
         Ok(stored.check_unchanged()?)
     }
 }
 
-/// What this rank opened, if all ranks opened the same. Collective.
-fn on_one_save(comm: &Bootstrap, opened: Result<Stored, FileError>) -> Result<Stored> {
+/// Checks that all ranks opened the same save, and returns what this rank opened. Collective.
+fn check_same_save(comm: &Bootstrap, opened: Result<StoredTensor, FileError>) -> Result<StoredTensor> {
     let opened = opened.map_err(Error::from);
-    let words =
-        |stored: &Stored| [stored.identity(), stored.layout()].map(|identity| identity.words()).concat();
+    let words = |stored: &StoredTensor| {
+        [stored.identity(), stored.layout()].map(|identity| identity.words()).concat()
+    };
     let terms = opened.as_ref().map(|stored| CallTerms { own: words(stored), same: Vec::new() });
     let all = exchange_terms(comm, "load", terms.map_err(Clone::clone))?;
     let Some(first) = all.first() else { return opened };
-    let save = |words: &[u64]| words.get(..Identity::WORDS).map(<[u64]>::to_vec);
+    let save = |words: &[u64]| words.get(..FileIdentity::WORDS).map(<[u64]>::to_vec);
     let ranks = || (0..).map(Rank).zip(&all);
-    // Another save may hold another tensor, so it is compared first.
+    // The save is compared first, because another save may also have another type and shape.
     if let Some((rank, _)) = ranks().find(|(_, words)| save(words) != save(first)) {
         return Err(Error::SavesDiffer { rank });
     }
@@ -114,34 +120,34 @@ mod tests {
 
     use wholemem_hal::{Backend, HostConfig};
 
-    use super::super::{SaveSpec, unwatched};
+    use super::super::{SaveSpec, ignore_progress};
     use super::*;
     use crate::Dtype;
 
     fn save(path: &Path, byte: u8) {
         let raw = path.with_extension("raw");
         fs::write(&raw, [byte; 60]).unwrap();
-        let rows = Stored::open(&Source::raw(&raw, Dtype::U8, &[6])).unwrap();
-        rows.save(path, 2, SaveSpec { overwrite: true }, &unwatched).unwrap();
+        let rows = StoredTensor::open(&FileSource::raw(&raw, Dtype::U8, &[6])).unwrap();
+        rows.save(path, 2, SaveSpec { overwrite: true }, &ignore_progress).unwrap();
     }
 
     /// Rank 0 opens a save, which is replaced before rank 1 opens it.
     #[test]
-    fn a_save_that_is_replaced_between_two_ranks_is_loaded_by_neither() {
+    fn a_save_replaced_between_the_opens_of_two_ranks_is_not_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("table");
         let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
         let groups = Communicator::local(&[backend.device(0).unwrap(), backend.device(1).unwrap()]).unwrap();
-        for source in [Source::new(&path), Source::raw(path.with_extension("raw"), Dtype::U8, &[6])] {
+        for source in [FileSource::new(&path), FileSource::raw(path.with_extension("raw"), Dtype::U8, &[6])] {
             let opened = [1, 2].map(|byte| {
-                // Whoever replaces a file by another one makes a new file.
+                // A file that replaces another one is a new file, with another inode.
                 let _ = fs::remove_file(path.with_extension("raw"));
                 save(&path, byte);
-                std::sync::Mutex::new(Some(Stored::open(&source)))
+                std::sync::Mutex::new(Some(StoredTensor::open(&source)))
             });
             let load = |group: &Communicator| {
                 let opened = opened[group.rank().index()].lock().unwrap().take().unwrap();
-                Ok(WholeTensor::load_opened(group, opened, &LoadSpec::default(), &unwatched).map(drop))
+                Ok(WholeTensor::load_opened(group, opened, &LoadSpec::default(), &ignore_progress).map(drop))
             };
             let outcomes = Communicator::on_each(&groups, load).unwrap();
             assert_eq!(outcomes, vec![Err(Error::SavesDiffer { rank: Rank(1) }); 2], "{source:?}");

@@ -1,19 +1,19 @@
-//! Tensors in files: saved and loaded by all ranks at once, and arrays that others wrote.
+//! Tensors in files: saves and loads tensors on all ranks in parallel, and reads `.npy`, `.safetensors` and raw files.
 //!
 //! ```text
-//!   features/                       a saved tensor is a folder, which appears when it is complete
+//!   features/                       a saved tensor is a folder, which appears only when it is complete
 //!     00000-of-00003.rows           a file for each rank that had rows: a header with type, shape and
 //!     00001-of-00003.rows           checksums, then the rows
 //!     00002-of-00003.rows
 //! ```
 //!
-//! What it keeps true: whatever number of ranks wrote it, any number reads it, each its own rows. A tensor is there
-//! whole or not at all, whenever the writers stop. Bytes that are not those that were saved are an error that names the
-//! rows. Files are hostile: what they say of themselves is looked at before it is believed.
+//! Guarantees: a tensor that any number of ranks saved can be loaded by any other number of ranks. A save is atomic: if a writer is
+//! killed, the folder does not appear. Bytes that differ from the saved ones are an error that names the rows. Files are untrusted:
+//! headers are validated before they are used.
 //!
-//! All ranks load the same save, or the same version of a file, or all of them fail.
+//! All ranks load the same save, or the same version of a file, or all ranks fail.
 //!
-//! What it will not do: compress, or read parts of a tensor from a network.
+//! There is no compression, and no reading over a network.
 
 mod export;
 mod identity;
@@ -24,15 +24,15 @@ mod parallel;
 pub mod safetensors;
 mod save;
 mod shard;
-mod stored;
+mod stored_tensor;
 mod writer;
 
 pub use load::LoadSpec;
-pub use parallel::{Copied, Watch, unwatched};
-pub use stored::{Source, Stored};
+pub use parallel::{CopyProgress, ProgressCallback, ignore_progress};
+pub use stored_tensor::{FileSource, StoredTensor};
 pub use writer::SaveSpec;
 
 pub use crate::error::{FileError, FileProblem};
 
-/// How the names of a saved tensor's files end.
-const ENDING: &str = "rows";
+/// The extension of a saved tensor's files.
+const SHARD_EXTENSION: &str = "rows";

@@ -1,39 +1,39 @@
-//! The header of a `.npy` file: a Python dictionary of three entries, in front of the elements.
+//! Reads and writes the header of `.npy` files: a Python dictionary with three entries, followed by the elements.
 
 use super::FileProblem;
 use crate::Dtype;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// The longest header that is read. An array has at most 64 dimensions; real headers have about a hundred bytes.
-pub const LONGEST: usize = 64 << 10;
+/// The maximum length of a header. An array has at most 64 dimensions, and usual headers have about 100 bytes.
+pub const MAX_HEADER_LEN: usize = 64 << 10;
 
-/// What a header says.
+/// The element type, the shape and the offset of the elements, from a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Npy {
+pub(super) struct NpyLayout {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// Where the elements begin in the file.
+    /// The offset of the elements in the file.
     pub(super) offset: u64,
 }
 
 fn malformed(what: &'static str) -> FileProblem {
-    FileProblem::Malformed { format: ".npy file", what }
+    FileProblem::Malformed { format: ".npy file", reason: what }
 }
 
-/// The text of the header at the front of a file that is `file_len` long, and where the elements begin. `bytes` are the first
-/// [`LONGEST`] of the file, or all. The elements are there, where their type is one of ours; how they are ordered does not
-/// matter.
+/// Returns the text of the header and the offset of the elements. `bytes` are the first [`MAX_HEADER_LEN`] bytes of a file of
+/// `file_len` bytes, or all of them. If the element type is a [`Dtype`], it checks that the file is long enough, in either order of
+/// dimensions.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`], [`FileProblem::WrongLength`].
 pub fn header(bytes: &[u8], file_len: u64) -> Result<(&str, u64), FileProblem> {
     let (text, offset) = text(bytes)?;
-    let Header { descr, shape, .. } = Header::parse(text)?;
+    let NpyHeader { descr, shape, .. } = NpyHeader::parse(text)?;
     if let Ok(dtype) = dtype_of(&descr) {
         let len = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         let needed = len.and_then(|len| len.checked_add(offset));
-        let needed = needed.ok_or_else(|| malformed("it would be too long"))?;
+        let needed = needed.ok_or_else(|| malformed("the array is too long"))?;
         if needed > file_len {
             return Err(FileProblem::WrongLength { len: file_len, needed });
         }
@@ -42,37 +42,39 @@ pub fn header(bytes: &[u8], file_len: u64) -> Result<(&str, u64), FileProblem> {
 }
 
 fn text(bytes: &[u8]) -> Result<(&str, u64), FileProblem> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| malformed("its first bytes are others"))?;
-    let (version, rest) = rest.split_first_chunk::<2>().ok_or_else(|| malformed("its header is cut off"))?;
+    let rest =
+        bytes.strip_prefix(MAGIC).ok_or_else(|| malformed("it does not begin with the magic bytes"))?;
+    let (version, rest) =
+        rest.split_first_chunk::<2>().ok_or_else(|| malformed("the header is truncated"))?;
     let (len, rest) = match version {
         [1, _] => rest.split_first_chunk().map(|(len, rest)| (usize::from(u16::from_le_bytes(*len)), rest)),
         [2 | 3, _] => rest.split_first_chunk().map(|(len, rest)| (u32::from_le_bytes(*len) as usize, rest)),
-        _ => return Err(malformed("its version is unknown")),
+        _ => return Err(malformed("unknown version")),
     }
-    .ok_or_else(|| malformed("its header is cut off"))?;
-    let text = rest.get(..len).ok_or_else(|| malformed("its header is cut off"))?;
-    let text = std::str::from_utf8(text).map_err(|_| malformed("its header is no text"))?;
+    .ok_or_else(|| malformed("the header is truncated"))?;
+    let text = rest.get(..len).ok_or_else(|| malformed("the header is truncated"))?;
+    let text = std::str::from_utf8(text).map_err(|_| malformed("the header is not UTF-8"))?;
     Ok((text.trim(), (bytes.len() - rest.len() + len) as u64))
 }
 
-/// What the text of a [`header()`] says, whether a tensor can hold it or not.
+/// A parsed header. Its element type need not be one that tensors support.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Header {
-    /// The type of the elements, as numpy writes it: such as `<f4`. One word for what is no single number.
+pub struct NpyHeader {
+    /// The element type as numpy writes it, such as `<f4`; `structure` for a structured type.
     pub descr: String,
-    /// Whether the first dimension is the fastest.
+    /// Whether the array is in Fortran order: the first dimension varies fastest.
     pub columns_first: bool,
     /// The shape.
     pub shape: Vec<u64>,
 }
 
-impl Header {
-    /// Reads the text of a header.
+impl NpyHeader {
+    /// Parses the text of a header.
     ///
     /// ```
-    /// use wholemem::files::npy::Header;
+    /// use wholemem::files::npy::NpyHeader;
     ///
-    /// let header = Header::parse("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }")?;
+    /// let header = NpyHeader::parse("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }")?;
     /// assert_eq!((header.descr.as_str(), &header.shape[..]), ("<f4", &[3, 4][..]));
     /// # Ok::<(), wholemem::files::FileProblem>(())
     /// ```
@@ -81,52 +83,52 @@ impl Header {
     /// [`FileProblem::Malformed`].
     pub fn parse(text: &str) -> Result<Self, FileProblem> {
         let read =
-            Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
+            DictParser { rest: text }.read().ok_or_else(|| malformed("the header is not a dictionary"))?;
         match (read.descr, read.columns_first, read.shape) {
             (Some(descr), Some(columns_first), Some(shape)) => Ok(Self { descr, columns_first, shape }),
-            _ => Err(malformed("its header lacks one of descr, fortran_order and shape")),
+            _ => Err(malformed("the header lacks `descr`, `fortran_order` or `shape`")),
         }
     }
 }
 
-/// Reads the header at the front of a file, of which `bytes` are the first [`LONGEST`] or all.
-pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
+/// Decodes the header of a file. `bytes` are the first [`MAX_HEADER_LEN`] bytes of the file, or all of them.
+pub(super) fn decode(bytes: &[u8]) -> Result<NpyLayout, FileProblem> {
     let (text, offset) = text(bytes)?;
-    let Header { descr, columns_first, shape } = Header::parse(text)?;
+    let NpyHeader { descr, columns_first, shape } = NpyHeader::parse(text)?;
     if columns_first && shape.len() > 1 {
         return Err(FileProblem::ColumnsFirst);
     }
-    Ok(Npy { dtype: dtype_of(&descr)?, shape, offset })
+    Ok(NpyLayout { dtype: dtype_of(&descr)?, shape, offset })
 }
 
 fn dtype_of(descr: &str) -> Result<Dtype, FileProblem> {
     Dtype::from_npy(descr).ok_or_else(|| FileProblem::UnknownType { name: descr.to_owned() })
 }
 
-/// What the dictionary holds of what is looked for.
+/// The entries of the dictionary; `None` for a missing entry.
 #[derive(Default)]
-struct Found {
+struct DictEntries {
     descr: Option<String>,
     columns_first: Option<bool>,
     shape: Option<Vec<u64>>,
 }
 
-/// A Python dictionary of texts, truth values and tuples of numbers, as it is read from the front.
-struct Dictionary<'a> {
+/// A parser of a Python dictionary with string keys whose values are strings, Booleans and tuples of integers.
+struct DictParser<'a> {
     rest: &'a str,
 }
 
-impl<'a> Dictionary<'a> {
-    fn read(mut self) -> Option<Found> {
-        let mut header = Found::default();
+impl<'a> DictParser<'a> {
+    fn read(mut self) -> Option<DictEntries> {
+        let mut header = DictEntries::default();
         self.take('{')?;
         while self.take('}').is_none() {
             let key = self.text()?;
             self.take(':')?;
             match key {
-                // A structured type is a list: no tensor holds it, and its first bracket says enough.
+                // A structured type is a list. Tensors do not support it, so it is not parsed further.
                 "descr" if self.rest.starts_with('[') => {
-                    return Some(Found { descr: Some("structure".into()), ..full() });
+                    return Some(DictEntries { descr: Some("structure".into()), ..structured_type() });
                 }
                 "descr" => header.descr = Some(self.text()?.to_owned()),
                 "fortran_order" => header.columns_first = Some(self.truth()?),
@@ -176,29 +178,29 @@ impl<'a> Dictionary<'a> {
     }
 }
 
-/// A header in which nothing is missing.
-fn full() -> Found {
-    Found { descr: None, columns_first: Some(false), shape: Some(Vec::new()) }
+/// The entries of a structured type, whose `descr` the caller sets. Order and shape are placeholders.
+fn structured_type() -> DictEntries {
+    DictEntries { descr: None, columns_first: Some(false), shape: Some(Vec::new()) }
 }
 
-/// The header of an array, as numpy would write it, up to where its elements begin.
+/// Encodes the header of an array as numpy does, up to the offset of its elements.
 pub(super) fn encode(dtype: Dtype, shape: &[u64]) -> Result<Vec<u8>, FileProblem> {
     let descr = dtype.info().npy.ok_or_else(|| FileProblem::UnknownType { name: dtype.to_string() })?;
     let numbers: String = shape.iter().map(|len| format!("{len}, ")).collect();
-    // One dimension keeps its comma; more have none behind the last.
+    // As in Python, a tuple of one number ends with a comma.
     let numbers = if shape.len() == 1 { numbers.trim_end() } else { numbers.trim_end_matches(", ") };
-    front(&format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({numbers}), }}"))
+    encode_header(&format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({numbers}), }}"))
 }
 
-/// The front of a file whose header is this text, up to where its elements begin: at a multiple of 64.
+/// Encodes a header with this text, padded so that the elements begin at a multiple of 64 bytes.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`] for a text that is longer than 64 KiB.
-pub fn front(text: &str) -> Result<Vec<u8>, FileProblem> {
-    const FRONT: usize = 10;
-    let len = (FRONT + text.len() + 1).next_multiple_of(64) - FRONT;
+pub fn encode_header(text: &str) -> Result<Vec<u8>, FileProblem> {
+    const PREFIX_LEN: usize = 10;
+    let len = (PREFIX_LEN + text.len() + 1).next_multiple_of(64) - PREFIX_LEN;
     let padding = " ".repeat(len - 1 - text.len());
-    let len = u16::try_from(len).map_err(|_| malformed("it would have too many dimensions"))?;
+    let len = u16::try_from(len).map_err(|_| malformed("it has too many dimensions"))?;
     Ok([&MAGIC[..], &[1, 0], &len.to_le_bytes(), text.as_bytes(), padding.as_bytes(), b"\n"].concat())
 }
 
@@ -214,20 +216,20 @@ mod tests {
     }
 
     #[test]
-    fn what_numpy_writes_is_read() {
+    fn headers_written_by_numpy_are_decoded() {
         let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }          \n";
-        let expected = Npy { dtype: Dtype::F32, shape: vec![3, 4], offset: 10 + header.len() as u64 };
+        let expected = NpyLayout { dtype: Dtype::F32, shape: vec![3, 4], offset: 10 + header.len() as u64 };
         assert_eq!(decode(&file(header)), Ok(expected));
         let header = "{'descr': '|b1', 'fortran_order': True, 'shape': (7,), }\n";
         let read = decode(&file(header)).unwrap();
-        assert_eq!(read.shape, [7], "one dimension has no order");
+        assert_eq!(read.shape, [7], "an array of one dimension has no order");
         assert_eq!(read.dtype, Dtype::Bool);
         let header = "{'shape': (), 'fortran_order': False, 'descr': '<i8'}";
         assert_eq!(decode(&file(header)).unwrap().shape, [0; 0]);
     }
 
     #[test]
-    fn what_no_tensor_holds_is_refused_with_its_name() {
+    fn unsupported_types_are_rejected_by_name() {
         let unknown = |name: &str| Err(FileProblem::UnknownType { name: name.to_owned() });
         let of =
             |descr: &str| file(&format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (3,), }}"));
@@ -240,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_written_header_is_read_again(
+        fn encoded_headers_round_trip(
             dtype in prop::sample::select(&Dtype::ALL[..]),
             shape in prop::collection::vec(any::<u64>(), 0..9),
         ) {
@@ -250,12 +252,12 @@ mod tests {
             if let Ok(header) = header {
                 prop_assert_eq!(header.len() % 64, 0);
                 let offset = header.len() as u64;
-                prop_assert_eq!(decode(&header), Ok(Npy { dtype, shape, offset }));
+                prop_assert_eq!(decode(&header), Ok(NpyLayout { dtype, shape, offset }));
             }
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), text in "[{}(),:'a-z0-9 ]{0,60}") {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), text in "[{}(),:'a-z0-9 ]{0,60}") {
             let _ = (decode(&bytes), header(&file(&text), 100));
             let _ = decode(&file(&text));
             let _ = decode(&[&MAGIC[..], &bytes].concat());

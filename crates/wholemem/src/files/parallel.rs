@@ -1,4 +1,4 @@
-//! Many pieces, done by a few threads, watched by whoever waits for them.
+//! Copies blocks of rows in several threads, and reports progress to a callback.
 
 use std::num::NonZero;
 use std::ops::ControlFlow;
@@ -7,46 +7,47 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{Error, Result};
 
-/// How far a rank has come with its own rows.
+/// The progress of one rank's part of a save, load or check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copied {
-    /// Bytes that are done.
+pub struct CopyProgress {
+    /// The bytes that have been copied.
     pub done: u64,
-    /// Bytes that there are to do.
+    /// The bytes to copy in total.
     pub total: u64,
 }
 
-/// Is told how far a rank has come, from any thread, and says whether to go on.
-pub type Watch<'a> = &'a (dyn Fn(Copied) -> ControlFlow<()> + Sync);
+/// A callback for the progress of a rank. Any thread may call it. If it returns `Break`, the operation ends with
+/// [`Error::Interrupted`].
+pub type ProgressCallback<'a> = &'a (dyn Fn(CopyProgress) -> ControlFlow<()> + Sync);
 
-/// Goes on to the end.
-pub fn unwatched(_: Copied) -> ControlFlow<()> {
+/// A [`ProgressCallback`] that never interrupts.
+pub fn ignore_progress(_: CopyProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Files are not faster with more threads than this, of all ranks of a group together.
-const MOST_THREADS: usize = 8;
+/// The maximum number of threads of all ranks of a group together. More threads are not faster.
+const MAX_THREADS: usize = 8;
 
-/// Calls `work` for each piece, on so many threads, each with what `start` made for it; `len` says how many bytes a piece
-/// has. The first error ends it.
+/// Calls `work` for each item, in `threads` threads. Each thread passes the state that `start` created for it; `len` is the length
+/// of an item in bytes. The first error ends all threads.
 pub(super) fn in_parallel<P: Sync, S>(
     threads: usize,
-    pieces: &[P],
+    items: &[P],
     len: impl Fn(&P) -> u64 + Sync,
-    watch: Watch<'_>,
+    progress: ProgressCallback<'_>,
     start: impl Fn() -> Result<S> + Sync,
     work: impl Fn(&P, &mut S) -> Result<()> + Sync,
 ) -> Result<()> {
-    let total = pieces.iter().map(&len).sum();
+    let total = items.iter().map(&len).sum();
     let (next, done, ended) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let failure = Mutex::new(None);
     let run = || -> Result<()> {
-        let mut own = start()?;
+        let mut state = start()?;
         while !ended.load(Ordering::Relaxed) {
-            let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-            work(piece, &mut own)?;
-            let done = done.fetch_add(len(piece), Ordering::Relaxed) + len(piece);
-            if watch(Copied { done, total }).is_break() {
+            let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            work(item, &mut state)?;
+            let done = done.fetch_add(len(item), Ordering::Relaxed) + len(item);
+            if progress(CopyProgress { done, total }).is_break() {
                 return Err(Error::Interrupted);
             }
         }
@@ -59,14 +60,14 @@ pub(super) fn in_parallel<P: Sync, S>(
         }
     };
     std::thread::scope(|scope| {
-        (1..threads.min(pieces.len())).for_each(|_| drop(scope.spawn(try_run)));
+        (1..threads.min(items.len())).for_each(|_| drop(scope.spawn(try_run)));
         try_run();
     });
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// How many threads each of some ranks has: they share the machine.
+/// The number of threads of each of `ranks` ranks on this node.
 pub(super) fn threads_of(ranks: u32) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
     cores.div_ceil((ranks as usize).max(1))
 }

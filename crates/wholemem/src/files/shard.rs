@@ -1,4 +1,4 @@
-//! The file of a saved tensor's part: what it is a part of, a checksum for each block of rows, and the rows.
+//! The file format of a shard, one file of a saved tensor: type and shape, a checksum for each block of rows, and the rows.
 //!
 //! ```text
 //!   0       8         12      16        32       36      40          48     56        64           72        80
@@ -7,8 +7,8 @@
 //!   | dimensions | meaning | shape, 8 bytes each | digests, 16 bytes each | digest | zeros ... | rows
 //! ```
 //!
-//! All numbers are little-endian. A digest is the first 16 bytes of a BLAKE3 hash, of a block or, the last one, of all
-//! that is in front of it. A reader of some rows reads and checks the blocks that they are in, and no others.
+//! All numbers are little-endian. A digest is the first 16 bytes of a BLAKE3 hash: of a block of rows, or for the last digest of
+//! the header before it. A reader of some rows reads and checks only the blocks that contain them.
 
 use std::ops::Range;
 
@@ -18,90 +18,90 @@ use crate::Dtype;
 const MAGIC: &[u8; 8] = b"wholemem";
 const VERSION: u32 = 1;
 
-/// How long the header is without its lists.
-const FIXED: usize = 88;
+/// The length of the header without the shape and the digests.
+const FIXED_LEN: usize = 88;
 
-/// How long a digest is.
-pub(super) const DIGEST: usize = 16;
+/// The length of a digest.
+pub(super) const DIGEST_LEN: usize = 16;
 
-/// Where rows may begin, so that they can be mapped.
+/// The alignment of the rows in the file, so that they can be mapped.
 const PAGE: u64 = 4096;
 
-/// How many dimensions a tensor has at most in a file.
-const MOST_DIMENSIONS: usize = 64;
+/// The maximum number of dimensions of a tensor in a file.
+const MAX_DIMENSIONS: usize = 64;
 
-/// How long a block is, unless a single row is longer.
-pub(super) const BLOCK: u64 = 4 << 20;
+/// The maximum length of a block, unless a single row is longer.
+pub(super) const BLOCK_LEN: u64 = 4 << 20;
 
-/// The longest header that is read: that of half a petabyte in blocks.
-const LONGEST: u64 = 2 << 30;
+/// The maximum length of a header: enough for half a petabyte of blocks.
+const MAX_HEADER_LEN: u64 = 2 << 30;
 
-pub(super) type Digest = [u8; DIGEST];
+pub(super) type Digest = [u8; DIGEST_LEN];
 
 pub(super) fn digest(bytes: &[u8]) -> Digest {
-    let mut digest = [0; DIGEST];
-    digest.copy_from_slice(&blake3::hash(bytes).as_bytes()[..DIGEST]);
+    let mut digest = [0; DIGEST_LEN];
+    digest.copy_from_slice(&blake3::hash(bytes).as_bytes()[..DIGEST_LEN]);
     digest
 }
 
-/// What a shard says of itself.
+/// The header of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shard {
     pub(super) dtype: Dtype,
     /// The shape of the whole tensor.
     pub(super) shape: Vec<u64>,
-    /// The same in all shards of one save, and in no others.
+    /// The id of the save, equal in all shards of the save.
     pub(super) save: [u8; 16],
     pub(super) number: u32,
     pub(super) count: u32,
     pub(super) first_row: u64,
     pub(super) rows: u64,
-    /// How many rows a block has, but for the last.
+    /// The number of rows of a block, except for the last block.
     pub(super) block_rows: u64,
     pub(super) digests: Vec<Digest>,
 }
 
 fn malformed(what: &'static str) -> FileProblem {
-    FileProblem::Malformed { format: "part of a saved tensor", what }
+    FileProblem::Malformed { format: "file of a saved tensor", reason: what }
 }
 
 impl Shard {
-    /// How many rows of `row_len` bytes a block has.
+    /// The number of rows of `row_len` bytes in a block.
     pub(super) fn rows_of_a_block(row_len: u64) -> u64 {
-        (BLOCK / row_len.max(1)).max(1)
+        (BLOCK_LEN / row_len.max(1)).max(1)
     }
 
     pub(super) fn row_len(&self) -> u64 {
-        // Looked at when it was read, and when the tensor was made.
+        // It does not overflow: checked by `decode`, and when the tensor was created.
         self.shape[1..].iter().product::<u64>() * self.dtype.len() as u64
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub(super) fn blocks(rows: u64, block_rows: u64) -> u64 {
         rows.div_ceil(block_rows)
     }
 
-    /// Which rows of the tensor a block has.
+    /// The rows of the tensor that are in a block.
     pub(super) fn rows_of(&self, block: u64) -> Range<u64> {
         let start = block * self.block_rows;
         let end = (start + self.block_rows).min(self.rows);
         self.first_row + start..self.first_row + end
     }
 
-    /// Where a row of the tensor, one of this shard, begins in the file.
-    pub(super) fn place_of(&self, row: u64) -> u64 {
+    /// The offset in the file of a row of the tensor that is in this shard.
+    pub(super) fn offset_of(&self, row: u64) -> u64 {
         self.data_at() + (row - self.first_row) * self.row_len()
     }
 
     fn header_len(&self) -> u64 {
-        (FIXED + 8 * self.shape.len() + DIGEST * (self.digests.len() + 1)) as u64
+        (FIXED_LEN + 8 * self.shape.len() + DIGEST_LEN * (self.digests.len() + 1)) as u64
     }
 
     fn data_at(&self) -> u64 {
         self.header_len().next_multiple_of(PAGE)
     }
 
-    /// How long the whole file is.
+    /// The length of the whole file.
     pub(super) fn file_len(&self) -> u64 {
         self.data_at() + self.rows * self.row_len()
     }
@@ -113,7 +113,7 @@ impl Shard {
         bytes.extend([self.number, self.count].iter().flat_map(|number| number.to_le_bytes()));
         let numbers = [self.first_row, self.rows, self.row_len(), self.block_rows, self.data_at()];
         bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-        let dimensions = u32::try_from(self.shape.len()).expect("a tensor has far fewer dimensions");
+        let dimensions = u32::try_from(self.shape.len()).expect("the number of dimensions is a `u32`");
         bytes.extend(
             [dimensions, self.dtype.info().saved_meaning].iter().flat_map(|number| number.to_le_bytes()),
         );
@@ -124,59 +124,61 @@ impl Shard {
         bytes
     }
 
-    /// How long the header is, from the first [`PAGE`] bytes of the file.
+    /// Decodes the length of the header from the first [`PAGE`] bytes of the file.
     pub(super) fn len_of_header(front: &[u8]) -> Result<usize, FileProblem> {
-        let numbers = Numbers(front);
-        if front.len() < FIXED || &front[..8] != MAGIC {
-            return Err(malformed("its first bytes are others"));
+        let numbers = LittleEndianReader(front);
+        if front.len() < FIXED_LEN || &front[..8] != MAGIC {
+            return Err(malformed("it does not begin with the magic bytes"));
         }
         if numbers.u32(8) != VERSION {
-            return Err(malformed("its version is unknown"));
+            return Err(malformed("unknown version"));
         }
         let (rows, block_rows) = (numbers.u64(48), numbers.u64(64));
         let dimensions = numbers.u32(80) as usize;
-        if dimensions == 0 || dimensions > MOST_DIMENSIONS || block_rows == 0 {
-            return Err(malformed("its header contradicts itself"));
+        if dimensions == 0 || dimensions > MAX_DIMENSIONS || block_rows == 0 {
+            return Err(malformed("the header is inconsistent"));
         }
-        let digests =
-            Self::blocks(rows, block_rows).checked_add(1).and_then(|count| count.checked_mul(DIGEST as u64));
-        let len = digests.and_then(|len| len.checked_add((FIXED + 8 * dimensions) as u64));
-        let len = len.filter(|len| *len <= LONGEST).and_then(|len| usize::try_from(len).ok());
-        len.ok_or_else(|| malformed("its header contradicts itself"))
+        let digests = Self::blocks(rows, block_rows)
+            .checked_add(1)
+            .and_then(|count| count.checked_mul(DIGEST_LEN as u64));
+        let len = digests.and_then(|len| len.checked_add((FIXED_LEN + 8 * dimensions) as u64));
+        let len = len.filter(|len| *len <= MAX_HEADER_LEN).and_then(|len| usize::try_from(len).ok());
+        len.ok_or_else(|| malformed("the header is inconsistent"))
     }
 
-    /// Reads the header, which is [so long](Self::len_of_header), of a file of `file_len` bytes.
+    /// Decodes the header, of the length from [`len_of_header`](Self::len_of_header), of a file of `file_len` bytes.
     pub(super) fn decode(header: &[u8], file_len: u64) -> Result<Self, FileProblem> {
-        let contradiction = || malformed("its header contradicts itself");
+        let inconsistent = || malformed("the header is inconsistent");
         if Self::len_of_header(header)? != header.len() {
-            return Err(contradiction());
+            return Err(inconsistent());
         }
-        let (rest, own) = header.split_at(header.len() - DIGEST);
+        let (rest, own) = header.split_at(header.len() - DIGEST_LEN);
         if own != digest(rest) {
-            return Err(malformed("the checksum of its header differs"));
+            return Err(malformed("the checksum of the header differs"));
         }
-        let numbers = Numbers(header);
-        let dtype = Dtype::from_saved(numbers.u32(12), numbers.u32(84)).ok_or_else(contradiction)?;
+        let numbers = LittleEndianReader(header);
+        let dtype = Dtype::from_saved(numbers.u32(12), numbers.u32(84)).ok_or_else(inconsistent)?;
         let dimensions = numbers.u32(80) as usize;
-        let shape: Vec<_> = (0..dimensions).map(|n| numbers.u64(FIXED + 8 * n)).collect();
-        let digests = rest[FIXED + 8 * dimensions..].as_chunks::<DIGEST>().0.to_vec();
+        let shape: Vec<_> = (0..dimensions).map(|n| numbers.u64(FIXED_LEN + 8 * n)).collect();
+        let digests = rest[FIXED_LEN + 8 * dimensions..].as_chunks::<DIGEST_LEN>().0.to_vec();
         let mut save = [0; 16];
         save.copy_from_slice(&header[16..32]);
         let (number, count) = (numbers.u32(32), numbers.u32(36));
         let (first_row, rows, block_rows) = (numbers.u64(40), numbers.u64(48), numbers.u64(64));
         let row_len = shape[1..].iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         let within = first_row.checked_add(rows).is_some_and(|end| end <= shape[0]);
-        let len = row_len.and_then(|row_len| row_len.checked_mul(shape[0])?.checked_add(LONGEST + PAGE));
+        let len =
+            row_len.and_then(|row_len| row_len.checked_mul(shape[0])?.checked_add(MAX_HEADER_LEN + PAGE));
         if row_len != Some(numbers.u64(56)) || !within || len.is_none() || number >= count {
-            return Err(contradiction());
+            return Err(inconsistent());
         }
-        // A block is read at once: nobody makes longer ones, nor rows of nothing.
+        // A block is read into memory at once, so longer blocks than the writer creates are rejected, and so are empty rows.
         if row_len.is_none_or(|row_len| row_len == 0 || block_rows > Self::rows_of_a_block(row_len)) {
-            return Err(contradiction());
+            return Err(inconsistent());
         }
         let shard = Self { dtype, shape, save, number, count, first_row, rows, block_rows, digests };
         if numbers.u64(72) != shard.data_at() {
-            return Err(contradiction());
+            return Err(inconsistent());
         }
         if file_len != shard.file_len() {
             return Err(FileProblem::WrongLength { len: file_len, needed: shard.file_len() });
@@ -185,10 +187,10 @@ impl Shard {
     }
 }
 
-/// Numbers at fixed places of bytes that are long enough.
-struct Numbers<'a>(&'a [u8]);
+/// Reads little-endian numbers at offsets within the bytes.
+struct LittleEndianReader<'a>(&'a [u8]);
 
-impl Numbers<'_> {
+impl LittleEndianReader<'_> {
     fn u32(&self, at: usize) -> u32 {
         u32::from_le_bytes(std::array::from_fn(|n| self.0[at + n]))
     }
@@ -214,51 +216,51 @@ mod tests {
             first_row: 333,
             rows: 334,
             block_rows: 100,
-            digests: vec![[1; DIGEST], [2; DIGEST], [3; DIGEST], [4; DIGEST]],
+            digests: vec![[1; DIGEST_LEN], [2; DIGEST_LEN], [3; DIGEST_LEN], [4; DIGEST_LEN]],
         }
     }
 
     #[test]
-    fn a_shard_survives_its_bytes() {
+    fn shard_headers_round_trip() {
         let bytes = shard().encode();
         assert_eq!(Shard::len_of_header(&bytes), Ok(bytes.len()));
         assert_eq!(Shard::decode(&bytes, shard().file_len()), Ok(shard()));
         assert_eq!(shard().rows_of(3), 633..667);
-        assert_eq!(shard().place_of(334), 4096 + 42);
+        assert_eq!(shard().offset_of(334), 4096 + 42);
         let needed = shard().file_len();
         assert_eq!(Shard::decode(&bytes, 5), Err(FileProblem::WrongLength { len: 5, needed }));
     }
 
     #[test]
-    fn blocks_are_never_longer_than_they_are_written() {
+    fn blocks_longer_than_the_writer_creates_are_rejected() {
         let of = |shape: &[u64], block_rows: u64| {
-            let digests = vec![[0; DIGEST]; usize::try_from(Shard::blocks(1000, block_rows)).unwrap()];
+            let digests = vec![[0; DIGEST_LEN]; usize::try_from(Shard::blocks(1000, block_rows)).unwrap()];
             let shard =
                 Shard { shape: shape.to_vec(), first_row: 0, rows: 1000, block_rows, digests, ..shard() };
             Shard::decode(&shard.encode(), shard.file_len()).map(|_| ())
         };
-        // Rows of 64 KiB, of which 64 are a block.
+        // Rows of 64 KiB: a block has 64 of them.
         assert_eq!(of(&[1000, 32 << 10], 64), Ok(()));
-        let contradiction = Err(malformed("its header contradicts itself"));
-        assert_eq!(of(&[1000, 32 << 10], 65), contradiction);
-        assert_eq!(of(&[1000, 0], 64), contradiction);
+        let inconsistent = Err(malformed("the header is inconsistent"));
+        assert_eq!(of(&[1000, 32 << 10], 65), inconsistent);
+        assert_eq!(of(&[1000, 0], 64), inconsistent);
     }
 
     proptest! {
         #[test]
-        fn any_changed_bit_of_the_header_is_noticed(at: prop::sample::Index, bit in 0u8..8) {
+        fn any_changed_bit_of_the_header_is_detected(at: prop::sample::Index, bit in 0u8..8) {
             let mut bytes = shard().encode();
             bytes[at.index(shard().encode().len())] ^= 1 << bit;
             prop_assert!(Shard::decode(&bytes, shard().file_len()).is_err());
         }
 
-        /// With a digest that fits, so that everything behind it is reached.
+        /// The digest is valid, so that the checks after it run.
         #[test]
-        fn no_header_makes_it_panic(at in 8usize..88, number: u64, len: u64) {
+        fn arbitrary_headers_never_panic(at in 8usize..88, number: u64, len: u64) {
             let mut bytes = shard().encode();
             let end = (at + 8).min(88);
             bytes[at..end].copy_from_slice(&number.to_le_bytes()[..end - at]);
-            let rest = bytes.len() - DIGEST;
+            let rest = bytes.len() - DIGEST_LEN;
             let own = digest(&bytes[..rest]);
             bytes[rest..].copy_from_slice(&own);
             if let Ok(shard) = Shard::decode(&bytes, len) {

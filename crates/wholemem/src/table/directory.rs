@@ -1,4 +1,4 @@
-//! The directory of chunked memory: how a [`GlobalRef`] is made from a [`Partition`].
+//! The directory of chunked memory, and the [`GlobalRef`] of a [`Partition`].
 //!
 //! ```text
 //!   directory --> [ address of chunk 0 | of chunk 1 | ... ][ first row of chunk 0 | of chunk 1 | ... | number of rows ]
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_row_a_chunk_is_searched_for() {
+    fn chunks_of_one_row_are_found_by_binary_search() {
         let table = GlobalRef::chunked(0, &Partition::even(5, 5).unwrap(), 8);
         assert_eq!(table.chunk_rows, 0);
         assert_eq!(table.locate(3, &[0, 1, 2, 3, 4, 5]), (3, 0));
@@ -45,7 +45,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_row_is_found_in_its_ranks_chunk(
+        fn every_row_is_found_in_the_chunk_of_its_rank(
             rows_of_each in prop::collection::vec(prop_oneof![Just(0), Just(1), Just(4), 0_u64..300], 1..19),
             first in 0_u64..50,
         ) {

@@ -10,10 +10,10 @@ use crate::Communicator;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// One range of addresses: the address of a row is a multiplication.
+    /// One range of addresses for all rows: the address of a row is computed by a multiplication.
     #[doc(alias = "WmmpMalloc")]
     Continuous,
-    /// One range of addresses for each rank: the rank of a row is looked up first. Rows of ranks need not end on a granule.
+    /// One range of addresses for each rank: the rank of a row is looked up first. A rank's rows need not end at a granule.
     #[doc(alias = "WcmmpMalloc")]
     Chunked,
 }

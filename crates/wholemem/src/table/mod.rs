@@ -1,12 +1,12 @@
-//! Tables over all ranks: memory divided in rows, tensors over it, gather and scatter.
+//! Tables that are divided among all ranks: memory, tensors, gather and scatter.
 //!
 //! ```text
 //!   WholeTensor     elements with a shape: views, copies of rows, gather_scatter/
-//!   WholeMemory     memory/: bytes; all ranks create it together and every rank maps all of it
+//!   WholeMemory     memory/: bytes; all ranks create it collectively and every rank maps all of it
 //!   Partition       which rank has which rows          Placement   which rank stores which bytes
 //! ```
 //!
-//! [`Partition`] and [`Placement`] are pure plans. A [`Kind`] says how ranks address a memory, a [`Location`] where its
+//! [`Partition`] and [`Placement`] are pure plans. A [`Kind`] is how ranks address a memory, a [`Location`] where its
 //! bytes are stored.
 
 mod directory;

@@ -1,7 +1,7 @@
-//! Which rank has which rows.
+//! The partition of a table: which rank has which rows.
 //!
 //! ```text
-//!   rows        0         4         8   10      even: as many for every rank, fewer for the last
+//!   rows        0         4         8   10      even: equal numbers, fewer for the last ranks
 //!               | rank 0  | rank 1  | 2 |       (rank 3 has none)
 //!
 //!   rows        0 1           7         10      given: any numbers, also zero
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A row is never divided between ranks. In continuous memory, the bytes of a rank's rows and the bytes stored on its device
-//! differ by less than a granule; the [`Placement`](crate::Placement) says which are stored where.
+//! differ by less than a granule; the [`Placement`](crate::Placement) describes which bytes are stored on which rank.
 
 use std::ops::Range;
 
@@ -18,17 +18,17 @@ use wholemem_hal::Granule;
 
 use crate::{Error, Result};
 
-/// The even partition is rounded to granules only if no rank gets more additional rows than this fraction.
-const MOST_WASTE: u64 = 16;
+/// The even partition is rounded to granules only if each rank's share grows by less than one over this number.
+const MAX_GROWTH_DIVISOR: u64 = 16;
 
-/// The number of rows of each rank.
+/// The partition of a table: the number of rows of each rank.
 ///
 /// ```
 /// use wholemem::{Partition, Rank};
 ///
 /// let partition = Partition::given(&[1, 6, 0, 3])?;
 /// assert_eq!(partition.range(Rank(1)), 1..7);
-/// assert_eq!(partition.owner(7), Some(Rank(3))); // rank 2 has none
+/// assert_eq!(partition.owner(7), Some(Rank(3))); // rank 2 has no rows
 /// # Ok::<(), wholemem::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Divides rows evenly: each rank has as many as the first, except the last ones, which have the rest.
+    /// Divides rows evenly: all ranks have the same number of rows, except the last ones, which have fewer or none.
     ///
     /// # Errors
     /// [`Error::NoRanks`]; [`Error::TooManyRows`].
@@ -46,18 +46,18 @@ impl Partition {
         Self::stepped(rows, ranks, |share| share)
     }
 
-    /// As [`even`](Self::even), but rounded so that the rows of each rank begin and end on a granule, if that gives no rank more
-    /// than a sixteenth of additional rows.
+    /// As [`even`](Self::even), but rounded so that the rows of each rank begin and end at a granule, unless rounding would add
+    /// more than a sixteenth to a rank's rows.
     ///
     /// # Errors
     /// As [`even`](Self::even).
     pub fn even_by_granules(rows: u64, ranks: u32, row_len: usize, granule: Granule) -> Result<Self> {
         Self::stepped(rows, ranks, |share| {
-            // The fewest rows that are whole granules.
+            // The smallest number of rows whose length is a multiple of the granule.
             let (row_len, granule) = (row_len as u64, granule.len() as u64);
             let step = granule >> row_len.trailing_zeros().min(granule.trailing_zeros());
             match share.checked_next_multiple_of(step) {
-                Some(rounded) if (rounded - share).saturating_mul(MOST_WASTE) < share => rounded,
+                Some(rounded) if (rounded - share).saturating_mul(MAX_GROWTH_DIVISOR) < share => rounded,
                 _ => share,
             }
         })
@@ -93,7 +93,7 @@ impl Partition {
     /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
-        u32::try_from(self.starts.len() - 1).expect("a number of ranks")
+        u32::try_from(self.starts.len() - 1).expect("the number of ranks is a `u32`")
     }
 
     /// The number of rows.
@@ -115,8 +115,8 @@ impl Partition {
     #[must_use]
     pub fn owner(&self, row: u64) -> Option<Rank> {
         // If several ranks begin at the same row, the last one has it, and the others are empty.
-        let behind = self.starts.partition_point(|start| *start <= row);
-        (row < self.rows()).then(|| Rank(u32::try_from(behind - 1).expect("a number of ranks")))
+        let next = self.starts.partition_point(|start| *start <= row);
+        (row < self.rows()).then(|| Rank(u32::try_from(next - 1).expect("the number of ranks is a `u32`")))
     }
 
     /// The first row of each rank, then the number of rows.
@@ -125,7 +125,7 @@ impl Partition {
         &self.starts
     }
 
-    /// The number of rows of each rank, if it is the same for all except the last ones: the rank of a row is a division then.
+    /// The number of rows of each rank, if it is equal for all ranks except the last ones. The rank of a row is then a division.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         let (step, rows) = (*self.starts.get(1)?, self.rows());
@@ -149,7 +149,7 @@ mod tests {
         Granule::new(len).unwrap()
     }
 
-    /// The rank that has a row, by walking over all of them.
+    /// The rank that has a row, by a loop over all ranks.
     fn naive_owner(rows_of_each: &[u64], row: u64) -> Option<Rank> {
         let mut end = 0;
         (0..).map(Rank).zip(rows_of_each).find_map(|(rank, rows)| {
@@ -178,17 +178,25 @@ mod tests {
         let shares = |rows, row_len| {
             rows_of_each(&Partition::even_by_granules(rows, 3, row_len, granule(4096)).unwrap())
         };
-        assert_eq!(shares(3000, 1024), [1000, 1000, 1000], "1,000 rows are granules already");
-        assert_eq!(shares(3001, 1024), [1004, 1004, 993], "1,001 rows would end within one");
-        assert_eq!(shares(150, 1024), [52, 52, 46], "two rows more in fifty are less than a sixteenth");
-        assert_eq!(shares(40, 1024), [14, 14, 12], "two rows more in fourteen are not");
-        // Rows of 12 bytes meet the granule every 1,024 rows.
+        assert_eq!(shares(3000, 1024), [1000, 1000, 1000], "1,000 rows are whole granules");
+        assert_eq!(shares(3001, 1024), [1004, 1004, 993], "1,001 rows would end within a granule");
+        assert_eq!(shares(150, 1024), [52, 52, 46], "two additional rows of fifty are less than a sixteenth");
+        assert_eq!(
+            shares(40, 1024),
+            [14, 14, 12],
+            "two additional rows of fourteen are more than a sixteenth"
+        );
+        // Rows of 12 bytes end at a granule every 1,024 rows.
         assert_eq!(shares(60_000, 12), [20_480, 20_480, 19_040]);
-        assert_eq!(shares(9, (2 << 20) + 4), [3, 3, 3], "rows that never meet it are left alone");
+        assert_eq!(
+            shares(9, (2 << 20) + 4),
+            [3, 3, 3],
+            "shares of rows that never end at a granule are not rounded"
+        );
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_partitions_are_rejected() {
         assert_eq!(Partition::even(1, 0), Err(Error::NoRanks));
         assert_eq!(Partition::given(&[]), Err(Error::NoRanks));
         assert_eq!(Partition::even(1 << 63, 2), Err(Error::TooManyRows));
@@ -198,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_that_is_even_by_chance_is_known_to_be() {
+    fn a_given_partition_with_equal_shares_has_a_step() {
         let step = |rows: &[u64]| Partition::given(rows).unwrap().step();
         assert_eq!(step(&[4, 4, 2, 0]), Some(4));
         assert_eq!(
             step(&[4, 4, 5]),
             None,
-            "the last has more: a division would find a rank that is not there"
+            "the last rank has more rows: a division would give a rank that does not exist"
         );
         assert_eq!(step(&[4, 3, 3]), None);
         assert_eq!(step(&[0, 4]), None);
@@ -214,7 +222,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_row_has_the_owner_that_a_walk_finds(
+        fn owners_match_a_naive_loop(
             rows_of_each in prop::collection::vec(prop_oneof![Just(0), Just(1), 0_u64..9], 1..20),
         ) {
             let partition = Partition::given(&rows_of_each).unwrap();
@@ -229,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn an_even_partition_has_all_rows_and_no_rank_has_a_sixteenth_more(
+        fn even_partitions_cover_all_rows_and_add_less_than_a_sixteenth(
             rows in prop_oneof![0_u64..40, 0_u64..10_000_000],
             ranks in 1_u32..18,
             row_len in prop_oneof![Just(1), Just(12), Just(100), Just(1024), Just((2 << 20) + 4), 1_usize..5000],

@@ -1,4 +1,4 @@
-//! Which granules of a memory are stored on which rank's device.
+//! The placement of a memory: which granules are stored on which rank's device.
 //!
 //! ```text
 //!   rows of     | rank 0      | rank 1 |2|     rank 3        |      the partition
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A granule cannot be divided between devices. In continuous memory, a granule at a boundary is stored on the rank that has its
-//! middle. So what a rank stores differs from its rows by at most half a granule at either end, and a rank with fewer bytes may
-//! store none. In chunked memory, the end of each rank's last granule is unused instead.
+//! middle. So the bytes that a rank stores differ from its rows by at most half a granule at either end, and a rank with less than
+//! a granule may store none. In chunked memory, the end of each rank's last granule is unused instead.
 
 use wholemem_comm::Rank;
 use wholemem_hal::Granule;
@@ -23,7 +23,7 @@ use wholemem_os::width::to_usize;
 pub struct Extent {
     /// The rank of the device.
     pub rank: Rank,
-    /// Their offset in the memory.
+    /// The offset of the bytes in the memory.
     pub offset: usize,
     /// The number of bytes that belong to rows.
     pub len: usize,
@@ -31,8 +31,8 @@ pub struct Extent {
     pub allocated: usize,
 }
 
-/// Where the bytes of a memory are stored: at most one [`Extent`] for each rank, in the order of ranks and offsets. Together they
-/// cover the memory.
+/// The placement of a memory: at most one [`Extent`] for each rank, in the order of ranks and offsets. The extents cover the
+/// memory.
 ///
 /// ```
 /// use wholemem::{Granule, Kind, Partition, Placement, Rank};
@@ -60,7 +60,7 @@ impl Placement {
             return Err(Error::EmptyRow);
         }
         let len = checked_len(partition.rows(), row_len, granule)?;
-        // No row is after the last one, whose end has been checked.
+        // It does not overflow: the end of the last row has been checked.
         let bytes = |row: u64| to_usize(row) * row_len;
         let ranks = (0..partition.ranks()).map(Rank);
         let extents = ranks.filter_map(|rank| {
@@ -124,7 +124,7 @@ fn checked_len(rows: u64, row_len: usize, granule: Granule) -> Result<usize> {
 fn first_granule(boundary: usize, len: usize, granule: usize) -> usize {
     let count = len.div_ceil(granule);
     let first = boundary.saturating_sub(granule / 2).div_ceil(granule);
-    // The last one may be shorter than a granule, and its middle earlier.
+    // The last granule may be partly used, and then the middle of its used bytes counts.
     let start = first * granule;
     if first >= count || usize::midpoint(start, len.min(start + granule)) < boundary {
         count.min(first + 1)
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Who stores each granule, by looking at its middle byte.
+    /// The rank that stores each granule, by the owner of its middle byte.
     fn naive(partition: &Partition, row_len: usize, granule: usize) -> Vec<Rank> {
         let len = usize::try_from(partition.rows()).unwrap() * row_len;
         let granules = (0..len).step_by(granule);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_is_stored_somewhere() {
+    fn a_single_byte_is_stored_on_its_rank() {
         for kind in [Kind::Continuous, Kind::Chunked] {
             let partition = Partition::given(&[0, 1, 0]).unwrap();
             let placement = Placement::plan(kind, &partition, 1, Granule::new(4096).unwrap()).unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_are_stored_nowhere() {
+    fn a_memory_without_rows_has_no_extents() {
         let partition = Partition::even(0, 3).unwrap();
         for kind in [Kind::Continuous, Kind::Chunked] {
             let placement = Placement::plan(kind, &partition, 8, Granule::new(4096).unwrap()).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_address_space_holds_is_refused() {
+    fn memory_longer_than_the_address_space_is_rejected() {
         let granule = Granule::new(4096).unwrap();
         let plan = |rows, row_len| {
             Placement::plan(Kind::Continuous, &Partition::even(rows, 2).unwrap(), row_len, granule)
@@ -203,18 +203,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_granule_is_where_its_middle_is(partition in partitions(), row_len in row_lens(), large: bool) {
-            // Long rows in small granules would be millions of them.
+        fn each_granule_is_stored_on_the_owner_of_its_middle(partition in partitions(), row_len in row_lens(), large: bool) {
+            // Long rows with small granules would give millions of granules.
             let granule = Granule::new(if large || row_len > 4096 { 2 << 20 } else { 4096 }).unwrap();
             let placement = Placement::plan(Kind::Continuous, &partition, row_len, granule).unwrap();
             let mut stored = Vec::new();
             for extent in placement.extents() {
-                prop_assert_eq!(extent.offset, stored.len() * granule.len(), "side by side, in whole granules");
+                prop_assert_eq!(extent.offset, stored.len() * granule.len(), "extents are adjacent and whole granules");
                 prop_assert_eq!(Some(extent.allocated), granule.round_up(extent.len));
                 stored.extend(vec![extent.rank; extent.allocated / granule.len()]);
             }
             prop_assert_eq!(&stored, &naive(&partition, row_len, granule.len()));
-            // What a rank stores differs from what it has by at most half a granule at either end.
+            // The bytes that a rank stores differ from its rows by at most half a granule at either end.
             for rank in (0..partition.ranks()).map(Rank) {
                 let has = bytes(&partition, rank, row_len).len();
                 let stores = placement.on(rank).map_or(0, |extent| extent.len);
@@ -223,7 +223,7 @@ mod tests {
         }
 
         #[test]
-        fn each_chunk_is_its_own_ranks(partition in partitions(), row_len in row_lens()) {
+        fn each_chunk_is_stored_on_its_rank(partition in partitions(), row_len in row_lens()) {
             let granule = Granule::new(64 << 10).unwrap();
             let placement = Placement::plan(Kind::Chunked, &partition, row_len, granule).unwrap();
             for rank in (0..partition.ranks()).map(Rank) {

@@ -1,4 +1,4 @@
-//! Reads and writes of contiguous rows in slices of host memory, which wait for the result.
+//! Reads and writes contiguous rows from and to slices of host memory. The calls wait for the result.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use zerocopy::IntoBytes;
 use crate::communicator::lend;
 use crate::{Element, Error, Result, WholeTensor};
 
-/// The bytes that are copied at once when rows are filled with a value, unless one row is longer.
+/// The length of the buffer from which rows are filled with a value, unless one row is longer.
 const FILL_LEN: usize = 1 << 20;
 
 impl WholeTensor {
-    /// Reads contiguous rows, of any rank. It waits for the result. Not collective. It sees what was written before the last
+    /// Reads contiguous rows of any rank. It waits for the result. Not collective. It sees rows that any rank wrote before the last
     /// [`barrier`](crate::Communicator::barrier).
     ///
     /// ```
@@ -42,7 +42,7 @@ impl WholeTensor {
         Ok(values)
     }
 
-    /// Reads as [`read_rows`](Self::read_rows), into a slice: the rows from `first` on, as many as the slice has.
+    /// Reads as [`read_rows`](Self::read_rows), into a slice: the rows from `first` on, as many as fit in the slice.
     ///
     /// # Errors
     /// As [`read_rows`](Self::read_rows); [`Error::PartialRow`] if the slice ends within a row.
@@ -61,8 +61,8 @@ impl WholeTensor {
         self.group().with_staging(|staging| self.write_rows_on(staging.stream(), first, rows.as_bytes()))
     }
 
-    /// Sets every element of this rank's own rows to a value, and waits until they are written. Not collective. Other ranks see
-    /// it after the next [`barrier`](crate::Communicator::barrier).
+    /// Sets every element of this rank's own rows to a value, and waits until they are written. Not collective. Other ranks see the
+    /// value after the next [`barrier`](crate::Communicator::barrier).
     ///
     /// # Errors
     /// [`Error::TypesDiffer`] as [`read_rows`](Self::read_rows); [`Error::Hal`].
@@ -88,7 +88,7 @@ impl WholeTensor {
         })
     }
 
-    /// Zeros for a number of rows.
+    /// A vector of zeros for `rows` rows.
     pub(super) fn zeros<T: Element>(&self, rows: u64) -> Result<Vec<T>> {
         self.check_type::<T>()?;
         let len = u128::from(rows) * self.row_len() as u128;
@@ -98,7 +98,7 @@ impl WholeTensor {
         Ok(vec![T::default(); to_usize(rows * self.elements())])
     }
 
-    /// Checks that elements are values of `T`, and that a slice of `given` of them is a number of rows.
+    /// Checks that `T` is the element type or its storage type, and that `given` elements are `rows` rows.
     pub(super) fn check_slice<T: Element>(&self, rows: u64, given: usize) -> Result<()> {
         self.check_type::<T>()?;
         let expected = u128::from(rows) * u128::from(self.elements());

@@ -1,18 +1,18 @@
-//! `WholeTensor`: a memory over all ranks with an element type and a shape, or a view of one.
+//! `WholeTensor`: a memory that is divided among all ranks, with an element type and a shape; also a view of one.
 
 use std::ops::Range;
 
 use wholemem_comm::Rank;
 use wholemem_hal::{Span, Stream};
 
-use super::gather_scatter::Table;
+use super::gather_scatter::TableOperand;
 use crate::{
     Communicator, Dtype, Element, ElementRef, Error, GlobalRef, Kind, Location, MemorySpec, Placement,
     Result, WholeMemory,
 };
 use wholemem_os::width::to_usize;
 
-/// The specification of a tensor. It is the same on all ranks.
+/// The specification of a tensor. It must be equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of its elements.
@@ -85,7 +85,7 @@ pub struct WholeTensor {
     offset: usize,
 }
 
-/// Rows of a tensor that are one range of addresses: usually those of a rank.
+/// Rows of a tensor that are one range of addresses, usually the rows of one rank.
 #[derive(Debug, Clone)]
 pub struct LocalRows {
     /// The numbers of the rows in the tensor.
@@ -105,10 +105,10 @@ impl WholeTensor {
         Self::create_for(group, spec, &[])
     }
 
-    /// Creates a tensor. `whose` is equal on all ranks too.
-    fn create_for(group: &Communicator, spec: &TensorSpec, whose: &[u64]) -> Result<Self> {
+    /// Creates a tensor. `like` identifies the tensor that it is created for, and must be equal on all ranks.
+    fn create_for(group: &Communicator, spec: &TensorSpec, like: &[u64]) -> Result<Self> {
         let TensorSpec { dtype, shape, .. } = spec;
-        let words = [&[u64::from(dtype.code())], &shape[..], whose].concat();
+        let words = [&[u64::from(dtype.code())], &shape[..], like].concat();
         let memory = WholeMemory::create_if(group, spec.memory(), &words)?;
         Ok(Self { memory, dtype: *dtype, shape: shape.clone(), first_row: 0, offset: 0 })
     }
@@ -160,7 +160,7 @@ impl WholeTensor {
         if spec.row_len > memory.row_len() {
             let (needed, len) = (spec.row_len as u128, memory.row_len());
             return Err(Error::TooShort {
-                what: "elements of a row",
+                items: "elements of a row",
                 count: spec.row_len as u64,
                 needed,
                 len,
@@ -178,7 +178,7 @@ impl WholeTensor {
         &self.memory
     }
 
-    /// The group it is divided among.
+    /// The group like ranks share the tensor.
     #[must_use]
     pub fn group(&self) -> &Communicator {
         self.memory.group()
@@ -241,7 +241,7 @@ impl WholeTensor {
         ElementRef { rows: self.global_ref(), row_len: self.row_len() as u64 }
     }
 
-    /// Some of its rows, as a tensor.
+    /// A view of a range of rows.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -253,10 +253,10 @@ impl WholeTensor {
         Ok(part)
     }
 
-    /// Some of its columns, as a tensor: a range of the second dimension.
+    /// A view of a range of columns: a range of the second dimension.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], also for a tensor of one dimension; [`Error::EmptyRow`] for no columns.
+    /// [`Error::OutOfRange`], also for a tensor of one dimension; [`Error::EmptyRow`] for an empty range.
     pub fn columns(&self, columns: Range<u64>) -> Result<Self> {
         let count = self.shape.get(1).copied().unwrap_or_default();
         check("columns", &columns, count)?;
@@ -332,7 +332,7 @@ impl WholeTensor {
         Ok(Some(LocalRows { rows, span, stride: self.stride() }))
     }
 
-    /// The offset of some rows, of which there is at least one, and the length from the first to the end of the last.
+    /// The offset of a non-empty range of rows, and the length from the start of the first to the end of the last row.
     fn bytes_of(&self, rows: &Range<u64>) -> (usize, usize) {
         let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
         (first, last + self.row_len() - first)
@@ -401,7 +401,7 @@ impl WholeTensor {
         let (row_len, rows) = (self.row_len(), (len / self.row_len()) as u64);
         if !len.is_multiple_of(row_len) {
             let needed = (u128::from(rows) + 1) * row_len as u128;
-            return Err(Error::TooShort { what: "rows", count: rows + 1, needed, len });
+            return Err(Error::TooShort { items: "rows", count: rows + 1, needed, len });
         }
         check("rows", &(first..first.saturating_add(rows)), self.row_count())?;
         if rows == 0 {
@@ -418,7 +418,7 @@ impl WholeTensor {
         to_usize(self.first_row + row) * self.stride() + self.offset
     }
 
-    /// Checks that there are such rows.
+    /// Checks that a range of rows is within the tensor.
     pub(super) fn check_rows(&self, rows: &Range<u64>) -> Result<()> {
         check("rows", rows, self.row_count())
     }
@@ -432,12 +432,16 @@ impl WholeTensor {
         self.first_row
     }
 
-    pub(crate) fn table(&self) -> Table {
-        Table { global: self.global_ref(), dtype: self.dtype, elements: self.elements() }
+    pub(crate) fn table(&self) -> TableOperand {
+        TableOperand { global: self.global_ref(), dtype: self.dtype, elements: self.elements() }
     }
 }
 
-fn check(what: &'static str, range: &Range<u64>, count: u64) -> Result<()> {
+fn check(dimension: &'static str, range: &Range<u64>, count: u64) -> Result<()> {
     let Range { start, end } = *range;
-    if start <= end && end <= count { Ok(()) } else { Err(Error::OutOfRange { what, start, end, count }) }
+    if start <= end && end <= count {
+        Ok(())
+    } else {
+        Err(Error::OutOfRange { dimension, start, end, count })
+    }
 }

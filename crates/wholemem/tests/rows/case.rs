@@ -1,4 +1,4 @@
-//! A case: a tensor over some ranks, indices, and a dense side with guards around it.
+//! A random case: a tensor, indices, and a row buffer with guard bytes around it.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer, Span, Stream};
 
 use super::naive;
 
-/// What lies around the dense side and between its rows, and must stay.
+/// The guard bytes around the row buffer and between its rows, which must not change.
 const GUARD: u8 = 0xA5;
 const GUARD_LEN: usize = 256;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Case {
+pub(crate) struct RowCase {
     pub(crate) rows_of_each: Vec<u64>,
     pub(crate) elements: u64,
     pub(crate) kind: Kind,
@@ -24,19 +24,19 @@ pub(crate) struct Case {
     pub(crate) dtype: Dtype,
     pub(crate) dense: Dtype,
     pub(crate) index: IndexType,
-    /// Elements between two rows of the dense side.
+    /// The number of elements between two rows of the row buffer.
     pub(crate) gap: usize,
     pub(crate) count: usize,
     pub(crate) on_bad: OnBadIndex,
-    /// A position with a bad index, and which.
+    /// A position with a bad index, and the index.
     pub(crate) bad_at: Option<(usize, i64)>,
     pub(crate) large_granule: bool,
-    /// Rows and columns of a part that is used instead of the whole, as fractions of 100.
+    /// The rows and columns of a view that is used instead of the whole tensor, in percent.
     pub(crate) view: Option<(Range<u64>, Range<u64>)>,
     pub(crate) seed: u64,
 }
 
-pub(crate) fn cases() -> impl Strategy<Value = Case> {
+pub(crate) fn cases() -> impl Strategy<Value = RowCase> {
     let rows = prop::collection::vec(prop_oneof![Just(0_u64), Just(1), 0_u64..9, 0_u64..1500], 1..6);
     let elements = prop_oneof![Just(1_u64), Just(3), Just(16), Just(25), 1_u64..80, Just(256)];
     let kinds = (
@@ -45,8 +45,9 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
     );
     let dtypes = (0..Dtype::NUMBERS.len(), any::<bool>(), 0..8_usize).prop_map(|(table, converts, other)| {
         let table = Dtype::NUMBERS[table];
-        let family: Vec<_> = Dtype::NUMBERS.into_iter().filter(|dtype| dtype.converts_to(table)).collect();
-        (table, if converts { family[other % family.len()] } else { table })
+        let convertible: Vec<_> =
+            Dtype::NUMBERS.into_iter().filter(|dtype| dtype.converts_to(table)).collect();
+        (table, if converts { convertible[other % convertible.len()] } else { table })
     });
     let index = prop_oneof![Just(IndexType::I32), Just(IndexType::I64)];
     let bad = prop::option::of((
@@ -81,7 +82,7 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
                 (large_granule, seed),
                 view,
             )| {
-                Case {
+                RowCase {
                     rows_of_each,
                     elements,
                     kind,
@@ -101,16 +102,16 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
         )
 }
 
-/// A sequence of numbers that a seed makes.
+/// A pseudo-random generator with a seed (xorshift).
 #[derive(Debug, Clone)]
-pub(crate) struct Dice(u64);
+pub(crate) struct SeededRandom(u64);
 
-impl Dice {
+impl SeededRandom {
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(stream) | 1)
     }
 
-    pub(crate) fn roll(&mut self, below: u64) -> u64 {
+    pub(crate) fn below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -118,9 +119,9 @@ impl Dice {
     }
 }
 
-/// The ranks of a case, its tensor on each of them, and what it holds.
-pub(crate) struct World {
-    case: Case,
+/// The ranks of a case, the tensor on each rank, and the expected rows.
+pub(crate) struct TensorModel {
+    case: RowCase,
     pub(crate) groups: Vec<Communicator>,
     tensors: Vec<WholeTensor>,
     streams: Vec<Stream>,
@@ -128,17 +129,17 @@ pub(crate) struct World {
     rows: Vec<Vec<u8>>,
 }
 
-impl Case {
-    pub(crate) fn world(&self) -> World {
+impl RowCase {
+    pub(crate) fn model(&self) -> TensorModel {
         let granule = Granule::new(if self.large_granule { 2 << 20 } else { 64 << 10 }).unwrap();
         let ranks = self.rows_of_each.len();
         // Two ranks share a device.
         let backend = Backend::host(HostConfig::virtual_devices(ranks.div_ceil(2)).granule(granule)).unwrap();
-        self.world_on(&backend)
+        self.model_on(&backend)
     }
 
-    /// The same ranks on the devices of a backend, however many there are.
-    pub(crate) fn world_on(&self, backend: &Backend) -> World {
+    /// Creates the ranks of the case on the devices of a backend.
+    pub(crate) fn model_on(&self, backend: &Backend) -> TensorModel {
         let count = backend.devices().len();
         let devices: Vec<_> = (0..self.rows_of_each.len())
             .map(|rank| backend.device((rank / 2 % count) as u32).unwrap())
@@ -153,9 +154,9 @@ impl Case {
         let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
         let tensors = tensors.iter().map(|tensor| self.part(tensor)).collect::<Vec<_>>();
         let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
-        let mut world = World { case: self.clone(), groups, tensors, streams, rows: Vec::new() };
-        world.fill();
-        world
+        let mut model = TensorModel { case: self.clone(), groups, tensors, streams, rows: Vec::new() };
+        model.fill();
+        model
     }
 
     fn part(&self, tensor: &WholeTensor) -> WholeTensor {
@@ -168,19 +169,20 @@ impl Case {
     }
 }
 
-impl Case {
-    fn has_halves(&self) -> bool {
+impl RowCase {
+    fn has_16_bit_floats(&self) -> bool {
         [self.dtype, self.dense].iter().any(|dtype| matches!(dtype, Dtype::F16 | Dtype::Bf16))
     }
 }
 
-impl World {
-    /// Every rank writes its own rows, by way of its own device.
+impl TensorModel {
+    /// Every rank writes its own rows through its own device.
     fn fill(&mut self) {
-        let (row_len, dtype, halves) = (self.tensors[0].row_len(), self.case.dtype, self.case.has_halves());
-        let mut dice = Dice::new(self.case.seed, 1);
+        let (row_len, dtype, halves) =
+            (self.tensors[0].row_len(), self.case.dtype, self.case.has_16_bit_floats());
+        let mut random = SeededRandom::new(self.case.seed, 1);
         self.rows = (0..self.tensors[0].row_count())
-            .map(|_| values(&mut dice, dtype, halves, row_len / dtype.len()))
+            .map(|_| values(&mut random, dtype, halves, row_len / dtype.len()))
             .collect();
         for (tensor, stream) in self.tensors.iter().zip(&self.streams) {
             if let Some(local) = tensor.local() {
@@ -197,20 +199,20 @@ impl World {
             .unwrap();
     }
 
-    /// Every rank sees every row, however it looks.
-    fn expect_rows(&self, when: &str) {
+    /// Checks that every rank reads the expected rows.
+    fn expect_rows(&self, step: &str) {
         for (tensor, stream) in self.tensors.iter().zip(&self.streams) {
             let mut seen = vec![0; self.rows.len() * tensor.row_len()];
             tensor.read_rows_on(stream, 0, &mut seen).unwrap();
-            assert!(seen == self.rows.concat(), "{when}: rank {} sees other rows", tensor.group().rank());
+            assert!(seen == self.rows.concat(), "{step}: rank {} reads wrong rows", tensor.group().rank());
         }
     }
 
-    /// Indices of a rank, as numbers and as memory.
+    /// The indices of a rank, as numbers and in memory.
     fn indices(&self, rank: Rank, round: u64) -> (Vec<i64>, Option<PinnedBuffer>) {
-        let mut dice = Dice::new(self.case.seed, 100 * round + u64::from(rank.0) + 2);
+        let mut random = SeededRandom::new(self.case.seed, 100 * round + u64::from(rank.0) + 2);
         let count = if self.rows.is_empty() && self.case.bad_at.is_none() { 0 } else { self.case.count };
-        let mut indices: Vec<_> = (0..count).map(|_| dice.roll(self.rows.len() as u64) as i64).collect();
+        let mut indices: Vec<_> = (0..count).map(|_| random.below(self.rows.len() as u64) as i64).collect();
         if let Some((position, bad)) = self.case.bad_at
             && position < count
         {
@@ -220,7 +222,7 @@ impl World {
             IndexType::I32 => indices
                 .iter_mut()
                 .flat_map(|index| {
-                    // What does not fit is what its lower half says.
+                    // An index that does not fit in 32 bits is truncated.
                     let short = *index as i32;
                     *index = short.into();
                     short.to_ne_bytes()
@@ -248,8 +250,8 @@ impl World {
         !usize::try_from(index).is_ok_and(|index| index < self.rows.len())
     }
 
-    /// What a call with these indices must answer.
-    fn answer(&self, indices: &[i64]) -> Result<(), Error> {
+    /// The expected result of a call with these indices.
+    fn expected_result(&self, indices: &[i64]) -> Result<(), Error> {
         match (indices.iter().position(|index| self.is_bad(*index)), self.case.on_bad) {
             (Some(at), OnBadIndex::Note) => Err(Error::BadIndex {
                 position: at as u64,
@@ -266,7 +268,7 @@ impl World {
         (row_len, stride, count.saturating_sub(1) * stride + row_len)
     }
 
-    /// A dense side with these rows, guards around them and between them.
+    /// A row buffer with these rows, and guard bytes around and between them.
     fn dense(&self, rank: Rank, rows: &[Vec<u8>]) -> (PinnedBuffer, RowBuffer) {
         let (row_len, stride, len) = self.dense_layout(rows.len());
         let buffer = PinnedBuffer::create(self.groups[rank.index()].device(), len + 2 * GUARD_LEN).unwrap();
@@ -288,7 +290,7 @@ impl World {
         let (tensor, stream) = (&self.tensors[rank.index()], &self.streams[rank.index()]);
         assert_eq!(
             tensor.gather_on_sync(stream, &self.operand(&buffer.all()), &dense),
-            self.answer(&indices)
+            self.expected_result(&indices)
         );
 
         let mut expected = vec![GUARD; output.len()];
@@ -317,28 +319,35 @@ impl World {
         self.add(Order::Any);
     }
 
-    /// Rows to scatter, of the dense side's type.
+    /// Random rows to scatter, of the row buffer's type.
     fn input(&self, rank: Rank, round: u64, count: usize) -> Vec<Vec<u8>> {
-        let mut dice = Dice::new(self.case.seed, 1000 * round + u64::from(rank.0));
+        let mut random = SeededRandom::new(self.case.seed, 1000 * round + u64::from(rank.0));
         let elements = self.tensors[0].row_len() / self.case.dtype.len();
-        (0..count).map(|_| values(&mut dice, self.case.dense, self.case.has_halves(), elements)).collect()
+        (0..count)
+            .map(|_| values(&mut random, self.case.dense, self.case.has_16_bit_floats(), elements))
+            .collect()
     }
 
-    /// Has every rank put rows by indices of its own, and returns what each has put where, as the table's elements.
-    fn put(&self, round: u64, put: Put, order: Order) -> Vec<(usize, Vec<u8>)> {
+    /// Scatters rows on every rank with its own indices. Returns the valid indices and rows of all ranks, in the table's element
+    /// type.
+    fn scatter_all(&self, round: u64, scatter_all: ScatterCall, order: Order) -> Vec<(usize, Vec<u8>)> {
         let all = Communicator::on_each(&self.groups, |group| {
             let rank = group.rank();
             let (indices, buffer) = self.indices(rank, round);
             let rows = self.input(rank, round, indices.len());
-            let (_kept, dense) = self.dense(rank, &rows);
-            let nothing = PinnedBuffer::create(group.device(), 8)?;
-            // A collective call is everybody's, also with nothing to put.
+            let (_buffer, dense) = self.dense(rank, &rows);
+            let empty_buffer = PinnedBuffer::create(group.device(), 8)?;
+            // All ranks make a collective call, also without rows.
             let operand = buffer.as_ref().map_or_else(
-                || self.operand(&nothing.all().part(0, 0).unwrap()),
+                || self.operand(&empty_buffer.all().part(0, 0).unwrap()),
                 |buffer| self.operand(&buffer.all()),
             );
             let (tensor, stream) = (&self.tensors[rank.index()], &self.streams[rank.index()]);
-            assert_eq!(put(tensor, stream, &operand, &dense, order), self.answer(&indices), "rank {rank}");
+            assert_eq!(
+                scatter_all(tensor, stream, &operand, &dense, order),
+                self.expected_result(&indices),
+                "rank {rank}"
+            );
             let good = indices.into_iter().zip(rows).filter(|(index, _)| !self.is_bad(*index));
             let converted = |row: &[u8]| naive::convert(row, self.case.dense, self.case.dtype);
             Ok(good.map(|(index, row)| (index as usize, converted(&row))).collect::<Vec<_>>())
@@ -347,17 +356,17 @@ impl World {
         all.unwrap().concat()
     }
 
-    /// Scatters; where several rows are for one place, every piece of it must be one of theirs.
+    /// Scatters in any order. If several rows have the same index, every element or 16-byte block must come from one of them.
     pub(crate) fn scatter(&mut self) {
-        let put = self.put(2, WholeTensor::scatter_on_sync, Order::Any);
+        let scatter_all = self.scatter_all(2, WholeTensor::scatter_on_sync, Order::Any);
         let seen = self.seen();
-        // Pieces that lie across two cache lines may come in two, but elements do not.
+        // Blocks across two cache lines may be torn, but elements are not.
         let aligned = self.tensors[0].stride().is_multiple_of(16) && self.case.view.is_none();
         let converts = self.case.dense != self.case.dtype;
         let piece = if aligned && !converts { 16 } else { self.case.dtype.len() };
         for (at, (row, before)) in seen.iter().zip(&self.rows).enumerate() {
             let mut candidates: Vec<_> =
-                put.iter().filter(|(index, _)| *index == at).map(|(_, row)| row).collect();
+                scatter_all.iter().filter(|(index, _)| *index == at).map(|(_, row)| row).collect();
             if candidates.is_empty() {
                 candidates.push(before);
             }
@@ -373,24 +382,24 @@ impl World {
         self.expect_rows("after scattering");
     }
 
-    /// Scatters in a fixed order: the last row in it stays.
+    /// Scatters in a fixed order: the last row with an index remains.
     pub(crate) fn scatter_fixed(&mut self) {
-        for (at, row) in self.put(3, WholeTensor::scatter_on_sync, Order::Fixed) {
+        for (at, row) in self.scatter_all(3, WholeTensor::scatter_on_sync, Order::Fixed) {
             self.rows[at] = row;
         }
         self.expect_rows("after scattering in a fixed order");
     }
 
-    /// Adds numbers so small that no sum is rounded, or in a fixed order any.
+    /// Adds rows. The values are small, so that sums are exact in any order.
     pub(crate) fn add(&mut self, order: Order) {
         let round = if order == Order::Fixed { 4 } else { 5 };
-        for (at, row) in self.put(round, WholeTensor::scatter_add_on_sync, order) {
+        for (at, row) in self.scatter_all(round, WholeTensor::scatter_add_on_sync, order) {
             naive::add(&mut self.rows[at], &row, self.case.dtype);
         }
         self.expect_rows("after adding");
     }
 
-    /// All rows, as rank 0 sees them.
+    /// All rows, as rank 0 reads them.
     fn seen(&self) -> Vec<Vec<u8>> {
         let row_len = self.tensors[0].row_len();
         let mut seen = vec![0; self.rows.len() * row_len];
@@ -399,23 +408,23 @@ impl World {
     }
 }
 
-type Put = fn(&WholeTensor, &Stream, &Indices, &RowBuffer, Order) -> Result<(), Error>;
+type ScatterCall = fn(&WholeTensor, &Stream, &Indices, &RowBuffer, Order) -> Result<(), Error>;
 
 fn index(row: u64) -> usize {
     usize::try_from(row).unwrap()
 }
 
-/// Elements of a type. Where there are halves, they are small whole numbers, so that a few hundred of them have an exact
-/// sum; of the others, any few hundred have.
-fn values(dice: &mut Dice, dtype: Dtype, halves: bool, count: usize) -> Vec<u8> {
+/// Random elements. If 16-bit floats are involved, the values are -1, 0 and 1; otherwise multiples of 1/8. Sums of a few hundred of
+/// them are exact.
+fn values(random: &mut SeededRandom, dtype: Dtype, halves: bool, count: usize) -> Vec<u8> {
     if dtype == Dtype::U8 {
-        // The long way round takes long for rows of megabytes.
-        return (0..count).map(|_| dice.roll(256) as u8).collect();
+        // A fast path, because rows may have megabytes.
+        return (0..count).map(|_| random.below(256) as u8).collect();
     }
     let mut value = || match dtype {
-        _ if halves => naive::Value::Float(dice.roll(3) as f64 - 1.0),
-        dtype if dtype.is_float() => naive::Value::Float((dice.roll(1000) as f64 - 500.0) / 8.0),
-        _ => naive::Value::Integer(i128::from(dice.roll(1000)) * 7919 - 300),
+        _ if halves => naive::ExactValue::Float(random.below(3) as f64 - 1.0),
+        dtype if dtype.is_float() => naive::ExactValue::Float((random.below(1000) as f64 - 500.0) / 8.0),
+        _ => naive::ExactValue::Integer(i128::from(random.below(1000)) * 7919 - 300),
     };
     (0..count).flat_map(|_| naive::write(dtype, value())).collect()
 }

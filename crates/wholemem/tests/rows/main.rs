@@ -1,4 +1,4 @@
-//! Gather and scatter against a naive loop, on every kind of memory, partition, type and stride.
+//! Tests of gather and scatter, compared with a naive loop, for every kind of memory, partition, type and stride.
 
 #![expect(
     clippy::unwrap_used,
@@ -12,7 +12,7 @@ mod case;
 mod gpu;
 mod naive;
 
-use case::{Case, cases};
+use case::{RowCase, cases};
 use proptest::prelude::*;
 use wholemem::{Communicator, Dtype, IndexType, Kind, Location, OnBadIndex, Order};
 
@@ -20,39 +20,39 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(4096) / 4, ..ProptestConfig::default() })]
 
     #[test]
-    fn gathers_agree_with_a_naive_loop(case in cases()) {
-        let world = case.world();
-        Communicator::on_each(&world.groups, |group| { world.gather(group); Ok(()) }).unwrap();
+    fn gathers_match_a_naive_loop(case in cases()) {
+        let model = case.model();
+        Communicator::on_each(&model.groups, |group| { model.gather(group); Ok(()) }).unwrap();
     }
 
     #[test]
-    fn scatters_agree_with_a_naive_loop(case in cases()) {
-        case.world().scatter();
+    fn scatters_match_a_naive_loop(case in cases()) {
+        case.model().scatter();
     }
 
     #[test]
-    fn scatters_in_a_fixed_order_agree_with_a_naive_loop(case in cases()) {
-        case.world().scatter_fixed();
+    fn scatters_in_a_fixed_order_match_a_naive_loop(case in cases()) {
+        case.model().scatter_fixed();
     }
 
     #[test]
-    fn sums_agree_with_a_naive_loop(case in cases()) {
-        let mut world = case.world();
-        world.add(Order::Any);
-        world.add(Order::Fixed);
+    fn additions_match_a_naive_loop(case in cases()) {
+        let mut model = case.model();
+        model.add(Order::Any);
+        model.add(Order::Fixed);
     }
 }
 
-/// The cases that must hold, whatever chance comes to.
+/// Edge cases that run in addition to the random cases.
 #[test]
-fn the_hard_partitions_agree_with_a_naive_loop() {
-    for case in hard_cases() {
-        case.world().all();
+fn fixed_cases_match_a_naive_loop() {
+    for case in fixed_cases() {
+        case.model().all();
     }
 }
 
-fn hard_cases() -> Vec<Case> {
-    let hard: [(&[u64], u64); 8] = [
+fn fixed_cases() -> Vec<RowCase> {
+    let partitions: [(&[u64], u64); 8] = [
         (&[0], 25),
         (&[1], 1),
         (&[0, 1, 0], 3),
@@ -67,7 +67,7 @@ fn hard_cases() -> Vec<Case> {
         (Kind::Chunked, Location::Device),
         (Kind::Chunked, Location::Host),
     ];
-    let case = |(rows_of_each, elements): (&[u64], u64), (kind, location)| Case {
+    let case = |(rows_of_each, elements): (&[u64], u64), (kind, location)| RowCase {
         rows_of_each: rows_of_each.to_vec(),
         elements,
         kind,
@@ -83,5 +83,5 @@ fn hard_cases() -> Vec<Case> {
         view: None,
         seed: 7,
     };
-    hard.into_iter().flat_map(|hard| places.map(|place| case(hard, place))).collect()
+    partitions.into_iter().flat_map(|partition| places.map(|place| case(partition, place))).collect()
 }

@@ -1,55 +1,55 @@
-//! The oracle: rows as plain vectors, conversions and sums written out once more, and differently.
+//! The reference for the tests: conversions and additions of rows in plain vectors, implemented independently of the library.
 
 use half::{bf16, f16};
 use wholemem::Dtype;
 
-/// An element as its exact value: every float is a double, every integer fits 128 bits.
+/// The exact value of an element: every float type is exact in `f64`, every integer type in `i128`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum ExactValue {
     Float(f64),
     Integer(i128),
 }
 
-pub(crate) fn read(dtype: Dtype, bytes: &[u8]) -> Value {
+pub(crate) fn read(dtype: Dtype, bytes: &[u8]) -> ExactValue {
     macro_rules! number {
         ($type:ty) => {
             <$type>::from_ne_bytes(bytes.try_into().unwrap())
         };
     }
     match dtype {
-        Dtype::U8 => Value::Integer(number!(u8).into()),
-        Dtype::I8 => Value::Integer(number!(i8).into()),
-        Dtype::U16 => Value::Integer(number!(u16).into()),
-        Dtype::I16 => Value::Integer(number!(i16).into()),
-        Dtype::U32 => Value::Integer(number!(u32).into()),
-        Dtype::I32 => Value::Integer(number!(i32).into()),
-        Dtype::U64 => Value::Integer(number!(u64).into()),
-        Dtype::I64 => Value::Integer(number!(i64).into()),
-        Dtype::F16 => Value::Float(number!(f16).to_f64()),
-        Dtype::Bf16 => Value::Float(number!(bf16).to_f64()),
-        Dtype::F32 => Value::Float(number!(f32).into()),
-        Dtype::F64 => Value::Float(number!(f64)),
-        other => panic!("an unknown type: {other}"),
+        Dtype::U8 => ExactValue::Integer(number!(u8).into()),
+        Dtype::I8 => ExactValue::Integer(number!(i8).into()),
+        Dtype::U16 => ExactValue::Integer(number!(u16).into()),
+        Dtype::I16 => ExactValue::Integer(number!(i16).into()),
+        Dtype::U32 => ExactValue::Integer(number!(u32).into()),
+        Dtype::I32 => ExactValue::Integer(number!(i32).into()),
+        Dtype::U64 => ExactValue::Integer(number!(u64).into()),
+        Dtype::I64 => ExactValue::Integer(number!(i64).into()),
+        Dtype::F16 => ExactValue::Float(number!(f16).to_f64()),
+        Dtype::Bf16 => ExactValue::Float(number!(bf16).to_f64()),
+        Dtype::F32 => ExactValue::Float(number!(f32).into()),
+        Dtype::F64 => ExactValue::Float(number!(f64)),
+        other => panic!("unsupported type {other}"),
     }
 }
 
-pub(crate) fn write(dtype: Dtype, value: Value) -> Vec<u8> {
+pub(crate) fn write(dtype: Dtype, value: ExactValue) -> Vec<u8> {
     match (dtype, value) {
-        (Dtype::F16, Value::Float(value)) => {
+        (Dtype::F16, ExactValue::Float(value)) => {
             nearest(value, f16::from_f64(value).to_bits(), |bits| f16::from_bits(bits).to_f64()).to_vec()
         }
-        (Dtype::Bf16, Value::Float(value)) => {
+        (Dtype::Bf16, ExactValue::Float(value)) => {
             nearest(value, bf16::from_f64(value).to_bits(), |bits| bf16::from_bits(bits).to_f64()).to_vec()
         }
-        (Dtype::F32, Value::Float(value)) => (value as f32).to_ne_bytes().to_vec(),
-        (Dtype::F64, Value::Float(value)) => value.to_ne_bytes().to_vec(),
-        // The lower bits of a number in two's complement.
-        (dtype, Value::Integer(value)) => value.to_le_bytes()[..dtype.len()].to_vec(),
-        (dtype, value) => panic!("{value:?} is no {dtype}"),
+        (Dtype::F32, ExactValue::Float(value)) => (value as f32).to_ne_bytes().to_vec(),
+        (Dtype::F64, ExactValue::Float(value)) => value.to_ne_bytes().to_vec(),
+        // Integers are truncated to the lower bits.
+        (dtype, ExactValue::Integer(value)) => value.to_le_bytes()[..dtype.len()].to_vec(),
+        (dtype, value) => panic!("{value:?} is not a value of {dtype}"),
     }
 }
 
-/// Of a number of two bytes and its neighbours, the one nearest to `value`, and of two that are as near, the even one.
+/// Rounds `value` to a 16-bit float, to nearest with ties to even: the best of `about` and its two neighbours.
 fn nearest(value: f64, about: u16, read: impl Fn(u16) -> f64) -> [u8; 2] {
     if !read(about).is_finite() {
         return about.to_ne_bytes();
@@ -70,14 +70,14 @@ pub(crate) fn convert(row: &[u8], from: Dtype, to: Dtype) -> Vec<u8> {
 
 pub(crate) fn add(target: &mut [u8], row: &[u8], dtype: Dtype) {
     if dtype == Dtype::U8 {
-        // The long way round takes long for rows of megabytes.
+        // A fast path, because rows may have megabytes.
         return target.iter_mut().zip(row).for_each(|(place, byte)| *place = place.wrapping_add(*byte));
     }
     for (place, bytes) in target.chunks_exact_mut(dtype.len()).zip(row.chunks_exact(dtype.len())) {
         let sum = match (read(dtype, place), read(dtype, bytes)) {
-            (Value::Float(a), Value::Float(b)) => Value::Float(a + b),
-            (Value::Integer(a), Value::Integer(b)) => Value::Integer(a + b),
-            other => panic!("a type has two natures: {other:?}"),
+            (ExactValue::Float(a), ExactValue::Float(b)) => ExactValue::Float(a + b),
+            (ExactValue::Integer(a), ExactValue::Integer(b)) => ExactValue::Integer(a + b),
+            other => panic!("values of different kinds: {other:?}"),
         };
         place.copy_from_slice(&write(dtype, sum));
     }

@@ -1,4 +1,4 @@
-//! What is wrong with the arguments of a typed call, told with its values; nothing is read or written then.
+//! Errors of the arguments of typed calls. The errors have the values of the arguments, and no memory is accessed.
 
 use std::time::Duration;
 
@@ -20,39 +20,43 @@ fn table(backend: &Backend, spec: &TensorSpec) -> WholeTensor {
 }
 
 #[test]
-fn another_element_type_is_refused() {
+fn another_element_type_is_rejected() {
     for backend in backends() {
         let table = table(&backend, &TensorSpec::of::<f32>(&[10, 4]));
         let differ = |rows| Error::TypesDiffer { table: Dtype::F32, rows };
         assert_eq!(table.gather::<f64>(&[0]).unwrap_err(), differ(Dtype::F64));
-        assert_eq!(table.gather::<u32>(&[]).unwrap_err(), differ(Dtype::U32), "also for no rows");
+        assert_eq!(table.gather::<u32>(&[]).unwrap_err(), differ(Dtype::U32), "also without rows");
         assert_eq!(table.gather_into(&[0], &mut [0_i32; 4]).unwrap_err(), differ(Dtype::I32));
-        assert_eq!(table.scatter(&[0], &[0_u8; 16]).unwrap_err(), differ(Dtype::U8), "the same bytes");
+        assert_eq!(
+            table.scatter(&[0], &[0_u8; 16]).unwrap_err(),
+            differ(Dtype::U8),
+            "also with the same number of bytes"
+        );
         assert_eq!(table.scatter_add(&[0], &[f16::ONE; 4]).unwrap_err(), differ(Dtype::F16));
         assert_eq!(table.read_rows::<i8>(0..1).unwrap_err(), differ(Dtype::I8));
         assert_eq!(table.read_rows_into(0, &mut [[0_f32; 2]; 2]).unwrap_err(), differ(Dtype::Complex64));
         assert_eq!(table.write_rows(0, &[0_i64; 4]).unwrap_err(), differ(Dtype::I64));
         assert_eq!(table.fill_local(1_u64).unwrap_err(), differ(Dtype::U64));
-        let message = "the table holds f32 and the rows f64: ask for a conversion, or give rows of f32";
+        let message = "the table has elements of type f32 and the rows of type f64: request a conversion, or pass rows of f32";
         assert_eq!(differ(Dtype::F64).to_string(), message);
     }
 }
 
 #[test]
-fn elements_that_are_no_numbers_are_moved_as_their_storage() {
+fn types_that_are_not_numbers_are_copied_as_their_storage_type() {
     for backend in backends() {
         let table = table(&backend, &TensorSpec::new(Dtype::Bool, &[10, 4]));
         table.scatter(&[3], &[1_u8, 0, 1, 1]).unwrap();
         assert_eq!(table.gather::<u8>(&[3]).unwrap(), [1, 0, 1, 1]);
         assert_eq!(table.read_rows::<u8>(3..4).unwrap(), [1, 0, 1, 1]);
-        let refused = Error::OpNotForType { op: ReduceOp::Sum, dtype: Dtype::Bool };
-        assert_eq!(table.scatter_add(&[3], &[1_u8; 4]).unwrap_err(), refused);
-        assert_eq!(table.scatter_add::<u8>(&[], &[]).unwrap_err(), refused, "also for no rows");
+        let unsupported = Error::OpNotForType { op: ReduceOp::Sum, dtype: Dtype::Bool };
+        assert_eq!(table.scatter_add(&[3], &[1_u8; 4]).unwrap_err(), unsupported);
+        assert_eq!(table.scatter_add::<u8>(&[], &[]).unwrap_err(), unsupported, "also without rows");
     }
 }
 
 #[test]
-fn a_slice_has_exactly_the_elements_of_the_rows() {
+fn a_slice_of_another_length_than_the_rows_is_rejected() {
     for backend in backends() {
         let table = table(&backend, &TensorSpec::of::<i16>(&[10, 4]));
         let differs = |rows, expected, given| Error::CountDiffers { rows, expected, given };
@@ -69,26 +73,29 @@ fn a_slice_has_exactly_the_elements_of_the_rows() {
             assert_eq!(table.read_rows_into(0, &mut vec![5_i16; given]), partial);
         }
         assert_eq!(table.read_rows::<i16>(0..10).unwrap(), [0; 40], "nothing was written");
-        let message = "2 rows have 8 elements, and the slice has 9";
+        let message = "2 rows have 8 elements, but the slice has 9";
         assert_eq!((differs(2, 8, 9).to_string(), differs(2, 8, 9).code()), (message.to_owned(), 1031));
         let partial = Error::PartialRow { given: 41, row: 4 };
-        assert_eq!((&*partial.to_string(), partial.code()), ("41 elements are not whole rows of 4", 1032));
+        assert_eq!(
+            (&*partial.to_string(), partial.code()),
+            ("41 elements are not a whole number of rows of 4 elements", 1032)
+        );
     }
 }
 
 #[test]
-fn rows_outside_the_tensor_are_refused() {
+fn rows_outside_the_tensor_are_rejected() {
     for backend in backends() {
         let table = table(&backend, &TensorSpec::of::<u8>(&[10, 4])).rows(2..8).unwrap();
-        let out = |start, end| Error::OutOfRange { what: "rows", start, end, count: 6 };
-        assert_eq!(table.read_rows::<u8>(0..7).unwrap_err(), out(0, 7));
-        #[expect(clippy::reversed_empty_ranges, reason = "it is refused")]
+        let out_of_range = |start, end| Error::OutOfRange { dimension: "rows", start, end, count: 6 };
+        assert_eq!(table.read_rows::<u8>(0..7).unwrap_err(), out_of_range(0, 7));
+        #[expect(clippy::reversed_empty_ranges, reason = "the test passes a reversed range")]
         let reversed = table.read_rows::<u8>(5..4);
-        assert_eq!(reversed.unwrap_err(), out(5, 4));
-        assert_eq!(table.read_rows::<u8>(0..u64::MAX).unwrap_err(), out(0, u64::MAX));
-        assert_eq!(table.read_rows_into(5, &mut [0_u8; 8]).unwrap_err(), out(5, 7));
-        assert_eq!(table.write_rows(6, &[0_u8; 4]).unwrap_err(), out(6, 7));
-        assert_eq!(table.write_rows(u64::MAX, &[0_u8; 4]).unwrap_err(), out(u64::MAX, u64::MAX));
+        assert_eq!(reversed.unwrap_err(), out_of_range(5, 4));
+        assert_eq!(table.read_rows::<u8>(0..u64::MAX).unwrap_err(), out_of_range(0, u64::MAX));
+        assert_eq!(table.read_rows_into(5, &mut [0_u8; 8]).unwrap_err(), out_of_range(5, 7));
+        assert_eq!(table.write_rows(6, &[0_u8; 4]).unwrap_err(), out_of_range(6, 7));
+        assert_eq!(table.write_rows(u64::MAX, &[0_u8; 4]).unwrap_err(), out_of_range(u64::MAX, u64::MAX));
         table.write_rows::<u8>(6, &[]).unwrap();
         for index in [-1, 6, i64::MIN, i64::MAX] {
             let bad = Error::BadIndex { position: 1, index: Some(index), rows: Some(6) };
@@ -101,9 +108,9 @@ fn rows_outside_the_tensor_are_refused() {
     }
 }
 
-/// Adding to host memory is collective: a rank with wrong arguments must not leave the others waiting.
+/// Adding to host memory is collective: if one rank passes invalid arguments, the other ranks must not wait for it.
 #[test]
-fn wrong_arguments_of_one_rank_are_the_error_of_all_in_a_collective_call() {
+fn invalid_arguments_of_one_rank_fail_a_collective_call_on_all_ranks() {
     for backend in backends() {
         let devices = [backend.device(0).unwrap(), backend.device(1).unwrap()];
         let comms = Communicator::local(&devices).unwrap();
@@ -117,8 +124,8 @@ fn wrong_arguments_of_one_rank_are_the_error_of_all_in_a_collective_call() {
             })
             .unwrap()
         };
-        let why = "1 rows have 4 elements, and the slice has 5".to_owned();
-        let error = Error::OnRank { rank: Rank(1), code: 1031, why, hint: None };
+        let reason = "1 rows have 4 elements, but the slice has 5".to_owned();
+        let error = Error::OnRank { rank: Rank(1), code: 1031, reason, hint: None };
         assert_eq!(add(5), [Err(error.clone()), Err(error)]);
         assert_eq!(add(4), [Ok(()), Ok(())], "the group remains usable");
         let none = Communicator::on_each(&comms, |comm| {
@@ -134,9 +141,9 @@ fn wrong_arguments_of_one_rank_are_the_error_of_all_in_a_collective_call() {
     }
 }
 
-/// One function with every kind of error, as a user's would be.
+/// A user's function that returns the errors of all crates with `?`.
 #[test]
-fn every_error_becomes_the_error_of_this_crate() {
+fn errors_of_all_crates_convert_to_the_error_of_this_crate() {
     fn fails(which: u8) -> wholemem::Result<()> {
         match which {
             0 => drop(Backend::host(HostConfig::default())?.device(99)?),
@@ -153,7 +160,7 @@ fn every_error_becomes_the_error_of_this_crate() {
     assert_eq!((error.code(), error.to_string()), (1030, "cannot use 0 bytes of memory".to_owned()));
 }
 
-/// A call that does not wait leaves its bad index to the next one, which does nothing then.
+/// A bad index of a call that does not wait is reported by the next call, which then does nothing.
 #[test]
 fn a_bad_index_of_an_earlier_call_is_reported_once() {
     use wholemem::{Indices, RowBuffer};

@@ -1,4 +1,4 @@
-//! The same on a GPU; what launches no kernel also over the fake driver.
+//! Typed calls on a GPU. Calls that launch no kernel also run on the fake driver.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -6,14 +6,14 @@ use wholemem::{Communicator, Kind, TensorSpec, WholeTensor};
 use wholemem_testkit::{FakeCuda, cuda};
 
 use super::case::cases;
-use super::play;
+use super::run;
 
 #[test]
-fn calls_agree_with_a_naive_model() {
+fn typed_calls_match_the_model() {
     let Some(backend) = cuda::backend() else { return };
     TestRunner::new(ProptestConfig { cases: 64, ..ProptestConfig::default() })
         .run(&cases(), |case| {
-            play(&case, &backend);
+            run(&case, &backend);
             Ok(())
         })
         .unwrap();
@@ -24,7 +24,7 @@ mod suite {
 
     /// Device memory is not accessible to the CPU, so every byte is staged.
     #[test]
-    fn rows_of_device_memory_are_filled_written_and_read() {
+    fn rows_in_device_memory_are_filled_written_and_read() {
         let Some(backend) = cuda::backend() else { return };
         let device = backend.device(0).unwrap();
         let comms = Communicator::local(&vec![device; 3]).unwrap();
@@ -48,7 +48,7 @@ mod suite {
 }
 
 #[test]
-fn rows_are_moved_over_the_fake_driver() {
+fn the_suite_passes_on_the_fake_driver() {
     let Some(fake) = FakeCuda::install() else { return };
     let passed = fake.rerun(&["gpu::suite::"], &[]);
     assert_eq!(passed, 1);

@@ -1,5 +1,5 @@
-//! Typed calls on slices of host memory, against a naive model: on streams that run inline, and on streams that run late,
-//! as those of GPUs do.
+//! Tests of typed calls on slices of host memory, compared with a naive model: on streams that run inline, and on deferred streams,
+//! which behave as those of GPUs.
 
 #![expect(
     clippy::unwrap_used,
@@ -17,20 +17,20 @@ mod value;
 
 use std::fmt::Debug;
 
-use case::{Case, cases};
+use case::{SliceCase, cases};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use value::Value;
+use value::TestValue;
 use wholemem::{Element, Kind, Location};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_testkit::Deferred;
 
-/// Runs every call on one of the element types.
-fn play(case: &Case, backend: &Backend) {
-    fn of<T: Value + Element + PartialEq + Debug>(case: &Case, backend: &Backend) {
-        case.play::<T>(backend);
+/// Runs a case with one of the element types.
+fn run(case: &SliceCase, backend: &Backend) {
+    fn of<T: TestValue + Element + PartialEq + Debug>(case: &SliceCase, backend: &Backend) {
+        case.run::<T>(backend);
     }
-    let types: [fn(&Case, &Backend); 13] = [
+    let types: [fn(&SliceCase, &Backend); 13] = [
         of::<u8>,
         of::<i8>,
         of::<u16>,
@@ -56,26 +56,26 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(4096) / 4, ..ProptestConfig::default() })]
 
     #[test]
-    fn calls_in_place_agree_with_a_naive_model(case in cases()) {
-        play(&case, &Backend::host(devices()).unwrap());
+    fn inline_calls_match_the_model(case in cases()) {
+        run(&case, &Backend::host(devices()).unwrap());
     }
 
     #[test]
-    fn staged_calls_agree_with_a_naive_model(case in cases()) {
-        play(&case, &Deferred::backend(devices(), case.seed).unwrap());
+    fn staged_calls_match_the_model(case in cases()) {
+        run(&case, &Deferred::backend(devices(), case.seed).unwrap());
     }
 }
 
-/// Every element type over partitions with empty ranks, whatever chance comes to.
+/// Every element type with partitions that have empty ranks, independent of the random cases.
 #[test]
-fn every_element_type_agrees_with_a_naive_model() {
+fn every_element_type_matches_the_model() {
     for element_type in 0..13 {
         for (rows_of_each, kind, location) in [
             (vec![0, 5, 0, 0, 7, 1, 0], Kind::Continuous, Location::Device),
             (vec![0, 5, 0, 0, 7, 1, 0], Kind::Chunked, Location::Host),
             (vec![0, 0], Kind::Continuous, Location::Host),
         ] {
-            let case = Case {
+            let case = SliceCase {
                 rows_of_each,
                 width: 3,
                 kind,
@@ -84,8 +84,8 @@ fn every_element_type_agrees_with_a_naive_model() {
                 view: element_type % 2 == 1,
                 seed: 7,
             };
-            play(&case, &Backend::host(devices()).unwrap());
-            play(&case, &Deferred::backend(devices(), 7).unwrap());
+            run(&case, &Backend::host(devices()).unwrap());
+            run(&case, &Deferred::backend(devices(), 7).unwrap());
         }
     }
 }

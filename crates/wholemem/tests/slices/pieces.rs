@@ -1,10 +1,10 @@
-//! Slices that are longer than a staging buffer.
+//! Typed calls on slices that are longer than a staging buffer.
 
 use wholemem::{Communicator, Error, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_testkit::Deferred;
 
-/// More than a sixth and less than a fifth of a staging buffer.
+/// The length of a row: five rows fit in a staging buffer, six do not.
 const WIDTH: usize = 3 << 20;
 
 fn table(backend: &Backend, rows: u64, width: usize) -> WholeTensor {
@@ -22,7 +22,7 @@ fn backends() -> [Backend; 2] {
 }
 
 #[test]
-fn slices_are_moved_in_pieces() {
+fn long_slices_are_copied_in_pieces() {
     for backend in backends() {
         let table = table(&backend, 12, WIDTH);
         let order = [11_i64, 3, 4, 0, 1, 2, 10, 9, 8, 7, 6, 5];
@@ -38,10 +38,10 @@ fn slices_are_moved_in_pieces() {
 }
 
 #[test]
-fn the_first_bad_index_of_all_pieces_is_reported_and_every_other_row_is_moved() {
+fn the_first_bad_index_is_reported_and_all_other_rows_are_copied() {
     for backend in backends() {
         let table = table(&backend, 12, WIDTH);
-        // The bad ones are in the second and in the third piece.
+        // The bad indices are in the second and in the third piece.
         let order = [0_i64, 1, 2, 3, 4, 5, 12, 7, 8, 9, -5, 11];
         let bad = Err(Error::BadIndex { position: 6, index: Some(12), rows: Some(12) });
         let rows: Vec<u8> = (0..12).flat_map(|number| row(number, WIDTH)).collect();

@@ -1,9 +1,9 @@
-//! Values of every element type, so small that no sum of a few hundred of them is rounded.
+//! Test values of every element type. Floats are small integers, so that sums of a few hundred of them are exact.
 
 use half::{bf16, f16};
 
-pub(crate) trait Value: Copy {
-    /// A value for a number from 0 to 6.
+pub(crate) trait TestValue: Copy {
+    /// The value for a number from 0 to 6.
     fn of(number: u8) -> Self;
 
     /// The sum; integers wrap around. `None` if the elements are not numbers.
@@ -12,9 +12,9 @@ pub(crate) trait Value: Copy {
 
 macro_rules! integers {
     ($($type:ty)*) => {$(
-        impl Value for $type {
+        impl TestValue for $type {
             fn of(number: u8) -> Self {
-                // Negative, or large, so that all bytes count.
+                // Negative or large values, so that all bytes matter.
                 <$type>::MAX.wrapping_sub(<$type>::from(number % 3 == 0) * 3).wrapping_add(number as $type)
             }
 
@@ -29,7 +29,7 @@ integers!(u8 i8 u16 i16 u32 i32 u64 i64);
 
 macro_rules! floats {
     ($($type:ty)*) => {$(
-        impl Value for $type {
+        impl TestValue for $type {
             fn of(number: u8) -> Self {
                 <$type>::from(f32::from(number) - 3.0)
             }
@@ -45,9 +45,9 @@ floats!(f32 f64);
 
 macro_rules! halves {
     ($($type:ty)*) => {$(
-        impl Value for $type {
+        impl TestValue for $type {
             fn of(number: u8) -> Self {
-                // Three bits of sum are left to bf16 for each bit of these.
+                // -1, 0 and 1, so that sums are exact also in bf16.
                 <$type>::from_f32(f32::from(number % 3) - 1.0)
             }
 
@@ -60,7 +60,7 @@ macro_rules! halves {
 
 halves!(f16 bf16);
 
-impl Value for [f32; 2] {
+impl TestValue for [f32; 2] {
     fn of(number: u8) -> Self {
         [f32::from(number), -1.5]
     }

@@ -1,4 +1,4 @@
-//! Collectives through symmetric memory: every bit, every rule of synchronization, every way to fail.
+//! Tests of collective calls over symmetric memory: bitwise results, synchronization rules, failures of ranks, windows.
 
 #![expect(
     clippy::unwrap_used,
@@ -7,11 +7,11 @@
     reason = "a test fails by panic, and its numbers are small"
 )]
 
-mod bits;
-mod deaths;
-mod orders;
-mod rules;
+mod bitwise_results;
+mod call_order;
+mod harness;
+mod peer_failures;
+mod random_elements;
 mod slices;
-mod values;
+mod synchronization_rules;
 mod windows;
-mod world;

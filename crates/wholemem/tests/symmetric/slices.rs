@@ -1,22 +1,22 @@
-//! Typed collective calls on slices, against sums and copies by hand.
+//! Collective calls on slices, compared with naive sums and copies.
 
 use wholemem::{Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory};
 use wholemem_hal::Backend;
 use wholemem_testkit::cuda;
 
-use super::world::{host, on_ranks};
+use super::harness::{host, on_ranks};
 
-/// Nothing, shorter than a packet, and of several pieces of the lane's staging.
+/// Element counts: zero, shorter than a packet, and several pieces of the lane's staging buffer.
 const COUNTS: [usize; 3] = [0, 3, 5000];
 
-/// Longer than the buffer in which slices are staged for a GPU.
+/// An element count that is longer than the buffer in which slices are staged for a GPU.
 const LONG: usize = (1 << 20) + 7;
 
 fn value(rank: u32, at: usize) -> i32 {
     (rank as i32 + 1) * 1000 + at as i32 % 997
 }
 
-fn slices_are_combined(backend: &Backend, counts: &[usize]) {
+fn check_slices(backend: &Backend, counts: &[usize]) {
     const RANKS: u32 = 3;
     on_ranks(backend, RANKS, None, |symmetric| {
         let own = symmetric.group().rank().0;
@@ -34,25 +34,25 @@ fn slices_are_combined(backend: &Backend, counts: &[usize]) {
             symmetric.broadcast_slice(Rank(1), &mut roots).unwrap();
             assert!(roots == expected(&|at| value(1, at)), "{count} of the root");
             let all = symmetric.all_gather_slice(&mine()).unwrap();
-            let everything: Vec<_> = (0..RANKS).flat_map(|rank| expected(&|at| value(rank, at))).collect();
-            assert!(all == everything, "{count} of each");
+            let concatenated: Vec<_> = (0..RANKS).flat_map(|rank| expected(&|at| value(rank, at))).collect();
+            assert!(all == concatenated, "{count} of each");
         }
     });
 }
 
 #[test]
-fn slices_of_the_host_are_combined() {
-    slices_are_combined(&host(), &COUNTS);
+fn collective_calls_on_slices_match_a_naive_loop() {
+    check_slices(&host(), &COUNTS);
 }
 
 #[test]
-fn gpu_slices_are_combined() {
+fn gpu_collective_calls_on_slices_match_a_naive_loop() {
     let Some(backend) = cuda::backend() else { return };
-    slices_are_combined(&backend, &[&COUNTS[..], &[LONG]].concat());
+    check_slices(&backend, &[&COUNTS[..], &[LONG]].concat());
 }
 
 #[test]
-fn what_a_slice_cannot_do_is_refused_before_ranks_wait() {
+fn invalid_arguments_are_rejected_before_ranks_wait() {
     on_ranks(&host(), 2, None, |symmetric: &SymmetricMemory| {
         let refused = Error::OpNotForType { op: ReduceOp::Sum, dtype: Dtype::Complex64 };
         assert_eq!(symmetric.all_reduce_slice(&mut [[1.0_f32; 2]; 3], ReduceOp::Sum), Err(refused));
@@ -64,9 +64,9 @@ fn what_a_slice_cannot_do_is_refused_before_ranks_wait() {
     });
 }
 
-/// The rank that died is the error of the waiting call.
+/// The error of the waiting call names the rank that left.
 #[test]
-fn a_rank_that_leaves_ends_the_call_of_the_others() {
+fn a_rank_that_leaves_fails_the_calls_of_the_other_ranks() {
     let device = host().device(0).unwrap();
     let mut comms = Communicator::local(&[device.clone(), device]).unwrap();
     let mut all =

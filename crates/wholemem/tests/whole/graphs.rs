@@ -1,4 +1,4 @@
-//! Order: what is captured and repeated, what runs late, and what a barrier promises.
+//! Ordering of gathers and scatters: captured graphs, deferred streams, and barriers.
 
 use wholemem::{
     Communicator, Dtype, Error, Indices, Kind, Location, Order, RowBuffer, TensorSpec, WholeTensor,
@@ -11,13 +11,13 @@ const ROWS: u64 = 500;
 const ROW_LEN: usize = 20;
 const COUNT: usize = 64;
 
-struct World {
+struct TwoRanks {
     groups: Vec<Communicator>,
     tensors: Vec<WholeTensor>,
 }
 
-fn world(backend: &Backend, kind: Kind) -> World {
-    // Where there is one device, both ranks share it.
+fn two_ranks(backend: &Backend, kind: Kind) -> TwoRanks {
+    // If there is one device, both ranks share it.
     let count = u32::try_from(backend.devices().len()).unwrap();
     let devices: Vec<_> = (0..2).map(|id| backend.device(id % count).unwrap()).collect();
     let groups = Communicator::local(&devices).unwrap();
@@ -25,7 +25,7 @@ fn world(backend: &Backend, kind: Kind) -> World {
     let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
     let rows: Vec<u8> = (0..ROWS).flat_map(row).collect();
     tensors[0].write_rows_on(&groups[0].device().stream().unwrap(), 0, &rows).unwrap();
-    World { groups, tensors }
+    TwoRanks { groups, tensors }
 }
 
 fn row(number: u64) -> [u8; ROW_LEN] {
@@ -34,7 +34,7 @@ fn row(number: u64) -> [u8; ROW_LEN] {
     row
 }
 
-fn numbers(buffer: &PinnedBuffer, values: impl Iterator<Item = u64>) -> Vec<u64> {
+fn write_indices(buffer: &PinnedBuffer, values: impl Iterator<Item = u64>) -> Vec<u64> {
     let values: Vec<_> = values.collect();
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
     buffer.bytes().unwrap().write_at(0, &bytes).unwrap();
@@ -48,14 +48,14 @@ fn read(buffer: &PinnedBuffer) -> Vec<u8> {
 }
 
 #[test]
-fn a_captured_gather_and_scatter_follow_indices_that_change() {
+fn replayed_gathers_and_scatters_read_the_current_indices() {
     let inline = Backend::host(HostConfig::virtual_devices(2)).unwrap();
-    let late = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
-    repeat_with_changing_indices(&[inline, late]);
+    let deferred = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
+    repeat_with_changing_indices(&[inline, deferred]);
 }
 
 #[test]
-fn gpu_captured_gathers_and_scatters_follow_indices_that_change() {
+fn gpu_replayed_gathers_and_scatters_read_the_current_indices() {
     if let Some(backend) = cuda::backend() {
         repeat_with_changing_indices(&[backend]);
     }
@@ -64,17 +64,17 @@ fn gpu_captured_gathers_and_scatters_follow_indices_that_change() {
 fn repeat_with_changing_indices(backends: &[Backend]) {
     for backend in backends {
         for kind in [Kind::Continuous, Kind::Chunked] {
-            let World { groups, tensors } = world(backend, kind);
+            let TwoRanks { groups, tensors } = two_ranks(backend, kind);
             let (device, tensor) = (groups[1].device(), &tensors[1]);
             let stream = device.stream().unwrap();
             let [from, to] = [(); 2].map(|()| PinnedBuffer::create(device, COUNT * 8).unwrap());
             let rows = PinnedBuffer::create(device, COUNT * ROW_LEN).unwrap();
-            let dense = RowBuffer::new(rows.all(), Dtype::U8);
+            let row_buffer = RowBuffer::new(rows.all(), Dtype::U8);
             let graph = stream
                 .capture(|stream| {
                     let captured =
-                        tensor.gather_on(stream, &Indices::i64(from.all()), &dense).and_then(|()| {
-                            tensor.scatter_on(stream, &Indices::i64(to.all()), &dense, Order::Any)
+                        tensor.gather_on(stream, &Indices::i64(from.all()), &row_buffer).and_then(|()| {
+                            tensor.scatter_on(stream, &Indices::i64(to.all()), &row_buffer, Order::Any)
                         });
                     captured.map_err(|error| match error {
                         Error::Hal(error) => error,
@@ -84,14 +84,14 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
                 .unwrap();
             let mut table: Vec<_> = (0..ROWS).map(row).collect();
             for round in 0..1000 {
-                let sources = numbers(&from, (0..COUNT as u64).map(|at| (at * 7 + round * 31) % ROWS));
-                let targets = numbers(&to, (0..COUNT as u64).map(|at| (at * 3 + round * 17) % ROWS));
+                let sources = write_indices(&from, (0..COUNT as u64).map(|at| (at * 7 + round * 31) % ROWS));
+                let targets = write_indices(&to, (0..COUNT as u64).map(|at| (at * 3 + round * 17) % ROWS));
                 graph.launch(&stream).unwrap();
                 stream.synchronize(Deadline::NEVER).unwrap();
-                let moved: Vec<_> =
+                let gathered: Vec<_> =
                     sources.iter().map(|source| table[usize::try_from(*source).unwrap()]).collect();
-                assert_eq!(read(&rows), moved.concat(), "round {round}");
-                for (target, row) in targets.iter().zip(moved) {
+                assert_eq!(read(&rows), gathered.concat(), "round {round}");
+                for (target, row) in targets.iter().zip(gathered) {
                     table[usize::try_from(*target).unwrap()] = row;
                 }
                 tensor.check().unwrap();
@@ -99,22 +99,22 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
             let mut seen = vec![0; table.len() * ROW_LEN];
             tensors[0].read_rows_on(&groups[0].device().stream().unwrap(), 0, &mut seen).unwrap();
             assert_eq!(seen, table.concat());
-            // A bad index of a replay is noted as any.
-            numbers(&from, (0..COUNT as u64).map(|at| if at == 5 { ROWS } else { at }));
+            // A bad index of a replay is recorded too.
+            write_indices(&from, (0..COUNT as u64).map(|at| if at == 5 { ROWS } else { at }));
             graph.launch(&stream).unwrap();
             stream.synchronize(Deadline::NEVER).unwrap();
-            // A kernel of a GPU records its position alone.
+            // A GPU kernel records only the position.
             let index = (backend.kind() == BackendKind::Host).then(|| i64::try_from(ROWS).unwrap());
             assert_eq!(tensor.check(), Err(Error::BadIndex { position: 5, index, rows: Some(ROWS) }));
         }
     }
 }
 
-/// On streams that run late, a barrier that did not wait for them would show old rows.
+/// With deferred streams, a barrier that does not wait for the work would let the gather see old rows.
 #[test]
 fn a_gather_sees_the_scatters_before_a_barrier() {
     let backend = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
-    let World { groups, tensors } = world(&backend, Kind::Continuous);
+    let TwoRanks { groups, tensors } = two_ranks(&backend, Kind::Continuous);
     Communicator::on_each(&groups, |group| {
         let (device, tensor) = (group.device(), &tensors[group.rank().index()]);
         let stream: Stream = device.stream()?;
@@ -122,8 +122,8 @@ fn a_gather_sees_the_scatters_before_a_barrier() {
         let rows = PinnedBuffer::create(device, COUNT * ROW_LEN)?;
         let seen = PinnedBuffer::create(device, COUNT * ROW_LEN)?;
         let [to, from] = [PinnedBuffer::create(device, COUNT * 8)?, PinnedBuffer::create(device, COUNT * 8)?];
-        numbers(&to, (0..COUNT as u64).map(|at| own * 250 + at));
-        numbers(&from, (0..COUNT as u64).map(|at| other * 250 + at));
+        write_indices(&to, (0..COUNT as u64).map(|at| own * 250 + at));
+        write_indices(&from, (0..COUNT as u64).map(|at| other * 250 + at));
         for round in 1..20 {
             let mark = |rank: u64| u8::try_from(round * 2 + rank).unwrap();
             rows.bytes().unwrap().fill(mark(own)).unwrap();
@@ -148,25 +148,25 @@ fn a_gather_sees_the_scatters_before_a_barrier() {
 }
 
 #[test]
-fn work_is_not_waited_for_unless_it_is_asked_for() {
+fn enqueued_calls_do_not_wait_and_keep_their_memory() {
     let backend = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
-    let World { groups, tensors } = world(&backend, Kind::Chunked);
+    let TwoRanks { groups, tensors } = two_ranks(&backend, Kind::Chunked);
     let device = groups[0].device();
     let stream = device.stream().unwrap();
-    let numbers_at = PinnedBuffer::create(device, COUNT * 8).unwrap();
-    numbers(&numbers_at, (0..COUNT as u64).map(|at| at + 300));
+    let index_buffer = PinnedBuffer::create(device, COUNT * 8).unwrap();
+    write_indices(&index_buffer, (0..COUNT as u64).map(|at| at + 300));
     let rows = PinnedBuffer::create(device, COUNT * ROW_LEN).unwrap();
-    let dense = RowBuffer::new(rows.all(), Dtype::U8);
-    tensors[0].gather_on(&stream, &Indices::i64(numbers_at.all()), &dense).unwrap();
-    assert_eq!(read(&rows), [0; COUNT * ROW_LEN], "it has not run yet");
-    // What it uses stays, whoever lets go of it.
+    let row_buffer = RowBuffer::new(rows.all(), Dtype::U8);
+    tensors[0].gather_on(&stream, &Indices::i64(index_buffer.all()), &row_buffer).unwrap();
+    assert_eq!(read(&rows), [0; COUNT * ROW_LEN], "the gather has not run");
+    // The stream keeps the memory of its work alive.
     drop((tensors, groups));
     stream.synchronize(Deadline::NEVER).unwrap();
     assert_eq!(read(&rows), (300..300 + COUNT as u64).flat_map(row).collect::<Vec<_>>());
 }
 
 #[test]
-fn what_needs_the_other_ranks_cannot_be_captured() {
+fn collective_calls_cannot_be_captured() {
     let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
     let devices: Vec<_> = (0..2).map(|id| backend.device(id).unwrap()).collect();
     let groups = Communicator::local(&devices).unwrap();
@@ -177,16 +177,16 @@ fn what_needs_the_other_ranks_cannot_be_captured() {
         let stream = device.stream()?;
         let indices = PinnedBuffer::create(device, 8)?;
         let rows = PinnedBuffer::create(device, 4)?;
-        let put = |stream: &Stream| {
-            let dense = RowBuffer::new(rows.all(), Dtype::U8);
-            tensor.scatter_add_on(stream, &Indices::i64(indices.all()), &dense, Order::Any)
+        let add = |stream: &Stream| {
+            let row_buffer = RowBuffer::new(rows.all(), Dtype::U8);
+            tensor.scatter_add_on(stream, &Indices::i64(indices.all()), &row_buffer, Order::Any)
         };
         if group.rank().0 == 0 {
-            return Ok(put(&stream));
+            return Ok(add(&stream));
         }
         let mut outcome = Ok(());
         stream.capture(|stream| {
-            outcome = put(stream);
+            outcome = add(stream);
             Ok(())
         })?;
         Ok(outcome)

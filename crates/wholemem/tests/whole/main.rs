@@ -1,4 +1,4 @@
-//! Whole memory where it takes more than one call: repeated in graphs, among processes, and beyond four gibibytes.
+//! Tests of whole memory with graphs, with ranks that are processes, and beyond 4 GiB.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 

@@ -1,4 +1,4 @@
-//! Ranks that are processes: one memory, equal addresses on request, and nobody waits for a rank that never frees.
+//! Ranks that are processes: shared memory, equal addresses on request, and independent release of memory.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
-/// The group of all processes of a test.
+/// Joins the group of all processes of a test.
 fn join(rank: &wholemem_testkit::Rank) -> Communicator {
     join_on(rank, &Backend::host(HostConfig::default()).unwrap())
 }
 
-/// The same, whose devices are those of a backend in turn.
+/// As [`join`], with the devices of a backend assigned round-robin.
 fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Communicator {
     let id = if rank.id() == 0 {
         let id = UniqueId::create().unwrap();
@@ -32,7 +32,7 @@ fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Communicator {
     Communicator::create(comm, &backend.device(own % devices).unwrap()).unwrap()
 }
 
-/// Rows that every rank scatters, and every other one gathers.
+/// Every rank scatters some rows, and gathers rows of all ranks.
 fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) {
     const ROWS: u64 = 10_000;
     let (device, own) = (group.device(), u64::from(group.rank().0));
@@ -41,31 +41,33 @@ fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) 
     let stream = device.stream().unwrap();
     let count = ROWS / u64::from(group.size());
     let rank_of = |row: u64| row % u64::from(group.size());
-    let mine: Vec<_> =
+    let own_rows: Vec<_> =
         (0..ROWS).filter(|row| rank_of(*row) == own).take(usize::try_from(count).unwrap()).collect();
-    let numbers = PinnedBuffer::create(device, mine.len() * 8).unwrap();
-    let bytes: Vec<u8> = mine.iter().flat_map(|row| row.to_ne_bytes()).collect();
+    let numbers = PinnedBuffer::create(device, own_rows.len() * 8).unwrap();
+    let bytes: Vec<u8> = own_rows.iter().flat_map(|row| row.to_ne_bytes()).collect();
     numbers.bytes().unwrap().write_at(0, &bytes).unwrap();
-    let rows = PinnedBuffer::create(device, mine.len() * 100).unwrap();
+    let rows = PinnedBuffer::create(device, own_rows.len() * 100).unwrap();
     let row = |number: u64| [i32::try_from(number).unwrap().to_ne_bytes(); 25].concat();
-    let bytes: Vec<u8> = mine.iter().flat_map(|number| row(*number)).collect();
+    let bytes: Vec<u8> = own_rows.iter().flat_map(|number| row(*number)).collect();
     rows.bytes().unwrap().write_at(0, &bytes).unwrap();
-    let dense = RowBuffer::new(rows.all(), Dtype::I32);
-    tensor.scatter_on(&stream, &Indices::i64(numbers.all()), &dense, order).unwrap();
+    let row_buffer = RowBuffer::new(rows.all(), Dtype::I32);
+    tensor.scatter_on(&stream, &Indices::i64(numbers.all()), &row_buffer, order).unwrap();
     group.barrier_on(&stream).unwrap();
 
-    let wanted: Vec<i32> = (0..5000).map(|at| (at * 7919 + i32::try_from(own).unwrap()) % 9990).collect();
-    let numbers = PinnedBuffer::create(device, wanted.len() * 4).unwrap();
-    let bytes: Vec<u8> = wanted.iter().flat_map(|row| row.to_ne_bytes()).collect();
+    let gathered_rows: Vec<i32> =
+        (0..5000).map(|at| (at * 7919 + i32::try_from(own).unwrap()) % 9990).collect();
+    let numbers = PinnedBuffer::create(device, gathered_rows.len() * 4).unwrap();
+    let bytes: Vec<u8> = gathered_rows.iter().flat_map(|row| row.to_ne_bytes()).collect();
     numbers.bytes().unwrap().write_at(0, &bytes).unwrap();
-    let out = PinnedBuffer::create(device, wanted.len() * 100).unwrap();
+    let out = PinnedBuffer::create(device, gathered_rows.len() * 100).unwrap();
     tensor
         .gather_on_sync(&stream, &Indices::i32(numbers.all()), &RowBuffer::new(out.all(), Dtype::I32))
         .unwrap();
     let mut seen = vec![0; out.len()];
     out.bytes().unwrap().read_at(0, &mut seen).unwrap();
-    let expected: Vec<u8> = wanted.iter().flat_map(|number| row(u64::try_from(*number).unwrap())).collect();
-    assert!(seen == expected, "rank {} sees other rows", group.rank());
+    let expected: Vec<u8> =
+        gathered_rows.iter().flat_map(|number| row(u64::try_from(*number).unwrap())).collect();
+    assert!(seen == expected, "rank {} gathers wrong rows", group.rank());
     group.barrier_on(&stream).unwrap();
 }
 
@@ -81,18 +83,18 @@ fn processes_exchange_rows() {
                     exchange(&group, kind, location, Order::Fixed);
                 }
             }
-            // The first round makes what stays for the life of the process: threads, mostly.
+            // The first round creates resources that live as long as the process, mostly threads.
             let census = Census::take();
             if let Some(before) = before.replace(census.clone()) {
                 census.assert_same_as(&before, "after the second round");
             }
-            // Nobody leaves the group while others count.
+            // No rank may leave the group while another takes its census.
             rank.barrier();
         }
     });
 }
 
-/// Under MPS the processes share a GPU at the same time; without it, they take turns.
+/// With MPS the processes run on the GPU concurrently; without MPS, in time slices.
 #[test]
 fn gpu_processes_exchange_rows() {
     for count in [1, 2, 4, 8] {
@@ -112,9 +114,9 @@ fn gpu_processes_exchange_rows() {
     }
 }
 
-/// A rank whose part no GPU holds: every rank hears of it, and the group goes on.
+/// The part of one rank is longer than GPU memory: all ranks fail, and the group remains usable.
 #[test]
-fn gpu_memory_that_one_rank_has_not_is_everybodys_error() {
+fn gpu_a_failed_allocation_fails_all_ranks() {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
     }
@@ -128,10 +130,10 @@ fn gpu_memory_that_one_rank_has_not_is_everybodys_error() {
                 let error = WholeMemory::create(&group, &spec).unwrap_err();
                 assert!(matches!(error, Error::OnRank { rank: Rank(1), .. }), "{error}");
                 exchange(&group, kind, Location::Device, Order::Any);
-                // The first round makes what the driver keeps.
+                // The first round creates resources that the driver keeps.
                 rank.barrier();
                 let free = group.device().available().unwrap();
-                assert_eq!(*before.get_or_insert(free), free, "memory is left");
+                assert_eq!(*before.get_or_insert(free), free, "device memory must not leak");
                 rank.barrier();
             }
         }
@@ -139,7 +141,7 @@ fn gpu_memory_that_one_rank_has_not_is_everybodys_error() {
 }
 
 #[test]
-fn addresses_are_equal_in_all_processes_where_asked_for() {
+fn addresses_are_equal_in_all_processes_on_request() {
     Ranks::of(3).run(test_name!(), |rank| {
         let group = join(rank);
         for kind in [Kind::Continuous, Kind::Chunked] {
@@ -151,7 +153,7 @@ fn addresses_are_equal_in_all_processes_where_asked_for() {
                     .collect();
                 let all = group.bootstrap().all_gather(&addresses).unwrap();
                 assert!(all.iter().all(|other| *other == addresses), "{all:?}");
-                // A pointer of rank 0, used by rank 2.
+                // All ranks read the byte that rank 0 wrote.
                 let stream = group.device().stream().unwrap();
                 if rank.id() == 0 {
                     memory.write(&stream, 0, b"x").unwrap();
@@ -167,20 +169,20 @@ fn addresses_are_equal_in_all_processes_where_asked_for() {
 }
 
 #[test]
-fn nobody_waits_for_a_rank_that_never_frees() {
-    const KEEPER: usize = 1;
-    Ranks::of(3).killed(KEEPER).run(test_name!(), |rank| {
+fn releasing_memory_does_not_wait_for_other_ranks() {
+    const HOLDER: usize = 1;
+    Ranks::of(3).killed(HOLDER).run(test_name!(), |rank| {
         let group = join(rank);
         let memory = WholeMemory::create(&group, &MemorySpec::new(1 << 20, 1)).unwrap();
         group.bootstrap().barrier().unwrap();
-        if rank.id() == KEEPER {
+        if rank.id() == HOLDER {
             rank.wait_to_be_killed();
         }
-        // Both end what they have, communicator and all, while the keeper keeps.
+        // Both ranks drop memory and communicator while the other rank still holds its own.
         drop((memory, group));
         rank.barrier_with(&[2 - rank.id()]);
         if rank.id() == 0 {
-            rank.kill(KEEPER);
+            rank.kill(HOLDER);
         }
     });
 }

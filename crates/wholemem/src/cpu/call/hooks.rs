@@ -1,7 +1,7 @@
-//! Test hooks of a call on the CPU: points at which a test delays a rank, and rules that a test has a rank break.
+//! Test hooks of a call on the CPU: points at which a test delays a rank, and synchronization rules that a test makes a rank break.
 //!
-//! They exist with the feature `test-hooks` only. Without it no rank is delayed, every rule is kept, and both methods are
-//! constants that the compiler removes.
+//! They exist only with the feature `test-hooks`. Without it, no rank is delayed, every rule is followed, and the compiler removes
+//! both methods.
 
 #[cfg(not(feature = "test-hooks"))]
 use super::CollectiveCall;
@@ -23,19 +23,19 @@ pub(in crate::cpu) enum Rule {
 
 #[cfg(not(feature = "test-hooks"))]
 impl CollectiveCall<'_> {
-    /// Whether this rank keeps a rule: always.
+    /// Whether this rank follows a rule: always true without test hooks.
     #[inline(always)]
-    pub(in crate::cpu) const fn keeps(&self, _: Rule) -> bool {
+    pub(in crate::cpu) const fn follows(&self, _: Rule) -> bool {
         true
     }
 
-    /// A point at which a test can delay a rank: nothing happens.
+    /// A point at which a test can delay a rank: no effect without test hooks.
     #[inline(always)]
     pub(in crate::cpu) const fn pause(&self, _: u64) {}
 }
 
 #[cfg(feature = "test-hooks")]
-mod requested {
+mod enabled {
     use std::sync::atomic::Ordering;
     use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ mod requested {
     use super::Rule;
     use crate::abi::{DEBUG_POINTS, DebugWord, MAX_BLOCKS, Mutant};
 
-    /// Shorter delays are polled: a sleep would take ten times as long.
+    /// Delays shorter than this are busy-waited, because a sleep would take ten times as long.
     const SHORT: Duration = Duration::from_micros(20);
 
     impl Rule {
@@ -60,13 +60,13 @@ mod requested {
     }
 
     impl CollectiveCall<'_> {
-        /// Whether this rank keeps a rule, which a test can ask it not to do.
-        pub(in crate::cpu) fn keeps(&self, rule: Rule) -> bool {
+        /// Whether this rank follows a rule. A test can make it break the rule.
+        pub(in crate::cpu) fn follows(&self, rule: Rule) -> bool {
             self.lane.debug == 0
                 || self.debug(DebugWord::Mutant as u32) & u64::from(rule.mutant() as u32) == 0
         }
 
-        /// Delays this rank at a point of a call if a test asks for it.
+        /// Delays this rank at a point of a call if a test requests it.
         pub(in crate::cpu) fn pause(&self, point: u64) {
             if self.lane.debug != 0 {
                 self.delay(point);
@@ -77,7 +77,7 @@ mod requested {
         fn delay(&self, point: u64) {
             let (seed, most) = (self.debug(DebugWord::Seed as u32), self.debug(DebugWord::MaxDelay as u32));
             let last = DEBUG_POINTS - 1;
-            let place = u32::try_from(point.min(last.into())).expect("no larger than the last point");
+            let place = u32::try_from(point.min(last.into())).expect("the point is at most the last one");
             let fixed = self.debug(DebugWord::Delays as u32 + place * MAX_BLOCKS);
             let random =
                 if most == 0 { 0 } else { scramble(seed ^ scramble(self.number << 3 | point)) % (most + 1) };

@@ -5,22 +5,24 @@
 //! order, and the result is bitwise what [`ReduceOp`] describes, on every CPU.
 
 mod halves;
-mod machine;
-mod number;
+mod reduce_element;
 #[cfg(test)]
 mod tests;
+mod vector_isa;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86_64;
 
-use self::machine::{Any, Machine};
-use self::number::{And, Arithmetic, Avg, Bits, Max, Min, Number, Operation, Or, Prod, Sum, Xor};
+use self::reduce_element::{
+    And, Arithmetic, Avg, BitwiseOps, Max, Min, Or, Prod, ReduceElement, ReduceOperation, Sum, Xor,
+};
+use self::vector_isa::{PortableIsa, VectorIsa};
 use super::copy;
 use crate::dtype::{Dtype, ReduceOp, with_floats, with_integers};
 
-/// Elements of a block. The totals of one fill at most half of sixteen registers of 32 bytes.
+/// The number of elements of a block. The accumulators of a block fill at most half of sixteen registers of 32 bytes.
 const BLOCK: usize = 32;
 
-/// Bytes of a small block, for the elements before and behind the blocks.
+/// The length in bytes of a small block, for the elements before and after the blocks.
 const SMALL: usize = 16;
 
 /// A cache line.
@@ -28,43 +30,43 @@ const LINE: usize = 64;
 
 /// How results are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stores {
+pub(crate) enum StorePolicy {
     /// In the caches, for results that are read soon.
     Cached,
     /// Bypassing the caches, for results that do not fit in them.
     Streaming,
 }
 
-/// The instructions to combine with.
+/// The instruction set that a reduction uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Instructions {
-    /// Those that every processor has.
-    Any,
+enum IsaLevel {
+    /// Instructions that every CPU of the architecture has.
+    Portable,
     /// AVX2 and F16C.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     Avx2,
 }
 
-impl Instructions {
-    /// The best that this processor has. The answer is remembered, and asking again costs next to nothing.
+impl IsaLevel {
+    /// The best instruction set of this CPU. The standard library caches the detection.
     #[inline]
     fn best() -> Self {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
             return Self::Avx2;
         }
-        Self::Any
+        Self::Portable
     }
 }
 
-/// The operands of a reduction.
+/// The operands and options of a reduction.
 #[derive(Clone, Copy)]
-struct Call<'a> {
+struct ReduceCall<'a> {
     sources: &'a [*const u8],
     targets: &'a [*mut u8],
     count: usize,
-    stores: Stores,
-    instructions: Instructions,
+    store_policy: StorePolicy,
+    isa: IsaLevel,
 }
 
 /// Combines `count` elements of every source, in the order of the sources, and stores the result to every target.
@@ -81,47 +83,47 @@ pub(crate) unsafe fn combine(
     count: usize,
     dtype: Dtype,
     op: ReduceOp,
-    stores: Stores,
+    store_policy: StorePolicy,
 ) {
-    let instructions = Instructions::best();
-    // SAFETY: passed on from the caller; the processor has these instructions.
-    unsafe { combine_by(&Call { sources, targets, count, stores, instructions }, dtype, op) }
+    let isa = IsaLevel::best();
+    // SAFETY: the caller guarantees the same preconditions; the CPU has these instructions.
+    unsafe { combine_by(&ReduceCall { sources, targets, count, store_policy, isa }, dtype, op) }
 }
 
 /// # Safety
-/// As [`combine`]; the processor has the instructions of the call.
+/// As [`combine`]; the CPU has the instructions of the call.
 #[inline]
-unsafe fn combine_by(call: &Call<'_>, dtype: Dtype, op: ReduceOp) {
-    assert!(!call.sources.is_empty(), "there is nothing to combine");
+unsafe fn combine_by(call: &ReduceCall<'_>, dtype: Dtype, op: ReduceOp) {
+    assert!(!call.sources.is_empty(), "there must be at least one source");
     let done = if dtype.is_float() {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         with_floats!(dtype, Type => unsafe {
  combine_numbers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     } else {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         with_integers!(dtype, Type => unsafe {
  combine_integers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     };
     assert!(done.is_some(), "{op} does not apply to {dtype}");
-    if call.stores == Stores::Streaming {
-        copy::machine::finish();
+    if call.store_policy == StorePolicy::Streaming {
+        copy::native::finish();
     }
 }
 
 /// # Safety
 /// As [`combine_by`].
-unsafe fn combine_integers<T: Number<Total: Arithmetic + Bits>, const FEW: usize>(
-    call: &Call<'_>,
+unsafe fn combine_integers<T: ReduceElement<Accumulator: Arithmetic + BitwiseOps>, const FEW: usize>(
+    call: &ReduceCall<'_>,
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::And => unsafe { choose::<T, And, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Or => unsafe { choose::<T, Or, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Xor => unsafe { choose::<T, Xor, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         _ => unsafe { return combine_numbers::<T, FEW>(call, op) },
     }
     Some(())
@@ -129,20 +131,20 @@ unsafe fn combine_integers<T: Number<Total: Arithmetic + Bits>, const FEW: usize
 
 /// # Safety
 /// As [`combine_by`].
-unsafe fn combine_numbers<T: Number<Total: Arithmetic>, const FEW: usize>(
-    call: &Call<'_>,
+unsafe fn combine_numbers<T: ReduceElement<Accumulator: Arithmetic>, const FEW: usize>(
+    call: &ReduceCall<'_>,
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Sum => unsafe { choose::<T, Sum, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Avg => unsafe { choose::<T, Avg, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Min => unsafe { choose::<T, Min, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Max => unsafe { choose::<T, Max, FEW>(call) },
-        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
+        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
         ReduceOp::Prod => unsafe { choose::<T, Prod, FEW>(call) },
         ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => return None,
     }
@@ -151,20 +153,22 @@ unsafe fn combine_numbers<T: Number<Total: Arithmetic>, const FEW: usize>(
 
 /// # Safety
 /// As [`combine_by`].
-unsafe fn choose<T: Number, O: Operation<T::Total>, const FEW: usize>(call: &Call<'_>) {
-    let run = match call.instructions {
-        Instructions::Any => with_any::<T, O, FEW>,
+unsafe fn choose<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
+    call: &ReduceCall<'_>,
+) {
+    let run = match call.isa {
+        IsaLevel::Portable => with_portable::<T, O, FEW>,
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        Instructions::Avx2 => with_avx2::<T, O, FEW>,
+        IsaLevel::Avx2 => with_avx2::<T, O, FEW>,
     };
     let mut start = 0;
-    if call.stores == Stores::Streaming {
+    if call.store_policy == StorePolicy::Streaming {
         start = to_line::<T>(call.targets).min(call.count);
-        // SAFETY: `start` is at most `call.count`; the caller guarantees what `combine_by` requires, and the CPU has the
+        // SAFETY: `start` is at most `call.count`; the caller guarantees the preconditions of `combine_by`, and the CPU has the
         // instructions of the call.
         unsafe { run(call, 0, start) };
     }
-    // SAFETY: `start` is at most `call.count`; the caller guarantees what `combine_by` requires, and the CPU has the
+    // SAFETY: `start` is at most `call.count`; the caller guarantees the preconditions of `combine_by`, and the CPU has the
     // instructions of the call.
     unsafe { run(call, start, call.count) };
 }
@@ -176,33 +180,33 @@ fn to_line<T>(targets: &[*mut u8]) -> usize {
 
 /// # Safety
 /// As [`combine_by`]; the elements are among those of the call.
-unsafe fn with_any<T: Number, O: Operation<T::Total>, const FEW: usize>(
-    call: &Call<'_>,
+unsafe fn with_portable<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
+    call: &ReduceCall<'_>,
     at: usize,
     end: usize,
 ) {
-    // SAFETY: passed on from the caller.
-    unsafe { blocks::<Any, T, O, FEW>(call, at, end) }
+    // SAFETY: the caller guarantees the same preconditions.
+    unsafe { blocks::<PortableIsa, T, O, FEW>(call, at, end) }
 }
 
 /// # Safety
-/// As [`with_any`]; the processor has these instructions.
+/// As [`with_portable`]; the CPU has these instructions.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn with_avx2<T: Number, O: Operation<T::Total>, const FEW: usize>(
-    call: &Call<'_>,
+unsafe fn with_avx2<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
+    call: &ReduceCall<'_>,
     at: usize,
     end: usize,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { blocks::<x86_64::Avx2, T, O, FEW>(call, at, end) }
 }
 
 /// # Safety
-/// As [`with_any`]; the processor is this machine, and `FEW` elements are a small block.
+/// As [`with_portable`]; the CPU has the instructions `M`, and `FEW` elements are a small block.
 #[inline(always)]
-unsafe fn blocks<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize>(
-    call: &Call<'_>,
+unsafe fn blocks<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
+    call: &ReduceCall<'_>,
     mut at: usize,
     end: usize,
 ) {
@@ -218,15 +222,15 @@ unsafe fn blocks<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize
     }
     if at < end {
         // SAFETY: `end - at` elements of the call are left from `at` on, fewer than `FEW`.
-        unsafe { rest::<M, T, O, FEW>(call, at, end - at) };
+        unsafe { tail::<M, T, O, FEW>(call, at, end - at) };
     }
 }
 
 /// # Safety
 /// As [`blocks`]; there are `COUNT` elements from `at` on.
 #[inline(always)]
-unsafe fn block<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usize>(
-    call: &Call<'_>,
+unsafe fn block<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const COUNT: usize>(
+    call: &ReduceCall<'_>,
     at: usize,
 ) {
     let at = at * size_of::<T>();
@@ -235,12 +239,12 @@ unsafe fn block<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usiz
     let result = combined::<M, T, O, COUNT>(call.sources, load);
     for target in call.targets {
         let target = target.wrapping_add(at);
-        if COUNT == BLOCK && call.stores == Stores::Streaming && target.addr().is_multiple_of(32) {
+        if COUNT == BLOCK && call.store_policy == StorePolicy::Streaming && target.addr().is_multiple_of(32) {
             // SAFETY: a block within the caller's range, and aligned.
             unsafe { M::stream(result, target) };
         } else {
-            // SAFETY: the caller guarantees that the target is writable for `COUNT` elements from `at` on, and that the CPU
-            // is this machine.
+            // SAFETY: the caller guarantees that the target is writable for `COUNT` elements from `at` on, and that the CPU has the
+            // instructions `M`.
             unsafe { M::store(result, target) };
         }
     }
@@ -249,8 +253,8 @@ unsafe fn block<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usiz
 /// # Safety
 /// As [`blocks`]; there are `count` elements from `at` on, fewer than `FEW`.
 #[inline(always)]
-unsafe fn rest<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize>(
-    call: &Call<'_>,
+unsafe fn tail<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
+    call: &ReduceCall<'_>,
     at: usize,
     count: usize,
 ) {
@@ -259,17 +263,17 @@ unsafe fn rest<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize>(
     let load = |source: *const u8| T::widen::<M, FEW>(unsafe { M::load_some(source.wrapping_add(at), len) });
     let result = combined::<M, T, O, FEW>(call.sources, load);
     for target in call.targets {
-        // SAFETY: the caller guarantees that the target is writable for `count` elements from `at` on, which have `len`
-        // bytes, fewer than 16, and that the CPU is this machine.
+        // SAFETY: the caller guarantees that the target is writable for `count` elements from `at` on, which have `len` bytes,
+        // fewer than 16, and that the CPU has the instructions `M`.
         unsafe { M::store_some(result, target.wrapping_add(at), len) };
     }
 }
 
-/// Combines the blocks of all sources, of which there is at least one.
+/// Combines the blocks of all sources. There is at least one source.
 #[inline(always)]
-fn combined<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usize>(
+fn combined<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const COUNT: usize>(
     sources: &[*const u8],
-    load: impl Fn(*const u8) -> [T::Total; COUNT],
+    load: impl Fn(*const u8) -> [T::Accumulator; COUNT],
 ) -> [T; COUNT] {
     let mut totals = load(sources[0]);
     for source in &sources[1..] {

@@ -8,14 +8,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::dtype::combine_naive;
 
-/// Bytes on both sides of a target that nothing may touch.
+/// The number of guard bytes on both sides of a target, which must not change.
 const GUARD: usize = 160;
 const UNTOUCHED: u8 = 0xA5;
 
-/// Bytes that look random, from a number.
-struct Noise(u64);
+/// A pseudo-random generator (xorshift).
+struct TestRandom(u64);
 
-impl Noise {
+impl TestRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,49 +28,49 @@ impl Noise {
     }
 }
 
-/// Bits of an element: any at all, or those of a float on the edge, or of a small number, which others of its kind cancel.
-fn element(dtype: Dtype, noise: &mut Noise) -> [u8; 8] {
+/// The bits of a random element: arbitrary bits, a float at a limit, or a small number, whose sums cancel.
+fn element(dtype: Dtype, random: &mut TestRandom) -> [u8; 8] {
     let (exponents, fraction): (u64, u32) = match dtype {
         Dtype::F16 => (31, 10),
         Dtype::Bf16 => (255, 7),
         Dtype::F32 => (255, 23),
         Dtype::F64 => (2047, 52),
-        _ => return noise.next().to_le_bytes(),
+        _ => return random.next().to_le_bytes(),
     };
-    let sign = (noise.next() & 1) << (dtype.len() * 8 - 1);
-    let digits = noise.next() & ((1 << fraction) - 1);
-    let number = |exponent: u64, digits: u64| sign | exponent << fraction | digits;
-    let bits = match noise.next() % 8 {
-        0 => number(0, 0),
-        1 => number(0, digits),
-        2 => number(exponents, 0),
-        3 if noise.next().is_multiple_of(4) => number(exponents, digits | 1),
-        4 => number(exponents - 1, digits),
-        5 | 6 => number(exponents / 2 + noise.next() % 4, digits),
-        _ => noise.next(),
+    let sign = (random.next() & 1) << (dtype.len() * 8 - 1);
+    let digits = random.next() & ((1 << fraction) - 1);
+    let reduce_element = |exponent: u64, digits: u64| sign | exponent << fraction | digits;
+    let bits = match random.next() % 8 {
+        0 => reduce_element(0, 0),
+        1 => reduce_element(0, digits),
+        2 => reduce_element(exponents, 0),
+        3 if random.next().is_multiple_of(4) => reduce_element(exponents, digits | 1),
+        4 => reduce_element(exponents - 1, digits),
+        5 | 6 => reduce_element(exponents / 2 + random.next() % 4, digits),
+        _ => random.next(),
     };
     bits.to_le_bytes()
 }
 
-/// Elements of one rank with guards around them, some bytes behind the beginning of a cache line.
+/// Elements of one rank with guard bytes around them, at an offset from the start of a cache line.
 #[derive(Clone)]
-struct Buffer {
+struct GuardedBuffer {
     bytes: Vec<u8>,
     start: usize,
     len: usize,
 }
 
-impl Buffer {
+impl GuardedBuffer {
     fn new(len: usize, offset: usize) -> Self {
         let bytes = vec![UNTOUCHED; len + 2 * GUARD + 2 * LINE];
         let start = GUARD + bytes[GUARD..].as_ptr().align_offset(LINE) + offset % LINE;
         Self { bytes, start, len }
     }
 
-    fn random(dtype: Dtype, count: usize, noise: &mut Noise) -> Self {
-        let mut buffer = Self::new(count * dtype.len(), noise.below(LINE));
+    fn random(dtype: Dtype, count: usize, random: &mut TestRandom) -> Self {
+        let mut buffer = Self::new(count * dtype.len(), random.below(LINE));
         for place in buffer.elements_mut().chunks_exact_mut(dtype.len()) {
-            place.copy_from_slice(&element(dtype, noise)[..dtype.len()]);
+            place.copy_from_slice(&element(dtype, random)[..dtype.len()]);
         }
         buffer
     }
@@ -84,69 +84,77 @@ impl Buffer {
     }
 
     fn is_guarded(&self) -> bool {
-        // Whole slices are compared, which takes Miri no longer than a byte.
+        // Whole slices are compared, because Miri is slow for each comparison.
         let whole = |guard: &[u8]| guard == vec![UNTOUCHED; guard.len()];
-        let (before, rest) = self.bytes.split_at(self.start);
-        whole(before) && whole(&rest[self.len..])
+        let (before, tail) = self.bytes.split_at(self.start);
+        whole(before) && whole(&tail[self.len..])
     }
 }
 
-/// Every combination of a type and an operation that there is.
+/// Every supported combination of a type and an operation.
 fn operations() -> impl Iterator<Item = (Dtype, ReduceOp)> {
     let pairs = Dtype::NUMBERS.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
     pairs.filter(|(dtype, op)| op.applies_to(*dtype))
 }
 
-/// Every set of instructions that this processor has.
-fn instructions() -> Vec<Instructions> {
-    let mut all = vec![Instructions::Any, Instructions::best()];
+/// Every set of instructions that this CPU has.
+fn isa_levels() -> Vec<IsaLevel> {
+    let mut all = vec![IsaLevel::Portable, IsaLevel::best()];
     all.dedup();
     all
 }
 
-/// Combines random elements at random alignments into one to three targets, one of them in place at times.
+/// Reduces random elements at random alignments into one to three targets, sometimes one of them in place, and compares the result
+/// with the naive implementation.
 fn check(dtype: Dtype, op: ReduceOp, ranks: usize, count: usize, seed: u64) -> Result<(), TestCaseError> {
-    let noise = &mut Noise(seed);
-    let sources: Vec<_> = (0..ranks).map(|_| Buffer::random(dtype, count, noise)).collect();
-    let of_each: Vec<_> = sources.iter().map(Buffer::elements).collect();
+    let random = &mut TestRandom(seed);
+    let sources: Vec<_> = (0..ranks).map(|_| GuardedBuffer::random(dtype, count, random)).collect();
+    let of_each: Vec<_> = sources.iter().map(GuardedBuffer::elements).collect();
     let expected = combine_naive(&of_each, dtype, op);
-    let in_place = Some(noise.below(2 * ranks)).filter(|rank| *rank < ranks);
-    let others = noise.below(3) + usize::from(in_place.is_none());
+    let in_place = Some(random.below(2 * ranks)).filter(|rank| *rank < ranks);
+    let others = random.below(3) + usize::from(in_place.is_none());
     let offsets: Vec<_> =
-        (0..others).map(|_| noise.below(LINE / 8) * 8 + noise.below(2) * noise.below(8)).collect();
-    let stores = [Stores::Cached, Stores::Streaming][noise.below(2)];
-    for instructions in instructions() {
+        (0..others).map(|_| random.below(LINE / 8) * 8 + random.below(2) * random.below(8)).collect();
+    let store_policy = [StorePolicy::Cached, StorePolicy::Streaming][random.below(2)];
+    for isa in isa_levels() {
         let mut buffers = sources.clone();
         let mut targets: Vec<_> =
-            offsets.iter().map(|offset| Buffer::new(count * dtype.len(), *offset)).collect();
-        // One pointer for each buffer, by which it is read and written from now on.
+            offsets.iter().map(|offset| GuardedBuffer::new(count * dtype.len(), *offset)).collect();
+        // From here on each buffer is accessed only through one pointer.
         let all: Vec<_> =
             buffers.iter_mut().chain(&mut targets).map(|buffer| buffer.elements_mut().as_mut_ptr()).collect();
         let from: Vec<_> = all[..ranks].iter().map(|source| source.cast_const()).collect();
         let to: Vec<_> =
             in_place.map(|rank| all[rank]).into_iter().chain(all[ranks..].iter().copied()).collect();
-        let call = Call { sources: &from, targets: &to, count, stores, instructions };
-        // SAFETY: buffers of as many elements, and a target is a whole source or has a buffer of its own.
+        let call = ReduceCall { sources: &from, targets: &to, count, store_policy, isa };
+        // SAFETY: all buffers have `count` elements, and a target is a whole source or a separate buffer.
         unsafe { combine_by(&call, dtype, op) };
 
-        let what =
-            format!("{op} of {ranks} x {count} {dtype} by {instructions:?} and {stores:?}, seed {seed}");
+        let context =
+            format!("{op} of {ranks} x {count} {dtype} by {isa:?} and {store_policy:?}, seed {seed}");
         for (rank, (after, before)) in buffers.iter().zip(&sources).enumerate() {
             let right = if in_place == Some(rank) { &expected[..] } else { before.elements() };
-            prop_assert_eq!(after.elements(), right, "source {}, in place {:?}: {}", rank, in_place, &what);
-            prop_assert!(after.is_guarded(), "source {}: {}", rank, &what);
+            prop_assert_eq!(
+                after.elements(),
+                right,
+                "source {}, in place {:?}: {}",
+                rank,
+                in_place,
+                &context
+            );
+            prop_assert!(after.is_guarded(), "source {}: {}", rank, &context);
         }
         for target in &targets {
-            prop_assert_eq!(target.elements(), &expected[..], "{}", &what);
-            prop_assert!(target.is_guarded(), "{}", &what);
+            prop_assert_eq!(target.elements(), &expected[..], "{}", &context);
+            prop_assert!(target.is_guarded(), "{}", &context);
         }
     }
     Ok(())
 }
 
 #[test]
-fn a_few_elements_are_combined_as_the_naive_way_does() {
-    // Every element takes Miri a good while.
+fn short_reductions_match_the_naive_implementation() {
+    // Miri is slow, so it runs fewer elements.
     let (all_ranks, step) = if cfg!(miri) { (2..=2, BLOCK + 5) } else { (1..=9, 1) };
     for (dtype, op) in operations() {
         for ranks in all_ranks.clone() {
@@ -159,7 +167,7 @@ fn a_few_elements_are_combined_as_the_naive_way_does() {
 }
 
 #[test]
-fn there_may_be_many_ranks() {
+fn reductions_of_many_ranks_match_the_naive_implementation() {
     for dtype in Dtype::NUMBERS {
         check(dtype, ReduceOp::Avg, 129, 3, 1).unwrap();
         check(dtype, ReduceOp::Avg, 300, BLOCK + 1, 2).unwrap();
@@ -168,15 +176,15 @@ fn there_may_be_many_ranks() {
 
 #[test]
 #[should_panic(expected = "xor does not apply to f32")]
-fn bits_of_floats_are_not_combined() {
+fn bitwise_reductions_of_floats_panic() {
     let place = [0_u8; 4].as_mut_ptr();
-    // SAFETY: nothing is read or written.
-    unsafe { combine(&[place], &[place], 0, Dtype::F32, ReduceOp::Xor, Stores::Cached) };
+    // SAFETY: the call panics before it accesses memory.
+    unsafe { combine(&[place], &[place], 0, Dtype::F32, ReduceOp::Xor, StorePolicy::Cached) };
 }
 
 proptest! {
     #[test]
-    fn any_elements_are_combined_as_the_naive_way_does(
+    fn random_reductions_match_the_naive_implementation(
         pair in proptest::sample::select(operations().collect::<Vec<_>>()),
         ranks in 1_usize..10,
         count in prop_oneof![0_usize..300, 4000_usize..4200],
@@ -188,66 +196,68 @@ proptest! {
 }
 
 #[test]
-fn every_half_is_combined_as_the_naive_way_does() {
-    // All bits of one rank, with any of the other.
-    let noise = &mut Noise(7);
+fn reductions_of_every_16_bit_float_match_the_naive_implementation() {
+    // All bit patterns on one rank, random ones on the other.
+    let random = &mut TestRandom(7);
     let count = if cfg!(miri) { 64 } else { 1 << 16 };
     let every: Vec<_> = (0..count).flat_map(|bits: u32| bits.to_le_bytes().into_iter().take(2)).collect();
-    let other: Vec<_> = (0..count).flat_map(|_| noise.next().to_le_bytes().into_iter().take(2)).collect();
+    let other: Vec<_> = (0..count).flat_map(|_| random.next().to_le_bytes().into_iter().take(2)).collect();
     for (dtype, op) in operations().filter(|(dtype, _)| matches!(dtype, Dtype::F16 | Dtype::Bf16)) {
         let mut result = vec![0; every.len()];
         let (from, to) = ([every.as_ptr(), other.as_ptr()], [result.as_mut_ptr()]);
-        // SAFETY: vectors of as many elements.
-        unsafe { combine(&from, &to, every.len() / 2, dtype, op, Stores::Cached) };
+        // SAFETY: all vectors have the same number of elements.
+        unsafe { combine(&from, &to, every.len() / 2, dtype, op, StorePolicy::Cached) };
         assert!(result == combine_naive(&[&every, &other], dtype, op), "{op} of {dtype}");
     }
 }
 
-/// The fastest of some rounds of calls, in nanoseconds a call.
+/// The shortest time of several rounds, in nanoseconds per call.
 fn time_of(
     sources: &[*const u8],
     target: *mut u8,
     count: usize,
     dtype: Dtype,
     op: ReduceOp,
-    stores: Stores,
+    store_policy: StorePolicy,
 ) -> f64 {
     let calls = (16 << 20) / (count * dtype.len() + 1000) + 1;
     let round = || {
         let start = Instant::now();
         for _ in 0..calls {
-            // SAFETY: the caller's buffers have as many elements.
-            unsafe { combine(black_box(sources), black_box(&[target]), black_box(count), dtype, op, stores) };
+            // SAFETY: the caller's buffers have `count` elements.
+            unsafe {
+                combine(black_box(sources), black_box(&[target]), black_box(count), dtype, op, store_policy)
+            };
         }
         start.elapsed().as_secs_f64() * 1e9 / f64::from(u32::try_from(calls).unwrap())
     };
     (0..7).map(|_| round()).fold(f64::INFINITY, f64::min)
 }
 
-/// The figures that this room is for. In a release build, and with nobody else on the machine.
+/// Prints the throughput of reductions. Run it in a release build on an idle machine.
 #[test]
 #[ignore = "a measurement"]
-fn figures() {
+fn print_throughput() {
     let listed = [Dtype::U8, Dtype::I32, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
     let listed: Vec<_> = operations().filter(|(dtype, _)| listed.contains(dtype)).collect();
     for ((dtype, op), ranks) in listed.into_iter().flat_map(|pair| [(pair, 2), (pair, 4)]) {
         print!("{dtype:>4} {op:<4} of {ranks}");
-        let measure = |len: usize, stores| {
-            let mut buffers = vec![Buffer::new(len, 0); ranks + 1];
+        let measure = |len: usize, store_policy| {
+            let mut buffers = vec![GuardedBuffer::new(len, 0); ranks + 1];
             let places: Vec<_> =
                 buffers.iter_mut().map(|buffer| buffer.elements_mut().as_mut_ptr()).collect();
             let sources: Vec<_> = places[1..].iter().map(|place| place.cast_const()).collect();
-            time_of(&sources, places[0], len / dtype.len(), dtype, op, stores)
+            time_of(&sources, places[0], len / dtype.len(), dtype, op, store_policy)
         };
         for count in [1, 4, 8, 16] {
-            print!("  {count}: {:.1} ns", measure(count * dtype.len(), Stores::Cached));
+            print!("  {count}: {:.1} ns", measure(count * dtype.len(), StorePolicy::Cached));
         }
         for kib in [16, 64, 256, 1024, 32 << 10] {
             let len = f64::from(kib) * 1024.0;
             let bytes = usize::try_from(kib << 10).unwrap();
-            print!("  {kib} KiB: {:.1}", len / measure(bytes, Stores::Cached));
+            print!("  {kib} KiB: {:.1}", len / measure(bytes, StorePolicy::Cached));
             if kib > 1024 {
-                print!("  streaming: {:.1}", len / measure(bytes, Stores::Streaming));
+                print!("  streaming: {:.1}", len / measure(bytes, StorePolicy::Streaming));
             }
         }
         println!(" GB/s");

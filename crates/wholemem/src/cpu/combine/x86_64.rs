@@ -11,7 +11,7 @@ use std::mem::{MaybeUninit, transmute_copy};
 use half::{bf16, f16};
 
 use super::halves::{narrow_pairs, widen_pairs};
-use super::machine::Machine;
+use super::vector_isa::VectorIsa;
 
 /// CPUs with AVX2 and F16C.
 pub(super) struct Avx2;
@@ -139,8 +139,8 @@ macro_rules! pieces {
         /// # Safety
         /// `to` is writable for a number of this type, as raw memory.
         #[inline(always)]
-        #[expect(clippy::allow_attributes, reason = "the cast is none for some of the types")]
-        #[allow(clippy::cast_possible_truncation, reason = "the lower bits are what is stored")]
+        #[expect(clippy::allow_attributes, reason = "the cast changes nothing for some of the types")]
+        #[allow(clippy::cast_possible_truncation, reason = "only the lower bits are stored")]
         unsafe fn $store(value: u128, to: *mut u8) {
             // SAFETY: the caller guarantees that `to` is writable for the type, which is what the asm stores.
             unsafe {
@@ -157,8 +157,7 @@ pieces! {
     load_1, store_1: u8, "movzx {value:e}, byte ptr [{from}]", "mov [{to}], {value}", reg_byte;
 }
 
-/// Hands the place of each register of elements to a function, by how far it is from the first, and at last the place of
-/// half a register, if there is one.
+/// Calls `wide` with the offset of each 32-byte register of the elements, or `half` with offset 0 if the elements have 16 bytes.
 #[inline(always)]
 fn for_registers<T, const COUNT: usize>(wide: impl Fn(usize), half: impl Fn(usize)) {
     const { assert!(size_of::<[T; COUNT]>().is_multiple_of(32) || size_of::<[T; COUNT]>() == 16) };
@@ -170,27 +169,27 @@ fn for_registers<T, const COUNT: usize>(wide: impl Fn(usize), half: impl Fn(usiz
     }
 }
 
-impl Machine for Avx2 {
+impl VectorIsa for Avx2 {
     #[inline(always)]
     unsafe fn load<T: Copy, const COUNT: usize>(from: *const u8) -> [T; COUNT] {
         let mut elements = MaybeUninit::<[T; COUNT]>::uninit();
         let place: *mut u8 = elements.as_mut_ptr().cast();
         for_registers::<T, COUNT>(
             |at| {
-                // SAFETY: within the caller's range; the processor has such registers.
+                // SAFETY: within the caller's range; the CPU has AVX2, because this is `Avx2`.
                 let register = unsafe { load(from.wrapping_add(at)) };
-                // SAFETY: within the elements.
+                // SAFETY: the offset is within the elements.
                 unsafe { place.wrapping_add(at).cast::<__m256i>().write_unaligned(register) };
             },
             |at| {
-                // SAFETY: the elements have 16 bytes, and the caller guarantees that `from` is readable for all of them; the CPU has
-                // AVX2, because this is `Avx2`.
+                // SAFETY: the elements have 16 bytes, and the caller guarantees that `from` is readable for all of them; the CPU
+                // has AVX2, because this is `Avx2`.
                 let register = unsafe { load_half(from.wrapping_add(at)) };
                 // SAFETY: the elements have 16 bytes, and `place` is their address.
                 unsafe { place.wrapping_add(at).cast::<__m128i>().write_unaligned(register) };
             },
         );
-        // SAFETY: every byte was written, and any bits are an element.
+        // SAFETY: every byte was written, and every bit pattern is a valid element.
         unsafe { elements.assume_init() }
     }
 
@@ -199,9 +198,9 @@ impl Machine for Avx2 {
         let place: *const u8 = elements.as_ptr().cast();
         for_registers::<T, COUNT>(
             |at| {
-                // SAFETY: within the elements.
+                // SAFETY: the offset is within the elements.
                 let register = unsafe { place.wrapping_add(at).cast::<__m256i>().read_unaligned() };
-                // SAFETY: within the caller's range; the processor has such registers.
+                // SAFETY: within the caller's range; the CPU has AVX2, because this is `Avx2`.
                 unsafe { store(register, to.wrapping_add(at)) };
             },
             |at| {
@@ -218,10 +217,11 @@ impl Machine for Avx2 {
     unsafe fn stream<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8) {
         debug_assert!(size_of::<[T; COUNT]>().is_multiple_of(32));
         for at in (0..size_of::<[T; COUNT]>()).step_by(32) {
-            // SAFETY: within the elements.
+            // SAFETY: the offset is within the elements.
             let register =
                 unsafe { elements.as_ptr().wrapping_byte_add(at).cast::<__m256i>().read_unaligned() };
-            // SAFETY: within the caller's range, and aligned by its word; the processor has such registers.
+            // SAFETY: within the caller's range, which the caller guarantees to be aligned; the CPU has AVX2, because this is
+            // `Avx2`.
             unsafe { stream(register, to.wrapping_add(at)) };
         }
     }
@@ -249,14 +249,14 @@ impl Machine for Avx2 {
             // SAFETY: the last byte of the caller's range.
             bits |= unsafe { load_1(from.wrapping_add(at)) } << (8 * at);
         }
-        // SAFETY: as many bytes, and any bits are an element.
+        // SAFETY: both types have 16 bytes, and every bit pattern is a valid element.
         unsafe { transmute_copy::<u128, [T; COUNT]>(&bits) }
     }
 
     #[inline(always)]
     unsafe fn store_some<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8, len: usize) {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
-        // SAFETY: as many bytes, and elements have no gaps.
+        // SAFETY: both types have 16 bytes, and elements have no padding.
         let bits = unsafe { transmute_copy::<[T; COUNT], u128>(&elements) };
         let mut at = 0;
         if len & 8 != 0 {
@@ -285,9 +285,9 @@ impl Machine for Avx2 {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT).step_by(8) {
-            // SAFETY: within the caller's range; the processor has this instruction.
+            // SAFETY: within the caller's range; the CPU has F16C, because this is `Avx2`.
             let wide = unsafe { load_halves(from.wrapping_add(at * size_of::<f16>())) };
-            // SAFETY: eight of the singles.
+            // SAFETY: the eight floats are within `singles`.
             unsafe { singles.as_mut_ptr().wrapping_add(at).cast::<__m256>().write_unaligned(wide) };
         }
         singles
@@ -298,11 +298,11 @@ impl Machine for Avx2 {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT).step_by(8) {
-            // SAFETY: eight of the halves.
+            // SAFETY: the eight elements are within `halves`.
             let eight = unsafe { halves.as_ptr().wrapping_add(at).cast::<__m128i>().read_unaligned() };
-            // SAFETY: the processor has this instruction.
+            // SAFETY: the CPU has F16C, because this is `Avx2`.
             let wide = unsafe { _mm256_cvtph_ps(eight) };
-            // SAFETY: eight of the singles.
+            // SAFETY: the eight floats are within `singles`.
             unsafe { singles.as_mut_ptr().wrapping_add(at).cast::<__m256>().write_unaligned(wide) };
         }
         singles
@@ -313,17 +313,17 @@ impl Machine for Avx2 {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut halves = [f16::ZERO; COUNT];
         for at in (0..COUNT).step_by(8) {
-            // SAFETY: eight of the singles.
+            // SAFETY: the eight floats are within `singles`.
             let eight = unsafe { singles.as_ptr().wrapping_add(at).cast::<__m256>().read_unaligned() };
-            // SAFETY: the processor has this instruction.
+            // SAFETY: the CPU has F16C, because this is `Avx2`.
             let narrow = unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight) };
-            // SAFETY: eight of the halves.
+            // SAFETY: the eight elements are within `halves`.
             unsafe { halves.as_mut_ptr().wrapping_add(at).cast::<__m128i>().write_unaligned(narrow) };
         }
         halves
     }
 
-    // Left to itself, the compiler reverses the words and turns them back.
+    // Without explicit intrinsics the compiler permutes the words twice.
     #[inline(always)]
     fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT] {
         if !COUNT.is_multiple_of(16) {
@@ -331,14 +331,14 @@ impl Machine for Avx2 {
         }
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT / 2).step_by(8) {
-            // SAFETY: eight pairs of the halves.
+            // SAFETY: the eight pairs are within `halves`.
             let words = unsafe { halves.as_ptr().wrapping_add(2 * at).cast::<__m256i>().read_unaligned() };
-            // SAFETY: the processor has these instructions.
+            // SAFETY: the CPU has AVX2, because this is `Avx2`.
             let (lower, upper) = unsafe { unpack(words) };
             let place = singles.as_mut_ptr().wrapping_add(at);
-            // SAFETY: eight of the singles.
+            // SAFETY: the eight floats are within `singles`.
             unsafe { place.cast::<__m256i>().write_unaligned(lower) };
-            // SAFETY: eight of the second half of the singles.
+            // SAFETY: the eight floats are within the second half of `singles`.
             unsafe { place.wrapping_add(COUNT / 2).cast::<__m256i>().write_unaligned(upper) };
         }
         singles
@@ -352,27 +352,27 @@ impl Machine for Avx2 {
         let mut halves = [bf16::ZERO; COUNT];
         for at in (0..COUNT / 2).step_by(8) {
             let place = singles.as_ptr().wrapping_add(at);
-            // SAFETY: eight of the singles.
+            // SAFETY: the eight floats are within `singles`.
             let lower = unsafe { place.cast::<__m256i>().read_unaligned() };
-            // SAFETY: eight of the second half of the singles.
+            // SAFETY: the eight floats are within the second half of `singles`.
             let upper = unsafe { place.wrapping_add(COUNT / 2).cast::<__m256i>().read_unaligned() };
-            // SAFETY: the processor has these instructions.
+            // SAFETY: the CPU has AVX2, because this is `Avx2`.
             let words = unsafe { pack(lower, upper) };
-            // SAFETY: eight pairs of the halves.
+            // SAFETY: the eight pairs are within `halves`.
             unsafe { halves.as_mut_ptr().wrapping_add(2 * at).cast::<__m256i>().write_unaligned(words) };
         }
         halves
     }
 }
 
-/// The lower and the upper halves of words, each as the upper half of a word.
+/// Moves the lower and the upper halves of words each to the upper half of a word.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn unpack(words: __m256i) -> (__m256i, __m256i) {
     (_mm256_slli_epi32::<16>(words), _mm256_blend_epi16::<0xaa>(_mm256_setzero_si256(), words))
 }
 
-/// Words of the upper halves of what is nearest to singles: as [`narrow_pairs`] does.
+/// Rounds single-precision floats to bfloat16 and packs pairs of them into words, as [`narrow_pairs`] does.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn pack(lower: __m256i, upper: __m256i) -> __m256i {

@@ -11,9 +11,9 @@ pub(super) mod portable;
 pub(super) mod x86_64;
 
 #[cfg(any(not(target_arch = "x86_64"), miri))]
-pub(super) use portable as machine;
+pub(super) use portable as native;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-pub(super) use x86_64 as machine;
+pub(super) use x86_64 as native;
 
 #[cfg(test)]
 mod tests {
@@ -23,18 +23,18 @@ mod tests {
 
     type Copy = unsafe fn(*const u8, *mut u8, usize);
 
-    /// Every way to move a row of any length, and whether it asks for whole cache lines.
+    /// Every function that copies a row of any length, and whether it requires whole cache lines.
     fn copies() -> Vec<(Copy, bool)> {
-        let mut copies: Vec<(Copy, bool)> = vec![(portable::any, false), (machine::any, false)];
-        // Hints change nothing that can be seen.
-        [portable::will_read, portable::will_write, machine::will_read, machine::will_write]
+        let mut copies: Vec<(Copy, bool)> = vec![(portable::any, false), (native::any, false)];
+        // Prefetches have no visible effect.
+        [portable::will_read, portable::will_write, native::will_read, native::will_write]
             .iter()
             .for_each(|hint| hint(std::ptr::null()));
         portable::finish();
         portable::leave();
-        assert!(portable::widest() <= machine::widest());
-        copies.extend([(portable::over as Copy, false), (machine::over, false)]);
-        copies.push((machine::streaming, true));
+        assert!(portable::widest() <= native::widest());
+        copies.extend([(portable::over as Copy, false), (native::over, false)]);
+        copies.push((native::streaming, true));
         copies.push((portable::streaming, true));
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         copies.push((x86_64::any_sse, false));
@@ -50,12 +50,12 @@ mod tests {
         const ROOM: usize = 128;
         let source = pattern(from + len, seed);
         let mut target = vec![0xAA_u8; len + 3 * ROOM];
-        // Where a cache line begins, and `to` bytes behind.
+        // The start of a cache line plus `to` bytes.
         let start = ROOM + target[ROOM..].as_ptr().align_offset(64) + to;
-        // SAFETY: the source has `len` bytes from there on, the target room on both sides.
+        // SAFETY: the source has `len` bytes from `from` on, and the target has `len` bytes with padding on both sides.
         unsafe { copy(source[from..].as_ptr(), target[start..].as_mut_ptr(), len) };
-        machine::finish();
-        machine::leave();
+        native::finish();
+        native::leave();
         prop_assert_eq!(&target[start..start + len], &source[from..]);
         prop_assert!(target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0xAA));
         Ok(())
@@ -63,13 +63,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_copy_moves_its_bytes_and_no_others(
+        fn copies_write_exactly_their_bytes(
             len in prop_oneof![0_usize..70, 0_usize..700, 4000_usize..4300],
             from in 0_usize..65,
             to in 0_usize..64,
             seed: u8,
         ) {
-            // Every byte takes Miri a microsecond.
+            // Miri needs a microsecond for each byte.
             let len = if cfg!(miri) { len % 200 } else { len };
             for (copy, whole_lines) in copies() {
                 if whole_lines {
@@ -81,7 +81,7 @@ mod tests {
         }
 
         #[test]
-        fn a_group_of_registers_moves_every_length_that_it_is_for(
+        fn register_groups_copy_every_supported_length(
             extra in 0_usize..=128,
             from in 0_usize..65,
             to in 0_usize..64,
@@ -91,8 +91,8 @@ mod tests {
                 ($($width:literal $count:literal)*) => {$(
                     let len = $width * $count + extra % ($width * $count + 1);
                     check(portable::ends::<$width, $count>, len, from, to, seed)?;
-                    if machine::widest() >= $width {
-                        check(machine::ends::<$width, $count>, len, from, to, seed)?;
+                    if native::widest() >= $width {
+                        check(native::ends::<$width, $count>, len, from, to, seed)?;
                     }
                 )*};
             }
@@ -100,7 +100,7 @@ mod tests {
         }
 
         #[test]
-        fn groups_of_registers_move_long_rows(
+        fn register_groups_copy_long_rows(
             len in prop_oneof![256_usize..1100, 4000_usize..4300],
             from in 0_usize..65,
             to in 0_usize..64,
@@ -110,9 +110,9 @@ mod tests {
             macro_rules! long {
                 ($($width:literal)*) => {$(
                     check(portable::long::<$width>, len, from, to, seed)?;
-                    if machine::widest() >= $width {
-                        check(machine::long::<$width>, len, from, to, seed)?;
-                        check(machine::long::<$width>, 4 * $width, from, to, seed)?;
+                    if native::widest() >= $width {
+                        check(native::long::<$width>, len, from, to, seed)?;
+                        check(native::long::<$width>, 4 * $width, from, to, seed)?;
                     }
                 )*};
             }
@@ -120,13 +120,13 @@ mod tests {
         }
 
         #[test]
-        fn rows_of_a_fixed_length_are_moved_whole(from in 0_usize..65, to in 0_usize..64, seed: u8) {
+        fn rows_of_a_fixed_length_are_copied(from in 0_usize..65, to in 0_usize..64, seed: u8) {
             macro_rules! exact {
                 ($($len:literal)*) => {$(
-                    // SAFETY: `check` passes ranges of the length that it is given.
-                    let copy: Copy = |from, to, _| unsafe { machine::exact::<$len>(from, to) };
+                    // SAFETY: `check` passes ranges of this length.
+                    let copy: Copy = |from, to, _| unsafe { native::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
-                    // SAFETY: `check` passes ranges of the length that it is given.
+                    // SAFETY: `check` passes ranges of this length.
                     let copy: Copy = |from, to, _| unsafe { portable::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
                 )*};

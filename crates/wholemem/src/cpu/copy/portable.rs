@@ -42,7 +42,7 @@ pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
     to: *mut u8,
     len: usize,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { any(from, to, len) }
 }
 
@@ -51,7 +51,7 @@ pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
 /// # Safety
 /// As [`any`]; `len` is `4 * WIDTH` at least.
 pub(in crate::cpu) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { any(from, to, len) }
 }
 
@@ -60,7 +60,7 @@ pub(in crate::cpu) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut 
 /// # Safety
 /// As [`any`].
 pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { any(from, to, len) }
 }
 
@@ -73,7 +73,7 @@ pub(in crate::cpu) fn leave() {}
 /// As [`any`].
 #[inline(always)]
 pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u8) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { any(from, to, LEN) }
 }
 
@@ -82,7 +82,7 @@ pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u
 /// # Safety
 /// As [`any`]; `to` begins a cache line, and `len` is whole lines.
 pub(in crate::cpu) unsafe fn streaming(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { any(from, to, len) }
 }
 

@@ -41,11 +41,11 @@ macro_rules! step {
 #[inline]
 pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     if len < 32 || !*WIDE {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         return unsafe { any_sse(from, to, len) };
     }
     let whole = len & !31;
-    // SAFETY: whole registers within the caller's range; the processor has such registers.
+    // SAFETY: whole registers within the caller's range; the CPU has such registers.
     unsafe {
         asm!(
             "2:",
@@ -64,7 +64,7 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
         );
     }
     leave();
-    // SAFETY: the rest of the caller's range.
+    // SAFETY: the remaining bytes are within the caller's range.
     unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
@@ -258,7 +258,7 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
 #[inline]
 pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
     if len < AHEAD || !*WIDE {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the same preconditions.
         return unsafe { any(from, to, len) };
     }
     if len >= STRING && *STRINGS {
@@ -305,7 +305,7 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
         );
     }
     leave();
-    // SAFETY: the rest of the caller's range.
+    // SAFETY: the remaining bytes are within the caller's range.
     unsafe { any(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
@@ -316,7 +316,7 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
 #[inline(always)]
 pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u8) {
     // The loop is unrolled and the conditions are folded at compile time.
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees the same preconditions.
     unsafe { any_sse(from, to, LEN) }
 }
 

@@ -1,4 +1,4 @@
-//! Rows of every length, beyond four gibibytes, and past the caches.
+//! Gathers and scatters of rows of every length, of rows beyond 4 GiB, and with streaming stores.
 
 use super::*;
 use crate::abi::GlobalRef;
@@ -7,9 +7,9 @@ fn address(at: *const u8) -> u64 {
     at.expose_provenance() as u64
 }
 
-/// A table of terabytes of which one row is there: addresses are counted in 64 bits, whatever the indices are.
+/// A table of terabytes of which one row is mapped: addresses are computed in 64 bits, also for 32-bit indices.
 #[test]
-fn rows_beyond_four_gibibytes_are_found_by_short_indices() {
+fn short_indices_address_rows_beyond_4_gib() {
     const STRIDE: u64 = 4096;
     for (index, len) in [(i32::MAX, 100_usize), (i32::MAX - 1, 16), (1 << 21, 4096), (1 << 20, 1)] {
         let row: Vec<u8> = (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -26,7 +26,7 @@ fn rows_beyond_four_gibibytes_are_found_by_short_indices() {
             row_len: len as u64,
             bad: 0,
         };
-        // SAFETY: the one index names the row, and the output has room for it.
+        // SAFETY: the only index names the mapped row, and the output has the length of a row.
         unsafe { gather::<i32>(&request) };
         assert_eq!(output[1..=len], row);
         assert_eq!((output[0], output[len + 1]), (0xA5, 0xA5));
@@ -34,7 +34,7 @@ fn rows_beyond_four_gibibytes_are_found_by_short_indices() {
 }
 
 #[test]
-fn streamed_rows_are_the_same() {
+fn streaming_stores_write_the_same_rows() {
     const LEN: usize = 128;
     let count = usize::try_from(STREAMING).unwrap() / LEN;
     let table: Vec<u8> = (0..64 * LEN).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -50,7 +50,7 @@ fn streamed_rows_are_the_same() {
         row_len: LEN as u64,
         bad: 0,
     };
-    // SAFETY: every index names a row, and the output has room for all of them.
+    // SAFETY: every index names a row, and the output has the length of all rows.
     unsafe { gather::<i64>(&request) };
     for (row, index) in output[start..].chunks_exact(LEN).zip(&indices) {
         let from = usize::try_from(*index).unwrap() * LEN;
@@ -63,7 +63,7 @@ fn row_of(index: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + index * 89 + at / 64).to_le_bytes()[0]).collect()
 }
 
-/// Every length up to some registers more than the longest group, and those around longer ones. Miri takes long for each.
+/// All lengths up to a few registers more than the longest register group, and some longer ones. Miri runs fewer.
 fn lens() -> impl Iterator<Item = usize> {
     let around = |middle: usize| middle - 3..=middle + 3;
     let all = (1..=600).chain(around(1024)).chain(around(4096)).chain(around(8192));
@@ -72,15 +72,15 @@ fn lens() -> impl Iterator<Item = usize> {
 
 const GUARD: u8 = 0xA5;
 
-/// Rows of every length, moved by registers of every width that there are, from and to any place in a line: each as a
-/// naive loop moves it, zero for a bad index, and nothing around them.
+/// Rows of every length, copied with registers of every width that the CPU has, at any offset in a cache line: compared with a
+/// naive loop, zero for a bad index, and no other byte changes.
 #[test]
 fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
     const INDICES: [i64; 9] = [3, 0, -1, 7, 7, i64::MIN, 2, 8, 5];
     const ROWS: usize = 8;
     const GAP: usize = 5;
     for len in lens() {
-        // Where a row begins differs from one to the next.
+        // Rows begin at different offsets in a cache line.
         let (from, to) = (len * 7 % 64, len * 13 % 64);
         let stride = len + 3;
         let mut table = vec![GUARD; from + ROWS * stride];
@@ -93,7 +93,7 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
             let row = index.map_or_else(|| vec![0; len], |index| row_of(index, len));
             expected[64 + to + at * (len + GAP)..][..len].copy_from_slice(&row);
         }
-        for widest in [16, 32, 64].into_iter().filter(|widest| *widest <= machine::widest()) {
+        for widest in [16, 32, 64].into_iter().filter(|widest| *widest <= native::widest()) {
             let mut output = vec![GUARD; expected.len()];
             let mut bad = [u64::MAX; 4];
             let request = RowsRequest {
@@ -105,7 +105,7 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
                 row_len: len as u64,
                 bad: address(bad.as_mut_ptr().cast()),
             };
-            // SAFETY: every valid index names a row, the output has room for all rows, and the record has four words.
+            // SAFETY: every valid index names a row, the output has the length of all rows, and the record has four words.
             unsafe { gather_by::<i64>(widest, &request) };
             assert!(output == expected, "rows of {len} bytes by registers of {widest}");
             assert_eq!(bad[0], 2);
@@ -113,7 +113,7 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
     }
 }
 
-/// And back: a row of the table is changed for each valid index, and nothing around it.
+/// A scatter changes a row of the table for each valid index, and no other byte.
 #[test]
 fn rows_of_every_length_are_scattered() {
     const INDICES: [i32; 5] = [3, -1, 0, 8, 7];

@@ -3,14 +3,14 @@
 use wholemem_hal::Stream;
 use wholemem_os::Deadline;
 
-use super::{Indices, OnBadIndex, Op, Order, RowBuffer};
+use super::{Indices, OnBadIndex, Order, RowBuffer, RowOp};
 use crate::abi::names_a_row;
 use crate::table::memory::BadIndexFlag;
 use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
     /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. It sees
-    /// what was scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
+    /// rows that any rank scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
     ///
     /// Rows are copied in no defined order, so the output must not overlap gathered rows. A bad index zeroes its row of the output
     /// and is reported by the next call or by [`check`](Self::check).
@@ -19,7 +19,7 @@ impl WholeTensor {
     /// [`Error::TypesDiffer`], [`Error::TooShort`] and other errors of the arguments, before memory is accessed;
     /// [`Error::BadIndex`] of an earlier call, and then this call does nothing.
     pub fn gather_on(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
-        self.call(stream, Op::Gather, indices, output)
+        self.call(stream, RowOp::Gather, indices, output)
     }
 
     /// Gathers as [`gather_on`](Self::gather_on), and waits for the result.
@@ -27,7 +27,7 @@ impl WholeTensor {
     /// # Errors
     /// As [`gather_on`](Self::gather_on); [`Error::BadIndex`] of this call too.
     pub fn gather_on_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
-        self.call_sync(stream, Op::Gather, indices, output)
+        self.call_sync(stream, RowOp::Gather, indices, output)
     }
 
     /// Enqueues a scatter: row `n` of `input` is copied to row `indices[n]` of the tensor, for all `n`. Other ranks see it after
@@ -45,7 +45,7 @@ impl WholeTensor {
         input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put(stream, Op::Scatter, indices, input, order)
+        self.scatter_op(stream, RowOp::Scatter, indices, input, order)
     }
 
     /// Scatters as [`scatter_on`](Self::scatter_on), and waits for the result.
@@ -59,7 +59,7 @@ impl WholeTensor {
         input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put_sync(stream, Op::Scatter, indices, input, order)
+        self.scatter_op_sync(stream, RowOp::Scatter, indices, input, order)
     }
 
     /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all `n`. Integers wrap around;
@@ -76,7 +76,7 @@ impl WholeTensor {
         input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put(stream, Op::ScatterAdd, indices, input, order)
+        self.scatter_op(stream, RowOp::ScatterAdd, indices, input, order)
     }
 
     /// Adds as [`scatter_add_on`](Self::scatter_add_on), and waits for the result.
@@ -90,7 +90,7 @@ impl WholeTensor {
         input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put_sync(stream, Op::ScatterAdd, indices, input, order)
+        self.scatter_op_sync(stream, RowOp::ScatterAdd, indices, input, order)
     }
 
     /// Reports and clears the bad index that finished work has recorded, in any view of this tensor's memory. Calls that wait
@@ -105,65 +105,74 @@ impl WholeTensor {
         self.memory().check()
     }
 
-    fn put(&self, stream: &Stream, op: Op, indices: &Indices, input: &RowBuffer, order: Order) -> Result<()> {
-        if self.is_routed(op, order) {
-            return self.put_in_order(stream, op, Ok((indices, input)));
-        }
-        self.call(stream, op, indices, input)
-    }
-
-    fn put_sync(
+    fn scatter_op(
         &self,
         stream: &Stream,
-        op: Op,
+        op: RowOp,
         indices: &Indices,
         input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        if self.is_routed(op, order) {
-            return self.put_in_order_sync(stream, op, Ok((indices, input)));
+        if self.goes_through_owners(op, order) {
+            return self.scatter_in_order(stream, op, Ok((indices, input)));
+        }
+        self.call(stream, op, indices, input)
+    }
+
+    fn scatter_op_sync(
+        &self,
+        stream: &Stream,
+        op: RowOp,
+        indices: &Indices,
+        input: &RowBuffer,
+        order: Order,
+    ) -> Result<()> {
+        if self.goes_through_owners(op, order) {
+            return self.scatter_in_order_sync(stream, op, Ok((indices, input)));
         }
         self.call_sync(stream, op, indices, input)
     }
 
-    /// Scatters or adds in a fixed order, and waits. Collective; a rank with invalid operands takes part with its error.
-    pub(super) fn put_in_order_sync(
+    /// Scatters or adds in a fixed order, and waits. Collective: a rank with invalid operands passes its error, and all ranks fail.
+    pub(super) fn scatter_in_order_sync(
         &self,
         stream: &Stream,
-        op: Op,
+        op: RowOp,
         operands: Result<(&Indices, &RowBuffer)>,
     ) -> Result<()> {
-        self.put_in_order(stream, op, operands)?;
+        self.scatter_in_order(stream, op, operands)?;
         stream.synchronize(Deadline::NEVER)?;
         self.check()
     }
 
-    pub(super) fn is_routed(&self, op: Op, order: Order) -> bool {
-        // Atomic additions of several devices to host memory are not atomic on every node.
-        order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host
+    /// Whether rows are sent to the ranks that own the destination rows, instead of being written directly.
+    pub(super) fn goes_through_owners(&self, op: RowOp, order: Order) -> bool {
+        // On some nodes, additions of several devices to host memory are not atomic with each other.
+        order == Order::Fixed || op == RowOp::ScatterAdd && self.memory().location() == Location::Host
     }
 
-    fn call(&self, stream: &Stream, op: Op, indices: &Indices, dense: &RowBuffer) -> Result<()> {
+    fn call(&self, stream: &Stream, op: RowOp, indices: &Indices, buffer: &RowBuffer) -> Result<()> {
         self.check()?;
-        self.launch(stream, op, indices, dense, self.memory().bad_index_flag())
+        self.launch(stream, op, indices, buffer, self.memory().bad_index_flag())
     }
 
-    fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &RowBuffer) -> Result<()> {
+    fn call_sync(&self, stream: &Stream, op: RowOp, indices: &Indices, buffer: &RowBuffer) -> Result<()> {
         self.check()?;
-        self.launch_and_wait(stream, op, indices, dense)?;
+        self.launch_and_wait(stream, op, indices, buffer)?;
         self.check()
     }
 
-    /// Bad indices of this call are its own error, also if other threads call or check concurrently.
+    /// Launches a call and waits for it. A bad index is returned by this call only, also if other threads call or check
+    /// concurrently.
     pub(super) fn launch_and_wait(
         &self,
         stream: &Stream,
-        op: Op,
+        op: RowOp,
         indices: &Indices,
-        dense: &RowBuffer,
+        buffer: &RowBuffer,
     ) -> Result<()> {
         let outcome = self.memory().with_own_bad_index_flag(|flag| {
-            self.launch(stream, op, indices, dense, flag)?;
+            self.launch(stream, op, indices, buffer, flag)?;
             Ok(stream.synchronize(Deadline::NEVER)?)
         });
         outcome.map_err(|error| match error {
@@ -172,11 +181,11 @@ impl WholeTensor {
         })
     }
 
-    /// The error for the index at a position, which is read from the operands.
+    /// The error for the bad index at a position. The index is read from the operands.
     fn bad_index(&self, stream: &Stream, indices: &Indices, position: u64) -> Error {
         let rows = self.row_count();
         let index = indices.read(stream, position).ok();
-        // If the index names a row now, another writer replaced it.
+        // If the index is valid now, another writer has replaced it since, and its value is unknown.
         let index = index.filter(|index| !names_a_row(*index, rows));
         Error::BadIndex { position, index, rows: Some(rows) }
     }
@@ -184,14 +193,14 @@ impl WholeTensor {
     pub(super) fn launch(
         &self,
         stream: &Stream,
-        op: Op,
+        op: RowOp,
         indices: &Indices,
-        dense: &RowBuffer,
+        buffer: &RowBuffer,
         flag: &BadIndexFlag,
     ) -> Result<()> {
         let flag = (indices.on_bad == OnBadIndex::Note).then(|| flag.span_for(self.row_count()));
-        let held = self.memory().operands();
-        self.group().kernels().launch(stream, op, (&self.table(), held), indices, dense, flag)
+        let table_memory = self.memory().operands();
+        self.group().kernels().launch(stream, op, (&self.table(), table_memory), indices, buffer, flag)
     }
 }
 
@@ -202,9 +211,9 @@ mod tests {
     use super::*;
     use crate::{Communicator, Dtype, TensorSpec};
 
-    /// What a call that waited says of the position that a kernel of a GPU has noted.
+    /// The error of a call that waited, for a position that a GPU kernel recorded.
     #[test]
-    fn the_index_at_a_noted_position_is_read_from_the_call() {
+    fn the_bad_index_is_read_from_the_operands() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let group = Communicator::local(std::slice::from_ref(&device)).unwrap().remove(0);
         let stream = device.stream().unwrap();
@@ -217,15 +226,18 @@ mod tests {
         let long = buffer(&[3_i64, 1 << 40, -7].map(i64::to_ne_bytes).concat());
         let short = buffer(&[3_i32, 10, i32::MIN].map(i32::to_ne_bytes).concat());
         let (long, short) = (Indices::i64(long.all()), Indices::i32(short.all()));
-        let told = |indices: &Indices, position| tensor.bad_index(&stream, indices, position);
+        let error_at = |indices: &Indices, position| tensor.bad_index(&stream, indices, position);
         let bad = |position, index| Error::BadIndex { position, index, rows: Some(10) };
-        assert_eq!([told(&long, 1), told(&long, 2)], [bad(1, Some(1 << 40)), bad(2, Some(-7))]);
-        assert_eq!([told(&short, 1), told(&short, 2)], [bad(1, Some(10)), bad(2, Some(i32::MIN.into()))]);
-        assert_eq!(told(&short, 0), bad(0, None), "it names a row by now");
+        assert_eq!([error_at(&long, 1), error_at(&long, 2)], [bad(1, Some(1 << 40)), bad(2, Some(-7))]);
+        assert_eq!(
+            [error_at(&short, 1), error_at(&short, 2)],
+            [bad(1, Some(10)), bad(2, Some(i32::MIN.into()))]
+        );
+        assert_eq!(error_at(&short, 0), bad(0, None), "the index is valid now");
 
-        let words = "index 10 at position 1 is out of range: valid indices are 0..10";
-        assert_eq!(told(&short, 1).to_string(), words);
-        let words = "the index at position 0 is out of range: valid indices are 0..10";
-        assert_eq!(told(&short, 0).to_string(), words);
+        let message = "index 10 at position 1 is out of range: valid indices are 0..10";
+        assert_eq!(error_at(&short, 1).to_string(), message);
+        let message = "the index at position 0 is out of range: valid indices are 0..10";
+        assert_eq!(error_at(&short, 0).to_string(), message);
     }
 }

@@ -4,51 +4,54 @@
 
 use wholemem_hal::{Args, Attempt, BackendKind, Rights, Span, Stream};
 
-use super::launch_shape::{Shape, shape, whole};
-use super::plan::{Request, Table, plan};
-use super::{Indices, Op, RowBuffer};
+use super::launch_shape::{KernelLaunch, cpu_launch, gpu_launch};
+use super::plan::{KernelRequest, TableOperand, plan};
+use super::{Indices, RowBuffer, RowOp};
 use crate::Result;
 use crate::kernels::RowKernels;
 
 impl RowKernels {
-    /// Enqueues `op` on the rows of a table. `table` and `held` are a memory's own: every valid index of the one is a row
-    /// within the other. `flag` is the record for bad indices.
+    /// Enqueues `op` on the rows of a table. `table_memory` is all memory that kernels access through `table`. `flag` is the record
+    /// for bad indices.
     pub(crate) fn launch(
         &self,
         stream: &Stream,
-        op: Op,
-        (table, held): (&Table, &[Span]),
+        op: RowOp,
+        (table, table_memory): (&TableOperand, &[Span]),
         indices: &Indices,
         dense: &RowBuffer,
         flag: Option<&Span>,
     ) -> Result<()> {
         let bad = flag.map_or(0, Span::address);
-        let Some(request) = plan(op, table, &indices.place(), &dense.place(), bad)? else { return Ok(()) };
+        let Some(request) = plan(op, table, &indices.operand(), &dense.operand(), bad)? else {
+            return Ok(());
+        };
         let function = match (op, &request) {
-            (Op::Gather, Request::Rows(_)) => &self.gather,
-            (Op::Gather, Request::Elements(_)) => &self.gather_convert,
-            (Op::Scatter, Request::Rows(_)) => &self.scatter,
-            (Op::Scatter, Request::Elements(_)) => &self.scatter_convert,
-            (Op::ScatterAdd, _) => &self.scatter_add,
+            (RowOp::Gather, KernelRequest::Rows(_)) => &self.gather,
+            (RowOp::Gather, KernelRequest::Elements(_)) => &self.gather_convert,
+            (RowOp::Scatter, KernelRequest::Rows(_)) => &self.scatter,
+            (RowOp::Scatter, KernelRequest::Elements(_)) => &self.scatter_convert,
+            (RowOp::ScatterAdd, _) => &self.scatter_add,
         };
         let args = match &request {
-            Request::Rows(request) => Args::new().value(request),
-            Request::Elements(request) => Args::new().value(request),
+            KernelRequest::Rows(request) => Args::new().value(request),
+            KernelRequest::Elements(request) => Args::new().value(request),
         };
         let device = stream.device();
-        let Shape { launch, tiles } = match device.backend().kind() {
-            BackendKind::Host => whole(indices.kind),
-            _ => shape(op, &request, indices.kind),
+        let KernelLaunch { launch, tiles } = match device.backend().kind() {
+            BackendKind::Host => cpu_launch(indices.kind),
+            _ => gpu_launch(op, &request, indices.kind),
         };
         let args = args.value(&tiles);
         let attempt = || Attempt::Launch { name: function.name() };
         indices.span.check(device, Rights::Read, attempt)?;
-        let needed = if op == Op::Gather { Rights::ReadWrite } else { Rights::Read };
+        let needed = if op == RowOp::Gather { Rights::ReadWrite } else { Rights::Read };
         dense.span.check(device, needed, attempt)?;
-        let operands = held.iter().chain([&indices.span, &dense.span]).chain(flag);
-        // SAFETY: the request and its tiles are what the function of its operation takes, and the plan made it of spans that are all
-        // among the operands: indices and rows within theirs, rights checked above; the table's rows within `held`, which
-        // this rank's device may read and write, and a launch on another device is refused.
+        let operands = table_memory.iter().chain([&indices.span, &dense.span]).chain(flag);
+        // SAFETY: the request and its tiles are the arguments of the function for this operation. `plan` has checked that all
+        // addresses of the request are within spans that are among the operands: the indices and rows within theirs, with the
+        // rights checked above; the table's rows within `table_memory`, which this rank's device may read and write.
+        // `Stream::launch` rejects operands of other devices.
         Ok(unsafe { stream.launch(function, &launch, &args, operands) }?)
     }
 }

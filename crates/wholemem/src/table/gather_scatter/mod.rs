@@ -1,16 +1,16 @@
-//! Gather and scatter: copies rows of a table by their indices.
+//! Gather and scatter: copies of rows between a table and a row buffer, by index.
 //!
 //! ```text
 //!   indices     [ 3 | 0 | 3 | 7 ]
-//!                 |   |   |   |          gather: table to dense, one row for each index
-//!   table    0 1 2 3 4 5 6 7 8 9         scatter: dense to table; scatter_add: added to the table
+//!                 |   |   |   |          gather: table to row buffer, one row for each index
+//!   table    0 1 2 3 4 5 6 7 8 9         scatter: row buffer to table; scatter_add: added to the table
 //!                 |   |   |   |
-//!   dense       [ 3 | 0 | 3 | 7 ]
+//!   row buffer  [ 3 | 0 | 3 | 7 ]
 //! ```
 //!
 //! `calls` holds the methods of [`WholeTensor`](crate::WholeTensor). A call is checked and turned into one request (`plan`),
 //! divided into tiles (`launch_shape`) and launched (`launch`). A scatter in [fixed order](Order::Fixed) first sends every row
-//! to the rank that stores it (`fixed_order`). `slices` has the typed calls on host memory, which end in the same launches.
+//! to the rank that stores it (`fixed_order`). `slices` has the typed calls on host memory, which use the same launches.
 
 mod calls;
 mod fixed_order;
@@ -21,11 +21,11 @@ mod plan;
 mod slices;
 
 pub use operands::{Indices, OnBadIndex, Order, RowBuffer};
-pub(crate) use plan::Table;
+pub(crate) use plan::TableOperand;
 
-/// The operation on rows.
+/// The operation of a call on rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Op {
+pub(crate) enum RowOp {
     Gather,
     Scatter,
     ScatterAdd,

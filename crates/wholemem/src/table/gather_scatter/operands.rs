@@ -1,13 +1,14 @@
-//! The operands of gather and scatter beside the table: indices and a buffer of rows.
+//! The operands of gather and scatter besides the table: indices and a row buffer.
 
 use wholemem_hal::{Span, Stream};
 
-use super::plan::{DensePlace, IndexPlace};
+use super::plan::{IndexOperand, RowBufferOperand};
 use crate::abi::IndexType;
 use crate::{Dtype, Result};
 use wholemem_os::width::to_usize;
 
-/// What happens if an index names no row. Nothing is read or written for it, except that a gather zeroes its row of the output.
+/// How a bad index, which names no row, is handled. In either case no row of the table is accessed, and a gather zeroes the row of
+/// the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnBadIndex {
     /// The smallest position is recorded and reported by the next call or by [`check`](crate::WholeTensor::check).
@@ -17,11 +18,11 @@ pub enum OnBadIndex {
     Skip,
 }
 
-/// What happens if rows are scattered to the same place.
+/// The order in which rows are scattered to the same destination row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
-    /// Each element comes from one of the rows; if rows are multiples of 16 bytes, each 16 bytes do. Additions have no defined
-    /// order.
+    /// No defined order: each element of the destination comes from one of the rows. If rows are multiples of 16 bytes, each block
+    /// of 16 bytes comes from one row.
     #[default]
     Any,
     /// As if the ranks ran one after the other, each in the order of positions: the last row remains, and sums are the same in
@@ -38,19 +39,19 @@ pub struct Indices {
 }
 
 impl Indices {
-    /// All four-byte integers of `span`.
+    /// Indices of four bytes: all of `span`.
     #[must_use]
     pub fn i32(span: Span) -> Self {
         Self { span, kind: IndexType::I32, on_bad: OnBadIndex::Note }
     }
 
-    /// All eight-byte integers of `span`.
+    /// Indices of eight bytes: all of `span`.
     #[must_use]
     pub fn i64(span: Span) -> Self {
         Self { span, kind: IndexType::I64, on_bad: OnBadIndex::Note }
     }
 
-    /// The same indices, with another treatment of bad ones.
+    /// The same indices, with another handling of bad indices.
     #[must_use]
     pub fn on_bad(self, on_bad: OnBadIndex) -> Self {
         Self { on_bad, ..self }
@@ -65,8 +66,8 @@ impl Indices {
         Ok(self.kind.decode(bytes)[0])
     }
 
-    pub(super) fn place(&self) -> IndexPlace {
-        IndexPlace { address: self.span.address(), len: self.span.len(), kind: self.kind }
+    pub(super) fn operand(&self) -> IndexOperand {
+        IndexOperand { address: self.span.address(), len: self.span.len(), kind: self.kind }
     }
 
     /// The number of indices.
@@ -76,7 +77,7 @@ impl Indices {
     }
 }
 
-/// Rows at equal distances, in memory that the device can access: the output of a gather, or the input of a scatter.
+/// Rows at a constant stride in memory that the device can access: the output of a gather, or the input of a scatter.
 #[derive(Debug, Clone)]
 pub struct RowBuffer {
     pub(crate) span: Span,
@@ -92,22 +93,23 @@ impl RowBuffer {
         Self { span, dtype, stride: None, convert: false }
     }
 
-    /// The same rows, `stride` bytes from the start of one to the start of the next. Bytes between them are not accessed.
+    /// The same rows with a stride: the number of bytes from the start of a row to the start of the next. Bytes between rows are
+    /// not accessed.
     #[must_use]
     pub fn stride(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }
     }
 
-    /// The same rows, converted if the table's elements have another type: floats to floats, rounded to nearest; integers to
+    /// The same rows with conversion, if the table has another element type: floats to floats, rounded to nearest; integers to
     /// integers, truncated to the lower bits.
     #[must_use]
     pub fn converted(self) -> Self {
         Self { convert: true, ..self }
     }
 
-    pub(super) fn place(&self) -> DensePlace {
+    pub(super) fn operand(&self) -> RowBufferOperand {
         let Self { span, dtype, stride, convert } = self;
-        DensePlace {
+        RowBufferOperand {
             address: span.address(),
             len: span.len(),
             dtype: *dtype,

@@ -1,4 +1,4 @@
-//! Gathers and scatters of slices in host memory, which wait for the result.
+//! Gather and scatter calls on slices of host memory, which wait for the result.
 //!
 //! On the host backend kernels access the slices directly. On other devices slices are staged in pinned memory, piece by
 //! piece.
@@ -9,7 +9,7 @@ use wholemem_hal::{PinnedBuffer, Span};
 use wholemem_os::width::{to_u64, to_usize};
 use zerocopy::IntoBytes;
 
-use super::{Indices, Op, Order, RowBuffer};
+use super::{Indices, Order, RowBuffer, RowOp};
 use crate::communicator::{STAGING_LEN, Staging, lend, lend_mut};
 use crate::{Element, Error, ReduceOp, Result, WholeTensor};
 
@@ -17,19 +17,19 @@ use crate::{Element, Error, ReduceOp, Result, WholeTensor};
 const ROWS_ALIGN: usize = 256;
 
 /// The rows of a call, in host memory.
-enum Rows<'a, T> {
-    /// What is scattered.
+enum SliceRows<'a, T> {
+    /// The rows to scatter.
     Input(&'a [T]),
-    /// What is gathered.
+    /// The slice for gathered rows.
     Output(&'a mut [T]),
 }
 
 impl WholeTensor {
     /// Gathers rows of any rank: row `indices[n]` of the tensor is row `n` of the result. It waits for the result. Not
-    /// collective. It sees what was written before the last [`barrier`](crate::Communicator::barrier).
+    /// collective. It sees rows that any rank wrote before the last [`barrier`](crate::Communicator::barrier).
     ///
-    /// [`gather_on`](Self::gather_on) does the same in order on a stream, between buffers that the device can access, and can
-    /// convert elements.
+    /// [`gather_on`](Self::gather_on) enqueues a gather on a stream, between buffers that the device can access, and can convert
+    /// elements.
     ///
     /// ```
     /// use wholemem::{Communicator, TensorSpec, WholeTensor};
@@ -46,7 +46,7 @@ impl WholeTensor {
     ///
     /// # Errors
     /// [`Error::TypesDiffer`] if `T` is neither the element type nor its [storage](crate::Dtype::storage); [`Error::BadIndex`]
-    /// with the first index that names no row, or with that of an earlier call that did not wait; [`Error::TooLong`];
+    /// with the first bad index of this call, or of an earlier call that did not wait; [`Error::TooLong`];
     /// [`Error::Hal`].
     pub fn gather<T: Element>(&self, indices: &[i64]) -> Result<Vec<T>> {
         let mut rows = self.zeros(to_u64(indices.len()))?;
@@ -54,21 +54,21 @@ impl WholeTensor {
         Ok(rows)
     }
 
-    /// Gathers as [`gather`](Self::gather), into a slice that has exactly one row for each index. A row for which there is an
-    /// [error](Error::BadIndex) is zero.
+    /// Gathers as [`gather`](Self::gather), into a slice that has exactly one row for each index. The row of a
+    /// [bad index](Error::BadIndex) is zero.
     ///
     /// # Errors
     /// As [`gather`](Self::gather); [`Error::CountDiffers`] if the slice is shorter or longer than the rows.
     pub fn gather_into<T: Element>(&self, indices: &[i64], rows: &mut [T]) -> Result<()> {
         self.check_slice::<T>(to_u64(indices.len()), rows.len())?;
-        self.call_slices(Op::Gather, indices, Rows::Output(rows))
+        self.call_slices(RowOp::Gather, indices, SliceRows::Output(rows))
     }
 
     /// Scatters rows to any rank: row `n` of `rows` replaces row `indices[n]` of the tensor. It waits until they are written. Not
     /// collective. Other ranks see them after the next [`barrier`](crate::Communicator::barrier).
     ///
-    /// If rows have the same index, each element comes from one of them: [`scatter_on`](Self::scatter_on) with
-    /// [`Order::Fixed`] defines which. Rows with valid indices are written also if the call returns [`Error::BadIndex`].
+    /// If several rows have the same index, each element comes from one of them; use [`scatter_on`](Self::scatter_on) with
+    /// [`Order::Fixed`] for a defined order. If the call returns [`Error::BadIndex`], rows with valid indices have been written.
     ///
     /// ```
     /// use wholemem::{Communicator, TensorSpec, WholeTensor};
@@ -89,12 +89,12 @@ impl WholeTensor {
     /// As [`gather_into`](Self::gather_into).
     pub fn scatter<T: Element>(&self, indices: &[i64], rows: &[T]) -> Result<()> {
         self.check_slice::<T>(to_u64(indices.len()), rows.len())?;
-        self.call_slices(Op::Scatter, indices, Rows::Input(rows))
+        self.call_slices(RowOp::Scatter, indices, SliceRows::Input(rows))
     }
 
     /// Adds rows to rows of any rank: row `n` of `rows` is added to row `indices[n]` of the tensor, for all `n`, also if indices
     /// repeat. It waits until they are added. Integers wrap around; floats are rounded to the tensor's type after each addition,
-    /// in no defined order: [`scatter_add_on`](Self::scatter_add_on) with [`Order::Fixed`] defines it.
+    /// in no defined order; use [`scatter_add_on`](Self::scatter_add_on) with [`Order::Fixed`] for a defined order.
     ///
     /// Not collective, except for [host memory](crate::Location::Host): there all ranks call it, also with no rows.
     ///
@@ -118,15 +118,15 @@ impl WholeTensor {
         let (op, dtype) = (ReduceOp::Sum, self.dtype());
         let is_number = if dtype.is_number() { Ok(()) } else { Err(Error::OpNotForType { op, dtype }) };
         let checked = is_number.and_then(|()| self.check_slice::<T>(to_u64(indices.len()), rows.len()));
-        if self.is_routed(Op::ScatterAdd, Order::Any) {
-            return self.add_routed(checked, indices, rows);
+        if self.goes_through_owners(RowOp::ScatterAdd, Order::Any) {
+            return self.add_through_owners(checked, indices, rows);
         }
         checked?;
-        self.call_slices(Op::ScatterAdd, indices, Rows::Input(rows))
+        self.call_slices(RowOp::ScatterAdd, indices, SliceRows::Input(rows))
     }
 
     /// Runs an operation on checked slices, and waits.
-    fn call_slices<T: Element>(&self, op: Op, indices: &[i64], rows: Rows<'_, T>) -> Result<()> {
+    fn call_slices<T: Element>(&self, op: RowOp, indices: &[i64], rows: SliceRows<'_, T>) -> Result<()> {
         self.check()?;
         self.group().with_staging(|staging| {
             let stream = staging.stream();
@@ -139,21 +139,21 @@ impl WholeTensor {
                     self.launch_and_wait(stream, op, &indices, &RowBuffer::new(rows.clone(), T::DTYPE))
                 };
                 match rows {
-                    Rows::Input(rows) => lend(stream, rows, call),
-                    Rows::Output(rows) => lend_mut(stream, rows, call),
+                    SliceRows::Input(rows) => lend(stream, rows, call),
+                    SliceRows::Output(rows) => lend_mut(stream, rows, call),
                 }
             })
         })?;
         self.check()
     }
 
-    /// The same in pieces that fit a staging buffer. If a piece has a bad index, the other pieces are still transferred.
+    /// Runs an operation in pieces that fit in a staging buffer. If a piece has a bad index, the other pieces are still processed.
     fn call_staged<T: Element>(
         &self,
         staging: &mut Staging,
-        op: Op,
+        op: RowOp,
         indices: &[i64],
-        mut rows: Rows<'_, T>,
+        mut rows: SliceRows<'_, T>,
     ) -> Result<()> {
         let width = to_usize(self.elements());
         let row_len = width * size_of::<T>();
@@ -163,10 +163,10 @@ impl WholeTensor {
             let first = piece * at_once;
             let elements = first * width..(first + indices.len()) * width;
             let input = match &rows {
-                Rows::Input(rows) => Some(&rows[elements.clone()]),
-                Rows::Output(_) => None,
+                SliceRows::Input(rows) => Some(&rows[elements.clone()]),
+                SliceRows::Output(_) => None,
             };
-            let staged = Staged::create(staging, indices, input, row_len)?;
+            let staged = StagedRows::create(staging, indices, input, row_len)?;
             let outcome = self.launch_and_wait(staging.stream(), op, &staged.indices, &staged.rows);
             match outcome {
                 Err(Error::BadIndex { position, index, rows }) => {
@@ -175,31 +175,32 @@ impl WholeTensor {
                 }
                 outcome => outcome?,
             }
-            if let Rows::Output(rows) = &mut rows {
+            if let SliceRows::Output(rows) = &mut rows {
                 staged.read_rows(&mut rows[elements])?;
             }
         }
         bad
     }
 
-    /// Adds through the ranks that own the rows. Collective, so a rank whose arguments are wrong takes part too.
-    fn add_routed<T: Element>(&self, checked: Result<()>, indices: &[i64], rows: &[T]) -> Result<()> {
-        let op = Op::ScatterAdd;
+    /// Adds rows by sending them to the ranks that own the destination rows. Collective, so a rank with invalid arguments takes
+    /// part too.
+    fn add_through_owners<T: Element>(&self, checked: Result<()>, indices: &[i64], rows: &[T]) -> Result<()> {
+        let op = RowOp::ScatterAdd;
         self.group().with_staging(|staging| {
             if let Err(error) = checked {
-                return self.put_in_order_sync(staging.stream(), op, Err(error));
+                return self.scatter_in_order_sync(staging.stream(), op, Err(error));
             }
             if !staging.stream().runs_inline() {
                 let row_len = to_usize(self.elements()) * size_of::<T>();
-                let staged = Staged::create(staging, indices, Some(rows), row_len);
+                let staged = StagedRows::create(staging, indices, Some(rows), row_len);
                 let operands = staged.as_ref().map(|staged| (&staged.indices, &staged.rows));
-                return self.put_in_order_sync(staging.stream(), op, operands.map_err(Clone::clone));
+                return self.scatter_in_order_sync(staging.stream(), op, operands.map_err(Clone::clone));
             }
             let stream = staging.stream();
             lend(stream, indices, |indices| {
                 lend(stream, rows, |rows| {
                     let rows = RowBuffer::new(rows.clone(), T::DTYPE);
-                    self.put_in_order_sync(stream, op, Ok((&Indices::i64(indices.clone()), &rows)))
+                    self.scatter_in_order_sync(stream, op, Ok((&Indices::i64(indices.clone()), &rows)))
                 })
             })
         })
@@ -211,21 +212,21 @@ fn rows_at_once(row_len: usize) -> usize {
     ((STAGING_LEN - ROWS_ALIGN) / (row_len + size_of::<i64>())).max(1)
 }
 
-/// The offset of rows behind `count` indices in a staging buffer.
+/// The offset of rows in a staging buffer, after `count` indices.
 fn rows_offset(count: usize) -> usize {
     (count * size_of::<i64>()).next_multiple_of(ROWS_ALIGN)
 }
 
-/// Indices and rows in a pinned buffer.
-struct Staged {
+/// Indices and rows in a pinned staging buffer.
+struct StagedRows {
     buffer: PinnedBuffer,
     rows_at: usize,
     indices: Indices,
     rows: RowBuffer,
 }
 
-impl Staged {
-    /// Copies indices and rows to a staging buffer; without rows there is room for them.
+impl StagedRows {
+    /// Copies indices, and rows if there are any, to a staging buffer with space for both.
     fn create<T: Element>(
         staging: &mut Staging,
         indices: &[i64],
@@ -234,7 +235,7 @@ impl Staged {
     ) -> Result<Self> {
         let rows_at = rows_offset(indices.len());
         let len = indices.len() * row_len;
-        // A buffer is never empty.
+        // A buffer must not be empty.
         let buffer = staging.buffer((rows_at + len).max(1))?;
         let bytes = buffer.bytes()?;
         bytes.write_at(0, indices.as_bytes())?;
@@ -258,9 +259,9 @@ impl Staged {
 mod tests {
     use super::*;
 
-    /// A longer buffer would be created anew for every piece.
+    /// A longer buffer would not be pooled, and would be allocated for every piece.
     #[test]
-    fn a_piece_fits_the_buffer_that_is_kept() {
+    fn a_piece_fits_in_a_pooled_buffer() {
         for row_len in (1..3000).chain([STAGING_LEN / 2, STAGING_LEN - 264]) {
             let rows = rows_at_once(row_len);
             let len = |rows| rows_offset(rows) + rows * row_len;

@@ -8,23 +8,23 @@ use wholemem_hal::{Backend, Granule, Reservation};
 use crate::communicator::words_of;
 use crate::{Communicator, Error, Result};
 
-/// The number of places to try. Address spaces are nearly empty, so each place is probably free.
-const TRIES: u32 = 16;
+/// The number of ranges to try. Address spaces are nearly empty, so each range is probably free.
+const MAX_ATTEMPTS: u32 = 16;
 
-/// The range of places to try first: far from programs, libraries and stacks, on CPUs with addresses of 47 bits and more.
+/// The addresses to try first: far from programs, libraries and stacks, on CPUs with at least 47 address bits.
 const FROM: u64 = 32 << 40;
 const TO: u64 = 80 << 40;
 
-/// The distance of places: at least any granule.
+/// The distance between two ranges to try: at least the largest granule.
 const STEP: u64 = 1 << 30;
 
-/// Reserves `len` bytes of addresses that begin on a granule, at any free place.
+/// Reserves `len` bytes of addresses, aligned to a granule, at any free address.
 pub(super) fn reserve(backend: &Backend, len: usize, granule: Granule) -> wholemem_hal::Result<Reservation> {
     Reservation::create_aligned(backend, len, granule.len())
 }
 
-/// Reserves `len` bytes of addresses at the same place on all ranks. Collective; only ranks that give a backend reserve,
-/// and only they get a reservation. Rank 0 gives one.
+/// Reserves `len` bytes at the same address on all ranks. Collective. Only ranks that pass a backend reserve addresses and get a
+/// reservation. Rank 0 must pass one.
 pub(super) fn reserve_common(
     group: &Communicator,
     backend: Option<&Backend>,
@@ -32,9 +32,9 @@ pub(super) fn reserve_common(
     granule: Granule,
 ) -> Result<Option<Reservation>> {
     let comm = group.bootstrap();
-    // Held until the end. Otherwise the same place would be found again.
+    // Failed attempts are held until the end, so that the system does not choose the same range again.
     let mut refused = Vec::new();
-    for attempt in 0..TRIES {
+    for attempt in 0..MAX_ATTEMPTS {
         let proposed = match backend {
             Some(backend) if group.rank() == Rank(0) => propose(backend, len, granule, attempt).ok(),
             _ => None,
@@ -58,10 +58,10 @@ pub(super) fn reserve_common(
         }
         refused.push(reserved);
     }
-    Err(Error::NoCommonAddress { len, tried: TRIES })
+    Err(Error::NoCommonAddress { len, tried: MAX_ATTEMPTS })
 }
 
-/// Reserves a place that is free on this rank: a remote one, and in every other attempt one that the system chooses.
+/// Reserves a range that is free on this rank: a remote range, or in every second attempt a range that the system chooses.
 fn propose(backend: &Backend, len: usize, granule: Granule, attempt: u32) -> Result<Reservation> {
     let anywhere = || reserve(backend, len, granule).map_err(Error::from);
     if attempt % 2 == 1 {

@@ -1,6 +1,6 @@
 //! Records of bad indices in host memory, which kernels write and the host reads.
 //!
-//! Calls that do not wait share one record of the memory. A call that waits uses a record of its own, and reads the index at the
+//! Calls that do not wait share one record of the memory. A call that waits uses a separate record, and reads the index at the
 //! recorded position from its indices. So only the index of a GPU call that did not wait is unknown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub(crate) struct BadIndexFlag {
 }
 
 impl BadIndexFlag {
-    /// Creates a clean record.
+    /// Creates a cleared record.
     pub(crate) fn create(device: &Device) -> Result<Self> {
         let words = PinnedBuffer::create(device, RECORD_WORDS * size_of::<u64>())?;
         let flag = Self { span: words.all(), words, rows: RowsOfCalls::default() };
@@ -30,7 +30,7 @@ impl BadIndexFlag {
         Ok(flag)
     }
 
-    /// The memory of the record, for a call on a table of `rows` rows.
+    /// The memory of the record, for a call on a table with `rows` rows.
     pub(crate) fn span_for(&self, rows: u64) -> &Span {
         self.rows.add(rows);
         &self.span
@@ -57,13 +57,13 @@ impl BadIndexFlag {
     }
 }
 
-/// The number of rows of the tables of all calls with one record: views of one memory share the record and can differ.
+/// The number of rows of the tables whose calls used a record. Views of one memory share the record and can have different numbers.
 #[derive(Debug)]
 struct RowsOfCalls(AtomicU64);
 
 impl RowsOfCalls {
     const NO_CALL: u64 = u64::MAX;
-    /// There are at most 2^63 - 1 rows.
+    /// Not a number of rows: a table has at most 2^63 - 1 rows.
     const SEVERAL: u64 = u64::MAX - 1;
 
     fn add(&self, rows: u64) {
@@ -88,19 +88,19 @@ impl Default for RowsOfCalls {
     }
 }
 
-/// Records for calls that wait for their own outcome: one for each call that waits at the same time.
+/// Records for calls that wait: one for each concurrent call.
 #[derive(Debug, Default)]
 pub(super) struct BadIndexFlags {
-    /// Clean records that are not in use.
+    /// Cleared records that are not in use.
     spare: Mutex<Vec<BadIndexFlag>>,
 }
 
 impl BadIndexFlags {
-    /// Calls `work`, which waits for what it has enqueued, with a record of its own, and returns the recorded error.
+    /// Calls `work` with a separate record, and returns the recorded error. `work` waits for the calls that it enqueues.
     pub(super) fn with(&self, device: &Device, work: impl FnOnce(&BadIndexFlag) -> Result<()>) -> Result<()> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let flag = spare.map_or_else(|| BadIndexFlag::create(device), Ok)?;
-        // After a failure a kernel may still write the record, so it is not used again.
+        // After a failure a kernel may still write the record, so it is not reused.
         work(&flag)?;
         let outcome = flag.take();
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(flag);
@@ -136,9 +136,9 @@ mod tests {
         assert_eq!(flag.take(), Ok(()));
     }
 
-    /// A kernel of a GPU lowers the position alone.
+    /// A GPU kernel stores only the position.
     #[test]
-    fn an_index_that_was_not_recorded_is_not_made_up() {
+    fn an_index_that_was_not_recorded_is_unknown() {
         let flag = flag();
         flag.record().unwrap().store(9, -5, 7);
         flag.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_range_is_known_where_all_calls_have_the_same() {
+    fn the_number_of_rows_is_known_if_all_calls_have_the_same() {
         let flag = flag();
         let bad = |rows| Err(Error::BadIndex { position: 3, index: None, rows });
         let take = || {

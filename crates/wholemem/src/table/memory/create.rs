@@ -8,8 +8,8 @@ use wholemem_hal::{Allocation, Device, Granularity, Granule, HandleKind, Mapping
 
 use super::address::{reserve, reserve_common};
 use super::bad_index::{BadIndexFlag, BadIndexFlags};
-use super::maps::{Home, Maps, Part};
-use super::plan::Plan;
+use super::maps::{MappingDevices, MemoryMappings, PartSource};
+use super::plan::MemoryPlan;
 use super::{MemoryCore, MemorySpec, WholeMemory};
 use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::{Communicator, GlobalRef, Kind, Result};
@@ -29,21 +29,21 @@ impl WholeMemory {
         Self::create_if(group, Ok(spec.clone()), &[])
     }
 
-    /// Creates a memory if all ranks have a specification: a rank with an error takes part until the others know of it. `content`
-    /// describes what is stored in it, and is equal on all ranks too.
+    /// Creates a memory if all ranks pass a specification. A rank that passes an error takes part until all ranks have received the
+    /// error. `content` describes the type of the content, and must be equal on all ranks too.
     pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, content: &[u64]) -> Result<Self> {
         let comm = group.bootstrap();
         let exchanged = exchange_spec(group, &spec, content);
         let (plan, number) = spec.and_then(|spec| {
             let (granularity, number) = exchanged?;
-            Ok((Plan::new(&spec, group.size(), granularity)?, number))
+            Ok((MemoryPlan::new(&spec, group.size(), granularity)?, number))
         })?;
         let memory = plan.location.device(group);
         let own = agree(comm, allocate(&plan, memory, group.rank()))?;
         let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
         let handles = comm.all_gather_fds(&handles)?;
         let maps = map(group, &plan, memory, own.map(|(allocation, _)| allocation), handles)?;
-        let (table, directory, operands) = agree(comm, look_up(group.device(), &plan, &maps))?;
+        let (table, directory, operands) = agree(comm, kernel_table(group.device(), &plan, &maps))?;
         let bad_index_flag = agree(comm, BadIndexFlag::create(group.device()))?;
         let (group, bad_index_flags) = (group.clone(), BadIndexFlags::default());
         let core = MemoryCore {
@@ -61,8 +61,8 @@ impl WholeMemory {
     }
 }
 
-/// Compares the specification and the content with those of all ranks. Returns the granules that all ranks can use, and rank 0's
-/// number for the memory.
+/// Checks that the specification and the content are equal on all ranks. Returns a granularity that all ranks support, and rank 0's
+/// number for the memory. Collective.
 fn exchange_spec(
     group: &Communicator,
     spec: &Result<MemorySpec>,
@@ -75,16 +75,16 @@ fn exchange_spec(
         Ok(CallTerms { own, same })
     });
     let owns = exchange_terms(group.bootstrap(), "create", terms)?;
-    // Every rank has sent as many words as this one, or the exchange has failed.
+    // All ranks have sent the same number of words; otherwise the exchange has failed.
     let granule = |index: usize| {
-        let largest = owns.iter().map(|own| own[index]).max().expect("there is at least this rank");
+        let largest = owns.iter().map(|own| own[index]).max().expect("the group has at least this rank");
         Granule::new(to_usize(largest))
     };
     Ok((Granularity { minimum: granule(1)?, recommended: granule(2)? }, owns[0][0]))
 }
 
 /// Allocates this rank's part and exports it.
-fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocation, OwnedFd)>> {
+fn allocate(plan: &MemoryPlan, memory: &Device, rank: Rank) -> Result<Option<(Allocation, OwnedFd)>> {
     let Some(extent) = plan.placement.on(rank) else { return Ok(None) };
     let allocation = memory.allocate(extent.allocated)?;
     let handle = allocation.export(HandleKind::Fd, Rights::ReadWrite)?;
@@ -92,14 +92,14 @@ fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocati
     Ok(Some((allocation, fd)))
 }
 
-/// Maps all parts: in each process, one rank for all ranks of the process.
+/// Maps all parts. In each process, one rank maps for all ranks of the process. Collective.
 fn map(
     group: &Communicator,
-    plan: &Plan,
+    plan: &MemoryPlan,
     memory: &Device,
     own: Option<Allocation>,
     handles: Vec<Vec<OwnedFd>>,
-) -> Result<Maps> {
+) -> Result<MemoryMappings> {
     let (comm, process_ranks, rank) = (group.bootstrap(), group.process_ranks(), group.rank());
     let sharing = process_ranks.ranks_on_backend(rank);
     let leader = *sharing.first().expect("it includes this rank");
@@ -109,42 +109,47 @@ fn map(
         let backend = (leader == rank).then(|| memory.backend());
         reservation = reserve_common(group, backend, len, plan.granule)?;
     }
-    let mut mapped = Ok(Maps::default());
+    let mut mapped = Ok(MemoryMappings::default());
     if leader == rank && len > 0 {
         let mut parts: Vec<_> =
-            handles.into_iter().map(|fds| fds.into_iter().next().map(Part::Handle)).collect();
+            handles.into_iter().map(|fds| fds.into_iter().next().map(PartSource::Handle)).collect();
         if let (Some(own), Some(part)) = (own, parts.get_mut(rank.index())) {
-            *part = Some(Part::Own(own));
+            *part = Some(PartSource::Own(own));
         }
         let grants = if memory.backend() == group.device().backend() {
             process_ranks.grants(&sharing)
         } else {
             vec![wholemem_hal::Grant { device: memory.id(), rights: Rights::ReadWrite }]
         };
-        let home = Home { memory, device: group.device(), grants: &grants };
+        let devices = MappingDevices { memory, device: group.device(), grants: &grants };
         mapped = reservation
             .map_or_else(|| Ok(reserve(memory.backend(), len, plan.granule)?), Ok)
-            .and_then(|reservation| Maps::create(plan, &reservation, &mut parts, &home));
+            .and_then(|reservation| MemoryMappings::create(plan, &reservation, &mut parts, &devices));
         if let Ok(maps) = &mapped {
             sharing.iter().skip(1).for_each(|other| process_ranks.put(rank, *other, maps.clone()));
         }
     }
     let agreed = agree(comm, mapped);
     if leader != rank {
-        let left = process_ranks.take(leader, rank);
-        // The leader has mapped something only if there is something to map.
-        return agreed
-            .map(|none| if len == 0 { none } else { left.expect("the leader put it before the vote") });
+        let mappings = process_ranks.take(leader, rank);
+        // The leader passes mappings only if the memory is not empty.
+        return agreed.map(|none| {
+            if len == 0 { none } else { mappings.expect("the leader stored the mappings before the vote") }
+        });
     }
     if agreed.is_err() {
-        // The other ranks of this process may not take them any more.
-        sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<Maps>(rank, *other)));
+        // The other ranks of this process also failed and no longer take the mappings: remove them.
+        sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<MemoryMappings>(rank, *other)));
     }
     agreed
 }
 
-/// The table for kernels, with the memory that it refers to.
-fn look_up(device: &Device, plan: &Plan, maps: &Maps) -> Result<(GlobalRef, Option<Mapping>, Vec<Span>)> {
+/// The description of the table for kernels, with the directory and all memory that it refers to.
+fn kernel_table(
+    device: &Device,
+    plan: &MemoryPlan,
+    maps: &MemoryMappings,
+) -> Result<(GlobalRef, Option<Mapping>, Vec<Span>)> {
     let (partition, stride) = (&plan.partition, plan.row_len as u64);
     let Some(all) = maps.all()? else {
         return Ok((GlobalRef::continuous(0, 0, stride), None, Vec::new()));
@@ -156,10 +161,10 @@ fn look_up(device: &Device, plan: &Plan, maps: &Maps) -> Result<(GlobalRef, Opti
     if let [base] = bases[..] {
         return Ok((GlobalRef::continuous(base, partition.rows(), stride), None, vec![all]));
     }
-    // In device memory, because every row lookup reads it.
+    // The directory is in device memory, because every row lookup reads it.
     let bytes = GlobalRef::directory(&bases, partition);
     let granule = device.granularity()?.minimum;
-    let len = granule.round_up(bytes.len()).expect("bytes in memory");
+    let len = granule.round_up(bytes.len()).expect("the directory is shorter than the address space");
     let directory = device.allocate(len)?.map(Rights::ReadWrite)?;
     let span = directory.span(0, bytes.len())?;
     device.stream()?.write(&span, &bytes)?;

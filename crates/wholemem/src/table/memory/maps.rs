@@ -5,72 +5,72 @@ use std::os::fd::OwnedFd;
 use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, Device, Error as HalError, Grant, Mapping, Registration, Reservation, Span};
 
-use super::plan::Plan;
+use super::plan::MemoryPlan;
 use crate::{Extent, Result};
 
 /// The mappings of a memory: one for each rank that stores bytes of it. Clones refer to the same mappings.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Maps {
-    pieces: Vec<Piece>,
+pub(crate) struct MemoryMappings {
+    mappings: Vec<RankMapping>,
 }
 
-/// The mapping of what one rank stores.
+/// The mapping of one rank's allocation.
 #[derive(Debug, Clone)]
-struct Piece {
+struct RankMapping {
     extent: Extent,
     map: Mapping,
     /// The memory as the ranks' devices access it: the mapping, or the mapping registered with the device.
     span: Span,
 }
 
-impl Maps {
+impl MemoryMappings {
     /// Maps every rank's part into `reservation`, in the order of ranks, for the devices of `grants`.
     ///
-    /// `parts` are the allocations of the ranks, by rank. If `home.memory` has another backend than `home.device`, each mapping is
-    /// registered with that device.
+    /// `parts` are the allocations of the ranks, by rank. If `devices.memory` has another backend than `devices.device`, each
+    /// mapping is registered with `devices.device`.
     pub(super) fn create(
-        plan: &Plan,
+        plan: &MemoryPlan,
         reservation: &Reservation,
-        parts: &mut [Option<Part>],
-        home: &Home<'_>,
+        parts: &mut [Option<PartSource>],
+        devices: &MappingDevices<'_>,
     ) -> Result<Self> {
-        let mut pieces = Vec::new();
+        let mut mappings = Vec::new();
         let mut offset = 0;
         for extent in plan.placement.extents() {
             let rank = extent.rank;
             let Some(part) = parts.get_mut(rank.index()).and_then(Option::take) else {
-                let what = "it has sent no handle of its part of the memory";
+                let what = "it sent no handle of its part of the memory";
                 return Err(wholemem_comm::Error::Protocol { rank, what }.into());
             };
             let allocation = match part {
-                Part::Own(allocation) => allocation,
-                Part::Handle(fd) => Allocation::import(home.memory, fd.into(), extent.allocated)?,
+                PartSource::Own(allocation) => allocation,
+                PartSource::Handle(fd) => Allocation::import(devices.memory, fd.into(), extent.allocated)?,
             };
-            let map = Mapping::create(reservation, offset, &allocation, home.grants)?;
-            let span = if home.memory.backend() == home.device.backend() {
+            let map = Mapping::create(reservation, offset, &allocation, devices.grants)?;
+            let span = if devices.memory.backend() == devices.device.backend() {
                 map.all()
             } else {
-                Registration::create(home.device, &map)?.all()
+                Registration::create(devices.device, &map)?.all()
             };
-            pieces.push(Piece { extent: *extent, map, span });
+            mappings.push(RankMapping { extent: *extent, map, span });
             offset += extent.allocated;
         }
-        Ok(Self { pieces })
+        Ok(Self { mappings })
     }
 
-    /// All bytes, as one range of addresses; `None` if there are none.
+    /// All mappings as one range of addresses; `None` if the memory is empty.
     pub(super) fn all(&self) -> Result<Option<Span>> {
-        if self.pieces.is_empty() {
+        if self.mappings.is_empty() {
             return Ok(None);
         }
-        let spans: Vec<_> = self.pieces.iter().map(|piece| piece.span.clone()).collect();
+        let spans: Vec<_> = self.mappings.iter().map(|mapping| mapping.span.clone()).collect();
         Ok(Some(Span::join(&spans)?))
     }
 
-    /// The address at which the devices access what a rank stores; zero if it stores nothing.
+    /// The address at which devices access the allocation of a rank; zero if the rank has none.
     pub(super) fn address_of(&self, rank: Rank) -> u64 {
-        let piece = self.pieces.iter().find(|piece| piece.extent.rank == rank);
-        piece.map_or(0, |piece| piece.span.address())
+        let mapping = self.mappings.iter().find(|mapping| mapping.extent.rank == rank);
+        mapping.map_or(0, |mapping| mapping.span.address())
     }
 
     /// The bytes of a range of a memory of `size` bytes, divided at the ends of mappings.
@@ -79,7 +79,7 @@ impl Maps {
             return Err(HalError::OutOfRange { offset, len, size }.into());
         };
         let mut spans = Vec::new();
-        for Piece { extent, span, .. } in &self.pieces {
+        for RankMapping { extent, span, .. } in &self.mappings {
             let from = offset.max(extent.offset);
             let to = end.min(extent.offset + extent.len);
             if from < to {
@@ -90,28 +90,28 @@ impl Maps {
     }
 
     pub(super) fn populate(&self) -> Result<()> {
-        for piece in &self.pieces {
-            if let Err(error) = piece.map.enlarge_pages() {
-                tracing::debug!(%error, "gathering goes on with small pages");
+        for mapping in &self.mappings {
+            if let Err(error) = mapping.map.enlarge_pages() {
+                tracing::debug!(%error, "cannot use huge pages");
             }
-            piece.map.populate()?;
+            mapping.map.populate()?;
         }
         Ok(())
     }
 }
 
-/// A rank's part of a memory.
+/// The source of a rank's part of a memory.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum PartSource {
     /// The allocation of this rank.
     Own(Allocation),
     /// The handle of another rank's allocation.
     Handle(OwnedFd),
 }
 
-/// The devices of a mapping.
+/// The devices that a memory is mapped for.
 #[derive(Debug)]
-pub(super) struct Home<'a> {
+pub(super) struct MappingDevices<'a> {
     /// The device that allocated the parts.
     pub(super) memory: &'a Device,
     /// This rank's device.

@@ -1,9 +1,9 @@
-//! Memory over all ranks: divided in rows, stored on the ranks' devices, mapped by every rank.
+//! Memory that is divided among all ranks: rows are stored on the ranks' devices, and every rank maps all of them.
 //!
 //! ```text
 //!   spec on every rank ── the same? ──> plan (pure): partition, placement
 //!        each rank allocates its part ──> agree ──> every rank gets every handle ──> maps ──> agree
-//!                              \_____ an error of one rank is the error of all, and nothing is left allocated _____/
+//!                              \_____ if one rank fails, all ranks fail, and no memory stays allocated _____/
 //! ```
 
 mod address;
@@ -20,12 +20,12 @@ use wholemem_hal::{Mapping, Span, Stream};
 
 pub(crate) use bad_index::BadIndexFlag;
 use bad_index::BadIndexFlags;
-use maps::Maps;
-use plan::Plan;
+use maps::MemoryMappings;
+use plan::MemoryPlan;
 
 use crate::{Communicator, ElementRef, GlobalRef, Kind, Location, Partition, Placement, Result};
 
-/// The specification of a memory. It is the same on all ranks.
+/// The specification of a memory. It must be equal on all ranks.
 ///
 /// ```
 /// use wholemem::{Kind, Location, MemorySpec};
@@ -47,7 +47,7 @@ pub struct MemorySpec {
     pub location: Location,
     /// The number of rows of each rank; divided evenly if not given.
     pub rows_of_each: Option<Vec<u64>>,
-    /// Whether it has the same addresses on all ranks, so that pointers into it can be shared.
+    /// Whether the memory has the same addresses on all ranks, so that ranks can exchange pointers.
     pub equal_addresses: bool,
 }
 
@@ -60,8 +60,8 @@ impl MemorySpec {
     }
 }
 
-/// Memory over all ranks. Clones refer to the same memory. Dropping the last clone releases this rank's mappings, without
-/// communication.
+/// Memory that is divided among all ranks and mapped by every rank. Clones refer to the same memory. Dropping the last clone
+/// releases this rank's mappings, without communication.
 ///
 /// ```
 /// use wholemem::{Backend, Communicator, HostConfig, MemorySpec, Rank, WholeMemory};
@@ -86,10 +86,10 @@ pub struct WholeMemory {
 #[derive(Debug)]
 struct MemoryCore {
     group: Communicator,
-    /// The number of this memory in the group: the same on all ranks.
+    /// The number of this memory in the group, equal on all ranks.
     number: u64,
-    plan: Plan,
-    maps: Maps,
+    plan: MemoryPlan,
+    maps: MemoryMappings,
     /// The chunks' addresses and first rows, on this rank's device.
     _directory: Option<Mapping>,
     table: GlobalRef,
@@ -100,13 +100,13 @@ struct MemoryCore {
 }
 
 impl WholeMemory {
-    /// The group it is divided among.
+    /// The group whose ranks share the memory.
     #[must_use]
     pub fn group(&self) -> &Communicator {
         &self.core.group
     }
 
-    /// The number of this memory in the group: the same on all ranks.
+    /// The number of this memory in the group, equal on all ranks.
     pub(crate) fn number(&self) -> u64 {
         self.core.number
     }
@@ -165,11 +165,11 @@ impl WholeMemory {
         ElementRef { rows: self.core.table, row_len: self.row_len() as u64 }
     }
 
-    /// The `len` bytes from `offset` on, if they are one range of addresses: always in continuous memory, and within one rank's
-    /// rows in chunked memory.
+    /// The `len` bytes at `offset`, if they are one range of addresses: always in continuous memory, and within one rank's rows in
+    /// chunked memory.
     ///
     /// # Errors
-    /// [`Error::Hal`](crate::Error::Hal) for bytes outside the memory, for none, and for bytes of several chunks.
+    /// [`Error::Hal`](crate::Error::Hal) for a range outside the memory, an empty range, and a range of several chunks.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         let spans = self.spans(offset, len)?;
         Ok(Span::join(&spans)?)
@@ -250,8 +250,8 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Populates the page table of this process for all of it, instead of one page at each first access. Use it before gathers
-    /// from host memory. It has no effect on GPU memory.
+    /// Populates the page table of this process for the whole memory, instead of by a page fault at each first access. Use it
+    /// before gathers from host memory. It has no effect on GPU memory.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) if the kernel does not support it.
@@ -264,8 +264,8 @@ impl WholeMemory {
     /// It does not wait: synchronize the stream first to include all enqueued work.
     ///
     /// # Errors
-    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest position of an index that names no row, and with the index, unless
-    /// a GPU kernel recorded it.
+    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest position of an index that names no row, and with the index,
+    /// unless a GPU kernel recorded it.
     pub fn check(&self) -> Result<()> {
         self.core.bad_index_flag.take()
     }
@@ -285,7 +285,7 @@ impl WholeMemory {
         &self.core.bad_index_flag
     }
 
-    /// Calls `work`, which waits for what it has enqueued, with a record of its own, and returns the recorded error.
+    /// Calls `work` with a separate record, and returns the recorded error. `work` waits for the calls that it enqueues.
     pub(crate) fn with_own_bad_index_flag(
         &self,
         work: impl FnOnce(&BadIndexFlag) -> Result<()>,

@@ -1,4 +1,4 @@
-//! The plan of a memory: a pure function of its specification and the number of ranks, so it is equal on all ranks.
+//! The plan of a memory: a pure function of its specification and the number of ranks, so that it is equal on all ranks.
 
 use std::ops::Range;
 
@@ -9,19 +9,19 @@ use super::MemorySpec;
 use crate::{Error, Kind, Location, Partition, Placement, Result};
 use wholemem_os::width::to_usize;
 
-/// The recommended granule is used if a rank's share has at least this many of them: then less than a sixteenth is unused.
-const ENOUGH: u128 = 16;
+/// The recommended granule is used if a rank's share has at least this many of them, so that less than a sixteenth is unused.
+const MIN_RECOMMENDED_GRANULES: u128 = 16;
 
 /// The granule of a memory: the recommended one if the ranks' shares are long enough.
-fn choose(spec: &MemorySpec, ranks: u32, granularity: Granularity) -> Granule {
+fn choose_granule(spec: &MemorySpec, ranks: u32, granularity: Granularity) -> Granule {
     let share = u128::from(spec.rows) * spec.row_len as u128 / u128::from(ranks.max(1));
     let Granularity { minimum, recommended } = granularity;
-    if share / recommended.len() as u128 >= ENOUGH { recommended } else { minimum }
+    if share / recommended.len() as u128 >= MIN_RECOMMENDED_GRANULES { recommended } else { minimum }
 }
 
-/// The plan of a memory.
+/// The plan of a memory: partition, placement and granule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct MemoryPlan {
     pub(crate) kind: Kind,
     pub(crate) location: Location,
     pub(crate) row_len: usize,
@@ -31,9 +31,9 @@ pub(crate) struct Plan {
     pub(crate) equal_addresses: bool,
 }
 
-impl Plan {
+impl MemoryPlan {
     pub(crate) fn new(spec: &MemorySpec, ranks: u32, granularity: Granularity) -> Result<Self> {
-        let granule = choose(spec, ranks, granularity);
+        let granule = choose_granule(spec, ranks, granularity);
         let MemorySpec { rows, row_len, kind, location, equal_addresses, .. } = *spec;
         let partition = match &spec.rows_of_each {
             None => Partition::even_by_granules(rows, ranks, row_len.max(1), granule)?,
@@ -49,14 +49,14 @@ impl Plan {
         Ok(Self { kind, location, row_len, partition, placement, granule, equal_addresses })
     }
 
-    /// The bytes of a rank's rows.
+    /// The range of bytes of a rank's rows.
     pub(crate) fn bytes_of(&self, rank: Rank) -> Range<usize> {
         let rows = self.partition.range(rank);
         let bytes = |row: u64| to_usize(row) * self.row_len;
         bytes(rows.start)..bytes(rows.end)
     }
 
-    /// The length of the addresses that it needs: all allocations, adjacent.
+    /// The length of the address range that it needs: the sum of all allocations.
     pub(crate) fn address_len(&self) -> usize {
         self.placement.extents().iter().map(|extent| extent.allocated).sum()
     }
@@ -92,9 +92,10 @@ mod tests {
     }
 
     #[test]
-    fn long_shares_get_the_better_granule() {
-        let granule =
-            |len, ranks| Plan::new(&MemorySpec::new(len, 1), ranks, granularity()).unwrap().granule.len();
+    fn long_shares_use_the_recommended_granule() {
+        let granule = |len, ranks| {
+            MemoryPlan::new(&MemorySpec::new(len, 1), ranks, granularity()).unwrap().granule.len()
+        };
         assert_eq!(granule(64 << 20, 2), 2 << 20);
         assert_eq!(granule(64 << 20, 3), GRANULE);
         assert_eq!(granule((64 << 20) - 1, 2), GRANULE);
@@ -102,8 +103,8 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused() {
-        let plan = |spec: &MemorySpec, ranks| Plan::new(spec, ranks, granularity()).unwrap_err();
+    fn inconsistent_specifications_are_rejected() {
+        let plan = |spec: &MemorySpec, ranks| MemoryPlan::new(spec, ranks, granularity()).unwrap_err();
         let spec = MemorySpec::new(10, 8);
         let given = |each: &[u64]| MemorySpec { rows_of_each: Some(each.to_vec()), ..spec.clone() };
         assert_eq!(plan(&given(&[5, 5]), 3), Error::RanksDiffer { given: 2, ranks: 3 });
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_difference_between_two_specifications_shows() {
+    fn encodings_of_different_specifications_differ() {
         let spec = MemorySpec::new(10, 8);
         let others = [
             MemorySpec { rows: 11, ..spec.clone() },
@@ -129,11 +130,11 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_takes_the_addresses_of_what_is_allocated() {
+    fn the_address_range_has_the_length_of_all_allocations() {
         let spec = MemorySpec { rows_of_each: Some(vec![1, 0, 9]), ..MemorySpec::new(10, 40_000) };
         let chunked = MemorySpec { kind: Kind::Chunked, ..spec.clone() };
-        assert_eq!(Plan::new(&spec, 3, granularity()).unwrap().address_len(), 7 * GRANULE);
-        let chunked = Plan::new(&chunked, 3, granularity()).unwrap();
+        assert_eq!(MemoryPlan::new(&spec, 3, granularity()).unwrap().address_len(), 7 * GRANULE);
+        let chunked = MemoryPlan::new(&chunked, 3, granularity()).unwrap();
         assert_eq!(chunked.address_len(), (1 + 6) * GRANULE);
         assert_eq!(chunked.bytes_of(Rank(2)), 40_000..400_000);
     }

@@ -1,7 +1,7 @@
-//! A rank killed at any system call of making a memory: the others are told, end, and keep nothing.
+//! A rank is killed at the nth system call during the creation of memory: the other ranks get an error and leak nothing.
 //!
-//! Three ranks are processes, and a fourth process walks one of them and kills it at the nth call. A seeded sample runs
-//! always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
+//! Three processes are ranks, and a fourth process traces one of them and kills it at its nth call. Usual runs test a random sample
+//! of calls; `WHOLEMEM_EXHAUSTIVE=1` tests all of them.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -17,7 +17,7 @@ use wholemem_testkit::{Census, Ranks, Stepper, exhaustive, report, seed, stepper
 const SIZE: u32 = 3;
 const STEPPER: usize = 3;
 
-/// How many calls of each victim are tried in an ordinary run.
+/// The number of calls of each victim at which it is killed in a usual run.
 const SAMPLE: usize = 4;
 
 fn join(id: &str, rank: u32) -> Communicator {
@@ -31,7 +31,8 @@ fn spec() -> MemorySpec {
     MemorySpec { kind: Kind::Chunked, ..MemorySpec::new(300_000, 1) }
 }
 
-/// The parts of a case: who is killed, at which call, the id of the group, and where to write how many calls there were.
+/// The body of each process. The parameter has the victim, the number of the call, the id of the group, and the file for the number
+/// of calls.
 fn body(rank: &wholemem_testkit::Rank) {
     let parameter = rank.parameter();
     let fields: Vec<_> = parameter.split(' ').collect();
@@ -39,10 +40,10 @@ fn body(rank: &wholemem_testkit::Rank) {
         (fields[0].parse::<usize>().unwrap(), fields[1].parse::<u64>().ok(), fields[2], fields[3]);
     if rank.id() == STEPPER {
         assert_eq!(rank.recv(victim).0, b"ready");
-        let walker = Stepper::attach(rank.pid(victim));
+        let tracer = Stepper::attach(rank.pid(victim));
         rank.send(victim, b"go", &[]);
-        let walk = walker.trace(nth, TraceAction::Kill);
-        std::fs::write(outcome, walk.calls.to_string()).unwrap();
+        let trace = tracer.trace(nth, TraceAction::Kill);
+        std::fs::write(outcome, trace.calls.to_string()).unwrap();
         return;
     }
     let own = u32::try_from(rank.id()).unwrap();
@@ -63,7 +64,7 @@ fn body(rank: &wholemem_testkit::Rank) {
     }
     let lost = Error::Comm(CommError::PeerLost { rank: Rank(u32::try_from(victim).unwrap()) });
     match WholeMemory::create(&group, &spec()) {
-        // Killed after its last part in it.
+        // The victim was killed after its last message of the creation.
         Ok(memory) => drop(memory),
         Err(error) => assert!(nth.is_some() && error == lost, "{error}"),
     }
@@ -71,11 +72,11 @@ fn body(rank: &wholemem_testkit::Rank) {
     assert_eq!(after, if nth.is_some() { Err(lost) } else { Ok(()) });
     drop(group);
     let after = Census::take();
-    assert_eq!(after.fds, before.fds, "nothing is kept");
+    assert_eq!(after.fds, before.fds, "file descriptors must not leak");
     assert!(!after.maps.keys().any(|(_, backing, _)| backing.contains("memfd")), "{:?}", after.maps);
 }
 
-/// Runs one case, and says how many calls there were.
+/// Runs one case, and returns the number of system calls.
 fn run(test: &str, victim: u32, nth: Option<u64>) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let outcome = folder.path().join("calls");
@@ -90,23 +91,24 @@ fn run(test: &str, victim: u32, nth: Option<u64>) -> u64 {
 }
 
 #[test]
-fn a_rank_killed_while_memory_is_made_is_lost_to_all() {
+fn a_rank_killed_while_memory_is_created_is_reported_to_all_ranks() {
     let test = test_name!();
     if Ranks::is_rank() {
         return Ranks::of(4).run(test, body);
     }
-    let mut dice = seed();
+    let mut random = seed();
     for victim in 0..SIZE {
         let calls = run(test, victim, None);
-        assert!(calls > 10, "a creation of {calls} calls");
+        assert!(calls > 10, "a creation makes only {calls} calls");
         let all: Vec<u64> = if exhaustive() {
             (1..=calls + 2).collect()
         } else {
-            let roll = |_| {
-                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                1 + (dice >> 33) % calls
+            let next = |_| {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                1 + (random >> 33) % calls
             };
-            (0..SAMPLE).map(roll).collect()
+            (0..SAMPLE).map(next).collect()
         };
         report(&format!("rank {victim}: {calls} calls, killed at {all:?}"));
         for nth in all {

@@ -1,20 +1,22 @@
-//! Ranks that die, stop or never come while the others wait for them in a call: an error that names them, on every one.
+//! Ranks that die, leave, abort or do not arrive in a collective call: every other rank gets an error that names the rank.
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Bootstrap, Chaos, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory};
+use wholemem::{
+    Algorithm, Bootstrap, CallFaults, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory,
+};
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
 use wholemem_os::interrupt::interruptible;
 use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 
-use super::values::Random;
-use super::world::{Guarded, fragile, host, spec};
+use super::harness::{Guarded, host, spec, spec_with_faults};
+use super::random_elements::TestRandom;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const LONG_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The group of those processes of a test that are in `members`.
+/// Joins the group of the test's processes that are in `members`.
 pub(crate) fn join(rank: &wholemem_testkit::Rank, members: &[usize], backend: &Backend) -> Communicator {
     let own = members.iter().position(|member| *member == rank.id()).unwrap();
     let id = if own == 0 {
@@ -24,8 +26,8 @@ pub(crate) fn join(rank: &wholemem_testkit::Rank, members: &[usize], backend: &B
     } else {
         String::from_utf8(rank.recv(members[0]).0).unwrap().parse().unwrap()
     };
-    let comm =
-        Bootstrap::create(&id, Rank(own as u32), members.len() as u32, Deadline::after(PATIENCE)).unwrap();
+    let comm = Bootstrap::create(&id, Rank(own as u32), members.len() as u32, Deadline::after(LONG_TIMEOUT))
+        .unwrap();
     Communicator::create(comm, &backend.device(0).unwrap()).unwrap()
 }
 
@@ -44,11 +46,11 @@ fn sum(symmetric: &SymmetricMemory, value: u32) -> Result<u32, Error> {
     Ok(u32::from_ne_bytes(first))
 }
 
-/// The survivors of a death say who died, and go on in a new group on the same device.
-fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorithm) {
+/// The survivors get an error that names the dead rank, and continue in a new group on the same device.
+fn check_killed_rank(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorithm) {
     const VICTIM: usize = 1;
     let group = join(rank, &[0, 1, 2], backend);
-    let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(backend, 3, Some(algorithm)) };
+    let spec = wholemem::SymmetricSpec { timeout: LONG_TIMEOUT, ..spec(backend, 3, Some(algorithm)) };
     let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
     assert_eq!(sum(&symmetric, 1 << group.rank().0).unwrap(), 7);
     if rank.id() == VICTIM {
@@ -56,7 +58,7 @@ fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorith
         rank.wait_to_be_killed();
     }
     rank.barrier();
-    // Not before the victim has come to the barrier for both.
+    // Both survivors have seen the victim in the barrier.
     rank.barrier_with(&[2 - rank.id()]);
     let survivors = [0, 2];
     let outcome = std::thread::scope(|scope| {
@@ -68,7 +70,7 @@ fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorith
     });
     let lost = Error::Comm(CommError::PeerLost { rank: Rank(VICTIM as u32) });
     assert_eq!(outcome, Err(lost.clone()));
-    assert_eq!(sum(&symmetric, 1), Err(lost), "and so says every later call");
+    assert_eq!(sum(&symmetric, 1), Err(lost), "later calls return the same error");
     rank.barrier_with(&[2 - rank.id()]);
     let group = join(rank, &survivors, backend);
     let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
@@ -77,62 +79,73 @@ fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorith
 }
 
 #[test]
-fn a_rank_whose_caller_is_interrupted_gives_up_and_so_do_the_others() {
+fn an_interrupted_caller_aborts_the_call_on_all_ranks() {
     let backend = host();
     let device = backend.device(0).unwrap();
     let groups = Communicator::local(&[device.clone(), device]).unwrap();
-    let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&backend, 2, None) };
+    let spec = wholemem::SymmetricSpec { timeout: LONG_TIMEOUT, ..spec(&backend, 2, None) };
     let symmetric = Communicator::on_each(&groups, |group| SymmetricMemory::create(group, &spec)).unwrap();
     let aborted = || Err(Error::Comm(CommError::Aborted { by: Rank(1) }));
-    assert_eq!(interruptible(|| true, || sum(&symmetric[1], 1)), aborted(), "nobody else comes meanwhile");
-    assert_eq!(groups[0].bootstrap().barrier().map_err(Error::from), aborted().map(drop), "nor will anybody");
+    assert_eq!(
+        interruptible(|| true, || sum(&symmetric[1], 1)),
+        aborted(),
+        "no other rank has entered the call"
+    );
+    assert_eq!(
+        groups[0].bootstrap().barrier().map_err(Error::from),
+        aborted().map(drop),
+        "the group is aborted"
+    );
     let outcomes = [sum(&symmetric[0], 1), sum(&symmetric[0], 1)];
-    assert!([Ok(2), aborted()].contains(&outcomes[0]), "what the other gave may be there: {outcomes:?}");
+    assert!(
+        [Ok(2), aborted()].contains(&outcomes[0]),
+        "the data of the aborted rank may have arrived: {outcomes:?}"
+    );
     assert_eq!(outcomes[1], aborted());
 }
 
 #[test]
-fn who_dies_while_the_others_wait_is_named_and_they_go_on() {
+fn killed_rank_is_reported_to_all_survivors() {
     for algorithm in Algorithm::ALL {
         Ranks::of(3).killed(1).parameter(algorithm.to_string()).run(test_name!(), |rank| {
-            survive(rank, &host(), rank.parameter().parse().unwrap());
+            check_killed_rank(rank, &host(), rank.parameter().parse().unwrap());
         });
     }
 }
 
-/// The rank that dies has nothing running on the GPU.
+/// The killed rank has no work in flight on the GPU.
 #[test]
-fn gpu_who_dies_while_the_others_wait_is_named_and_they_go_on() {
+fn gpu_killed_rank_is_reported_to_all_survivors() {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
     }
     for algorithm in Algorithm::ALL {
         Ranks::of(3).killed(1).parameter(algorithm.to_string()).run(test_name!(), |rank| {
-            survive(rank, &cuda::backend().unwrap(), rank.parameter().parse().unwrap());
+            check_killed_rank(rank, &cuda::backend().unwrap(), rank.parameter().parse().unwrap());
         });
     }
 }
 
-/// Where in a call a rank dies, and of which kind the call is.
+/// The point of a call at which a rank is killed, and the kind of the call.
 #[derive(Debug, Clone, Copy)]
-struct Death {
+struct KillPoint {
     algorithm: Algorithm,
     window: bool,
     point: usize,
 }
 
-impl Death {
-    /// Every point of every kind of call: those that a call does not come to are its end.
+impl KillPoint {
+    /// Every point of every kind of call. Points that a call does not reach are after its end.
     fn all() -> impl Iterator<Item = Self> {
         let kinds = Algorithm::ALL.into_iter().flat_map(|algorithm| [(algorithm, false), (algorithm, true)]);
         kinds.flat_map(|(algorithm, window)| (0..8).map(move |point| Self { algorithm, window, point }))
     }
 
-    fn to_words(self) -> String {
+    fn to_text(self) -> String {
         format!("{} {} {}", self.algorithm, self.window, self.point)
     }
 
-    fn from_words(words: &str) -> Self {
+    fn from_text(words: &str) -> Self {
         let mut words = words.split(' ');
         let mut word = || words.next().unwrap();
         let algorithm = word().parse().unwrap();
@@ -140,7 +153,7 @@ impl Death {
     }
 }
 
-/// Whether a thread of a process is in the sleep that a test wished for.
+/// Whether a thread of a process is in the delay that the test injected.
 fn sleeps(process: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     tasks.filter_map(Result::ok).any(|task| {
@@ -149,25 +162,27 @@ fn sleeps(process: u32) -> bool {
     })
 }
 
-/// A rank that dies at a point of a call, or after its end: the others have the sum or say who died, and go on.
-fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
+/// A rank is killed at a point of a call, or after its end: the other ranks get the sum or an error that names the rank, and
+/// continue in a new group.
+fn check_killed_at(rank: &wholemem_testkit::Rank, kill_point: KillPoint) {
     const VICTIM: usize = 1;
-    // Three pieces of staging, or as few elements as fit in packets.
-    let count = if death.algorithm == Algorithm::Packets { 1000 } else { 3000 };
+    // Three staging buffers, or few enough elements for packets.
+    let count = if kill_point.algorithm == Algorithm::Packets { 1000 } else { 3000 };
     let (group, len) = (join(rank, &[0, 1, 2], &host()), count * 4);
-    let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 3, Some(death.algorithm)) };
+    let spec =
+        wholemem::SymmetricSpec { timeout: LONG_TIMEOUT, ..spec(&host(), 3, Some(kill_point.algorithm)) };
     let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
     let (stream, own) = (group.device().stream().unwrap(), group.rank().0);
     let windows = [(); 2].map(|()| symmetric.mem_alloc(len).unwrap());
     let spans = [(); 2].map(|()| Guarded::buffer(&symmetric, len));
     let sum = || {
-        let [input, output] = if death.window {
+        let [input, output] = if kill_point.window {
             windows.each_ref().map(|at| at.local().unwrap().clone())
         } else {
             spans.clone()
         };
         stream.write(&input, &(1_u32 << own).to_ne_bytes().repeat(count))?;
-        if death.window {
+        if kill_point.window {
             symmetric.all_reduce(&stream, &windows[0], &windows[1], Dtype::U32, ReduceOp::Sum)?;
         } else {
             symmetric.all_reduce(&stream, &input, &output, Dtype::U32, ReduceOp::Sum)?;
@@ -179,11 +194,11 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
     assert_eq!(sum(), Ok(true));
     group.bootstrap().barrier().unwrap();
     if rank.id() == VICTIM {
-        let delays = vec![(death.point, 0, 3_600_000_000_000)];
-        symmetric.disturb(&Chaos { delays, ..Chaos::default() }).unwrap();
+        let delays = vec![(kill_point.point, 0, 3_600_000_000_000)];
+        symmetric.inject_faults(&CallFaults { delays, ..CallFaults::default() }).unwrap();
         rank.barrier();
         assert_eq!(sum(), Ok(true));
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(LONG_TIMEOUT);
     }
     rank.barrier();
     let [first, second] = std::thread::scope(|scope| {
@@ -197,9 +212,9 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
         calls.join().unwrap()
     });
     let lost = Err(Error::Comm(CommError::PeerLost { rank: Rank(VICTIM as u32) }));
-    assert!(first == Ok(true) || first == lost, "{death:?}: {first:?}");
-    assert_eq!(second, lost, "{death:?}");
-    assert_eq!(sum(), lost, "{death:?}: and so says every later call");
+    assert!(first == Ok(true) || first == lost, "{kill_point:?}: {first:?}");
+    assert_eq!(second, lost, "{kill_point:?}");
+    assert_eq!(sum(), lost, "{kill_point:?}: later calls return the same error");
     rank.barrier_with(&[2 - rank.id()]);
     let group = join(rank, &[0, 2], &host());
     let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
@@ -208,23 +223,24 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
 }
 
 #[test]
-fn who_dies_at_any_point_of_a_call_is_named_and_the_others_go_on() {
-    let mut chance = Random(seed());
-    let deaths = Death::all().filter(|_| Ranks::is_rank() || exhaustive() || chance.below(6) == 0);
-    for death in deaths {
-        Ranks::of(3).killed(1).parameter(death.to_words()).run(test_name!(), |rank| {
-            survive_at(rank, Death::from_words(&rank.parameter()));
+fn rank_killed_at_any_point_of_a_call_is_reported_to_all_survivors() {
+    let mut seed_value = TestRandom(seed());
+    let kill_points =
+        KillPoint::all().filter(|_| Ranks::is_rank() || exhaustive() || seed_value.below(6) == 0);
+    for kill_point in kill_points {
+        Ranks::of(3).killed(1).parameter(kill_point.to_text()).run(test_name!(), |rank| {
+            check_killed_at(rank, KillPoint::from_text(&rank.parameter()));
         });
     }
 }
 
-/// Two groups whose ranks call in opposite orders wait for each other until their time is over, and no longer.
+/// Ranks that call two groups in opposite orders wait for each other until the timeout.
 #[test]
-fn groups_called_in_opposite_orders_end_in_time() {
+fn groups_called_in_opposite_orders_time_out() {
     let backend = host();
     let timeout = Duration::from_millis(300);
     let spec = wholemem::SymmetricSpec { timeout, ..spec(&backend, 2, None) };
-    let [first, second] = [(); 2].map(|()| super::world::groups(&backend, 2));
+    let [first, second] = [(); 2].map(|()| super::harness::groups(&backend, 2));
     let outcomes = std::thread::scope(|scope| {
         let rank = |own: usize| {
             let groups = [first[own].clone(), second[own].clone()];
@@ -232,75 +248,79 @@ fn groups_called_in_opposite_orders_end_in_time() {
             scope.spawn(move || {
                 let both = groups.each_ref().map(|group| SymmetricMemory::create(group, &spec).unwrap());
                 let outcome = sum(&both[own], 1);
-                // Until both have given up, or the memory that the other sleeps on goes.
+                // The memory must stay mapped until both ranks have timed out.
                 groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
                 outcome
             })
         };
         [rank(0), rank(1)].map(|rank| rank.join().unwrap())
     });
-    let late =
+    let timed_out =
         |rank| Err(Error::Comm(CommError::Timeout { missing: vec![Rank(rank)], timeout, joining: false }));
-    assert_eq!(outcomes, [late(1), late(0)]);
+    assert_eq!(outcomes, [timed_out(1), timed_out(0)]);
 }
 
-/// A rank that is there, but does not call.
-fn miss(backend: &Backend) {
+/// A rank of the group does not make the call.
+fn check_missing_rank(backend: &Backend) {
     for algorithm in Algorithm::ALL {
         let spec = wholemem::SymmetricSpec {
             timeout: Duration::from_millis(300),
             ..spec(backend, 3, Some(algorithm))
         };
-        let groups = super::world::groups(backend, 3);
+        let groups = super::harness::groups(backend, 3);
         let outcomes = Communicator::on_each(&groups, |group| {
             let symmetric = SymmetricMemory::create(group, &spec)?;
             assert_eq!(sum(&symmetric, 1)?, 3);
             let outcome = if group.rank() == Rank(2) { Ok(0) } else { sum(&symmetric, 1) };
             group.bootstrap().barrier()?;
-            // Who comes after all may still find what the others had brought along, once.
-            let late = sum(&symmetric, 1);
-            Ok((outcome, if group.rank() == Rank(2) { sum(&symmetric, 1) } else { late }))
+            // The late rank may still find the data of the other ranks, for one call.
+            let timed_out = sum(&symmetric, 1);
+            Ok((outcome, if group.rank() == Rank(2) { sum(&symmetric, 1) } else { timed_out }))
         });
         let (missing, timeout) = (vec![Rank(2)], spec.timeout);
-        let late = Err(Error::Comm(CommError::Timeout { missing, timeout, joining: false }));
+        let timed_out = Err(Error::Comm(CommError::Timeout { missing, timeout, joining: false }));
         let outcomes = outcomes.unwrap();
-        assert_eq!([&outcomes[0].0, &outcomes[1].0], [&late; 2], "{algorithm}");
-        assert_eq!([&outcomes[0].1, &outcomes[1].1], [&late; 2], "{algorithm}: and so says every later call");
+        assert_eq!([&outcomes[0].0, &outcomes[1].0], [&timed_out; 2], "{algorithm}");
+        assert_eq!(
+            [&outcomes[0].1, &outcomes[1].1],
+            [&timed_out; 2],
+            "{algorithm}: later calls return the same error"
+        );
         assert!(matches!(&outcomes[2].1, Err(Error::Comm(CommError::Timeout { .. }))), "{:?}", outcomes[2]);
     }
 }
 
 #[test]
-fn who_does_not_come_in_time_is_named() {
-    miss(&host());
+fn a_rank_that_does_not_arrive_before_the_timeout_is_reported() {
+    check_missing_rank(&host());
 }
 
 #[test]
-fn gpu_who_does_not_come_in_time_is_named() {
+fn gpu_a_rank_that_does_not_arrive_before_the_timeout_is_reported() {
     if let Some(backend) = cuda::backend() {
-        miss(&backend);
+        check_missing_rank(&backend);
     }
 }
 
 #[test]
-fn who_has_no_patience_does_not_wait_for_ever() {
+fn a_timeout_of_zero_expires() {
     let backend = host();
     let spec = wholemem::SymmetricSpec { timeout: Duration::ZERO, ..spec(&backend, 2, None) };
-    let outcomes = Communicator::on_each(&super::world::groups(&backend, 2), |group| {
+    let outcomes = Communicator::on_each(&super::harness::groups(&backend, 2), |group| {
         let symmetric = SymmetricMemory::create(group, &spec)?;
         let outcome = (group.rank() == Rank(0)).then(|| sum(&symmetric, 1));
         group.bootstrap().barrier()?;
         Ok(outcome)
     });
     let (missing, timeout) = (vec![Rank(1)], Duration::ZERO);
-    let late = Err(Error::Comm(CommError::Timeout { missing, timeout, joining: false }));
-    assert_eq!(outcomes.unwrap(), [Some(late), None]);
+    let timed_out = Err(Error::Comm(CommError::Timeout { missing, timeout, joining: false }));
+    assert_eq!(outcomes.unwrap(), [Some(timed_out), None]);
 }
 
 #[test]
-fn who_waits_is_woken_when_another_aborts() {
+fn a_waiting_rank_is_woken_by_an_abort_of_another_rank() {
     let backend = host();
-    let groups = super::world::groups(&backend, 2);
+    let groups = super::harness::groups(&backend, 2);
     let spec = spec(&backend, 2, None);
     let outcomes = Communicator::on_each(&groups, |group| {
         let symmetric = SymmetricMemory::create(group, &spec)?;
@@ -314,12 +334,12 @@ fn who_waits_is_woken_when_another_aborts() {
     assert_eq!(outcomes.unwrap(), [Some(Err(aborted)), None]);
 }
 
-/// Ranks on hosts that leave while the others wait for them, or before.
+/// CPU ranks that leave before or while other ranks wait for them.
 #[test]
-fn who_leaves_is_named_at_once_by_those_who_wait_for_it() {
+fn a_rank_that_leaves_is_reported_to_waiting_ranks_at_once() {
     for algorithm in Algorithm::ALL {
-        let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 3, Some(algorithm)) };
-        let outcomes = Communicator::on_each(&super::world::groups(&host(), 3), |group| {
+        let spec = wholemem::SymmetricSpec { timeout: LONG_TIMEOUT, ..spec(&host(), 3, Some(algorithm)) };
+        let outcomes = Communicator::on_each(&super::harness::groups(&host(), 3), |group| {
             let symmetric = SymmetricMemory::create(group, &spec)?;
             assert_eq!(sum(&symmetric, 1)?, 3);
             if group.rank() == Rank(1) {
@@ -335,9 +355,9 @@ fn who_leaves_is_named_at_once_by_those_who_wait_for_it() {
 }
 
 #[test]
-fn who_leaves_ends_what_its_own_threads_wait_for() {
-    let groups = super::world::groups(&host(), 2);
-    let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 2, None) };
+fn leaving_ends_the_waits_of_the_ranks_own_threads() {
+    let groups = super::harness::groups(&host(), 2);
+    let spec = wholemem::SymmetricSpec { timeout: LONG_TIMEOUT, ..spec(&host(), 2, None) };
     let symmetric = Communicator::on_each(&groups, |group| SymmetricMemory::create(group, &spec)).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| sum(&symmetric[0], 1));
@@ -346,22 +366,28 @@ fn who_leaves_ends_what_its_own_threads_wait_for() {
     });
     let outcome = [sum(&symmetric[1], 1), sum(&symmetric[1], 1)];
     let left = Err(Error::Comm(CommError::PeerLeft { rank: Rank(0) }));
-    assert_eq!(outcome[1], left, "what the other had brought along is there for one call at most");
+    assert_eq!(outcome[1], left, "the data of the rank that left serves at most one call");
 }
 
-/// However late the others are: what a rank has finished before it left, they finish too.
+/// Calls that a rank completed before it left complete on the other ranks too, however late they are.
 #[test]
-fn who_leaves_behind_its_last_call_fails_nobody() {
-    let mut chance = Random(seed());
+fn leaving_after_the_last_call_does_not_fail_the_other_ranks() {
+    let mut seed_value = TestRandom(seed());
     for round in 0..if exhaustive() { 400 } else { 40 } {
         let algorithm = Algorithm::ALL[round % Algorithm::ALL.len()];
-        let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..fragile(&host(), 3, Some(algorithm)) };
-        let seed = chance.next();
-        let outcomes = Communicator::on_each(&super::world::groups(&host(), 3), |group| {
+        let spec = wholemem::SymmetricSpec {
+            timeout: LONG_TIMEOUT,
+            ..spec_with_faults(&host(), 3, Some(algorithm))
+        };
+        let seed = seed_value.next();
+        let outcomes = Communicator::on_each(&super::harness::groups(&host(), 3), |group| {
             let symmetric = SymmetricMemory::create(group, &spec)?;
-            let chaos =
-                Chaos { seed: seed ^ u64::from(group.rank().0), random: 2_000_000, ..Chaos::default() };
-            symmetric.disturb(&chaos)?;
+            let faults = CallFaults {
+                seed: seed ^ u64::from(group.rank().0),
+                random: 2_000_000,
+                ..CallFaults::default()
+            };
+            symmetric.inject_faults(&faults)?;
             group.bootstrap().barrier()?;
             let sums = [sum(&symmetric, 1)?, sum(&symmetric, 2)?];
             group.bootstrap().leave();

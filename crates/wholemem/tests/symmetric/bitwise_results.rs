@@ -1,4 +1,4 @@
-//! The outcome of a reduction is the same to the bit on every rank, whatever the algorithm, and equal to the plainest loop.
+//! The result of a reduction is bitwise the same on every rank and for every algorithm, and equal to that of a naive loop.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use wholemem::{Algorithm, Buffer, Dtype, Rank, ReduceOp, SymmetricMemory, Window
 use wholemem_hal::{Span, Stream};
 use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 
-use super::values::{Random, bytes, elements};
-use super::world::{Guarded, STAGING, host, on_ranks, spec};
+use super::harness::{Guarded, STAGING, host, on_ranks, spec};
+use super::random_elements::{TestRandom, bytes, elements};
 
-/// Elements of padding around buffers, so that each rank's can begin elsewhere.
-const ROOM: usize = 16;
+/// Elements of padding around buffers, so that buffers of ranks can have different alignments.
+const PADDING: usize = 16;
 
-/// Where the buffers of a call are.
+/// Where the input and output of a call are: the rank's own memory or windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Places {
+enum BufferPlaces {
     Own,
     OwnInPlace,
     InputWindow,
@@ -23,22 +23,22 @@ enum Places {
     OutputWindow,
 }
 
-const PLACES: [Places; 6] = [
-    Places::Own,
-    Places::OwnInPlace,
-    Places::InputWindow,
-    Places::Windows,
-    Places::WindowInPlace,
-    Places::OutputWindow,
+const BUFFER_PLACES: [BufferPlaces; 6] = [
+    BufferPlaces::Own,
+    BufferPlaces::OwnInPlace,
+    BufferPlaces::InputWindow,
+    BufferPlaces::Windows,
+    BufferPlaces::WindowInPlace,
+    BufferPlaces::OutputWindow,
 ];
 
-/// One rank's memory for all cases.
-struct Memory {
+/// One rank's memory, used by all cases.
+struct RankMemory {
     own: [Span; 2],
     windows: [Window; 2],
 }
 
-impl Memory {
+impl RankMemory {
     fn new(symmetric: &SymmetricMemory, len: usize) -> Self {
         let own = [(); 2].map(|()| Guarded::buffer(symmetric, len));
         Self { own, windows: [(); 2].map(|()| symmetric.mem_alloc(len).unwrap()) }
@@ -60,20 +60,20 @@ fn counts(dtype: Dtype) -> Vec<usize> {
     counts
 }
 
-/// A reduction, and what must come of it.
-struct Case {
+/// A reduction, with its inputs and the expected result.
+struct ReduceCase {
     dtype: Dtype,
     op: ReduceOp,
     count: usize,
     seed: u64,
-    /// What each rank brings along.
+    /// The input of each rank.
     inputs: Arc<Vec<Vec<u8>>>,
     expected: Vec<u8>,
 }
 
-/// Every type and operation, with some counts each, or all.
-fn cases(ranks: usize, chance: u64, all: bool) -> Vec<Case> {
-    let mut random = Random(chance);
+/// Cases of every type and operation: with some random counts each, or with all counts.
+fn cases(ranks: usize, seed_value: u64, all: bool) -> Vec<ReduceCase> {
+    let mut random = TestRandom(seed_value);
     let mut cases = Vec::new();
     for dtype in Dtype::NUMBERS {
         let counts = counts(dtype);
@@ -83,118 +83,126 @@ fn cases(ranks: usize, chance: u64, all: bool) -> Vec<Case> {
             for index in 0..if all { counts.len() } else { 3 } {
                 let at = if all { index } else { random.below(counts.len()) };
                 let (count, seed) = (counts[at], seeds[at]);
-                // The same for all operations.
+                // All operations use the same inputs.
                 let inputs = known[at].get_or_insert_with(|| {
                     Arc::new((0..ranks as u64).map(|rank| elements(dtype, count, seed ^ rank)).collect())
                 });
                 let inputs: Arc<Vec<Vec<u8>>> = Arc::clone(inputs);
                 let sources: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
                 let expected = combine_naive(&sources, dtype, op);
-                cases.push(Case { dtype, op, count, seed: random.next(), inputs, expected });
+                cases.push(ReduceCase { dtype, op, count, seed: random.next(), inputs, expected });
             }
         }
     }
     cases
 }
 
-/// All cases as one rank plays them, each in another kind of place than the one before, and than with another algorithm.
-fn reductions_agree(symmetric: &SymmetricMemory, cases: &[Case], algorithm: Algorithm) {
-    let memory = Memory::new(symmetric, (6 * STAGING + 2 * ROOM * 8).max(1 << 10));
+/// Runs all cases on one rank. The buffers alternate between own memory and windows.
+fn run_cases(symmetric: &SymmetricMemory, cases: &[ReduceCase], algorithm: Algorithm) {
+    let memory = RankMemory::new(symmetric, (6 * STAGING + 2 * PADDING * 8).max(1 << 10));
     let stream = symmetric.group().device().stream().unwrap();
     for (index, case) in cases.iter().enumerate() {
-        let places = PLACES[(index + case.seed as usize % 2 + 2 * algorithm as usize) % PLACES.len()];
+        let places =
+            BUFFER_PLACES[(index + case.seed as usize % 2 + 2 * algorithm as usize) % BUFFER_PLACES.len()];
         reduce(symmetric, &stream, &memory, case, places);
     }
 }
 
-fn reduce(symmetric: &SymmetricMemory, stream: &Stream, memory: &Memory, case: &Case, places: Places) {
-    let Case { dtype, op, count, seed, inputs, expected } = case;
+fn reduce(
+    symmetric: &SymmetricMemory,
+    stream: &Stream,
+    memory: &RankMemory,
+    case: &ReduceCase,
+    places: BufferPlaces,
+) {
+    let ReduceCase { dtype, op, count, seed, inputs, expected } = case;
     let (dtype, op, count, seed) = (*dtype, *op, *count, *seed);
-    let what = || format!("{op} of {count} {dtype} {places:?}, seed {seed}");
+    let context = || format!("{op} of {count} {dtype} {places:?}, seed {seed}");
     let own = symmetric.group().rank().index();
     let len = count * dtype.len();
-    // A window's range is the same on all ranks; other memory begins elsewhere on each.
-    let own_at = (seed as usize % ROOM + own * 3) % ROOM * dtype.len();
-    let window_at = (seed >> 8) as usize % ROOM * dtype.len();
+    // The range of a window is equal on all ranks; other memory has another alignment on each rank.
+    let own_at = (seed as usize % PADDING + own * 3) % PADDING * dtype.len();
+    let window_at = (seed >> 8) as usize % PADDING * dtype.len();
     let window_span = |index: usize| memory.windows[index].local().unwrap().clone();
     let (from, to) = match places {
-        Places::Own => {
+        BufferPlaces::Own => {
             (Guarded::new(stream, memory.own[0].clone(), own_at, len), Some(memory.own[1].clone()))
         }
-        Places::OwnInPlace => (Guarded::new(stream, memory.own[0].clone(), own_at, len), None),
-        Places::InputWindow => {
+        BufferPlaces::OwnInPlace => (Guarded::new(stream, memory.own[0].clone(), own_at, len), None),
+        BufferPlaces::InputWindow => {
             (Guarded::new(stream, window_span(0), window_at, len), Some(memory.own[0].clone()))
         }
-        Places::Windows => (Guarded::new(stream, window_span(0), window_at, len), Some(window_span(1))),
-        Places::WindowInPlace => (Guarded::new(stream, window_span(0), window_at, len), None),
-        Places::OutputWindow => {
+        BufferPlaces::Windows => (Guarded::new(stream, window_span(0), window_at, len), Some(window_span(1))),
+        BufferPlaces::WindowInPlace => (Guarded::new(stream, window_span(0), window_at, len), None),
+        BufferPlaces::OutputWindow => {
             (Guarded::new(stream, memory.own[0].clone(), own_at, len), Some(window_span(1)))
         }
     };
-    let to_at = if matches!(places, Places::Windows | Places::OutputWindow) { window_at } else { own_at };
+    let to_at =
+        if matches!(places, BufferPlaces::Windows | BufferPlaces::OutputWindow) { window_at } else { own_at };
     let to = to.map(|memory| Guarded::new(stream, memory, to_at, len));
-    from.put(&inputs[own]);
+    from.write(&inputs[own]);
     if let Some(to) = &to {
-        to.put(&vec![0x5A; len]);
+        to.write(&vec![0x5A; len]);
     }
-    // Buffers in windows are written by the others: all have put theirs before anybody begins.
+    // Other ranks write to windows: all ranks must have filled their buffers before the call.
     symmetric.barrier(stream).unwrap();
     let (from_span, to_span) = (from.span(), to.as_ref().map(Guarded::span));
     let range = window_at..window_at + len;
     let input = match places {
-        Places::InputWindow | Places::Windows | Places::WindowInPlace => {
+        BufferPlaces::InputWindow | BufferPlaces::Windows | BufferPlaces::WindowInPlace => {
             memory.windows[0].range(range.clone())
         }
         _ => Buffer::from(&from_span),
     };
     let output = match (places, &to_span) {
-        (Places::WindowInPlace, _) => memory.windows[0].range(range),
-        (Places::Windows | Places::OutputWindow, _) => memory.windows[1].range(range),
+        (BufferPlaces::WindowInPlace, _) => memory.windows[0].range(range),
+        (BufferPlaces::Windows | BufferPlaces::OutputWindow, _) => memory.windows[1].range(range),
         (_, Some(span)) => Buffer::from(span),
         (_, None) => Buffer::from(&from_span),
     };
     symmetric.all_reduce(stream, input, output, dtype, op).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     symmetric.check().unwrap();
-    // What this rank looks at, no other overwrites before it has.
+    // No rank may overwrite the output before this rank has read it.
     symmetric.barrier(stream).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
-    let seen = to.as_ref().unwrap_or(&from).take(what);
+    let seen = to.as_ref().unwrap_or(&from).read(context);
     assert!(
         seen == *expected,
         "{} on rank {own}: {seen:02x?} instead of {expected:02x?} of {inputs:02x?}",
-        what()
+        context()
     );
     if to.is_some() {
-        assert_eq!(from.take(what), inputs[own], "{}: the input was written", what());
+        assert_eq!(from.read(context), inputs[own], "{}: the input was written", context());
     }
     symmetric.barrier(stream).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
 }
 
 #[test]
-fn reductions_agree_with_the_plainest_loop() {
+fn reductions_match_a_naive_loop() {
     for ranks in 1..=9 {
         let cases = cases(ranks as usize, seed(), exhaustive());
         for algorithm in Algorithm::ALL {
             on_ranks(&host(), ranks, Some(algorithm), |symmetric| {
-                reductions_agree(symmetric, &cases, algorithm);
+                run_cases(symmetric, &cases, algorithm);
             });
         }
     }
 }
 
 #[test]
-fn gpu_reductions_of_processes_agree_with_the_plainest_loop() {
+fn gpu_reductions_of_processes_match_a_naive_loop() {
     for ranks in 1..=9 {
-        of_processes(ranks, test_name!(), |symmetric, algorithm, chance| {
+        of_processes(ranks, test_name!(), |symmetric, algorithm, seed_value| {
             let ranks = symmetric.group().size() as usize;
-            reductions_agree(symmetric, &cases(ranks, chance, false), algorithm);
+            run_cases(symmetric, &cases(ranks, seed_value, false), algorithm);
         });
     }
 }
 
-/// Ranks that are processes on one GPU, with every algorithm.
+/// Runs `work` in processes on one GPU, with every algorithm.
 fn of_processes(ranks: usize, test: &str, work: impl Fn(&SymmetricMemory, Algorithm, u64)) {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
@@ -202,7 +210,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&SymmetricMemory, Algori
     Ranks::of(ranks).parameter(seed().to_string()).run(test, |rank| {
         let backend = cuda::backend().unwrap();
         let members: Vec<_> = (0..rank.count()).collect();
-        let group = super::deaths::join(rank, &members, &backend);
+        let group = super::peer_failures::join(rank, &members, &backend);
         for algorithm in Algorithm::ALL {
             let symmetric =
                 SymmetricMemory::create(&group, &spec(&backend, group.size(), Some(algorithm))).unwrap();
@@ -212,62 +220,66 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&SymmetricMemory, Algori
     });
 }
 
-/// Gathers and broadcasts of bytes, long and short, aligned and not, staged and from windows.
-fn copies_agree(symmetric: &SymmetricMemory, chance: u64) {
+/// All-gathers and broadcasts of random lengths and alignments, staged and from windows, compared with the inputs.
+fn check_copies(symmetric: &SymmetricMemory, seed_value: u64) {
     let group = symmetric.group();
     let (own, stream) = (group.rank().index(), &group.device().stream().unwrap());
-    let mut random = Random(chance);
-    let most = 3 * STAGING;
+    let mut random = TestRandom(seed_value);
+    let max_len = 3 * STAGING;
     let count = group.size() as usize;
-    let from = symmetric.mem_alloc(most + 64).unwrap();
-    let output = Guarded::buffer(symmetric, count * most + 64);
-    let own_input = Guarded::buffer(symmetric, most + 64);
+    let from = symmetric.mem_alloc(max_len + 64).unwrap();
+    let output = Guarded::buffer(symmetric, count * max_len + 64);
+    let own_input = Guarded::buffer(symmetric, max_len + 64);
     for round in 0..if exhaustive() { 300 } else { 60 } {
-        let len = [0, 1, 7, 16, 100, 4096, 4097, 8192, most][random.below(9)];
+        let len = [0, 1, 7, 16, 100, 4096, 4097, 8192, max_len][random.below(9)];
         let (from_at, to_at, seed) = (random.below(64), random.below(64), random.next());
         let root = Rank(random.below(count) as u32);
         let inputs: Vec<_> = (0..count as u64).map(|rank| bytes(len, seed ^ rank)).collect();
         let in_window = round % 2 == 0;
         let memory = if in_window { from.local().unwrap().clone() } else { own_input.clone() };
         let input = Guarded::new(stream, memory, from_at, len);
-        input.put(&inputs[own]);
+        input.write(&inputs[own]);
         symmetric.barrier(stream).unwrap();
         let span = input.span();
         let buffer = || if in_window { from.range(from_at..from_at + len) } else { Buffer::from(&span) };
         let gathered = Guarded::new(stream, output.clone(), to_at, count * len);
-        gathered.put(&vec![0x5A; count * len]);
+        gathered.write(&vec![0x5A; count * len]);
         symmetric.all_gather(stream, buffer(), &gathered.span()).unwrap();
         stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
         symmetric.check().unwrap();
-        let what = || format!("round {round}, seed {seed}");
-        assert!(gathered.take(what) == inputs.concat(), "{}: gathered on rank {own}", what());
+        let context = || format!("round {round}, seed {seed}");
+        assert!(gathered.read(context) == inputs.concat(), "{}: gathered on rank {own}", context());
         let copied = Guarded::new(stream, output.clone(), to_at, len);
-        copied.put(&vec![0x5A; len]);
+        copied.write(&vec![0x5A; len]);
         symmetric.broadcast(stream, root, buffer(), &copied.span()).unwrap();
         stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
         symmetric.check().unwrap();
-        assert!(copied.take(what) == inputs[root.index()], "{}: from rank {root} on rank {own}", what());
-        assert_eq!(input.take(what), inputs[own], "{}: the input was written", what());
+        assert!(
+            copied.read(context) == inputs[root.index()],
+            "{}: from rank {root} on rank {own}",
+            context()
+        );
+        assert_eq!(input.read(context), inputs[own], "{}: the input was written", context());
         symmetric.barrier(stream).unwrap();
         stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     }
 }
 
 #[test]
-fn gathers_and_broadcasts_give_every_byte_to_all() {
+fn gathers_and_broadcasts_copy_every_byte_to_all_ranks() {
     let some = [1, 2, 3, 8];
     let every = [1, 2, 3, 4, 5, 6, 7, 8, 9];
     for &ranks in if exhaustive() { &every[..] } else { &some } {
-        let chance = seed();
+        let seed_value = seed();
         for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
-            on_ranks(&host(), ranks, Some(algorithm), |symmetric| copies_agree(symmetric, chance));
+            on_ranks(&host(), ranks, Some(algorithm), |symmetric| check_copies(symmetric, seed_value));
         }
     }
 }
 
 #[test]
-fn gpu_gathers_and_broadcasts_of_processes_give_every_byte_to_all() {
+fn gpu_gathers_and_broadcasts_of_processes_copy_every_byte_to_all_ranks() {
     for ranks in [1, 2, 3, 8] {
-        of_processes(ranks, test_name!(), |symmetric, _, chance| copies_agree(symmetric, chance));
+        of_processes(ranks, test_name!(), |symmetric, _, seed_value| check_copies(symmetric, seed_value));
     }
 }

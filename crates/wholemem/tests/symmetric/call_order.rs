@@ -1,4 +1,4 @@
-//! Streams, groups and orders of calls: what can be ordered is, and what cannot ends with an error in time.
+//! The order of calls on several streams and in several groups. Calls that cannot be ordered fail by timeout.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use wholemem_hal::{Span, Stream};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Ranks, cuda, test_name};
 
-use super::deaths::join;
-use super::world::{Guarded, spec};
+use super::harness::{Guarded, spec};
+use super::peer_failures::join;
 
 const COUNT: usize = 1000;
 
-/// Processes on one GPU, each with so many groups that all are in.
+/// Runs `work` in `ranks` processes on one GPU, each of which is a rank of `groups` groups.
 fn with_groups(ranks: usize, groups: usize, test: &str, work: impl Fn(&[Communicator])) {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
@@ -27,7 +27,7 @@ fn with_groups(ranks: usize, groups: usize, test: &str, work: impl Fn(&[Communic
     });
 }
 
-fn patient(group: &Communicator, timeout: Duration) -> SymmetricSpec {
+fn spec_with_timeout(group: &Communicator, timeout: Duration) -> SymmetricSpec {
     SymmetricSpec { timeout, ..spec(group.device().backend(), group.size(), None) }
 }
 
@@ -41,7 +41,7 @@ fn enqueue(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Resul
     symmetric.all_reduce(stream, buffer, buffer, Dtype::U32, ReduceOp::Sum)
 }
 
-/// What is in a buffer when all is over, if nothing has failed.
+/// Waits for the calls, and returns the value in a buffer, or the error of a call.
 fn outcome(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Result<u32, Error> {
     stream.synchronize(Deadline::NEVER)?;
     symmetric.check()?;
@@ -52,22 +52,23 @@ fn outcome(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Resul
     Ok(u32::from_ne_bytes(first))
 }
 
-/// Whether the environment lets streams wait for each other that have nothing to do with each other.
-fn streams_are_bound() -> bool {
+/// Whether environment variables make independent streams wait for each other.
+fn streams_are_serialized() -> bool {
     let is_one = |name| std::env::var(name).is_ok_and(|value| value == "1");
     is_one("CUDA_DEVICE_MAX_CONNECTIONS") || is_one("CUDA_LAUNCH_BLOCKING")
 }
 
-/// Calls of one group on whichever stream come one after the other.
+/// Calls of one group run in the order of enqueueing, on any stream.
 #[test]
-fn gpu_calls_of_processes_on_two_streams_are_in_order() {
+fn gpu_calls_of_processes_on_two_streams_run_in_order() {
     with_groups(2, 1, test_name!(), |groups| {
         let symmetric =
-            SymmetricMemory::create(&groups[0], &patient(&groups[0], Duration::from_secs(20))).unwrap();
+            SymmetricMemory::create(&groups[0], &spec_with_timeout(&groups[0], Duration::from_secs(20)))
+                .unwrap();
         let streams = [(); 2].map(|()| groups[0].device().stream().unwrap());
         let buffers: Vec<_> = (0..200).map(|call| buffer(&symmetric, call + groups[0].rank().0)).collect();
         for (call, buffer) in buffers.iter().enumerate() {
-            // Now and then the same stream twice.
+            // Sometimes the same stream twice in a row.
             enqueue(&symmetric, &streams[call % 3 % 2], buffer).unwrap();
         }
         for (call, buffer) in buffers.iter().enumerate() {
@@ -80,14 +81,14 @@ fn gpu_calls_of_processes_on_two_streams_are_in_order() {
     });
 }
 
-/// Two groups whose ranks call in opposite orders, on a stream for each group: they do not wait for each other. Where the
-/// environment makes streams wait for one another, they may, and then all ranks are told.
+/// Ranks call two groups in opposite orders, on a separate stream for each group: the calls do not wait for each other. If
+/// environment variables serialize streams, the calls may time out on all ranks.
 #[test]
-fn gpu_groups_of_processes_in_opposite_orders_pass_each_other_on_two_streams() {
+fn gpu_groups_of_processes_called_in_opposite_orders_complete_on_two_streams() {
     with_groups(2, 2, test_name!(), |groups| {
         let timeout = Duration::from_secs(3);
         let both = [&groups[0], &groups[1]]
-            .map(|group| SymmetricMemory::create(group, &patient(group, timeout)).unwrap());
+            .map(|group| SymmetricMemory::create(group, &spec_with_timeout(group, timeout)).unwrap());
         let own = groups[0].rank().0 as usize;
         let streams = [(); 2].map(|()| groups[0].device().stream().unwrap());
         let buffers = [0, 1].map(|group| buffer(&both[group], 5));
@@ -96,19 +97,19 @@ fn gpu_groups_of_processes_in_opposite_orders_pass_each_other_on_two_streams() {
         for (group, enqueued) in enqueued {
             match enqueued.and_then(|()| outcome(&both[group], &streams[group], &buffers[group])) {
                 Ok(sum) => assert_eq!(sum, 10),
-                Err(error) => assert!(streams_are_bound() && is_late(&error), "{error}"),
+                Err(error) => assert!(streams_are_serialized() && is_timeout(&error), "{error}"),
             }
         }
     });
 }
 
-/// The same on one stream, where every rank waits for a call that the other has behind its own.
+/// Ranks call two groups in opposite orders on one stream: every rank waits for a call that the other rank has enqueued second.
 #[test]
-fn gpu_groups_of_processes_in_opposite_orders_on_one_stream_end_in_time() {
+fn gpu_groups_of_processes_called_in_opposite_orders_time_out_on_one_stream() {
     with_groups(2, 2, test_name!(), |groups| {
         let timeout = Duration::from_millis(500);
         let both = [&groups[0], &groups[1]]
-            .map(|group| SymmetricMemory::create(group, &patient(group, timeout)).unwrap());
+            .map(|group| SymmetricMemory::create(group, &spec_with_timeout(group, timeout)).unwrap());
         let own = groups[0].rank().0 as usize;
         let stream = groups[0].device().stream().unwrap();
         let buffers = [0, 1].map(|group| buffer(&both[group], 5));
@@ -116,30 +117,31 @@ fn gpu_groups_of_processes_in_opposite_orders_on_one_stream_end_in_time() {
         let second = enqueue(&both[1 - own], &stream, &buffers[1 - own]);
         let first = first.and_then(|()| outcome(&both[own], &stream, &buffers[own]));
         let second = second.and_then(|()| outcome(&both[1 - own], &stream, &buffers[1 - own]));
-        // Who is the first to give up may come to the other's call while that still waits.
+        // After the first timeout, a rank may run the other rank's call while that still waits.
         for outcome in [&first, &second] {
-            assert!(outcome.as_ref().map_or_else(is_late, |sum| *sum == 10), "{outcome:?}");
+            assert!(outcome.as_ref().map_or_else(is_timeout, |sum| *sum == 10), "{outcome:?}");
         }
-        let gave_up = groups[0].bootstrap().all_gather(&[u8::from(first.is_err())]).unwrap();
-        assert!(gave_up.iter().any(|told| told[..] == [1]), "somebody has to");
-        // The device works, and so does a new sequence of calls.
+        let timed_out = groups[0].bootstrap().all_gather(&[u8::from(first.is_err())]).unwrap();
+        assert!(timed_out.iter().any(|flag| flag[..] == [1]), "at least one rank must time out");
+        // The device and new symmetric memory remain usable.
         groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
         let again =
-            SymmetricMemory::create(&groups[0], &patient(&groups[0], Duration::from_secs(20))).unwrap();
+            SymmetricMemory::create(&groups[0], &spec_with_timeout(&groups[0], Duration::from_secs(20)))
+                .unwrap();
         let buffer = buffer(&again, 5);
         enqueue(&again, &stream, &buffer).unwrap();
         assert_eq!(outcome(&again, &stream, &buffer), Ok(10));
     });
 }
 
-fn is_late(error: &Error) -> bool {
+fn is_timeout(error: &Error) -> bool {
     matches!(error, Error::Comm(CommError::Timeout { joining: false, .. }))
 }
 
-/// Long and short calls in turn, more than the device has room for at once: those that are set up early leave room for what
+/// Alternating long and short calls, more than can be resident at once: programmatic launches leave resources for the calls that
 /// they wait for.
 #[test]
-fn gpu_calls_of_processes_that_fill_the_device_leave_each_other_room() {
+fn gpu_calls_of_processes_that_fill_the_device_do_not_deadlock() {
     const LONGEST: usize = 4 << 20;
     with_groups(4, 1, test_name!(), |groups| {
         let group = &groups[0];
@@ -149,7 +151,7 @@ fn gpu_calls_of_processes_that_fill_the_device_leave_each_other_room() {
         let memory = Guarded::buffer(&symmetric, LONGEST);
         for round in 0..50_u32 {
             stream.write(&memory, &(round + group.rank().0).to_ne_bytes().repeat(LONGEST / 4)).unwrap();
-            // Each part by a call of its own, the longer ones with as many blocks as there are.
+            // One call for each part; the longer calls use all blocks.
             let lengths = [1 << 10, 256 << 10, 1 << 20, 64 << 10, 1 << 20, 512, 128 << 10];
             let mut start = 0;
             for len in lengths {

@@ -1,4 +1,4 @@
-//! All ranks load one save, or one version of a file, or all of them fail.
+//! All ranks load the same save, or the same version of a file, or all ranks fail.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
-use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
+use wholemem::files::{
+    CopyProgress, FileError, FileProblem, FileSource, LoadSpec, SaveSpec, StoredTensor, ignore_progress,
+};
 use wholemem::{Communicator, Dtype, Error, Rank, Result, WholeTensor};
 use wholemem_hal::{Backend, HostConfig};
 
-/// Rows that are read in two pieces by each of two ranks.
+/// The number of rows: each of two ranks reads its rows in two blocks.
 const ROWS: usize = 4 * 4096;
 const ROW_LEN: usize = 1024;
 
@@ -23,30 +25,30 @@ fn groups(count: u32) -> Vec<Communicator> {
     Communicator::local(&devices).unwrap()
 }
 
-fn write_raw(path: &Path, byte: u8) -> Source {
+fn write_raw(path: &Path, byte: u8) -> FileSource {
     fs::write(path, vec![byte; ROWS * ROW_LEN]).unwrap();
-    Source::raw(path, Dtype::U8, &[ROW_LEN as u64])
+    FileSource::raw(path, Dtype::U8, &[ROW_LEN as u64])
 }
 
-/// Saves a tensor of bytes, all of them the same, as a folder.
-fn save(path: &Path, byte: u8, spec: SaveSpec) -> Source {
+/// Saves a tensor whose bytes all have one value.
+fn save(path: &Path, byte: u8, spec: SaveSpec) -> FileSource {
     let raw = path.with_extension("bin");
-    Stored::open(&write_raw(&raw, byte)).unwrap().save(path, 2, spec, &unwatched).unwrap();
+    StoredTensor::open(&write_raw(&raw, byte)).unwrap().save(path, 2, spec, &ignore_progress).unwrap();
     fs::remove_file(raw).unwrap();
-    Source::new(path)
+    FileSource::new(path)
 }
 
 /// Loads another source on each rank.
-fn load_each(sources: &[Source]) -> Vec<Result<WholeTensor>> {
+fn load_each(sources: &[FileSource]) -> Vec<Result<WholeTensor>> {
     let groups = groups(u32::try_from(sources.len()).unwrap());
     let load = |group: &Communicator| {
         let source = &sources[group.rank().index()];
-        Ok(WholeTensor::load(group, source, &LoadSpec::default(), &unwatched))
+        Ok(WholeTensor::load(group, source, &LoadSpec::default(), &ignore_progress))
     };
     Communicator::on_each(&groups, load).unwrap()
 }
 
-/// The errors, of which there is one for each rank.
+/// The errors of all ranks.
 fn errors(outcomes: Vec<Result<WholeTensor>>) -> Vec<Error> {
     outcomes.into_iter().map(|outcome| outcome.map(|tensor| tensor.shape().to_vec()).unwrap_err()).collect()
 }
@@ -57,9 +59,9 @@ fn ranks_that_open_different_saves_all_fail() {
     let sources = ["a", "b"].map(|name| save(&folder.path().join(name), 7, SaveSpec::default()));
     let failed = errors(load_each(&[sources[0].clone(), sources[0].clone(), sources[1].clone()]));
     assert_eq!(failed, vec![Error::SavesDiffer { rank: Rank(2) }; 3]);
-    let told = "rank 2 opened another save, or another version of the file, than rank 0";
-    assert_eq!(failed[0].to_string(), told);
-    let hint = "it was replaced while the ranks opened it, or they were given different paths: load it again";
+    let message = "rank 2 opened another save, or another version of the file, than rank 0";
+    assert_eq!(failed[0].to_string(), message);
+    let hint = "the files were replaced while the ranks opened them, or the ranks passed different paths: load again";
     assert_eq!(failed[0].hint(), Some(hint));
 }
 
@@ -71,12 +73,12 @@ fn ranks_that_open_different_versions_of_a_file_all_fail() {
     assert_eq!(failed, vec![Error::SavesDiffer { rank: Rank(1) }; 2]);
 }
 
-/// The same save or file at several paths is the same one.
+/// A save or file has the same identity at every path.
 #[test]
-fn ranks_may_reach_one_save_by_different_paths() {
+fn ranks_may_open_one_save_by_different_paths() {
     let folder = tempfile::tempdir().unwrap();
     let (path, raw) = (folder.path().join("a"), folder.path().join("a.raw"));
-    let (saved, plain) = (save(&path, 7, SaveSpec::default()), write_raw(&raw, 7));
+    let (saved, raw_sources) = (save(&path, 7, SaveSpec::default()), write_raw(&raw, 7));
     let link = |to: &Path, name: &str| -> PathBuf {
         let link = folder.path().join(name);
         std::os::unix::fs::symlink(to, &link).unwrap();
@@ -88,29 +90,29 @@ fn ranks_may_reach_one_save_by_different_paths() {
         let entry = entry.unwrap();
         fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
     }
-    let saved = [saved, Source::new(link(&path, "b")), Source::new(copy)];
-    let plain = [plain, Source::raw(link(&raw, "b.raw"), Dtype::U8, &[ROW_LEN as u64])];
-    for sources in [&saved[..], &plain[..]] {
+    let saved = [saved, FileSource::new(link(&path, "b")), FileSource::new(copy)];
+    let raw_sources = [raw_sources, FileSource::raw(link(&raw, "b.raw"), Dtype::U8, &[ROW_LEN as u64])];
+    for sources in [&saved[..], &raw_sources[..]] {
         assert!(load_each(sources).iter().all(Result::is_ok), "{sources:?}");
     }
 }
 
 #[test]
-fn ranks_that_read_one_file_differently_all_fail() {
+fn ranks_that_interpret_one_file_differently_all_fail() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("two.safetensors");
     let header = r#"{"x":{"dtype":"U8","shape":[4,4],"data_offsets":[0,16]},
         "y":{"dtype":"U8","shape":[4,4],"data_offsets":[16,32]}}"#;
     let len = (header.len() as u64).to_le_bytes();
     fs::write(&path, [&len[..], header.as_bytes(), &[1; 32]].concat()).unwrap();
-    let failed = errors(load_each(&["x", "y"].map(|name| Source::tensor(&path, name))));
+    let failed = errors(load_each(&["x", "y"].map(|name| FileSource::tensor(&path, name))));
     assert_eq!(failed, vec![Error::Differs { rank: Rank(1) }; 2]);
 }
 
-/// Writes over a file in place when the first piece of it was read, and makes that visible in its time of modification.
-fn overwrite_at_first(path: &Path) -> impl Fn(Copied) -> ControlFlow<()> + Sync + use<> {
+/// A progress callback that overwrites the file in place after its first block was read, and changes its time of modification.
+fn overwrite_after_first_block(path: &Path) -> impl Fn(CopyProgress) -> ControlFlow<()> + Sync + use<> {
     let file = File::options().write(true).open(path).unwrap();
-    // The clock of files may stand still between two writes.
+    // The time of modification is set explicitly, because two writes may fall into one tick of the clock.
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
     let once = Once::new();
     move |_| {
@@ -127,17 +129,18 @@ fn a_file_that_changes_while_it_is_loaded_is_an_error_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.bin");
     let source = write_raw(&path, 7);
-    let overwrite = overwrite_at_first(&path);
+    let overwrite = overwrite_after_first_block(&path);
     let groups = groups(2);
     let load = |group: &Communicator| {
-        // One rank alone sees the change happen; both read.
-        let watch: wholemem::files::Watch<'_> = if group.rank() == Rank(1) { &overwrite } else { &unwatched };
-        Ok(WholeTensor::load(group, &source, &LoadSpec::default(), watch))
+        // Only rank 1 overwrites the file; both ranks read it.
+        let progress: wholemem::files::ProgressCallback<'_> =
+            if group.rank() == Rank(1) { &overwrite } else { &ignore_progress };
+        Ok(WholeTensor::load(group, &source, &LoadSpec::default(), progress))
     };
     for error in errors(Communicator::on_each(&groups, load).unwrap()) {
-        let Error::OnRank { code: 1017, why, hint, .. } = &error else { panic!("{error:?}") };
-        assert_eq!(*why, format!("{}: it was changed while it was read", path.display()));
-        assert_eq!(hint.as_deref(), Some("load it again when no process writes it"));
+        let Error::OnRank { code: 1017, reason: message, hint, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(*message, format!("{}: it changed while it was read", path.display()));
+        assert_eq!(hint.as_deref(), Some("load it again while no process writes it"));
     }
 }
 
@@ -148,23 +151,23 @@ fn a_file_that_changes_while_it_is_saved_or_exported_is_an_error() {
     let changed = Err(Error::File(FileError { path: path.clone(), problem: FileProblem::Changed }));
     let (saved, npy) = (folder.path().join("saved"), folder.path().join("a.npy"));
     let source = write_raw(&path, 7);
-    let overwrite = overwrite_at_first(&path);
-    let stored = Stored::open(&source).unwrap();
+    let overwrite = overwrite_after_first_block(&path);
+    let stored = StoredTensor::open(&source).unwrap();
     assert_eq!(stored.save(&saved, 2, SaveSpec::default(), &overwrite), changed);
-    assert_eq!(stored.export_npy(&npy, &unwatched), changed);
-    assert_eq!(stored.verify(&unwatched), changed);
-    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(left, [path], "something is left");
+    assert_eq!(stored.export_npy(&npy, &ignore_progress), changed);
+    assert_eq!(stored.verify(&ignore_progress), changed);
+    let remaining: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(remaining, [path], "files remain after a failed export");
 }
 
-/// Descriptors are kept: what was opened is read to its end.
+/// The files stay open, so a replaced save is still read completely.
 #[test]
-fn a_save_that_is_replaced_after_all_ranks_have_opened_it_is_loaded() {
+fn a_save_replaced_after_all_ranks_have_opened_it_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let source = save(&path, 7, SaveSpec::default());
     let once = Once::new();
-    let replace = |_: Copied| {
+    let replace = |_: CopyProgress| {
         once.call_once(|| drop(save(&path, 9, SaveSpec { overwrite: true })));
         ControlFlow::Continue(())
     };
@@ -172,6 +175,6 @@ fn a_save_that_is_replaced_after_all_ranks_have_opened_it_is_loaded() {
     for tensor in Communicator::on_each(&groups(2), load).unwrap() {
         let mut bytes = vec![0; ROWS * ROW_LEN];
         tensor.read_rows_on(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|byte| *byte == 7), "rows of another save");
+        assert!(bytes.iter().all(|byte| *byte == 7), "rows of the new save were read");
     }
 }

@@ -1,4 +1,4 @@
-//! One rank's calls failing, one after the other: every rank gets its error, nothing is left, and the group still stands.
+//! Fails each call of one rank, one after the other: all ranks get its error, nothing leaks, and the group remains usable.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -11,11 +11,11 @@ use wholemem_hal::{Backend, HostConfig};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Fault, Ranks, test_name};
 
-/// Who fails.
-const WEAK: Rank = Rank(1);
+/// The rank whose calls fail.
+const FAULTY: Rank = Rank(1);
 
-/// Calls that give back: their failure is nobody's error, and they are tried again.
-const SILENT: [&str; 5] = ["release", "free", "unmap", "unpin", "destroy_stream"];
+/// Calls that release resources: a failure is not reported, and the call is retried.
+const RELEASING: [&str; 5] = ["release", "free", "unmap", "unpin", "destroy_stream"];
 
 fn faulty(devices: usize) -> (Backend, Fault) {
     let memory = HostMemory::open(HostConfig::virtual_devices(devices)).unwrap();
@@ -32,28 +32,31 @@ fn specs() -> [MemorySpec; 4] {
     ]
 }
 
-/// Whether an outcome is what a failing call, or none, must come to.
-fn check(outcome: &Result<()>, fired: Option<&str>, weak: impl Fn(Rank) -> bool) {
+/// Checks the result of a creation against the call that failed, if any.
+fn check(outcome: &Result<()>, fired: Option<&str>, may_fail: impl Fn(Rank) -> bool) {
     match (outcome, fired) {
         (Ok(()), None) => {}
-        (Ok(()), Some(verb)) => {
-            assert!(SILENT.contains(&verb) || is_retried(verb), "`{verb}` failed, and nobody was told")
+        (Ok(()), Some(call)) => {
+            assert!(
+                RELEASING.contains(&call) || is_retried(call),
+                "`{call}` failed, and no error was returned"
+            )
         }
-        (Err(Error::OnRank { rank, code: 100, why, .. }), Some(verb)) => {
-            assert!(weak(*rank), "{rank} did not fail: {why}");
-            assert!(why.contains(&format!("`{verb}`")), "{why} does not name `{verb}`");
+        (Err(Error::OnRank { rank, code: 100, reason: message, .. }), Some(call)) => {
+            assert!(may_fail(*rank), "{rank} did not fail: {message}");
+            assert!(message.contains(&format!("`{call}`")), "{message} does not mention `{call}`");
         }
-        (outcome, fired) => panic!("{fired:?} failed, and it came to {outcome:?}"),
+        (outcome, fired) => panic!("{fired:?} failed, and the result is {outcome:?}"),
     }
 }
 
-/// A place that is not free is one that could not be reserved, and another one is tried.
-fn is_retried(verb: &str) -> bool {
-    ["reserve", "granularity"].contains(&verb)
+/// If a reservation fails, the range is taken as not free, and another range is tried.
+fn is_retried(call: &str) -> bool {
+    ["reserve", "granularity"].contains(&call)
 }
 
 #[test]
-fn a_failing_call_of_one_process_fails_all_alike() {
+fn a_failing_call_of_one_process_fails_all_ranks_with_the_same_error() {
     Ranks::of(3).run(test_name!(), |rank| {
         let id = if rank.id() == 0 {
             let id = UniqueId::create().unwrap();
@@ -68,39 +71,39 @@ fn a_failing_call_of_one_process_fails_all_alike() {
         let group = Communicator::create(comm, &backend.device(0).unwrap()).unwrap();
         let comm = group.bootstrap();
         for spec in specs() {
-            // Once before counting: the first one sets up what stays for the life of the process.
+            // Once before the census: the first creation allocates resources that live as long as the process.
             drop(WholeMemory::create(&group, &spec).unwrap());
             comm.barrier().unwrap();
             let before = Census::take();
             for nth in 1..200 {
-                fault.arm(if own == WEAK { nth } else { 0 });
+                fault.arm(if own == FAULTY { nth } else { 0 });
                 let outcome = WholeMemory::create(&group, &spec).map(drop);
                 let fired = fault.fired();
                 fault.arm(0);
                 assert_eq!(backend.collect(), 0, "after call {nth} ({fired:?})");
-                let fired = comm.broadcast(WEAK, fired.unwrap_or_default().as_bytes()).unwrap();
+                let fired = comm.broadcast(FAULTY, fired.unwrap_or_default().as_bytes()).unwrap();
                 let fired = String::from_utf8(fired).unwrap();
                 let fired = (!fired.is_empty()).then_some(fired.as_str());
-                check(&outcome, fired, |rank| rank == WEAK);
+                check(&outcome, fired, |rank| rank == FAULTY);
                 let outcomes = comm.all_gather(format!("{outcome:?}").as_bytes()).unwrap();
                 assert!(
                     outcomes.iter().all(|other| *other == outcomes[0]),
-                    "all ranks have the same: {outcomes:?}"
+                    "the errors of ranks differ: {outcomes:?}"
                 );
                 Census::take().assert_same_as(&before, &format!("after call {nth} ({fired:?}) of {spec:?}"));
                 if fired.is_none() {
-                    assert!(nth > 8, "a creation makes {nth} calls");
+                    assert!(nth > 8, "a creation makes only {nth} calls");
                     break;
                 }
             }
         }
-        // Nobody leaves the group while others count.
+        // No rank may leave the group while another takes its census.
         rank.barrier();
     });
 }
 
 #[test]
-fn a_failing_call_of_one_device_fails_all_of_its_process() {
+fn a_failing_call_fails_all_ranks_of_one_process() {
     Ranks::of(1).run(test_name!(), |_| {
         let (backend, fault) = faulty(3);
         let devices: Vec<_> = (0..3).map(|id| backend.device(id).unwrap()).collect();
@@ -115,11 +118,11 @@ fn a_failing_call_of_one_device_fails_all_of_its_process() {
                         .unwrap();
                 let fired = fault.fired();
                 fault.arm(0);
-                // Ranks run side by side: whose call it was is told by the error.
+                // Ranks run concurrently, so any rank's call may have failed: the error names it.
                 outcomes.iter().for_each(|outcome| check(outcome, fired, |_| true));
                 assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
                 assert_eq!(backend.collect(), 0, "after call {nth} ({fired:?})");
-                // Threads come and go with every walk; descriptors and maps must not.
+                // Threads start and end in every round; descriptors and mappings must not leak.
                 assert_eq!(Census::take().fds, before.fds, "after call {nth} ({fired:?})");
                 let memory = |census: &Census| {
                     let maps = census.maps.iter().filter(|((_, backing, _), _)| backing.contains("memfd"));
@@ -127,7 +130,7 @@ fn a_failing_call_of_one_device_fails_all_of_its_process() {
                 };
                 assert_eq!(memory(&Census::take()), memory(&before), "after call {nth} ({fired:?})");
                 if fired.is_none() {
-                    assert!(nth > 20, "a creation makes {nth} calls");
+                    assert!(nth > 20, "a creation makes only {nth} calls");
                     break;
                 }
             }

@@ -1,4 +1,4 @@
-//! Ranks of one process, and how the tests run something on all of them.
+//! The test harness: ranks of one process with symmetric memory, and buffers with guard bytes.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use wholemem::{Algorithm, Communicator, SymmetricMemory, SymmetricSpec, Tuning};
 use wholemem_hal::{Backend, BackendKind, HostConfig, Rights, Span, Stream};
 use wholemem_testkit::cuda;
 
-/// Short, so that few elements take several pieces.
+/// The length of staging buffers: short, so that few elements need several pieces.
 pub(crate) const STAGING: usize = 4096;
 
 pub(crate) fn host() -> Backend {
     Backend::host(HostConfig::default()).unwrap()
 }
 
-/// So many ranks on the first device of a backend.
+/// Creates `ranks` ranks on the first device of a backend.
 pub(crate) fn groups(backend: &Backend, ranks: u32) -> Vec<Communicator> {
     let device = backend.device(0).unwrap();
     Communicator::local(&vec![device; ranks as usize]).unwrap()
 }
 
-/// What the tests ask for: little staging, and an algorithm.
+/// The options of the tests: short staging buffers, and a fixed algorithm if `always` is set.
 pub(crate) fn spec(backend: &Backend, ranks: u32, always: Option<Algorithm>) -> SymmetricSpec {
-    // Windows are read where they are, however short.
+    // Inputs in windows are never staged.
     let tuning = Tuning { always, stage_window: 0, ..Tuning::measured(backend.kind(), ranks) };
     let timeout = Duration::from_secs(if backend.kind() == BackendKind::Host { 120 } else { 20 });
     let packets_len = 8 << 10;
@@ -34,23 +34,23 @@ pub(crate) fn spec(backend: &Backend, ranks: u32, always: Option<Algorithm>) -> 
     }
 }
 
-/// The same, whose kernels heed what is to go wrong.
-pub(crate) fn fragile(backend: &Backend, ranks: u32, always: Option<Algorithm>) -> SymmetricSpec {
+/// As [`spec`], with kernels that support fault injection.
+pub(crate) fn spec_with_faults(backend: &Backend, ranks: u32, always: Option<Algorithm>) -> SymmetricSpec {
     SymmetricSpec { kernels: Some(cuda::COLLECTIVE_PTX), ..spec(backend, ranks, always) }
 }
 
-/// Ranks with symmetric memory, each a thread that does `work`.
+/// Calls `work` on ranks with symmetric memory, each in its own thread.
 pub(crate) fn on_ranks<T: Send>(
     backend: &Backend,
     ranks: u32,
     always: Option<Algorithm>,
     work: impl Fn(&SymmetricMemory) -> T + Sync,
 ) -> Vec<T> {
-    on_ranks_like(backend, ranks, &spec(backend, ranks, always), work)
+    on_ranks_with_spec(backend, ranks, &spec(backend, ranks, always), work)
 }
 
-/// The same, like this.
-pub(crate) fn on_ranks_like<T: Send>(
+/// As [`on_ranks`], with these options.
+pub(crate) fn on_ranks_with_spec<T: Send>(
     backend: &Backend,
     ranks: u32,
     spec: &SymmetricSpec,
@@ -60,7 +60,7 @@ pub(crate) fn on_ranks_like<T: Send>(
         .unwrap()
 }
 
-/// Memory of one rank with guards around every use of it.
+/// A range of one rank's memory that is surrounded by guard bytes.
 pub(crate) struct Guarded {
     memory: Span,
     stream: Stream,
@@ -71,7 +71,7 @@ pub(crate) struct Guarded {
 const GUARD: u8 = 0xA5;
 
 impl Guarded {
-    /// `len` bytes, `at` bytes into some memory, which are something else than what is expected there.
+    /// The `len` bytes at offset `at` of `memory`.
     pub(crate) fn new(stream: &Stream, memory: Span, at: usize, len: usize) -> Self {
         Self { memory, stream: stream.clone(), at, len }
     }
@@ -82,23 +82,23 @@ impl Guarded {
         device.allocate(room).unwrap().map(Rights::ReadWrite).unwrap().span(0, len).unwrap()
     }
 
-    /// Fills the whole memory with guards, and puts `content` in its place.
-    pub(crate) fn put(&self, content: &[u8]) {
+    /// Fills the whole memory with guard bytes, and writes `content` to the range.
+    pub(crate) fn write(&self, content: &[u8]) {
         let mut bytes = vec![GUARD; self.memory.len()];
         bytes[self.at..self.at + content.len()].copy_from_slice(content);
         self.stream.write(&self.memory, &bytes).unwrap();
     }
 
-    /// What is in place now. Whatever is around it is untouched.
-    pub(crate) fn take(&self, what: impl FnOnce() -> String) -> Vec<u8> {
+    /// Reads the range, and checks that the guard bytes are unchanged.
+    pub(crate) fn read(&self, context: impl FnOnce() -> String) -> Vec<u8> {
         let mut bytes = vec![0; self.memory.len()];
         self.stream.read(&self.memory, &mut bytes).unwrap();
         let (before, rest) = bytes.split_at(self.at);
-        let (inside, behind) = rest.split_at(self.len);
-        // Slices are compared at once, also where nothing is optimized.
-        let guards = vec![GUARD; before.len().max(behind.len())];
-        let untouched = before == &guards[..before.len()] && behind == &guards[..behind.len()];
-        assert!(untouched, "{}: a byte outside was written", what());
+        let (inside, after) = rest.split_at(self.len);
+        // Whole slices are compared, which is fast also without optimization.
+        let guards = vec![GUARD; before.len().max(after.len())];
+        let untouched = before == &guards[..before.len()] && after == &guards[..after.len()];
+        assert!(untouched, "{}: a byte outside the range was written", context());
         inside.to_vec()
     }
 

@@ -1,15 +1,15 @@
-//! Calls of all ranks in which they mean different tensors: told on all of them, before anything is done.
+//! Collective calls in which ranks pass different tensors or make different calls: all ranks fail before data changes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use wholemem::files::{SaveSpec, unwatched};
+use wholemem::files::{SaveSpec, ignore_progress};
 use wholemem::{
     Communicator, Dtype, Error, Indices, Order, Rank, Result, RowBuffer, TensorSpec, WholeTensor,
 };
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
 
-/// Two tensors of a kind on each of three ranks, and what each rank makes of the one that it means.
-fn crossed<T: Send>(
+/// Creates two equal tensors on each of three ranks. Each rank picks one of them and calls `work` with it.
+fn on_picked_tensors<T: Send>(
     pick: impl Fn(Rank, &[WholeTensor; 2]) -> WholeTensor + Sync,
     work: impl Fn(&WholeTensor, &Stream) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
@@ -24,7 +24,7 @@ fn crossed<T: Send>(
         for tensor in &both {
             let mut rows = [1; 80];
             tensor.memory().read(&stream, 0, &mut rows)?;
-            assert!(outcome.is_ok() || rows == [0; 80], "nothing was done");
+            assert!(outcome.is_ok() || rows == [0; 80], "a failed call must not change rows");
         }
         Ok(outcome)
     });
@@ -39,14 +39,14 @@ fn pick_other(rank: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
     both[usize::from(rank == Rank(2))].clone()
 }
 
-/// Other rows of the same tensor, as many as the others have.
-fn pick_part(rank: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
+/// Picks a view of the same tensor; rank 2 picks other rows, of the same number.
+fn pick_view(rank: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
     let first = u64::from(rank == Rank(2));
     both[0].rows(first..first + 9).unwrap()
 }
 
-/// Each rank adds to row 0, or writes it.
-fn put(tensor: &WholeTensor, stream: &Stream, adds: bool) -> Result<()> {
+/// Adds to row 0, or writes it, in fixed order.
+fn scatter_row(tensor: &WholeTensor, stream: &Stream, adds: bool) -> Result<()> {
     let device = tensor.group().device();
     let (index, row) = (PinnedBuffer::create(device, 8)?, PinnedBuffer::create(device, 8)?);
     stream.write(&row.all(), &[1_f32; 2].map(f32::to_ne_bytes).concat())?;
@@ -59,36 +59,36 @@ fn put(tensor: &WholeTensor, stream: &Stream, adds: bool) -> Result<()> {
 }
 
 #[test]
-fn all_ranks_put_rows_into_the_same_tensor() {
+fn scatters_into_different_tensors_fail_on_all_ranks() {
     for adds in [false, true] {
-        let put = |tensor: &WholeTensor, stream: &Stream| put(tensor, stream, adds);
-        assert_eq!(crossed(pick_same, put), [Ok(()), Ok(()), Ok(())]);
+        let scatter_row = |tensor: &WholeTensor, stream: &Stream| scatter_row(tensor, stream, adds);
+        assert_eq!(on_picked_tensors(pick_same, scatter_row), [Ok(()), Ok(()), Ok(())]);
         let differs = || Err(Error::Differs { rank: Rank(2) });
-        assert_eq!(crossed(pick_other, put), [differs(), differs(), differs()]);
-        assert_eq!(crossed(pick_part, put), [differs(), differs(), differs()]);
+        assert_eq!(on_picked_tensors(pick_other, scatter_row), [differs(), differs(), differs()]);
+        assert_eq!(on_picked_tensors(pick_view, scatter_row), [differs(), differs(), differs()]);
     }
     let one_adds =
-        |tensor: &WholeTensor, stream: &Stream| put(tensor, stream, tensor.group().rank() == Rank(1));
+        |tensor: &WholeTensor, stream: &Stream| scatter_row(tensor, stream, tensor.group().rank() == Rank(1));
     let differs = || Err(Error::Differs { rank: Rank(1) });
-    assert_eq!(crossed(pick_same, one_adds), [differs(), differs(), differs()]);
+    assert_eq!(on_picked_tensors(pick_same, one_adds), [differs(), differs(), differs()]);
 }
 
 #[test]
-fn all_ranks_make_something_like_the_same_tensor() {
+fn like_of_different_tensors_fails_on_all_ranks() {
     let like = |tensor: &WholeTensor, _: &Stream| Ok(tensor.like()?.shape().to_vec());
-    assert_eq!(crossed(pick_same, like), [Ok(vec![10, 2]), Ok(vec![10, 2]), Ok(vec![10, 2])]);
+    assert_eq!(on_picked_tensors(pick_same, like), [Ok(vec![10, 2]), Ok(vec![10, 2]), Ok(vec![10, 2])]);
     let differs = || Err(Error::Differs { rank: Rank(2) });
-    assert_eq!(crossed(pick_other, like), [differs(), differs(), differs()]);
-    assert_eq!(crossed(pick_part, like), [differs(), differs(), differs()]);
+    assert_eq!(on_picked_tensors(pick_other, like), [differs(), differs(), differs()]);
+    assert_eq!(on_picked_tensors(pick_view, like), [differs(), differs(), differs()]);
 }
 
 #[test]
-fn all_ranks_save_the_same_tensor() {
+fn saves_of_different_tensors_fail_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
-    let save = |tensor: &WholeTensor, _: &Stream| tensor.save(&path, SaveSpec::default(), &unwatched);
+    let save = |tensor: &WholeTensor, _: &Stream| tensor.save(&path, SaveSpec::default(), &ignore_progress);
     let differs = || Err(Error::Differs { rank: Rank(2) });
-    assert_eq!(crossed(pick_other, save), [differs(), differs(), differs()]);
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
-    assert_eq!(crossed(pick_same, save), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(on_picked_tensors(pick_other, save), [differs(), differs(), differs()]);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a failed save must not leave files");
+    assert_eq!(on_picked_tensors(pick_same, save), [Ok(()), Ok(()), Ok(())]);
 }

@@ -1,12 +1,12 @@
-//! Elements that go wrong where anything does: NaN, infinities, numbers near zero, and whatever bits there are.
+//! Random elements for reductions, with special values: NaN, infinities, subnormal numbers, and arbitrary bits.
 
 use wholemem::Dtype;
 
-/// Numbers that look random, and are the same every time.
+/// A pseudo-random generator with a seed (SplitMix64).
 #[derive(Debug, Clone)]
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct TestRandom(pub(crate) u64);
 
-impl Random {
+impl TestRandom {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,9 +19,9 @@ impl Random {
     }
 }
 
-/// `count` elements.
+/// `count` random elements.
 pub(crate) fn elements(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = TestRandom(seed);
     let mut bytes = Vec::with_capacity(count * dtype.len());
     for _ in 0..count {
         bytes.extend_from_slice(&element(dtype, &mut random).to_ne_bytes()[..dtype.len()]);
@@ -29,13 +29,13 @@ pub(crate) fn elements(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// `len` bytes of no type.
+/// `len` random bytes.
 pub(crate) fn bytes(len: usize, seed: u64) -> Vec<u8> {
     elements(Dtype::U64, len.div_ceil(8), seed)[..len].to_vec()
 }
 
-/// One element, in the first bytes of a word.
-fn element(dtype: Dtype, random: &mut Random) -> u64 {
+/// A random element, in the first bytes of a word.
+fn element(dtype: Dtype, random: &mut TestRandom) -> u64 {
     let bits = random.next();
     let special = random.below(4) == 0;
     match dtype {
@@ -60,7 +60,7 @@ fn element(dtype: Dtype, random: &mut Random) -> u64 {
             0,
             0x7fef << 48,
         ][random.below(9)],
-        // Of moderate size, so that sums and products are numbers as a rule.
+        // Numbers of moderate size, so that sums and products are usually finite.
         Dtype::F32 => u64::from(((bits % 2_000_001) as f32 / 1e5 - 10.0).to_bits()),
         Dtype::F64 => ((bits % 2_000_001) as f64 / 1e5 - 10.0).to_bits(),
         Dtype::F16 => bits & 0x8000 | (0x3000 + bits % 0x1800),
