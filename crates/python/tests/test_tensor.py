@@ -53,7 +53,7 @@ def test_every_rank_sees_the_rows_of_all(kind: str, location: str) -> None:
         if kind == "continuous":
             np.testing.assert_array_equal(np.from_dlpack(table.all()), expected)
         else:
-            with pytest.raises(errors.WrongValue, match="cannot join two ranges") as caught:
+            with pytest.raises(errors.WrongValue, match="cannot join two spans") as caught:
                 table.all()
             assert "rows_of" in str(caught.value.hint)
 
