@@ -7,12 +7,12 @@ use wholemem_hal::limits::{RawDevice, RawError};
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights, Stream};
 
 use super::comparison::Comparison;
-use super::sample::Side;
-use super::sample::Timed;
+use super::sample::Implementation;
+use super::sample::TimedRun;
 
 /// Creates memory and maps it.
 #[derive(Debug)]
-pub(super) struct Alloc {
+pub(super) struct AllocComparison {
     device: Device,
     stream: Stream,
     raw: RawDevice,
@@ -20,35 +20,35 @@ pub(super) struct Alloc {
     stamp: u64,
 }
 
-impl Alloc {
+impl AllocComparison {
     pub(super) fn new(device: Device) -> Result<Self> {
-        let (stream, raw) = (device.stream()?, RawDevice::of(&device).map_err(raw_failed)?);
+        let (stream, raw) = (device.stream()?, RawDevice::of(&device).map_err(raw_error)?);
         Ok(Self { device, stream, raw, stamp: 0 })
     }
 
-    fn ours(&mut self, len: usize) -> Result<Timed> {
+    fn run_wholemem(&mut self, len: usize) -> Result<TimedRun> {
         let start = Instant::now();
         let memory = self.device.allocate(len)?;
         let map = memory.map(Rights::ReadWrite)?;
         let took = start.elapsed();
-        Ok(Timed { took, flaw: self.flaw(&memory, &map)? })
+        Ok(TimedRun { took, mismatch: self.mismatch(&memory, &map)? })
     }
 
-    fn raw(&mut self, len: usize) -> Result<Timed> {
+    fn run_raw(&mut self, len: usize) -> Result<TimedRun> {
         let start = Instant::now();
-        let made = self.raw.create(len).map_err(raw_failed)?;
-        let map = self.raw.map(&made, len).map_err(raw_failed)?;
+        let made = self.raw.create(len).map_err(raw_error)?;
+        let map = self.raw.map(&made, len).map_err(raw_error)?;
         let took = start.elapsed();
         self.stamp += 1;
         let [first, last, ..] = self.stamp.to_le_bytes();
-        self.raw.set_ends(&map, [first, last]).map_err(raw_failed)?;
-        let seen = self.raw.ends(&map).map_err(raw_failed)?;
-        let flaw = (seen != [first, last]).then(|| format!("raw memory holds {seen:?} after a write"));
-        Ok(Timed { took, flaw })
+        self.raw.set_ends(&map, [first, last]).map_err(raw_error)?;
+        let seen = self.raw.ends(&map).map_err(raw_error)?;
+        let mismatch = (seen != [first, last]).then(|| format!("raw memory holds {seen:?} after a write"));
+        Ok(TimedRun { took, mismatch })
     }
 
     /// Writes through the map, and reads through another map of the memory as another process would have it.
-    fn flaw(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
+    fn mismatch(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
         let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
         let received = Allocation::import(&self.device, handle, memory.len())?;
         let other = received.map(Rights::Read)?;
@@ -75,11 +75,11 @@ impl Alloc {
 }
 
 /// What the raw calls said, with its cause kept.
-pub(super) fn raw_failed(failure: RawError) -> anyhow::Error {
+pub(super) fn raw_error(failure: RawError) -> anyhow::Error {
     anyhow!(failure)
 }
 
-impl Comparison for Alloc {
+impl Comparison for AllocComparison {
     const NAME: &'static str = "alloc";
     const TITLE: &'static str = "creating memory and mapping it";
     const RANKS: usize = 1;
@@ -92,10 +92,10 @@ impl Comparison for Alloc {
         None
     }
 
-    fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
-        match side {
-            Side::Ours => self.ours(len),
-            Side::Raw => self.raw(len),
+    fn once(&mut self, implementation: Implementation, len: usize) -> Result<TimedRun> {
+        match implementation {
+            Implementation::Wholemem => self.run_wholemem(len),
+            Implementation::Raw => self.run_raw(len),
         }
     }
 }
@@ -108,15 +108,15 @@ mod tests {
 
     const LEN: usize = 64 << 10;
 
-    fn comparison() -> Alloc {
-        Alloc::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
+    fn comparison() -> AllocComparison {
+        AllocComparison::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
     }
 
     #[test]
     fn both_sides_make_memory_that_holds_what_is_written() {
         let mut comparison = comparison();
-        for side in [Side::Ours, Side::Raw] {
-            assert_eq!(comparison.once(side, LEN).unwrap().flaw, None);
+        for implementation in [Implementation::Wholemem, Implementation::Raw] {
+            assert_eq!(comparison.once(implementation, LEN).unwrap().mismatch, None);
         }
     }
 
@@ -125,8 +125,8 @@ mod tests {
         let mut comparison = comparison();
         let memory = comparison.device.allocate(LEN).unwrap();
         let other = comparison.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
-        let flaw = comparison.flaw(&memory, &other).unwrap().unwrap();
-        assert!(flaw.starts_with("[00, 00, 00, 00, 00, 00, 00, 00] was read at offset 0"), "{flaw}");
+        let mismatch = comparison.mismatch(&memory, &other).unwrap().unwrap();
+        assert!(mismatch.starts_with("[00, 00, 00, 00, 00, 00, 00, 00] was read at offset 0"), "{mismatch}");
     }
 
     #[test]
@@ -135,9 +135,9 @@ mod tests {
         let memory = comparison.device.allocate(LEN).unwrap();
         let map = memory.map(Rights::ReadWrite).unwrap();
         map.bytes().unwrap().write_at(LEN - 1, &[9]).unwrap();
-        let flaw = comparison.flaw(&memory, &map).unwrap().unwrap();
+        let mismatch = comparison.mismatch(&memory, &map).unwrap().unwrap();
         assert_eq!(
-            flaw,
+            mismatch,
             format!("fresh memory holds [00, 00, 00, 00, 00, 00, 00, 09] at offset {}", LEN - 8)
         );
     }

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use wholemem_command::backend::BackendChoice;
 use wholemem_command::size::ByteCount;
 
-pub(crate) use collective::{BarrierArgs, Buffers, Mode, MovesArgs, Place, ReduceArgs};
+pub(crate) use collective::{BarrierArgs, BufferKind, DataArgs, LaunchMode, OutputPlace, ReduceArgs};
 
-/// What to measure, and how.
+/// CollectiveOp to measure, and how.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    pub(crate) what: BenchCommand,
+    pub(crate) command: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
@@ -40,7 +40,7 @@ pub(crate) enum BenchCommand {
     Gather(RowsArgs),
     /// Scattering rows to a table by their indices, beside a plain copy of as many bytes
     ///
-    /// As `gather`, the other way. What was scattered is gathered again and checked, and so is, in the end, the whole table.
+    /// As `gather`, the other way. CollectiveOp was scattered is gathered again and checked, and so is, in the end, the whole table.
     Scatter(RowsArgs),
     /// Reducing the elements of all ranks, beside a flag's round trip and a plain copy
     ///
@@ -48,9 +48,9 @@ pub(crate) enum BenchCommand {
     /// is what counts. Inputs are others in every round, and all that comes out is checked.
     Allreduce(ReduceArgs),
     /// Giving the bytes of every rank to all ranks, measured as `allreduce`
-    Allgather(MovesArgs),
+    Allgather(DataArgs),
     /// Giving the bytes of one rank to all ranks, measured as `allreduce`
-    Broadcast(MovesArgs),
+    Broadcast(DataArgs),
     /// Ranks waiting for each other, beside a flag's round trip, measured as `allreduce`
     Barrier(BarrierArgs),
     /// A store's objects: made, got, deleted, attached as packs and waited for, beside a socket's round trip
@@ -107,7 +107,7 @@ pub(crate) struct RowsArgs {
     pub(crate) index: Vec<IndexChoice>,
     /// Which rows are asked for
     #[arg(long, value_enum, value_delimiter = ',', default_value = "uniform", value_name = "SPREADS")]
-    pub(crate) spread: Vec<Spread>,
+    pub(crate) spread: Vec<IndexDistribution>,
     /// How ranks see the table
     #[arg(long, value_enum, value_delimiter = ',', default_value = "continuous", value_name = "KINDS")]
     pub(crate) kind: Vec<KindChoice>,
@@ -125,7 +125,7 @@ pub(crate) struct RowsArgs {
     pub(crate) ranks: Vec<u32>,
     /// Which rank has how much of the table
     #[arg(long, value_enum, value_delimiter = ',', default_value = "even", value_name = "SHARES")]
-    pub(crate) share: Vec<Share>,
+    pub(crate) share: Vec<RowShare>,
     /// Only rank 0 moves rows; the others have their part of the table, and wait
     #[arg(long)]
     pub(crate) first_only: bool,
@@ -161,7 +161,7 @@ pub(crate) enum IndexChoice {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Spread {
+pub(crate) enum IndexDistribution {
     /// All alike
     Uniform,
     /// Some far more often than others: by Zipf's law with the exponent 0.99
@@ -188,7 +188,7 @@ pub(crate) enum LocationChoice {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Share {
+pub(crate) enum RowShare {
     /// All the same
     Even,
     /// Each another part, some of them small
@@ -296,9 +296,9 @@ pub(crate) mod tests {
         bench: BenchArgs,
     }
 
-    /// What the words behind `wholemem bench` ask for.
+    /// CollectiveOp the words behind `wholemem bench` ask for.
     pub(crate) fn parse(words: &[&str]) -> BenchCommand {
         let words = [&["bench"], words].concat();
-        Line::try_parse_from(words).unwrap().bench.what
+        Line::try_parse_from(words).unwrap().bench.command
     }
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 
 /// One case: its parameters, what was measured, and the limit measured in the same run.
 #[derive(Debug, Serialize)]
-pub(super) struct Measured {
+pub(super) struct CaseResult {
     pub(super) ranks: u32,
     pub(super) what: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,7 +23,7 @@ pub(super) struct Measured {
     pub(super) rounds: usize,
 }
 
-impl Measured {
+impl CaseResult {
     /// A case of times, of which the median is the value.
     pub(super) fn of_times(
         ranks: u32,
@@ -67,33 +67,33 @@ fn percentile(times: &[Duration], percent: usize) -> Duration {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct CasesReport<'a> {
     bench: &'static str,
     backend: &'static str,
     device: &'static str,
     ranks: u32,
     verified: bool,
-    cases: &'a [Measured],
+    cases: &'a [CaseResult],
 }
 
 /// Prints the cases. Each was checked, or there would have been an error.
-pub(super) fn tell(
+pub(super) fn print_cases(
     bench: &'static str,
     title: &str,
     limit: &str,
     json: bool,
-    cases: &[Measured],
+    cases: &[CaseResult],
 ) -> Result<()> {
     if json {
         let ranks = cases.iter().map(|case| case.ranks).max().unwrap_or(0);
-        let report = Report { bench, backend: "host", device: "sockets", ranks, verified: true, cases };
+        let report = CasesReport { bench, backend: "host", device: "sockets", ranks, verified: true, cases };
         return terminal::print_json(&report);
     }
     let columns = ["ranks", "what", "bytes", "median", limit, "of limit", "p99", "max", "unit", "rounds"];
-    let mut table = Table::new(columns.map(|name| (name, Align::Right)));
+    let mut table = TextTable::new(columns.map(|name| (name, Align::Right)));
     for case in cases {
         table.row(
-            Tone::Plain,
+            TextStyle::Plain,
             [
                 case.ranks.to_string(),
                 case.what.clone(),
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn the_limit_is_one_and_farther_from_it_is_less() {
         let [two, one] = [2, 1].map(Duration::from_millis);
-        let case = Measured::of_times(4, "x", "ms", &[two], &[one]);
+        let case = CaseResult::of_times(4, "x", "ms", &[two], &[one]);
         assert_eq!((case.value, case.limit, case.of_limit), (2.0, 1.0, 0.5));
     }
 }

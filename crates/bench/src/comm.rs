@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use wholemem_comm::{Bootstrap, Rank};
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_os::{Deadline, PacketSocket};
 
-use super::case_report::{Measured, tell};
+use super::case_report::{CaseResult, print_cases};
 use crate::args::CommArgs;
 
 const WARM_UP: u32 = 10;
@@ -25,15 +25,15 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
         let sizes = std::iter::once(None).chain(args.sizes.iter().map(|size| Some(size.0)));
         for bytes in sizes {
             let what = if bytes.is_some() { "all_gather" } else { "barrier" };
-            let _progress = Progress::of_step(&format!("{what} of {ranks}"));
+            let _progress = ProgressDisplay::step(&format!("{what} of {ranks}"));
             let rounds = args.rounds.min(affordable(ranks, bytes.unwrap_or(1)));
             let limits = round_trips(bytes.unwrap_or(1), rounds)?;
             let times = operations(&group, bytes, rounds)?;
-            cases.push(Measured { bytes, ..Measured::of_times(ranks, what, "us", &times, &limits) });
+            cases.push(CaseResult { bytes, ..CaseResult::of_times(ranks, what, "us", &times, &limits) });
         }
     }
     let title = format!("operations of ranks that are threads, pinned to core {core}");
-    tell("comm", &title, "round trip", args.json, &cases)
+    print_cases("comm", &title, "round trip", args.json, &cases)
 }
 
 /// How many rounds pass about as many bytes as a core moves in some seconds.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use wholemem_hal::Device;
 
-use crate::sample::{Side, Timed};
+use crate::sample::{Implementation, TimedRun};
 
 /// Something that this library and the raw calls both do.
 pub(super) trait Comparison {
@@ -21,5 +21,5 @@ pub(super) trait Comparison {
     fn pinned(&self) -> Option<&'static str>;
 
     /// Does it once with fresh memory of `len` bytes, and checks the outcome.
-    fn once(&mut self, side: Side, len: usize) -> Result<Timed>;
+    fn once(&mut self, implementation: Implementation, len: usize) -> Result<TimedRun>;
 }

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::ranks::{RankProcesses, RankRole};
 use wholemem_os::{Deadline, PidFd};
 
-use super::case_report::{Measured, tell};
+use super::case_report::{CaseResult, print_cases};
 use crate::args::DeathArgs;
 
 pub(super) fn run(args: &DeathArgs) -> Result<()> {
     let resident = args.resident.map_or(0, |size| size.0);
-    let progress = Progress::of_rounds("killing", args.kills as usize);
+    let progress = ProgressDisplay::rounds("killing", args.kills as usize);
     let (mut times, mut limits) = (Vec::new(), Vec::new());
     for kill in 0..args.kills {
         limits.push(bare()?);
@@ -26,9 +26,11 @@ pub(super) fn run(args: &DeathArgs) -> Result<()> {
         progress.advance(1);
     }
     drop(progress);
-    let case =
-        Measured { bytes: Some(resident), ..Measured::of_times(args.ranks, "kill", "ms", &times, &limits) };
-    tell("death", "from SIGKILL to the last survivor that knows", "bare exit", args.json, &[case])
+    let case = CaseResult {
+        bytes: Some(resident),
+        ..CaseResult::of_times(args.ranks, "kill", "ms", &times, &limits)
+    };
+    print_cases("death", "from SIGKILL to the last survivor that knows", "bare exit", args.json, &[case])
 }
 
 /// Now, on the clock that all processes of a machine share.
@@ -37,24 +39,24 @@ fn now() -> Duration {
 }
 
 fn once(ranks: u32, victim: u32, resident: usize) -> Result<Duration> {
-    Doomed::start(ranks, victim, resident)?.kill()
+    VictimGroup::start(ranks, victim, resident)?.kill()
 }
 
 /// A group of processes that have met, one of which is to be killed.
 #[derive(Debug)]
-pub struct Doomed {
+pub struct VictimGroup {
     group: RankProcesses,
     outputs: Vec<BufReader<ChildStdout>>,
     victim: u32,
 }
 
-impl Doomed {
+impl VictimGroup {
     /// Starts the ranks, and waits until they have passed bytes to each other.
     ///
     /// # Errors
     /// That a rank does not start, or ends too early.
     pub fn start(ranks: u32, victim: u32, resident: usize) -> Result<Self> {
-        let role = |rank| if rank == victim { (RankRole::Doomed, resident) } else { (RankRole::Survive, 0) };
+        let role = |rank| if rank == victim { (RankRole::Victim, resident) } else { (RankRole::Survivor, 0) };
         let mut group = RankProcesses::start(ranks, role, true)?;
         let mut outputs = Vec::new();
         for (rank, child) in group.ranks.iter_mut().enumerate() {
@@ -95,7 +97,7 @@ impl Doomed {
 /// How soon the exit of a process that does nothing is known.
 fn bare() -> Result<Duration> {
     let mut group = RankProcesses::start(1, |_| (RankRole::Idle, 0), false)?;
-    group.words()?;
+    group.read_bytes()?;
     let watch = PidFd::open(group.ranks[0].id())?;
     let killed = now();
     watch.kill()?;

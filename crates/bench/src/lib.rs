@@ -41,9 +41,9 @@ mod sweep;
 mod workers;
 
 pub use args::BenchArgs;
-pub use collective::{rank as collective_rank, tour as reduce_tour};
+pub use collective::{demo as reduce_demo, rank as collective_rank};
 pub use command::run;
-pub use death::Doomed;
-pub use rows::{Measured, Op, rank as rows_rank, tour};
+pub use death::VictimGroup;
+pub use rows::{RowOp, RowsResult, demo as rows_demo, rank as rows_rank};
 pub use share::receiver;
 pub use store::echo;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use wholemem_command::size::Rough;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_hal::Device;
 
 use super::comparison::Comparison;
@@ -14,14 +14,14 @@ use super::sample::{PairedTimes, Summary};
 
 /// A whole sweep.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct SweepReport {
     bench: &'static str,
     backend: String,
     device: String,
     ranks: usize,
     /// Whether every outcome was checked and was right.
     verified: bool,
-    pub(super) cases: Vec<Measured>,
+    pub(super) cases: Vec<SizeResult>,
     /// Why larger sizes are missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stopped: Option<String>,
@@ -29,7 +29,7 @@ pub(super) struct Report {
 
 /// One size.
 #[derive(Debug, Serialize)]
-pub(super) struct Measured {
+pub(super) struct SizeResult {
     pub(super) bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pinned: Option<&'static str>,
@@ -43,31 +43,31 @@ pub(super) struct Measured {
     limit_best: f64,
     pub(super) rounds: u32,
     #[serde(skip)]
-    pub(super) flaw: Option<String>,
+    pub(super) mismatch: Option<String>,
 }
 
-impl Measured {
+impl SizeResult {
     pub(super) fn new(
         bytes: usize,
         pinned: Option<&'static str>,
         paired: &PairedTimes,
-        flaw: Option<String>,
+        mismatch: Option<String>,
     ) -> Self {
         let Summary { typical, median, best } = paired.summary();
-        let [value, limit] = [typical.ours, typical.raw].map(|time| time.as_secs_f64());
+        let [value, limit] = [typical.wholemem, typical.raw].map(|time| time.as_secs_f64());
         Self {
             bytes,
             pinned,
-            value: micros(typical.ours),
+            value: micros(typical.wholemem),
             unit: "us",
             limit: micros(typical.raw),
             of_limit: if value > 0.0 { rounded(limit / value) } else { 1.0 },
-            median: micros(median.ours),
+            median: micros(median.wholemem),
             limit_median: micros(median.raw),
-            best: micros(best.ours),
+            best: micros(best.wholemem),
             limit_best: micros(best.raw),
             rounds: paired.rounds(),
-            flaw,
+            mismatch,
         }
     }
 }
@@ -81,7 +81,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-impl Report {
+impl SweepReport {
     pub(super) fn new<C: Comparison>(device: &Device) -> Self {
         Self {
             bench: C::NAME,
@@ -94,8 +94,8 @@ impl Report {
         }
     }
 
-    pub(super) fn push(&mut self, case: Measured) {
-        self.verified &= case.flaw.is_none();
+    pub(super) fn push(&mut self, case: SizeResult) {
+        self.verified &= case.mismatch.is_none();
         self.cases.push(case);
     }
 
@@ -106,10 +106,10 @@ impl Report {
     }
 
     /// An error if any outcome was wrong.
-    pub(super) fn verdict(&self) -> Result<()> {
+    pub(super) fn check_outcomes(&self) -> Result<()> {
         for case in &self.cases {
-            if let Some(flaw) = &case.flaw {
-                bail!("{}: {flaw}", Rough(case.bytes));
+            if let Some(mismatch) = &case.mismatch {
+                bail!("{}: {mismatch}", RoundedSize(case.bytes));
             }
         }
         Ok(())
@@ -117,15 +117,15 @@ impl Report {
 
     pub(super) fn render(&self, title: &str, colour: Colour) -> String {
         let columns = ["size", "wholemem", "raw calls", "ratio", "best", "raw best", "rounds"];
-        let mut table = Table::new(columns.map(|name| (name, Align::Right)));
+        let mut table = TextTable::new(columns.map(|name| (name, Align::Right)));
         for case in &self.cases {
             let ratio = case.value / case.limit;
-            let tone = if case.flaw.is_none() { Tone::Plain } else { Tone::Bad };
+            let tone = if case.mismatch.is_none() { TextStyle::Plain } else { TextStyle::Error };
             let time = |time: f64| format!("{time:.1}");
             table.row(
                 tone,
                 [
-                    Rough(case.bytes).to_string(),
+                    RoundedSize(case.bytes).to_string(),
                     time(case.value),
                     time(case.limit),
                     format!("{ratio:.2}"),
@@ -152,22 +152,23 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::Side;
+    use super::super::sample::Implementation;
     use super::*;
-    use crate::sample::Timed;
+    use crate::sample::TimedRun;
 
-    fn paired(ours: u64, raw: u64) -> PairedTimes {
+    fn paired(wholemem: u64, raw: u64) -> PairedTimes {
         let mut paired = PairedTimes::default();
-        let mut once = |side| {
-            let took = Duration::from_nanos(if side == Side::Ours { ours } else { raw });
-            Ok(Timed { took, flaw: None })
+        let mut once = |implementation| {
+            let took =
+                Duration::from_nanos(if implementation == Implementation::Wholemem { wholemem } else { raw });
+            Ok(TimedRun { took, mismatch: None })
         };
         paired.round(&mut once).unwrap();
         paired
     }
 
-    fn example(flaw: Option<String>) -> Report {
-        let mut report = Report {
+    fn example(mismatch: Option<String>) -> SweepReport {
+        let mut report = SweepReport {
             bench: "share",
             backend: "host".to_owned(),
             device: "NUMA node 0".to_owned(),
@@ -176,7 +177,7 @@ mod tests {
             cases: Vec::new(),
             stopped: None,
         };
-        report.push(Measured::new(1 << 16, Some("one core"), &paired(25_000, 20_000), flaw));
+        report.push(SizeResult::new(1 << 16, Some("one core"), &paired(25_000, 20_000), mismatch));
         report
     }
 
@@ -207,11 +208,11 @@ microseconds; every round was checked
         let report = example(Some("the last byte is 3".to_owned()));
         assert!(!report.verified);
         assert!(report.render("share it", Colour::Off).contains("a check FAILED"));
-        assert_eq!(report.verdict().unwrap_err().to_string(), "64 KiB: the last byte is 3");
+        assert_eq!(report.check_outcomes().unwrap_err().to_string(), "64 KiB: the last byte is 3");
     }
 
     #[test]
     fn no_time_at_all_is_no_division_by_zero() {
-        assert_eq!(Measured::new(1, None, &paired(0, 0), None).of_limit, 1.0);
+        assert_eq!(SizeResult::new(1, None, &paired(0, 0), None).of_limit, 1.0);
     }
 }

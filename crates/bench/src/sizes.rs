@@ -12,7 +12,7 @@ const SHARE: usize = 3;
 
 /// A sweep over sizes.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct SweepPlan {
     /// Ascending, in whole granules.
     pub(super) sizes: Vec<usize>,
     /// How often each is measured; as often as its time allows, if that was left open.
@@ -21,7 +21,7 @@ pub(super) struct Plan {
     pub(super) within_time: bool,
 }
 
-impl Plan {
+impl SweepPlan {
     pub(super) fn new(device: &Device, args: &SweepArgs) -> Result<Self> {
         let rounds = args.rounds;
         if !args.sizes.is_empty() {
@@ -34,22 +34,22 @@ impl Plan {
         let granule = device.granularity()?.minimum.len();
         let most = match args.max_size {
             Some(ByteCount(len)) => memory::whole_granules(device, len)?,
-            None => four_bits(device.available()? / SHARE),
+            None => round_to_four_bits(device.available()? / SHARE),
         };
-        Ok(Self { sizes: ladder(granule, most), rounds, within_time: args.max_size.is_none() })
+        Ok(Self { sizes: size_steps(granule, most), rounds, within_time: args.max_size.is_none() })
     }
 }
 
 /// One granule, four, sixteen, and so on, ending with the whole granules in `most`, and with nothing just below it:
 /// the largest take the longest.
-fn ladder(granule: usize, most: usize) -> Vec<usize> {
+fn size_steps(granule: usize, most: usize) -> Vec<usize> {
     let most = (most / granule * granule).max(granule);
     let steps = std::iter::successors(Some(granule), |len| len.checked_mul(4));
     steps.take_while(|&len| len <= most / 2).chain([most]).collect()
 }
 
 /// Keeps the four leading bits, so that a size measured on one day is the size of another.
-fn four_bits(len: usize) -> usize {
+fn round_to_four_bits(len: usize) -> usize {
     let shift = len.checked_ilog2().unwrap_or(0).saturating_sub(3);
     len >> shift << shift
 }
@@ -60,20 +60,20 @@ mod tests {
 
     #[test]
     fn a_ladder_begins_with_a_granule_and_ends_with_the_most() {
-        assert_eq!(ladder(64, 64), [64]);
-        assert_eq!(ladder(64, 1), [64]);
-        assert_eq!(ladder(64, 256), [64, 256]);
-        assert_eq!(ladder(64, 1025), [64, 256, 1024]);
-        assert_eq!(ladder(64, 1984), [64, 256, 1984]);
-        assert_eq!(ladder(64, 2048), [64, 256, 1024, 2048]);
-        assert_eq!(ladder(1 << 62, usize::MAX), [1 << 62, 3 << 62]);
+        assert_eq!(size_steps(64, 64), [64]);
+        assert_eq!(size_steps(64, 1), [64]);
+        assert_eq!(size_steps(64, 256), [64, 256]);
+        assert_eq!(size_steps(64, 1025), [64, 256, 1024]);
+        assert_eq!(size_steps(64, 1984), [64, 256, 1984]);
+        assert_eq!(size_steps(64, 2048), [64, 256, 1024, 2048]);
+        assert_eq!(size_steps(1 << 62, usize::MAX), [1 << 62, 3 << 62]);
     }
 
     #[test]
     fn four_leading_bits_are_kept() {
-        assert_eq!(four_bits(0), 0);
-        assert_eq!(four_bits(15), 15);
-        assert_eq!(four_bits(31), 30);
-        assert_eq!(four_bits((7 << 30) + (3 << 29) / 2), (15 << 30) / 2);
+        assert_eq!(round_to_four_bits(0), 0);
+        assert_eq!(round_to_four_bits(15), 15);
+        assert_eq!(round_to_four_bits(31), 30);
+        assert_eq!(round_to_four_bits((7 << 30) + (3 << 29) / 2), (15 << 30) / 2);
     }
 }

@@ -15,11 +15,11 @@ use wholemem_command::{backend, failure};
 use wholemem_hal::BackendKind;
 
 /// How long a rank waits for the others, who may be checking what they moved.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What is told while cases are run.
+/// What is message while cases are run.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Told<Round, Case> {
+pub(super) enum RankMessage<Round, Case> {
     /// All is prepared for another round.
     Ready,
     /// Another round is over.
@@ -27,12 +27,12 @@ pub(super) enum Told<Round, Case> {
     /// A case is over.
     Done(Case),
     /// It went wrong.
-    Failed { what: String, hint: Option<String> },
+    Failed { message: String, hint: Option<String> },
 }
 
 /// What ranks are to do.
 #[derive(Debug, Serialize, Deserialize)]
-struct Plan<C> {
+struct WorkerPlan<C> {
     on_gpu: bool,
     cases: Vec<C>,
 }
@@ -42,14 +42,14 @@ pub(super) fn run<C, R, D>(
     (role, ranks): (RankRole, u32),
     kind: BackendKind,
     cases: &[C],
-    hear: &mut impl FnMut(Told<R, D>) -> Result<()>,
+    on_message: &mut impl FnMut(RankMessage<R, D>) -> Result<()>,
 ) -> Result<()>
 where
     C: Serialize + Clone,
     R: DeserializeOwned,
     D: DeserializeOwned,
 {
-    let plan = Plan { on_gpu: kind == BackendKind::Cuda, cases: cases.to_vec() };
+    let plan = WorkerPlan { on_gpu: kind == BackendKind::Cuda, cases: cases.to_vec() };
     let plan = serde_json::to_string(&plan)?;
     let role = |_| (role, vec!["--plan".to_owned(), plan.clone()]);
     let mut workers = RankProcesses::start_with(ranks, role, true)?;
@@ -60,21 +60,21 @@ where
     let mut done = 0;
     while done < cases.len() {
         match read(&mut outputs[0])? {
-            Some(told @ Told::Failed { .. }) => return hear(told),
-            Some(told) => {
-                done += usize::from(matches!(told, Told::Done(_)));
-                hear(told)?;
+            Some(message @ RankMessage::Failed { .. }) => return on_message(message),
+            Some(message) => {
+                done += usize::from(matches!(message, RankMessage::Done(_)));
+                on_message(message)?;
             }
             None => bail!("rank 0 ended before its work did"),
         }
     }
     for (rank, output) in outputs.iter_mut().enumerate() {
-        if let Some(told) = read(output)? {
-            hear(told)?;
+        if let Some(message) = read(output)? {
+            on_message(message)?;
             bail!("rank {rank} spoke out of turn");
         }
     }
-    workers.leave()
+    workers.wait_for_exit()
 }
 
 fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
@@ -87,43 +87,44 @@ fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
 }
 
 /// What a rank tells by.
-pub(super) type Tell<'a, R, D> = &'a mut dyn FnMut(Told<R, D>) -> Result<()>;
+pub(super) type Reporter<'a, R, D> = &'a mut dyn FnMut(RankMessage<R, D>) -> Result<()>;
 
 /// Runs one rank.
 pub(super) fn rank<C, R, D>(
     plan: &str,
-    run_cases: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
+    run_cases: impl FnOnce(&Communicator, &[C], Reporter<'_, R, D>) -> Result<()>,
 ) -> Result<()>
 where
     C: DeserializeOwned,
     R: Serialize,
     D: Serialize,
 {
-    let plan: Plan<C> = serde_json::from_str(plan).context("this command is for wholemem itself to start")?;
+    let plan: WorkerPlan<C> =
+        serde_json::from_str(plan).context("this command is for wholemem itself to start")?;
     match join(&plan, run_cases) {
         Ok(()) => Ok(()),
         Err(error) => {
-            let what = format!("{error:#}");
-            say(&Told::<R, D>::Failed { what, hint: failure::hint(&error) })
+            let message = format!("{error:#}");
+            write_message(&RankMessage::<R, D>::Failed { message, hint: failure::hint(&error) })
         }
     }
 }
 
 fn join<C, R: Serialize, D: Serialize>(
-    plan: &Plan<C>,
-    run_cases: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
+    plan: &WorkerPlan<C>,
+    run_cases: impl FnOnce(&Communicator, &[C], Reporter<'_, R, D>) -> Result<()>,
 ) -> Result<()> {
     let mut comm = Bootstrap::from_env()?;
-    comm.set_timeout(PATIENCE);
+    comm.set_timeout(TIMEOUT);
     let is_first = comm.rank().0 == 0;
-    let opened = backend::open(if plan.on_gpu { BackendChoice::Cuda } else { BackendChoice::Host })?;
-    let device = Communicator::choose_device(&opened.backend, &comm)?;
+    let selected = backend::open(if plan.on_gpu { BackendChoice::Cuda } else { BackendChoice::Host })?;
+    let device = Communicator::choose_device(&selected.backend, &comm)?;
     let group = Communicator::create(comm, &device)?;
-    run_cases(&group, &plan.cases, &mut |told| if is_first { say(&told) } else { Ok(()) })
+    run_cases(&group, &plan.cases, &mut |message| if is_first { write_message(&message) } else { Ok(()) })
 }
 
-fn say(told: &impl Serialize) -> Result<()> {
+fn write_message(message: &impl Serialize) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all((serde_json::to_string(told)? + "\n").as_bytes())?;
+    stdout.write_all((serde_json::to_string(message)? + "\n").as_bytes())?;
     Ok(stdout.flush()?)
 }

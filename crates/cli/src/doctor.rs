@@ -4,16 +4,16 @@ use std::fmt::Write;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use wholemem_command::size::Rough;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_hal::doctor::{self, BackendFindings, DeviceFindings, Finding};
 use wholemem_hal::{BackendKind, Capability};
 
 use crate::cli::DoctorArgs;
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct DoctorReport {
     version: &'static str,
     backends: Vec<BackendReport>,
 }
@@ -52,9 +52,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     Ok(())
 }
 
-fn examine() -> Report {
+fn examine() -> DoctorReport {
     let backends = doctor::examine().into_iter().map(BackendReport::from);
-    Report { version: env!("CARGO_PKG_VERSION"), backends: backends.collect() }
+    DoctorReport { version: env!("CARGO_PKG_VERSION"), backends: backends.collect() }
 }
 
 impl From<BackendFindings> for BackendReport {
@@ -81,7 +81,7 @@ impl From<DeviceFindings> for DeviceReport {
     }
 }
 
-impl Report {
+impl DoctorReport {
     /// Whether memory can be had from every device of the host.
     fn host_works(&self) -> bool {
         let host = BackendKind::Host.to_string();
@@ -94,12 +94,12 @@ impl Report {
     }
 }
 
-fn render(report: &Report, colour: Colour) -> String {
+fn render(report: &DoctorReport, colour: Colour) -> String {
     let mut text = format!("wholemem {}\n", report.version);
     for backend in &report.backends {
         let available = if backend.available { "available" } else { "not available" };
-        let tone = if backend.available { Tone::Good } else { Tone::Bad };
-        let title = colour.paint(Tone::Strong, &format!("{}:", backend.name));
+        let tone = if backend.available { TextStyle::Success } else { TextStyle::Error };
+        let title = colour.paint(TextStyle::Heading, &format!("{}:", backend.name));
         let reason = backend.reason.as_ref().map(|reason| format!(": {reason}"));
         let available = colour.paint(tone, available);
         let _ = write!(text, "\n{title} {available}{}\n", reason.unwrap_or_default());
@@ -110,7 +110,7 @@ fn render(report: &Report, colour: Colour) -> String {
                 text.push('\n');
             }
             for device in alike {
-                let (memory, name) = (Rough(device.memory_bytes), &device.name);
+                let (memory, name) = (RoundedSize(device.memory_bytes), &device.name);
                 let _ = writeln!(text, "  {}:{}  {name}, {memory}", backend.name, device.id);
             }
             if let Some(device) = alike.first() {
@@ -121,11 +121,11 @@ fn render(report: &Report, colour: Colour) -> String {
     text
 }
 
-fn capability_table(device: &DeviceReport) -> Table {
+fn capability_table(device: &DeviceReport) -> TextTable {
     let mut table =
-        Table::new([("capability", Align::Left), ("works", Align::Left), ("reason", Align::Left)]);
+        TextTable::new([("capability", Align::Left), ("works", Align::Left), ("reason", Align::Left)]);
     for tried in &device.capabilities {
-        let (works, tone) = if tried.ok { ("yes", Tone::Plain) } else { ("no", Tone::Faint) };
+        let (works, tone) = if tried.ok { ("yes", TextStyle::Plain) } else { ("no", TextStyle::Dim) };
         let reason = tried.reason.clone().unwrap_or_default();
         table.row(tone, [tried.name.clone(), works.to_owned(), reason]);
     }
@@ -140,7 +140,7 @@ mod tests {
         CapabilityReport { name: name.to_owned(), ok: reason.is_none(), reason: reason.map(str::to_owned) }
     }
 
-    fn example(creates: Option<&str>) -> Report {
+    fn example(creates: Option<&str>) -> DoctorReport {
         let device = |id, reason| DeviceReport {
             id,
             name: format!("NUMA node {id}"),
@@ -159,7 +159,7 @@ mod tests {
             reason: None,
             devices: vec![device(0, None), device(1, None), device(2, creates)],
         };
-        Report { version: "1.2.3", backends: vec![cuda, host] }
+        DoctorReport { version: "1.2.3", backends: vec![cuda, host] }
     }
 
     #[test]

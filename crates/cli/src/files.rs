@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use serde::Serialize;
 use wholemem::files::{Copied, FileError, SaveSpec, Source, Stored};
-use wholemem_command::progress::Progress;
-use wholemem_command::size::Rough;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::size::RoundedSize;
 use wholemem_command::terminal;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
@@ -15,7 +15,7 @@ use crate::cli::{TableArgs, TableCommand, TableSource};
 
 /// What there is to say of a table.
 #[derive(Debug, Serialize)]
-struct Told {
+struct TableSummary {
     path: String,
     dtype: String,
     shape: Vec<u64>,
@@ -29,30 +29,34 @@ struct Told {
 }
 
 pub(crate) fn run(args: &TableArgs) -> Result<()> {
-    match &args.what {
-        TableCommand::Info(source) => tell(source, &open(source)?, None),
+    match &args.command {
+        TableCommand::Info(source) => print_summary(source, &open(source)?, None),
         TableCommand::Check(source) => {
             let stored = open(source)?;
-            watched("check", |watch| stored.verify(watch))?;
+            with_progress("check", |watch| stored.verify(watch))?;
             let read = if stored.is_checked() { "checked" } else { "read; it has no checksums" };
-            tell(source, &stored, Some(read))
+            print_summary(source, &stored, Some(read))
         }
         TableCommand::Import(import) => {
             let stored = open(&import.source)?;
             let spec = SaveSpec { overwrite: import.overwrite };
-            watched("import", |watch| stored.save(&import.to, import.parts, spec, watch))?;
+            with_progress("import", |watch| stored.save(&import.to, import.parts, spec, watch))?;
             let saved =
                 TableSource { path: import.to.clone(), json: import.source.json, ..TableSource::default() };
-            tell(&saved, &open(&saved)?, Some("saved"))
+            print_summary(&saved, &open(&saved)?, Some("saved"))
         }
         TableCommand::Export(export) => {
             let stored = open(&export.source)?;
-            watched("export", |watch| stored.export_npy(&export.to, watch))?;
+            with_progress("export", |watch| stored.export_npy(&export.to, watch))?;
             let written =
                 TableSource { path: export.to.clone(), json: export.source.json, ..TableSource::default() };
             // It is what was read, whatever its name ends in, but for the files.
-            let told = Told { files: 1, checksums: false, ..Told::of(&written, &stored, Some("written")) };
-            print(&told, written.json)
+            let summary = TableSummary {
+                files: 1,
+                checksums: false,
+                ..TableSummary::of(&written, &stored, Some("written"))
+            };
+            print(&summary, written.json)
         }
     }
 }
@@ -68,10 +72,13 @@ fn open(source: &TableSource) -> Result<Stored, wholemem::Error> {
 }
 
 /// Runs something long: with a bar, and to an early but orderly end when a signal comes.
-fn watched(label: &str, work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>) -> Result<()> {
+fn with_progress(
+    label: &str,
+    work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>,
+) -> Result<()> {
     // Before there is another thread, so that whoever is interrupted clears up; and not while there is nothing to clear up.
     let signals = Signals::take(&[Signal::INT, Signal::TERM, Signal::HUP])?;
-    let bar = Progress::of_bytes(label, 0);
+    let bar = ProgressDisplay::bytes(label, 0);
     work(&|Copied { done, total }| {
         bar.set(done, total);
         if matches!(signals.next(), Ok(Some(_))) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -79,7 +86,7 @@ fn watched(label: &str, work: impl FnOnce(wholemem::files::Watch<'_>) -> wholeme
     Ok(())
 }
 
-impl Told {
+impl TableSummary {
     fn of(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Self {
         Self {
             path: source.path.display().to_string(),
@@ -93,25 +100,25 @@ impl Told {
     }
 }
 
-fn tell(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Result<()> {
-    print(&Told::of(source, stored, done), source.json)
+fn print_summary(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Result<()> {
+    print(&TableSummary::of(source, stored, done), source.json)
 }
 
-fn print(told: &Told, json: bool) -> Result<()> {
+fn print(summary: &TableSummary, json: bool) -> Result<()> {
     if json {
-        return terminal::print_json(told);
+        return terminal::print_json(summary);
     }
-    let shape: Vec<_> = told.shape.iter().map(ToString::to_string).collect();
-    let size = usize::try_from(told.bytes)
-        .map_or_else(|_| format!("{} B", told.bytes), |len| Rough(len).to_string());
-    let files = if told.files == 1 { "1 file".to_owned() } else { format!("{} files", told.files) };
-    let checksums = if told.checksums { ", with checksums" } else { "" };
-    let done = told.done.map(|done| format!(": {done}")).unwrap_or_default();
+    let shape: Vec<_> = summary.shape.iter().map(ToString::to_string).collect();
+    let size = usize::try_from(summary.bytes)
+        .map_or_else(|_| format!("{} B", summary.bytes), |len| RoundedSize(len).to_string());
+    let files = if summary.files == 1 { "1 file".to_owned() } else { format!("{} files", summary.files) };
+    let checksums = if summary.checksums { ", with checksums" } else { "" };
+    let done = summary.done.map(|done| format!(": {done}")).unwrap_or_default();
     terminal::print(&format!(
         "{}{done}\n{} rows of {}, shape {}, {size} in {files}{checksums}\n",
-        terminal::plain(&told.path),
-        told.shape[0],
-        told.dtype,
+        terminal::escaped(&summary.path),
+        summary.shape[0],
+        summary.dtype,
         shape.join(" x "),
     ))
 }

@@ -6,7 +6,7 @@ use wholemem::{Algorithm, Dtype, ReduceOp};
 use wholemem_command::backend::BackendChoice;
 use wholemem_command::size::ByteCount;
 
-/// What every one of these benches takes. Of what takes several values, each goes with each.
+/// CollectiveOp every one of these benches takes. Of what takes several values, each goes with each.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BarrierArgs {
     /// Which machinery moves the bytes
@@ -23,7 +23,7 @@ pub(crate) struct BarrierArgs {
     pub(crate) ranks: Vec<u32>,
     /// How calls are enqueued [default: eager on a host, and both on a GPU]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODES")]
-    pub(crate) mode: Vec<Mode>,
+    pub(crate) mode: Vec<LaunchMode>,
     /// Let ranks run on any core, instead of each on its own where there are enough
     #[arg(long)]
     pub(crate) any_core: bool,
@@ -40,7 +40,7 @@ pub(crate) struct BarrierArgs {
 
 /// A bench of calls that move bytes.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct MovesArgs {
+pub(crate) struct DataArgs {
     #[command(flatten)]
     pub(crate) all: BarrierArgs,
     /// How many bytes each rank brings along [default: from 8B to 64MiB, on a GPU to 256MiB, or what leaves enough free]
@@ -48,7 +48,7 @@ pub(crate) struct MovesArgs {
     pub(crate) sizes: Vec<ByteCount>,
     /// Where inputs and outputs are
     #[arg(long, value_enum, value_delimiter = ',', default_value = "window,staged", value_name = "BUFFERS")]
-    pub(crate) buffers: Vec<Buffers>,
+    pub(crate) buffers: Vec<BufferKind>,
     /// How it is done, wherever it can be done so [default: as the library chooses] [possible values: packets, one-shot,
     /// two-shot]
     #[arg(long, value_delimiter = ',', value_name = "ALGORITHMS")]
@@ -59,10 +59,10 @@ pub(crate) struct MovesArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReduceArgs {
     #[command(flatten)]
-    pub(crate) moves: MovesArgs,
+    pub(crate) moves: DataArgs,
     /// Whether the output is where the input is
     #[arg(long, value_enum, value_delimiter = ',', default_value = "out,in", value_name = "PLACES")]
-    pub(crate) place: Vec<Place>,
+    pub(crate) place: Vec<OutputPlace>,
     /// The type of the elements [default: f32 on a host, bf16 on a GPU]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub(crate) dtype: Vec<Dtype>,
@@ -76,7 +76,7 @@ pub(crate) struct ReduceArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
+pub(crate) enum LaunchMode {
     /// Each call by itself
     Eager,
     /// A graph of a hundred calls
@@ -85,7 +85,7 @@ pub(crate) enum Mode {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Buffers {
+pub(crate) enum BufferKind {
     /// In windows, which the other ranks reach
     Window,
     /// In memory of this rank alone
@@ -94,7 +94,7 @@ pub(crate) enum Buffers {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Place {
+pub(crate) enum OutputPlace {
     /// Elsewhere
     Out,
     /// In the input's place

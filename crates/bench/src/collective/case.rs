@@ -1,15 +1,15 @@
-//! What is measured: the parameters of one case, and the cases that arguments ask for.
+//! CollectiveOp is measured: the parameters of one case, and the cases that arguments ask for.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use wholemem::{Algorithm, Dtype, ReduceOp};
-use wholemem_command::size::{ByteCount, Rough};
+use wholemem_command::size::{ByteCount, RoundedSize};
 use wholemem_hal::BackendKind;
 
-use super::What;
-use crate::args::{BarrierArgs, Buffers, Mode, MovesArgs, Place, ReduceArgs};
+use super::CollectiveOp;
+use crate::args::{BarrierArgs, BufferKind, DataArgs, LaunchMode, OutputPlace, ReduceArgs};
 
-/// What the calls of a round on a host move between all ranks, and what a short one counts for: about a millisecond.
+/// CollectiveOp the calls of a round on a host move between all ranks, and what a short one counts for: about a millisecond.
 const ROUND: usize = 32 << 20;
 const SHORT: usize = 4 << 10;
 
@@ -25,8 +25,8 @@ const PART: usize = 3;
 
 /// One thing to measure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Case {
-    pub(super) what: What,
+pub(super) struct CollectiveCase {
+    pub(super) what: CollectiveOp,
     pub(super) ranks: u32,
     /// Bytes that each rank brings along.
     pub(super) len: usize,
@@ -35,31 +35,31 @@ pub(super) struct Case {
     op: u32,
     /// By its name, if it is to be this one.
     algorithm: Option<String>,
-    pub(super) mode: Mode,
-    pub(super) buffers: Buffers,
-    pub(super) place: Place,
+    pub(super) mode: LaunchMode,
+    pub(super) buffers: BufferKind,
+    pub(super) place: OutputPlace,
     /// Calls of a round.
     pub(super) calls: u32,
     /// Those, if they do not depend on what is moved.
     asked: Option<u32>,
-    /// Buffers that the calls of a round take in turn.
+    /// BufferKind that the calls of a round take in turn.
     pub(super) slots: u32,
     pub(super) rounds: u32,
     /// Whether each rank has a core of its own.
     pub(super) bound: bool,
 }
 
-impl Case {
+impl CollectiveCase {
     /// All that the arguments of a reduction ask for.
-    pub(super) fn reductions(args: &ReduceArgs, machine: &Machine) -> Result<Vec<Self>> {
+    pub(super) fn reductions(args: &ReduceArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let usual = [if machine.on_gpu() { Dtype::Bf16 } else { Dtype::F32 }];
         let dtypes = if args.dtype.is_empty() { &usual[..] } else { &args.dtype };
         let mut cases = Vec::new();
-        for case in Self::moves(What::Allreduce, &args.moves, machine)? {
+        for case in Self::of_data(CollectiveOp::Allreduce, &args.moves, machine)? {
             for (dtype, op) in dtypes.iter().flat_map(|dtype| args.op.iter().map(move |op| (*dtype, *op))) {
                 ensure!(op.applies_to(dtype), "the reduction {op} is not for {dtype}");
                 let (len, unit) = (case.len, dtype.len());
-                ensure!(len.is_multiple_of(unit), "{} are no whole elements of {dtype}", Rough(len));
+                ensure!(len.is_multiple_of(unit), "{} are no whole elements of {dtype}", RoundedSize(len));
                 for &place in &args.place {
                     cases.push(case.clone().of(dtype, op, place));
                 }
@@ -68,8 +68,8 @@ impl Case {
         Ok(cases)
     }
 
-    /// All that the arguments ask for, those of one number of ranks side by side, and among them those of one algorithm.
-    pub(super) fn moves(what: What, args: &MovesArgs, machine: &Machine) -> Result<Vec<Self>> {
+    /// All that the arguments ask for, those of one number of ranks implementation by implementation, and among them those of one algorithm.
+    pub(super) fn of_data(what: CollectiveOp, args: &DataArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let algorithms = match &args.algorithm[..] {
             [] => vec![None],
             some => some.iter().map(|algorithm| Some(algorithm.to_string())).collect(),
@@ -82,7 +82,7 @@ impl Case {
                     sizes.iter().flat_map(|len| args.buffers.iter().map(move |at| (len, at)))
                 {
                     let case = Self { what, len, buffers, algorithm: algorithm.clone(), ..case.clone() };
-                    cases.push(case.of(Dtype::U8, ReduceOp::Sum, Place::Out));
+                    cases.push(case.of(Dtype::U8, ReduceOp::Sum, OutputPlace::Out));
                 }
             }
         }
@@ -90,28 +90,28 @@ impl Case {
     }
 
     /// Those that move nothing.
-    pub(super) fn barriers(args: &BarrierArgs, machine: &Machine) -> Result<Vec<Self>> {
+    pub(super) fn barriers(args: &BarrierArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let modes = match (&args.mode[..], machine.on_gpu()) {
-            ([], true) => vec![Mode::Eager, Mode::Graph],
-            ([], false) => vec![Mode::Eager],
+            ([], true) => vec![LaunchMode::Eager, LaunchMode::Graph],
+            ([], false) => vec![LaunchMode::Eager],
             (some, _) => some.to_vec(),
         };
-        let graphs = modes.contains(&Mode::Graph);
+        let graphs = modes.contains(&LaunchMode::Graph);
         ensure!(
             machine.on_gpu() || !graphs,
             "graphs of a host are calls one after the other: leave out `--mode graph`"
         );
         let asked = args.calls.or_else(|| machine.on_gpu().then_some(GRAPH));
         let case = |ranks: u32, mode| Self {
-            what: What::Barrier,
+            what: CollectiveOp::Barrier,
             ranks,
             len: 0,
             dtype: Dtype::U8.code(),
             op: ReduceOp::Sum.code(),
             algorithm: None,
             mode,
-            buffers: Buffers::Window,
-            place: Place::Out,
+            buffers: BufferKind::Window,
+            place: OutputPlace::Out,
             calls: asked.unwrap_or_else(|| calls(ranks, 0)),
             asked,
             slots: 1,
@@ -122,34 +122,34 @@ impl Case {
     }
 
     /// A few reductions in windows, in place.
-    pub(super) fn of_the_tour(ranks: u32, len: usize) -> Self {
+    pub(super) fn for_demo(ranks: u32, len: usize) -> Self {
         let (calls, rounds) = (10, 3);
         let case = Self {
-            what: What::Allreduce,
+            what: CollectiveOp::Allreduce,
             ranks,
             len,
             dtype: 0,
             op: 0,
             algorithm: None,
-            mode: Mode::Eager,
-            buffers: Buffers::Window,
-            place: Place::In,
+            mode: LaunchMode::Eager,
+            buffers: BufferKind::Window,
+            place: OutputPlace::In,
             calls,
             asked: Some(calls),
             slots: 1,
             rounds,
             bound: false,
         };
-        case.of(Dtype::F32, ReduceOp::Sum, Place::In)
+        case.of(Dtype::F32, ReduceOp::Sum, OutputPlace::In)
     }
 
     /// The same, of elements of a type that are combined so.
-    fn of(mut self, dtype: Dtype, op: ReduceOp, place: Place) -> Self {
+    fn of(mut self, dtype: Dtype, op: ReduceOp, place: OutputPlace) -> Self {
         (self.dtype, self.op, self.place) = (dtype.code(), op.code(), place);
         self.calls = self.asked.unwrap_or_else(|| calls(self.ranks, self.len));
         self.slots = match place {
-            Place::In => self.calls.div_ceil(lifetime(dtype, op, self.ranks)),
-            Place::Out => 1,
+            OutputPlace::In => self.calls.div_ceil(lifetime(dtype, op, self.ranks)),
+            OutputPlace::Out => 1,
         };
         self
     }
@@ -163,28 +163,28 @@ impl Case {
     }
 
     /// The algorithm that is asked for.
-    pub(super) fn wanted(&self) -> Option<Algorithm> {
+    pub(super) fn forced_algorithm(&self) -> Option<Algorithm> {
         self.algorithm.as_deref().and_then(|name| name.parse().ok())
     }
 
     /// Whether another case is of the same algorithm.
-    pub(super) fn has_the_algorithm_of(&self, other: &Self) -> bool {
+    pub(super) fn has_same_algorithm(&self, other: &Self) -> bool {
         self.algorithm == other.algorithm
     }
 
     /// Bytes of the output.
     pub(super) fn output_len(&self) -> usize {
         match self.what {
-            What::Allgather => self.len * self.ranks as usize,
+            CollectiveOp::Allgather => self.len * self.ranks as usize,
             _ => self.len,
         }
     }
 
-    /// What all ranks together take of memory.
+    /// CollectiveOp all ranks together take of memory.
     pub(super) fn footprint(&self) -> usize {
         let buffers = match self.place {
-            Place::In => self.len,
-            Place::Out => self.len + self.output_len(),
+            OutputPlace::In => self.len,
+            OutputPlace::Out => self.len + self.output_len(),
         };
         // Pieces are compared on their way back from a GPU, and a copy has a place of its own.
         buffers
@@ -196,33 +196,33 @@ impl Case {
     pub(super) fn label(&self) -> String {
         let Self { what, ranks, .. } = self;
         match what {
-            What::Barrier => format!("{what} of {ranks}"),
-            _ => format!("{what} of {} among {ranks}", Rough(self.len)),
+            CollectiveOp::Barrier => format!("{what} of {ranks}"),
+            _ => format!("{what} of {} among {ranks}", RoundedSize(self.len)),
         }
     }
 }
 
 /// The machine that cases are run on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Machine {
+pub(super) struct MachineInfo {
     pub(super) kind: BackendKind,
     pub(super) available: usize,
     pub(super) cores: usize,
 }
 
-impl Machine {
+impl MachineInfo {
     fn on_gpu(&self) -> bool {
         self.kind == BackendKind::Cuda
     }
 }
 
 /// The sizes that are asked for, or those that there is room for.
-fn sizes(what: What, asked: &[ByteCount], ranks: u32, machine: &Machine) -> Vec<usize> {
+fn sizes(what: CollectiveOp, asked: &[ByteCount], ranks: u32, machine: &MachineInfo) -> Vec<usize> {
     if !asked.is_empty() {
         return asked.iter().map(|size| size.0).collect();
     }
     let copies = match what {
-        What::Allgather => 2 * ranks as usize + 1,
+        CollectiveOp::Allgather => 2 * ranks as usize + 1,
         _ => 3,
     };
     let most = machine.available / PART / copies / ranks.max(1) as usize;
@@ -258,17 +258,17 @@ pub(super) mod tests {
     use crate::args::BenchCommand;
     use crate::args::tests::parse;
 
-    const HOST: Machine = Machine { kind: BackendKind::Host, available: 4 << 30, cores: 2 };
+    const HOST: MachineInfo = MachineInfo { kind: BackendKind::Host, available: 4 << 30, cores: 2 };
 
     /// The cases on a host that words ask for.
-    pub(in super::super) fn reductions(words: &[&str]) -> Vec<Case> {
+    pub(in super::super) fn reductions(words: &[&str]) -> Vec<CollectiveCase> {
         tried(words).unwrap()
     }
 
-    fn tried(words: &[&str]) -> Result<Vec<Case>> {
+    fn tried(words: &[&str]) -> Result<Vec<CollectiveCase>> {
         let words = [&["allreduce"], words].concat();
         let BenchCommand::Allreduce(args) = parse(&words) else { panic!("no reduction") };
-        Case::reductions(&args, &HOST)
+        CollectiveCase::reductions(&args, &HOST)
     }
 
     #[test]
@@ -298,9 +298,9 @@ pub(super) mod tests {
 
     #[test]
     fn sizes_leave_enough_free() {
-        let machine = |available| Machine { available, ..HOST };
-        assert_eq!(sizes(What::Allreduce, &[], 2, &HOST).last(), Some(&(64 << 20)));
-        assert_eq!(sizes(What::Allreduce, &[], 2, &machine(1 << 20)).last(), Some(&(16 << 10)));
-        assert_eq!(sizes(What::Allgather, &[], 8, &HOST).last(), Some(&(4 << 20)));
+        let machine = |available| MachineInfo { available, ..HOST };
+        assert_eq!(sizes(CollectiveOp::Allreduce, &[], 2, &HOST).last(), Some(&(64 << 20)));
+        assert_eq!(sizes(CollectiveOp::Allreduce, &[], 2, &machine(1 << 20)).last(), Some(&(16 << 10)));
+        assert_eq!(sizes(CollectiveOp::Allgather, &[], 8, &HOST).last(), Some(&(4 << 20)));
     }
 }

@@ -1,4 +1,4 @@
-//! What ranks bring along, and what must come of it: small numbers that come again after a prime number of elements, so
+//! CollectiveOp ranks bring along, and what must come of it: small numbers that come again after a prime number of elements, so
 //! that elements at a wrong place are found out, and so that what is expected is known without a second buffer.
 
 use anyhow::{Result, bail};
@@ -18,17 +18,17 @@ const PIECE: usize = 64 << 10;
 
 /// One period of elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Period(Vec<u8>);
+pub(super) struct ElementPeriod(Vec<u8>);
 
-impl Period {
-    /// What a rank brings along in a round.
+impl ElementPeriod {
+    /// CollectiveOp a rank brings along in a round.
     pub(super) fn of(dtype: Dtype, round: u64, rank: u32) -> Self {
         let seed = word(word(SEED, round), u64::from(rank));
         let number = |at: u64| u8::try_from(word(seed, at) >> 61).unwrap_or(0) + 1;
         Self((0..PERIOD as u64).flat_map(|at| element(dtype, number(at))).collect())
     }
 
-    /// What comes of what all ranks bring along, when it is combined once, and again in its place.
+    /// CollectiveOp comes of what all ranks bring along, when it is combined once, and again in its place.
     pub(super) fn combined(all: &[Self], dtype: Dtype, op: ReduceOp, times: u32) -> Self {
         let sources: Vec<&[u8]> = all.iter().map(|period| &period.0[..]).collect();
         let mut once = combine_naive(&sources, dtype, op);
@@ -108,11 +108,11 @@ mod tests {
         for (dtype, op) in
             [(Dtype::F32, ReduceOp::Sum), (Dtype::Bf16, ReduceOp::Avg), (Dtype::U16, ReduceOp::Prod)]
         {
-            let all: Vec<_> = (0..3).map(|rank| Period::of(dtype, 5, rank)).collect();
-            let mut expected = Period::combined(&all, dtype, op, 1);
+            let all: Vec<_> = (0..3).map(|rank| ElementPeriod::of(dtype, 5, rank)).collect();
+            let mut expected = ElementPeriod::combined(&all, dtype, op, 1);
             for times in 2..6 {
-                expected = Period::combined(&vec![expected; 3], dtype, op, 1);
-                assert_eq!(Period::combined(&all, dtype, op, times), expected, "{dtype} {op} {times}");
+                expected = ElementPeriod::combined(&vec![expected; 3], dtype, op, 1);
+                assert_eq!(ElementPeriod::combined(&all, dtype, op, times), expected, "{dtype} {op} {times}");
             }
         }
     }
@@ -121,7 +121,7 @@ mod tests {
     fn every_wrong_byte_is_found() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let stream = device.stream().unwrap();
-        let period = Period::of(Dtype::F32, 1, 0);
+        let period = ElementPeriod::of(Dtype::F32, 1, 0);
         for len in [4, 4084, 3 << 20] {
             let buffer = PinnedBuffer::create(&device, len).unwrap();
             period.write(&stream, &buffer.all()).unwrap();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn rounds_and_ranks_bring_other_elements() {
-        let first = Period::of(Dtype::U8, 1, 0);
-        assert!(first != Period::of(Dtype::U8, 2, 0) && first != Period::of(Dtype::U8, 1, 1));
+        let first = ElementPeriod::of(Dtype::U8, 1, 0);
+        assert!(first != ElementPeriod::of(Dtype::U8, 2, 0) && first != ElementPeriod::of(Dtype::U8, 1, 1));
     }
 }

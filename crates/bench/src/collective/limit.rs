@@ -1,4 +1,4 @@
-//! What no call can be faster than: a flag that goes to another rank and back, and a plain copy of as many bytes.
+//! CollectiveOp no call can be faster than: a flag that goes to another rank and back, and a plain copy of as many bytes.
 
 use std::hint::spin_loop;
 use std::os::fd::AsFd;
@@ -13,8 +13,8 @@ use wholemem_hal::limits::RawDevice;
 use wholemem_hal::{Allocation, BackendKind, Event, EventKind, HandleKind, Rights, Span};
 use wholemem_os::Deadline;
 
-use super::run::captured;
-use crate::alloc::raw_failed;
+use super::run::capture;
+use crate::alloc::raw_error;
 
 /// How often a flag goes there and back, and how often that is measured.
 const TRIPS: u64 = 2000;
@@ -30,30 +30,30 @@ const BACK: usize = 256;
 /// Calls of a graph.
 const CALLS: u32 = 100;
 
-/// What tells the speed of copies on a GPU.
+/// CollectiveOp tells the speed of copies on a GPU.
 const LARGE: usize = 256 << 20;
 
 /// How many times a copy on a host is made, of which the best counts.
 const COPIES: u32 = 30;
 
-/// What ranks can do at best, as all of them have measured it together.
+/// CollectiveOp ranks can do at best, as all of them have measured it together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    pub(super) flag: Flag,
+    pub(super) flag: FlagTime,
     /// Seconds that a byte takes in a long copy, where short ones cannot be timed.
-    second_a_byte: Option<f64>,
+    seconds_per_byte: Option<f64>,
 }
 
 /// How long a flag's round trip takes, and how that is known.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct Flag {
+pub(super) struct FlagTime {
     pub(super) took: Duration,
-    pub(super) by: FlagBy,
+    pub(super) by: FlagMethod,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum FlagBy {
+pub(super) enum FlagMethod {
     /// Two ranks pass a word in shared memory to and fro.
     PingPong,
     /// The barrier's own kernel, in a graph.
@@ -66,20 +66,20 @@ impl Limits {
         let group = symmetric.group();
         if group.device().backend().kind() == BackendKind::Host {
             let took = ping_pong(group)?;
-            return Ok(Self { flag: Flag { took, by: FlagBy::PingPong }, second_a_byte: None });
+            return Ok(Self { flag: FlagTime { took, by: FlagMethod::PingPong }, seconds_per_byte: None });
         }
-        let flag = Flag { took: barriers(symmetric)?, by: FlagBy::BarrierKernel };
-        Ok(Self { flag, second_a_byte: Some(large_copy(group)?) })
+        let flag = FlagTime { took: barriers(symmetric)?, by: FlagMethod::BarrierKernel };
+        Ok(Self { flag, seconds_per_byte: Some(large_copy(group)?) })
     }
 
     /// How long the slowest rank takes for a plain copy when all of them make one. Collective.
     pub(super) fn copy(&self, group: &Communicator, to: &Span, from: &Span) -> Result<Duration> {
-        if let Some(second) = self.second_a_byte {
+        if let Some(second) = self.seconds_per_byte {
             return Ok(Duration::from_secs_f64(second * from.len() as f64));
         }
-        let raw = RawDevice::of(group.device()).map_err(raw_failed)?;
+        let raw = RawDevice::of(group.device()).map_err(raw_error)?;
         group.bootstrap().barrier()?;
-        slowest(group, raw.best_copy(to, from, COPIES).map_err(raw_failed)?)
+        slowest(group, raw.best_copy(to, from, COPIES).map_err(raw_error)?)
     }
 }
 
@@ -113,10 +113,10 @@ fn ping_pong(group: &Communicator) -> Result<Duration> {
                 _ if comm.size() == 1 => {}
                 Rank(0) => {
                     there.store(trip, Ordering::Release);
-                    await_word(back, trip);
+                    wait_for_word(back, trip);
                 }
                 Rank(1) => {
-                    await_word(there, trip);
+                    wait_for_word(there, trip);
                     back.store(trip, Ordering::Release);
                 }
                 _ => break,
@@ -129,7 +129,7 @@ fn ping_pong(group: &Communicator) -> Result<Duration> {
     slowest(group, if comm.rank().0 < 2 { own } else { Duration::ZERO })
 }
 
-fn await_word(word: &AtomicU64, wanted: u64) {
+fn wait_for_word(word: &AtomicU64, wanted: u64) {
     let mut looks = 0_u32;
     while word.load(Ordering::Acquire) != wanted {
         looks = looks.wrapping_add(1);
@@ -144,7 +144,7 @@ fn await_word(word: &AtomicU64, wanted: u64) {
 fn barriers(symmetric: &SymmetricMemory) -> Result<Duration> {
     let group = symmetric.group();
     let stream = group.device().stream()?;
-    let graph = captured(&stream, |stream| (0..CALLS).try_for_each(|_| Ok(symmetric.barrier(stream)?)))?;
+    let graph = capture(&stream, |stream| (0..CALLS).try_for_each(|_| Ok(symmetric.barrier(stream)?)))?;
     let event = || Event::create(group.device(), EventKind::Timed);
     let (begin, end) = (event()?, event()?);
     let mut best = Duration::MAX;
@@ -166,8 +166,8 @@ fn large_copy(group: &Communicator) -> Result<f64> {
     let device = group.device();
     let map = || -> Result<Span> { Ok(device.allocate(LARGE)?.map(Rights::ReadWrite)?.all()) };
     let (from, to) = (map()?, map()?);
-    let raw = RawDevice::of(device).map_err(raw_failed)?;
+    let raw = RawDevice::of(device).map_err(raw_error)?;
     group.bootstrap().barrier()?;
-    let took = slowest(group, raw.best_copy(&to, &from, RUNS).map_err(raw_failed)?)?;
+    let took = slowest(group, raw.best_copy(&to, &from, RUNS).map_err(raw_error)?)?;
     Ok(took.as_secs_f64() / LARGE as f64)
 }

@@ -9,13 +9,13 @@ use wholemem_command::memory;
 use wholemem_hal::{BackendKind, Event, EventKind, Graph, PinnedBuffer, Rights, Span, Stream};
 use wholemem_os::Deadline;
 
-use super::case::Case;
-use super::content::Period;
+use super::case::CollectiveCase;
+use super::content::ElementPeriod;
 use super::limit::{Limits, slowest};
-use super::{Outcome, Tell, Told, What};
-use crate::args::{Buffers, Mode, Place};
+use super::{CaseOutcome, CollectiveOp, RankMessage, Reporter};
+use crate::args::{BufferKind, LaunchMode, OutputPlace};
 
-/// What is in an output before anything is written to it.
+/// CollectiveOp is in an output before anything is written to it.
 const POISON: u8 = 0xEE;
 
 /// Rounds before anything counts.
@@ -24,31 +24,31 @@ const WARM_UP: u32 = 2;
 /// Runs a case as one rank, and tells of each round that counts.
 pub(super) fn run_case(
     symmetric: &SymmetricMemory,
-    case: &Case,
+    case: &CollectiveCase,
     limits: &Limits,
-    tell: Tell<'_>,
-) -> Result<Outcome> {
-    let mut runner = Runner::new(symmetric, case)?;
+    report: Reporter<'_>,
+) -> Result<CaseOutcome> {
+    let mut runner = CollectiveRunner::new(symmetric, case)?;
     for _ in 0..WARM_UP {
         runner.round()?;
     }
     let mut rounds = Vec::new();
     for _ in 0..case.rounds {
         rounds.push(runner.round()?);
-        tell(Told::Round(()))?;
+        report(RankMessage::Round(()))?;
     }
     let copy = runner.copy(limits)?;
-    Ok(Outcome { rounds, algorithm: runner.algorithm(), flag: limits.flag, copy })
+    Ok(CaseOutcome { rounds, algorithm: runner.algorithm(), flag: limits.flag, copy })
 }
 
 /// A rank, and what its calls take.
-struct Runner<'a> {
+struct CollectiveRunner<'a> {
     symmetric: &'a SymmetricMemory,
-    case: &'a Case,
+    case: &'a CollectiveCase,
     stream: Stream,
     events: [Event; 2],
-    /// What the calls of a round take in turn.
-    slots: Vec<Slot>,
+    /// CollectiveOp the calls of a round take in turn.
+    slots: Vec<BufferSlot>,
     /// A round, recorded.
     graph: Option<Graph>,
     /// Where a barrier leaves word that it has been reached.
@@ -57,18 +57,18 @@ struct Runner<'a> {
 }
 
 /// An input, and an output that may be the same.
-struct Slot {
-    input: Memory,
-    output: Option<Memory>,
+struct BufferSlot {
+    input: CallMemory,
+    output: Option<CallMemory>,
 }
 
-/// Memory that others reach, or only this rank.
-enum Memory {
+/// CallMemory that others reach, or only this rank.
+enum CallMemory {
     Window(Window, Range<usize>),
     Own(Span),
 }
 
-impl Memory {
+impl CallMemory {
     fn buffer(&self) -> Buffer<'_> {
         match self {
             Self::Window(window, range) => window.range(range.clone()),
@@ -90,40 +90,41 @@ fn local(window: &Window) -> &Span {
     window.local().expect("every rank has bytes of the window")
 }
 
-impl Slot {
-    fn output(&self) -> &Memory {
+impl BufferSlot {
+    fn output(&self) -> &CallMemory {
         self.output.as_ref().unwrap_or(&self.input)
     }
 }
 
-impl<'a> Runner<'a> {
-    fn new(symmetric: &'a SymmetricMemory, case: &'a Case) -> Result<Self> {
+impl<'a> CollectiveRunner<'a> {
+    fn new(symmetric: &'a SymmetricMemory, case: &'a CollectiveCase) -> Result<Self> {
         let device = symmetric.group().device();
-        let count = if case.what == What::Barrier { 0 } else { case.slots as usize };
+        let count = if case.what == CollectiveOp::Barrier { 0 } else { case.slots as usize };
         let inputs = parts(symmetric, case.buffers, case.len, count)?;
         let mut outputs = match case.place {
-            Place::Out => parts(symmetric, case.buffers, case.output_len(), count)?,
-            Place::In => Vec::new(),
+            OutputPlace::Out => parts(symmetric, case.buffers, case.output_len(), count)?,
+            OutputPlace::In => Vec::new(),
         }
         .into_iter();
-        let slots = inputs.into_iter().map(|input| Slot { input, output: outputs.next() }).collect();
+        let slots = inputs.into_iter().map(|input| BufferSlot { input, output: outputs.next() }).collect();
         let event = || Event::create(device, EventKind::Timed);
         let word = symmetric.mem_alloc(size_of::<u64>())?;
         let (stream, events) = (device.stream()?, [event()?, event()?]);
         let mut runner = Self { symmetric, case, stream, events, slots, graph: None, word, rounds: 0 };
-        if case.mode == Mode::Graph {
+        if case.mode == LaunchMode::Graph {
             let calls = |_: &Stream| (0..case.calls as usize).try_for_each(|call| runner.call(call));
-            runner.graph = Some(captured(&runner.stream, calls)?);
+            runner.graph = Some(capture(&runner.stream, calls)?);
         }
         Ok(runner)
     }
 
     /// Which algorithm the calls take, where there is a choice.
     fn algorithm(&self) -> Option<String> {
-        let Case { what, len, buffers, place, .. } = *self.case;
-        let (window, in_place) = (buffers == Buffers::Window, place == Place::In);
-        let algorithm = || self.symmetric.algorithm_of(len, window, in_place, what == What::Allreduce);
-        (what != What::Barrier).then(|| algorithm().to_string())
+        let CollectiveCase { what, len, buffers, place, .. } = *self.case;
+        let (window, in_place) = (buffers == BufferKind::Window, place == OutputPlace::In);
+        let algorithm =
+            || self.symmetric.algorithm_of(len, window, in_place, what == CollectiveOp::Allreduce);
+        (what != CollectiveOp::Barrier).then(|| algorithm().to_string())
     }
 
     /// Prepares a round, has all ranks begin it together, and checks it. Says how long the slowest rank took for a call.
@@ -141,7 +142,7 @@ impl<'a> Runner<'a> {
 
     fn prepare(&self) -> Result<()> {
         let own = self.symmetric.group().rank().0;
-        let period = Period::of(self.case.dtype(), self.rounds, own);
+        let period = ElementPeriod::of(self.case.dtype(), self.rounds, own);
         for slot in &self.slots {
             if let Some(output) = &slot.output {
                 self.stream.fill(&output.local()?, POISON)?;
@@ -179,10 +180,10 @@ impl<'a> Runner<'a> {
         };
         let (input, output) = (slot.input.buffer(), slot.output().buffer());
         let called = match case.what {
-            What::Allreduce => symmetric.all_reduce(stream, input, output, case.dtype(), case.op()),
-            What::Allgather => symmetric.all_gather(stream, input, output),
-            What::Broadcast => symmetric.broadcast(stream, ROOT, input, output),
-            What::Barrier => symmetric.barrier(stream),
+            CollectiveOp::Allreduce => symmetric.all_reduce(stream, input, output, case.dtype(), case.op()),
+            CollectiveOp::Allgather => symmetric.all_gather(stream, input, output),
+            CollectiveOp::Broadcast => symmetric.broadcast(stream, ROOT, input, output),
+            CollectiveOp::Barrier => symmetric.barrier(stream),
         };
         Ok(called?)
     }
@@ -191,20 +192,21 @@ impl<'a> Runner<'a> {
     fn check(&self) -> Result<()> {
         let case = self.case;
         let ranks = || (0..case.ranks).map(Rank);
-        let brought: Vec<_> = ranks().map(|rank| Period::of(case.dtype(), self.rounds, rank.0)).collect();
+        let brought: Vec<_> =
+            ranks().map(|rank| ElementPeriod::of(case.dtype(), self.rounds, rank.0)).collect();
         for (number, slot) in (0..).zip(&self.slots) {
             let seen = slot.output().local()?;
             match case.what {
-                What::Allreduce => {
+                CollectiveOp::Allreduce => {
                     // In place, what came of one call goes into the next.
                     let times = match case.place {
-                        Place::In => (case.calls - number).div_ceil(case.slots),
-                        Place::Out => 1,
+                        OutputPlace::In => (case.calls - number).div_ceil(case.slots),
+                        OutputPlace::Out => 1,
                     };
-                    let combined = Period::combined(&brought, case.dtype(), case.op(), times);
+                    let combined = ElementPeriod::combined(&brought, case.dtype(), case.op(), times);
                     combined.check(&self.stream, &seen)?;
                 }
-                What::Allgather => {
+                CollectiveOp::Allgather => {
                     for (period, rank) in brought.iter().zip(ranks()) {
                         let part = seen.part(rank.index() * case.len, case.len)?;
                         period
@@ -212,8 +214,8 @@ impl<'a> Runner<'a> {
                             .with_context(|| format!("what rank {rank} gave"))?;
                     }
                 }
-                What::Broadcast => brought[ROOT.index()].check(&self.stream, &seen)?,
-                What::Barrier => {}
+                CollectiveOp::Broadcast => brought[ROOT.index()].check(&self.stream, &seen)?,
+                CollectiveOp::Barrier => {}
             }
         }
         // Who has left the barriers of this round finds that every rank has come to it.
@@ -239,8 +241,13 @@ impl<'a> Runner<'a> {
 /// Who has what is broadcast.
 const ROOT: Rank = Rank(0);
 
-/// Memory for `count` buffers of `len` bytes. Collective.
-fn parts(symmetric: &SymmetricMemory, buffers: Buffers, len: usize, count: usize) -> Result<Vec<Memory>> {
+/// CallMemory for `count` buffers of `len` bytes. Collective.
+fn parts(
+    symmetric: &SymmetricMemory,
+    buffers: BufferKind,
+    len: usize,
+    count: usize,
+) -> Result<Vec<CallMemory>> {
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -248,20 +255,20 @@ fn parts(symmetric: &SymmetricMemory, buffers: Buffers, len: usize, count: usize
     let step = len.next_multiple_of(64);
     let total = step * count;
     Ok(match buffers {
-        Buffers::Window => {
+        BufferKind::Window => {
             let window = symmetric.mem_alloc(total)?;
             let range = |at: usize| at * step..at * step + len;
-            (0..count).map(|at| Memory::Window(window.clone(), range(at))).collect()
+            (0..count).map(|at| CallMemory::Window(window.clone(), range(at))).collect()
         }
-        Buffers::Staged => {
+        BufferKind::Staged => {
             let span = own(symmetric, total)?;
-            let parts = (0..count).map(|at| Ok(Memory::Own(span.part(at * step, len)?)));
+            let parts = (0..count).map(|at| Ok(CallMemory::Own(span.part(at * step, len)?)));
             parts.collect::<Result<_>>()?
         }
     })
 }
 
-/// Memory of this rank alone.
+/// CallMemory of this rank alone.
 fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     let device = symmetric.group().device();
     if device.backend().kind() == BackendKind::Host {
@@ -272,7 +279,7 @@ fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
 }
 
 /// Records what is enqueued, whatever errors it has.
-pub(super) fn captured(stream: &Stream, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
+pub(super) fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
     let mut outcome = Ok(());
     let graph = stream.capture(|stream| {
         outcome = work(stream);

@@ -10,15 +10,15 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use wholemem_command::terminal;
 
-use super::Case;
-use crate::sample::Pair;
+use super::RowsCase;
+use crate::sample::TimePair;
 
 /// The protocol with the other program, by lines of standard input and output.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Alternate;
 
 #[derive(Debug, Serialize)]
-struct Round {
+struct RowsRound {
     row_bytes: usize,
     rows: u64,
     calls: u64,
@@ -37,10 +37,10 @@ impl Alternate {
     }
 
     /// Says how long the round took.
-    pub(super) fn end(self, case: &Case, pair: Pair) -> Result<()> {
+    pub(super) fn end(self, case: &RowsCase, pair: TimePair) -> Result<()> {
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let (row_bytes, rows, calls) = (case.row_len, case.rows, case.calls);
-        let (us, copy_us) = (micros(pair.ours), micros(pair.raw));
-        terminal::print_json(&Round { row_bytes, rows, calls, us, copy_us })
+        let (us, copy_us) = (micros(pair.wholemem), micros(pair.raw));
+        terminal::print_json(&RowsRound { row_bytes, rows, calls, us, copy_us })
     }
 }

@@ -2,34 +2,34 @@
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use wholemem_command::size::{ByteCount, Rough};
+use wholemem_command::size::{ByteCount, RoundedSize};
 use wholemem_hal::BackendKind;
 use wholemem_os::width::to_usize;
 
-use super::Op;
-use crate::args::{IndexChoice, KindChoice, LocationChoice, RowsArgs, Share, Spread};
+use super::RowOp;
+use crate::args::{IndexChoice, IndexDistribution, KindChoice, LocationChoice, RowShare, RowsArgs};
 
 /// What ranks' parts of a table are multiples of, in rows: so that they are whole words, whatever a row is.
 const STEP: u64 = 8;
 
 /// Calls of few rows are timed together: as many as move this much or the table's length, but no more than so many.
-const TOGETHER: usize = 8 << 20;
-const MOST_CALLS: u64 = 2048;
+const BATCH_LEN: usize = 8 << 20;
+const MAX_CALLS: u64 = 2048;
 
 /// How much memory a measurement may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct DefaultSizes {
     /// The table's, unless another is asked for.
     pub(super) table: usize,
     /// What a call moves, unless another number of rows is asked for.
     pub(super) payload: usize,
     /// The most rows of a call, unless they are asked for.
-    pub(super) most_rows: u64,
+    pub(super) max_rows: u64,
     /// What is moved between two uses of the same memory.
     pub(super) ring: usize,
 }
 
-impl Room {
+impl DefaultSizes {
     /// What suits a device with so much memory free.
     pub(super) fn on(kind: BackendKind, available: usize) -> Self {
         let power_below = |len: usize| 1_usize << len.max(1).ilog2();
@@ -37,13 +37,13 @@ impl Room {
             BackendKind::Cuda => Self {
                 table: power_below(available / 3).min(16 << 30),
                 payload: 2 << 30,
-                most_rows: 32 << 20,
+                max_rows: 32 << 20,
                 ring: 8 << 30,
             },
             _ => Self {
                 table: power_below(available / 4).min(4 << 30),
                 payload: 64 << 20,
-                most_rows: 4 << 20,
+                max_rows: 4 << 20,
                 ring: 1 << 30,
             },
         }
@@ -52,14 +52,14 @@ impl Room {
 
 /// One thing to measure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Case {
-    pub(super) op: Op,
+pub(super) struct RowsCase {
+    pub(super) op: RowOp,
     pub(super) row_len: usize,
     pub(super) index: IndexChoice,
-    pub(super) spread: Spread,
+    pub(super) spread: IndexDistribution,
     pub(super) kind: KindChoice,
     pub(super) location: LocationChoice,
-    pub(super) share: Share,
+    pub(super) share: RowShare,
     pub(super) ranks: u32,
     pub(super) first_only: bool,
     pub(super) table_rows: u64,
@@ -72,11 +72,11 @@ pub(super) struct Case {
     pub(super) rounds: u32,
 }
 
-impl Case {
-    /// All that the arguments ask for, those of one number of ranks side by side, and among them those of one table.
-    pub(super) fn all(op: Op, args: &RowsArgs, room: &Room) -> Result<Vec<Self>> {
+impl RowsCase {
+    /// All that the arguments ask for, those of one number of ranks implementation by implementation, and among them those of one table.
+    pub(super) fn all(op: RowOp, args: &RowsArgs, room: &DefaultSizes) -> Result<Vec<Self>> {
         let room = match args.table {
-            Some(ByteCount(table)) => Room { table, ..*room },
+            Some(ByteCount(table)) => DefaultSizes { table, ..*room },
             None => *room,
         };
         let mut cases = Vec::new();
@@ -84,7 +84,7 @@ impl Case {
             for (&location, &kind) in pairs(&args.location, &args.kind) {
                 for (&share, &ByteCount(row_len)) in pairs(&args.share, &args.row_bytes) {
                     for (&index, &spread) in pairs(&args.index, &args.spread) {
-                        let tour = Self::of_the_tour(op, ranks, &room);
+                        let tour = Self::for_demo(op, ranks, &room);
                         let (first_only, rounds) = (args.first_only, args.rounds);
                         let case = Self { index, spread, kind, location, share, first_only, rounds, ..tour };
                         let asked = args.rows.iter().copied().map(Some);
@@ -100,15 +100,15 @@ impl Case {
     }
 
     /// Rows of 1 KiB of a table that is divided evenly.
-    pub(super) fn of_the_tour(op: Op, ranks: u32, room: &Room) -> Self {
+    pub(super) fn for_demo(op: RowOp, ranks: u32, room: &DefaultSizes) -> Self {
         let case = Self {
             op,
             row_len: 1024,
             index: IndexChoice::I64,
-            spread: Spread::Uniform,
+            spread: IndexDistribution::Uniform,
             kind: KindChoice::Continuous,
             location: LocationChoice::Device,
-            share: Share::Even,
+            share: RowShare::Even,
             ranks,
             first_only: false,
             table_rows: 0,
@@ -122,20 +122,26 @@ impl Case {
     }
 
     /// The same, of rows of another length.
-    fn sized(&self, row_len: usize, rows: Option<u64>, calls: Option<u64>, room: &Room) -> Result<Self> {
+    fn sized(
+        &self,
+        row_len: usize,
+        rows: Option<u64>,
+        calls: Option<u64>,
+        room: &DefaultSizes,
+    ) -> Result<Self> {
         let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
             least <= room.table,
             "a table of {} has no {STEP} rows of {} for each rank",
-            Rough(room.table),
-            Rough(row_len)
+            RoundedSize(room.table),
+            RoundedSize(row_len)
         );
-        let usual = ((room.payload.min(room.table) / row_len) as u64).clamp(1, room.most_rows);
+        let usual = ((room.payload.min(room.table) / row_len) as u64).clamp(1, room.max_rows);
         let rows = rows.unwrap_or(usual);
         let all = usize::try_from(rows.saturating_mul(calls.unwrap_or(1))).ok();
         let all = all.and_then(|rows| rows.checked_mul(row_len));
         let all = all.filter(|len| *len <= isize::MAX.cast_unsigned() / 8);
-        all.with_context(|| format!("{rows} rows of {} are more than a machine has", Rough(row_len)))?;
+        all.with_context(|| format!("{rows} rows of {} are more than a machine has", RoundedSize(row_len)))?;
         let mut sized = self.of_rows(row_len, rows, room.table);
         sized.calls = calls.unwrap_or(sized.calls);
         let pairs = (room.ring.min(room.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
@@ -147,12 +153,12 @@ impl Case {
         let step = STEP * u64::from(self.ranks);
         let table_rows = ((table / row_len) as u64 / step * step).max(step);
         let call = length(rows, row_len).max(1);
-        let calls = ((TOGETHER.min(table) / call) as u64).clamp(1, MOST_CALLS);
+        let calls = ((BATCH_LEN.min(table) / call) as u64).clamp(1, MAX_CALLS);
         Self { row_len, rows, table_rows, calls, ..self.clone() }
     }
 
     /// Whether another case is of the same table.
-    pub(super) fn has_the_table_of(&self, other: &Self) -> bool {
+    pub(super) fn has_same_table(&self, other: &Self) -> bool {
         let table =
             |case: &Self| (case.row_len, case.kind, case.location, case.share, case.ranks, case.table_rows);
         table(self) == table(other)
@@ -168,10 +174,10 @@ impl Case {
         let ranks = u64::from(self.ranks);
         // All of 1..=ranks where seven does not divide them, and no two neighbours alike.
         let weights: Vec<u64> = match self.share {
-            Share::Even => vec![1; self.ranks as usize],
-            Share::Uneven => (0..ranks).map(|rank| rank * 7 % ranks + 1).collect(),
-            Share::First => (0..ranks).map(|rank| u64::from(rank == 0)).collect(),
-            Share::Last => (0..ranks).map(|rank| u64::from(rank + 1 == ranks)).collect(),
+            RowShare::Even => vec![1; self.ranks as usize],
+            RowShare::Uneven => (0..ranks).map(|rank| rank * 7 % ranks + 1).collect(),
+            RowShare::First => (0..ranks).map(|rank| u64::from(rank == 0)).collect(),
+            RowShare::Last => (0..ranks).map(|rank| u64::from(rank + 1 == ranks)).collect(),
         };
         let sum: u64 = weights.iter().sum();
         let mut rows: Vec<_> =
@@ -185,7 +191,7 @@ impl Case {
     }
 
     /// How many rows indices name: all, but for those that the type cannot number.
-    pub(super) fn reach(&self) -> u64 {
+    pub(super) fn row_bound(&self) -> u64 {
         match self.index {
             IndexChoice::I32 => self.table_rows.min(1 << 31),
             IndexChoice::I64 => self.table_rows,
@@ -209,7 +215,7 @@ impl Case {
         length(self.batch_rows(), self.row_len)
     }
 
-    /// The memory they take on the dense side, in whole words.
+    /// The memory they take on the dense implementation, in whole words.
     pub(super) fn dense_len(&self) -> usize {
         self.batch_len().next_multiple_of(size_of::<u64>())
     }
@@ -229,10 +235,10 @@ impl Case {
 
     pub(super) fn label(&self) -> String {
         let verb = match self.op {
-            Op::Gather => "gathering",
-            Op::Scatter => "scattering",
+            RowOp::Gather => "gathering",
+            RowOp::Scatter => "scattering",
         };
-        format!("{verb} {} rows of {}", self.rows, Rough(self.row_len))
+        format!("{verb} {} rows of {}", self.rows, RoundedSize(self.row_len))
     }
 }
 
@@ -252,12 +258,13 @@ mod tests {
     use crate::args::BenchCommand;
     use crate::args::tests::parse;
 
-    const ROOM: Room = Room { table: 1 << 30, payload: 64 << 20, most_rows: 4 << 20, ring: 1 << 30 };
+    const ROOM: DefaultSizes =
+        DefaultSizes { table: 1 << 30, payload: 64 << 20, max_rows: 4 << 20, ring: 1 << 30 };
 
-    fn cases(args: &str) -> Result<Vec<Case>> {
+    fn cases(args: &str) -> Result<Vec<RowsCase>> {
         let words: Vec<_> = ["gather"].into_iter().chain(args.split_whitespace()).collect();
         let BenchCommand::Gather(args) = parse(&words) else { panic!("another bench") };
-        Case::all(Op::Gather, &args, &ROOM)
+        RowsCase::all(RowOp::Gather, &args, &ROOM)
     }
 
     #[test]
@@ -266,7 +273,7 @@ mod tests {
             "--row-bytes 4,1KiB --index i32,i64 --spread uniform,zipf --kind continuous,chunked --ranks 1,2";
         let cases = cases(line).unwrap();
         assert_eq!(cases.len(), 32);
-        assert_eq!(cases.chunk_by(Case::has_the_table_of).count(), 8);
+        assert_eq!(cases.chunk_by(RowsCase::has_same_table).count(), 8);
         assert_eq!(cases.chunk_by(|one, next| one.ranks == next.ranks).count(), 2);
     }
 
@@ -287,25 +294,25 @@ mod tests {
 
     #[test]
     fn ranks_have_whole_words_and_all_rows() {
-        for share in [Share::Even, Share::Uneven, Share::First, Share::Last] {
+        for share in [RowShare::Even, RowShare::Uneven, RowShare::First, RowShare::Last] {
             for (ranks, row_len) in [(1, 4), (2, 12), (7, 100), (17, 130)] {
-                let case = Case { share, ..Case::of_the_tour(Op::Gather, ranks, &ROOM) };
+                let case = RowsCase { share, ..RowsCase::for_demo(RowOp::Gather, ranks, &ROOM) };
                 let case = case.of_rows(row_len, 1, ROOM.table);
                 let rows = case.rows_of_each();
                 assert_eq!((rows.len(), rows.iter().sum()), (ranks as usize, case.table_rows));
                 assert!(rows.iter().all(|rows| rows % STEP == 0), "{rows:?}");
                 let alike = rows.windows(2).filter(|two| two[0] == two[1]).count();
-                assert!(share != Share::Uneven || alike == 0 || ranks == 7, "{rows:?}");
+                assert!(share != RowShare::Uneven || alike == 0 || ranks == 7, "{rows:?}");
             }
         }
     }
 
     #[test]
     fn four_byte_indices_name_what_they_can() {
-        let room = Room { table: 16 << 30, ..ROOM };
-        let case = Case::of_the_tour(Op::Gather, 1, &room).of_rows(4, 1, room.table);
-        assert_eq!(Case { index: IndexChoice::I32, ..case.clone() }.reach(), 1 << 31);
-        assert_eq!(case.reach(), 4 << 30);
+        let room = DefaultSizes { table: 16 << 30, ..ROOM };
+        let case = RowsCase::for_demo(RowOp::Gather, 1, &room).of_rows(4, 1, room.table);
+        assert_eq!(RowsCase { index: IndexChoice::I32, ..case.clone() }.row_bound(), 1 << 31);
+        assert_eq!(case.row_bound(), 4 << 30);
     }
 
     #[test]

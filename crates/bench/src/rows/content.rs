@@ -56,7 +56,7 @@ pub(super) fn sum_rows(seed: u64, row_len: usize, count: u64, row_of: impl Fn(u6
     thread::scope(|scope| {
         let firsts = (0..parts).map(|part| part * step).filter(|first| *first < count);
         let threads: Vec<_> = firsts.map(|first| scope.spawn(move || sum_part(first))).collect();
-        threads.into_iter().map(joined).fold(0, u64::wrapping_add)
+        threads.into_iter().map(join_thread).fold(0, u64::wrapping_add)
     })
 }
 
@@ -117,8 +117,8 @@ pub(super) fn first_difference(
     })
 }
 
-/// What a thread came to; its panic is ours.
-pub(super) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+/// What a thread came to; its panic is wholemem.
+pub(super) fn join_thread<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

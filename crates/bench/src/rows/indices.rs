@@ -4,7 +4,7 @@ use wholemem_hal::pattern::word;
 use wholemem_os::width::to_usize;
 
 use super::content::in_parallel;
-use crate::args::{IndexChoice, Spread};
+use crate::args::{IndexChoice, IndexDistribution};
 
 /// Zipf's exponent: that of the Yahoo! Cloud Serving Benchmark.
 const EXPONENT: f64 = 0.99;
@@ -14,28 +14,28 @@ const STRIDE: u64 = (1 << 61) - 1;
 
 /// The indices of one round.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Draw {
+pub(super) struct IndexSequence {
     seed: u64,
     /// How many rows they name.
-    reach: u64,
-    zipf: Option<Zipf>,
+    row_bound: u64,
+    zipf: Option<ZipfSampler>,
 }
 
-impl Draw {
-    pub(super) fn new(spread: Spread, reach: u64, seed: u64) -> Self {
-        let zipf = (spread == Spread::Zipf).then(|| Zipf::of(reach));
-        Self { seed, reach, zipf }
+impl IndexSequence {
+    pub(super) fn new(spread: IndexDistribution, row_bound: u64, seed: u64) -> Self {
+        let zipf = (spread == IndexDistribution::Zipf).then(|| ZipfSampler::new(row_bound));
+        Self { seed, row_bound, zipf }
     }
 
     /// The index at a position.
     pub(super) fn at(&self, position: u64) -> u64 {
         let random = word(self.seed, position);
         match &self.zipf {
-            None => below(random, self.reach),
+            None => below(random, self.row_bound),
             // The frequent ones first, but spread over the table.
             Some(zipf) => {
-                let place = u128::from(zipf.pick(random)) * u128::from(STRIDE % self.reach);
-                u64::try_from(place % u128::from(self.reach)).unwrap_or(0)
+                let place = u128::from(zipf.pick(random)) * u128::from(STRIDE % self.row_bound);
+                u64::try_from(place % u128::from(self.row_bound)).unwrap_or(0)
             }
         }
     }
@@ -65,7 +65,7 @@ fn below(random: u64, bound: u64) -> u64 {
 /// Numbers from 0 on, each rarer than the one before, by rejection from the area under the curve that passes through
 /// their frequencies (Hörmann and Derflinger, 1996): no table of them, and one try and some most of the time.
 #[derive(Debug, Clone, Copy)]
-struct Zipf {
+struct ZipfSampler {
     count: f64,
     /// The areas up to the first number and to the last.
     areas: [f64; 2],
@@ -82,8 +82,8 @@ fn area_to(area: f64) -> f64 {
     (area * (1.0 - EXPONENT)).powf(1.0 / (1.0 - EXPONENT))
 }
 
-impl Zipf {
-    fn of(count: u64) -> Self {
+impl ZipfSampler {
+    fn new(count: u64) -> Self {
         let count = count as f64;
         let near = 2.0 - area_to(area(2.5) - 2_f64.powf(-EXPONENT));
         Self { count, areas: [area(1.5) - 1.0, area(count + 0.5)], near }
@@ -117,14 +117,14 @@ mod tests {
 
     #[test]
     fn indices_are_the_same_again_and_others_for_another_seed() {
-        for spread in [Spread::Uniform, Spread::Zipf] {
-            let draw = Draw::new(spread, 1000, 7);
+        for spread in [IndexDistribution::Uniform, IndexDistribution::Zipf] {
+            let draw = IndexSequence::new(spread, 1000, 7);
             let bytes = draw.bytes(IndexChoice::I64, 500);
             let indices: Vec<_> =
                 bytes.chunks_exact(8).map(|index| u64::from_le_bytes(index.try_into().unwrap())).collect();
             assert!(indices.iter().zip(0..).all(|(index, position)| *index == draw.at(position)));
             assert!(indices.iter().all(|index| *index < 1000));
-            assert_ne!(bytes, Draw::new(spread, 1000, 8).bytes(IndexChoice::I64, 500));
+            assert_ne!(bytes, IndexSequence::new(spread, 1000, 8).bytes(IndexChoice::I64, 500));
             let short = draw.bytes(IndexChoice::I32, 500);
             let widened: Vec<_> = short
                 .chunks_exact(4)
@@ -134,26 +134,26 @@ mod tests {
         }
     }
 
-    /// How often each of `reach` rows is drawn.
-    fn counts(spread: Spread, reach: u64, draws: u64) -> Vec<u64> {
-        let draw = Draw::new(spread, reach, 3);
-        let mut counts = vec![0; usize::try_from(reach).unwrap()];
+    /// How often each of `row_bound` rows is drawn.
+    fn counts(spread: IndexDistribution, row_bound: u64, draws: u64) -> Vec<u64> {
+        let draw = IndexSequence::new(spread, row_bound, 3);
+        let mut counts = vec![0; usize::try_from(row_bound).unwrap()];
         (0..draws).for_each(|position| counts[usize::try_from(draw.at(position)).unwrap()] += 1);
         counts
     }
 
     #[test]
     fn uniform_indices_come_alike_often() {
-        let counts = counts(Spread::Uniform, 10, 100_000);
+        let counts = counts(IndexDistribution::Uniform, 10, 100_000);
         assert!(counts.iter().all(|count| count.abs_diff(10_000) < 500), "{counts:?}");
     }
 
     #[test]
     fn zipf_indices_come_by_their_law() {
-        let (reach, draws) = (100_u64, 1_000_000_u64);
-        let mut counts = counts(Spread::Zipf, reach, draws);
+        let (row_bound, draws) = (100_u64, 1_000_000_u64);
+        let mut counts = counts(IndexDistribution::Zipf, row_bound, draws);
         counts.sort_unstable_by(|a, b| b.cmp(a));
-        let all: f64 = (1..=reach).map(|n| (n as f64).powf(-EXPONENT)).sum();
+        let all: f64 = (1..=row_bound).map(|n| (n as f64).powf(-EXPONENT)).sum();
         for n in [1_u32, 2, 10, 50] {
             let expected = f64::from(n).powf(-EXPONENT) / all * draws as f64;
             let seen = counts[n as usize - 1] as f64;

@@ -12,47 +12,47 @@ use wholemem_hal::pattern::{Pattern, word};
 use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Rights, Span, Stream};
 use wholemem_os::Deadline;
 
-use super::case::Case;
-use super::content::{POISON, cores, first_difference, joined, sum_rows, write_rows};
-use super::indices::Draw;
-use super::table::{Piece, SEED, Table, fill, seed_at};
-use super::{Op, Told};
-use crate::alloc::raw_failed;
+use super::case::RowsCase;
+use super::content::{POISON, cores, first_difference, join_thread, sum_rows, write_rows};
+use super::indices::IndexSequence;
+use super::table::{BenchTable, SEED, TablePart, fill, seed_at};
+use super::{RankMessage, RowOp};
+use crate::alloc::raw_error;
 use crate::args::IndexChoice;
-use crate::sample::{PairedTimes, Side, Summary, Timed};
+use crate::sample::{Implementation, PairedTimes, Summary, TimedRun};
 
 /// From here on the plain copy on a host is made by all cores, as a gather is.
-const WORTH_SHARING: usize = 16 << 20;
+const PARALLEL_MIN: usize = 16 << 20;
 
 /// Runs a case as one rank, and tells of each round that counts, when it is about to begin and when it is over.
 pub(super) fn run_case(
-    table: &Table,
-    case: &Case,
-    tell: &mut impl FnMut(Told) -> Result<()>,
+    table: &BenchTable,
+    case: &RowsCase,
+    report: &mut impl FnMut(RankMessage) -> Result<()>,
 ) -> Result<Summary> {
-    let mut runner = Runner::new(table, case)?;
+    let mut runner = RowsRunner::new(table, case)?;
     // One round before anything counts.
     runner.run(&mut PairedTimes::default(), 1, &mut |_| Ok(()))?;
     let mut paired = PairedTimes::default();
     while paired.rounds() < case.rounds {
         let rounds = case.pairs.min(case.rounds - paired.rounds());
-        runner.run(&mut paired, rounds, tell)?;
+        runner.run(&mut paired, rounds, report)?;
     }
-    if case.op == Op::Scatter {
+    if case.op == RowOp::Scatter {
         table.check(&runner.stream, &runner.pattern)?;
     }
     Ok(paired.summary())
 }
 
 /// A rank, what it moves rows with, and what it moves them to or from.
-struct Runner<'a> {
-    table: &'a Table,
-    case: &'a Case,
+struct RowsRunner<'a> {
+    table: &'a BenchTable,
+    case: &'a RowsCase,
     stream: Stream,
     raw: RawDevice,
     pattern: Pattern,
     events: [Event; 2],
-    pairs: Vec<Pair>,
+    pairs: Vec<BufferPair>,
     /// Where rows that were scattered are gathered again.
     check: Option<Span>,
     /// Rows on their way to the device.
@@ -62,17 +62,17 @@ struct Runner<'a> {
 }
 
 /// What a round uses.
-struct Pair {
+struct BufferPair {
     dense: Span,
     indices: Span,
-    draw: Draw,
+    draw: IndexSequence,
     /// The copy's.
     plain: Span,
-    pieces: Vec<Piece>,
+    pieces: Vec<TablePart>,
 }
 
-impl<'a> Runner<'a> {
-    fn new(table: &'a Table, case: &'a Case) -> Result<Self> {
+impl<'a> RowsRunner<'a> {
+    fn new(table: &'a BenchTable, case: &'a RowsCase) -> Result<Self> {
         let device = table.group.device();
         let pairs = if Self::moves(table, case) { case.pairs as usize } else { 0 };
         let dense_len = case.dense_len();
@@ -88,11 +88,11 @@ impl<'a> Runner<'a> {
             let dense = map(dense_len)?.span(0, dense_len)?;
             let indices = map(index_len)?.span(0, index_len)?;
             let plain = map(dense_len)?.span(0, dense_len)?;
-            let draw = Draw::new(case.spread, case.reach(), 0);
-            all.push(Pair { dense, indices, draw, plain, pieces: Vec::new() });
+            let draw = IndexSequence::new(case.spread, case.row_bound(), 0);
+            all.push(BufferPair { dense, indices, draw, plain, pieces: Vec::new() });
         }
         let check = match case.op {
-            Op::Scatter if pairs > 0 => Some(map(dense_len)?.span(0, dense_len)?),
+            RowOp::Scatter if pairs > 0 => Some(map(dense_len)?.span(0, dense_len)?),
             _ => None,
         };
         let event = || Event::create(device, EventKind::Timed);
@@ -100,7 +100,7 @@ impl<'a> Runner<'a> {
             table,
             case,
             stream: device.stream()?,
-            raw: RawDevice::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_error)?,
             pattern: Pattern::load(device)?,
             events: [event()?, event()?],
             pairs: all,
@@ -111,7 +111,7 @@ impl<'a> Runner<'a> {
         })
     }
 
-    fn moves(table: &Table, case: &Case) -> bool {
+    fn moves(table: &BenchTable, case: &RowsCase) -> bool {
         !case.first_only || table.group.rank().0 == 0
     }
 
@@ -120,7 +120,7 @@ impl<'a> Runner<'a> {
         &mut self,
         paired: &mut PairedTimes,
         rounds: u32,
-        tell: &mut impl FnMut(Told) -> Result<()>,
+        report: &mut impl FnMut(RankMessage) -> Result<()>,
     ) -> Result<()> {
         self.runs += 1;
         let used = self.pairs.len().min(rounds as usize);
@@ -129,16 +129,16 @@ impl<'a> Runner<'a> {
         }
         self.table.group.barrier_on(&self.stream)?;
         for round in 0..rounds as usize {
-            tell(Told::Ready)?;
-            paired.round(&mut |side| {
-                let took = self.together(|| match side {
-                    Side::Ours => self.ours(&self.pairs[round]),
-                    Side::Raw => self.plain(&self.pairs[round]),
+            report(RankMessage::Ready)?;
+            paired.round(&mut |implementation| {
+                let took = self.time_on_all_ranks(|| match implementation {
+                    Implementation::Wholemem => self.run_wholemem(&self.pairs[round]),
+                    Implementation::Raw => self.run_copy(&self.pairs[round]),
                 })?;
-                Ok(Timed { took, flaw: None })
+                Ok(TimedRun { took, mismatch: None })
             })?;
             if let Some(pair) = paired.latest() {
-                tell(Told::Round(pair))?;
+                report(RankMessage::Round(pair))?;
             }
         }
         self.table.group.barrier_on(&self.stream)?;
@@ -147,9 +147,9 @@ impl<'a> Runner<'a> {
             self.check(pair)?;
         }
         self.table.group.barrier_on(&self.stream)?;
-        if self.case.op == Op::Scatter {
+        if self.case.op == RowOp::Scatter {
             for pair in 0..used {
-                self.undo(pair)?;
+                self.restore(pair)?;
             }
             self.table.group.barrier_on(&self.stream)?;
         }
@@ -167,20 +167,20 @@ impl<'a> Runner<'a> {
         self.draws += 1;
         let seed = word(word(!SEED, u64::from(self.table.group.rank().0)), self.draws);
         let (case, version) = (self.case, self.version());
-        let draw = Draw::new(case.spread, case.reach(), seed);
-        let Pair { dense, indices, plain, .. } = &self.pairs[pair];
+        let draw = IndexSequence::new(case.spread, case.row_bound(), seed);
+        let BufferPair { dense, indices, plain, .. } = &self.pairs[pair];
         self.stream.write(indices, &draw.bytes(case.index, case.batch_rows()))?;
 
         // Whole pages from anywhere on.
         let place = (u128::from(seed) * self.table.tensor.memory().len() as u128) >> 64;
         let pieces = self.table.pieces(usize::try_from(place)? & !4095, plain.len())?;
         match case.op {
-            Op::Gather => {
+            RowOp::Gather => {
                 self.stream.fill(dense, POISON)?;
                 self.stream.fill(plain, POISON)?;
             }
-            Op::Scatter => {
-                for Piece { at, offset, span } in &pieces {
+            RowOp::Scatter => {
+                for TablePart { at, offset, span } in &pieces {
                     fill(&plain.part(*at, span.len())?, &self.stream, &self.pattern, version, *offset)?;
                 }
                 self.rows.resize(case.batch_len(), 0);
@@ -195,7 +195,7 @@ impl<'a> Runner<'a> {
 
     /// Does something on all ranks at once, and says how long it took from the first beginning to the last end. One rank
     /// alone says itself how long it took.
-    fn together(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
+    fn time_on_all_ranks(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
         let comm = self.table.group.bootstrap();
         if self.case.ranks == 1 {
             return work();
@@ -213,14 +213,14 @@ impl<'a> Runner<'a> {
         let (mut first, mut last) = (u64::MAX, 0);
         for (rank, bytes) in all.iter().enumerate() {
             let (words, _) = bytes.as_chunks::<8>();
-            let [start, end] = words else { anyhow::bail!("rank {rank} told no times") };
+            let [start, end] = words else { anyhow::bail!("rank {rank} message no times") };
             (first, last) = (first.min(u64::from_le_bytes(*start)), last.max(u64::from_le_bytes(*end)));
         }
         Ok(Duration::from_nanos(last.saturating_sub(first)))
     }
 
     /// Moves rows, as whoever calls this library from Rust would: operands are made beforehand, calls are not.
-    fn ours(&self, pair: &Pair) -> Result<Duration> {
+    fn run_wholemem(&self, pair: &BufferPair) -> Result<Duration> {
         let (tensor, stream, [begin, end]) = (&self.table.tensor, &self.stream, &self.events);
         let on_device = stream.device().backend().kind() == BackendKind::Cuda;
         let calls = calls(self.case, &pair.dense, &pair.indices)?;
@@ -230,8 +230,8 @@ impl<'a> Runner<'a> {
         }
         for (indices, dense) in &calls {
             match self.case.op {
-                Op::Gather => tensor.gather_on(stream, indices, dense)?,
-                Op::Scatter => tensor.scatter_on(stream, indices, dense, Order::Any)?,
+                RowOp::Gather => tensor.gather_on(stream, indices, dense)?,
+                RowOp::Scatter => tensor.scatter_on(stream, indices, dense, Order::Any)?,
             }
         }
         if on_device {
@@ -242,13 +242,13 @@ impl<'a> Runner<'a> {
     }
 
     /// Copies as many bytes between the table and memory like that of the rows.
-    fn plain(&self, pair: &Pair) -> Result<Duration> {
+    fn run_copy(&self, pair: &BufferPair) -> Result<Duration> {
         let mut took = Duration::ZERO;
-        for Piece { at, span, .. } in &pair.pieces {
+        for TablePart { at, span, .. } in &pair.pieces {
             let dense = pair.plain.part(*at, span.len())?;
             let (to, from) = match self.case.op {
-                Op::Gather => (&dense, span),
-                Op::Scatter => (span, &dense),
+                RowOp::Gather => (&dense, span),
+                RowOp::Scatter => (span, &dense),
             };
             took += self.copy(to, from)?;
         }
@@ -258,8 +258,8 @@ impl<'a> Runner<'a> {
     fn copy(&self, to: &Span, from: &Span) -> Result<Duration> {
         let threads = cores() / self.case.movers() as usize;
         let on_host = self.stream.device().backend().kind() == BackendKind::Host;
-        if !on_host || threads < 2 || to.len() < WORTH_SHARING {
-            return self.raw.best_copy(to, from, 1).map_err(raw_failed);
+        if !on_host || threads < 2 || to.len() < PARALLEL_MIN {
+            return self.raw.best_copy(to, from, 1).map_err(raw_error);
         }
         let step = to.len().div_ceil(threads).next_multiple_of(4096);
         let parts: Vec<_> =
@@ -274,14 +274,14 @@ impl<'a> Runner<'a> {
                         let (to, from) = (to.part(start, len), from.part(start, len));
                         let raw = RawDevice::of(device);
                         line.wait();
-                        let (to, from, raw) = (to?, from?, raw.map_err(raw_failed)?);
+                        let (to, from, raw) = (to?, from?, raw.map_err(raw_error)?);
                         let began = Instant::now();
-                        raw.best_copy(&to, &from, 1).map_err(raw_failed)?;
+                        raw.best_copy(&to, &from, 1).map_err(raw_error)?;
                         Ok((began, Instant::now()))
                     })
                 })
                 .collect();
-            threads.into_iter().map(joined).collect()
+            threads.into_iter().map(join_thread).collect()
         });
         let times = times.into_iter().collect::<Result<Vec<_>>>()?;
         let began = times.iter().map(|(began, _)| *began).min();
@@ -293,7 +293,7 @@ impl<'a> Runner<'a> {
     fn check(&self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         let (seed, seen) = match (case.op, &self.check) {
-            (Op::Scatter, Some(check)) => {
+            (RowOp::Scatter, Some(check)) => {
                 self.stream.fill(check, POISON)?;
                 let all = indices(case.index, pair.indices.clone());
                 self.table.tensor.gather_on_sync(&self.stream, &all, &dense(check.clone()))?;
@@ -314,10 +314,10 @@ impl<'a> Runner<'a> {
                 "{label}: position {position}, which is row {row}, is wrong from its byte {byte} on"
             );
         }
-        for Piece { at, offset, span } in &pair.pieces {
+        for TablePart { at, offset, span } in &pair.pieces {
             let copied = match case.op {
-                Op::Gather => pair.plain.part(*at, span.len())?,
-                Op::Scatter => span.clone(),
+                RowOp::Gather => pair.plain.part(*at, span.len())?,
+                RowOp::Scatter => span.clone(),
             };
             let first = seed_at(seed, *offset);
             let expected = sum_rows(first, 8, (span.len() / 8) as u64, |position| position);
@@ -328,14 +328,14 @@ impl<'a> Runner<'a> {
     }
 
     /// Scatters what was there before.
-    fn undo(&mut self, pair: usize) -> Result<()> {
+    fn restore(&mut self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         write_rows(SEED, case.row_len, |position| pair.draw.at(position), &mut self.rows);
         let rows = pair.dense.part(0, self.rows.len())?;
         self.stream.write(&rows, &self.rows)?;
         let all = indices(case.index, pair.indices.clone());
         self.table.tensor.scatter_on_sync(&self.stream, &all, &dense(rows), Order::Any)?;
-        for Piece { offset, span, .. } in &pair.pieces {
+        for TablePart { offset, span, .. } in &pair.pieces {
             fill(span, &self.stream, &self.pattern, SEED, *offset)?;
         }
         Ok(())
@@ -354,7 +354,7 @@ fn dense(span: Span) -> RowBuffer {
 }
 
 /// The calls of a round, one behind the other in its memory.
-fn calls(case: &Case, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
+fn calls(case: &RowsCase, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
     let count = usize::try_from(case.rows)?;
     (0..usize::try_from(case.calls)?)
         .map(|call| {

@@ -9,8 +9,8 @@ use wholemem_hal::{BackendKind, Span, Stream};
 use wholemem_os::Deadline;
 use wholemem_os::width::to_usize;
 
-use super::case::Case;
-use super::content::{cores, joined, sum_rows};
+use super::case::RowsCase;
+use super::content::{cores, join_thread, sum_rows};
 use crate::args::{KindChoice, LocationChoice};
 
 /// The seed of what it holds.
@@ -19,18 +19,18 @@ pub(super) const SEED: u64 = 0x0b57_ac1e_0000_0001;
 const WORD: usize = size_of::<u64>();
 
 /// From here on a host's memory is filled by all cores.
-const WORTH_SHARING: usize = 32 << 20;
+const PARALLEL_MIN: usize = 32 << 20;
 
 /// A table that holds the pattern of [`SEED`], as one rank has it.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct BenchTable {
     pub(super) group: Communicator,
     pub(super) tensor: WholeTensor,
 }
 
-impl Table {
+impl BenchTable {
     /// Makes it and fills it. Collective.
-    pub(super) fn create(group: &Communicator, case: &Case) -> Result<Self> {
+    pub(super) fn create(group: &Communicator, case: &RowsCase) -> Result<Self> {
         let spec = TensorSpec::new(Dtype::U8, &[case.table_rows, case.row_len as u64]);
         let kind = match case.kind {
             KindChoice::Continuous => Kind::Continuous,
@@ -60,7 +60,7 @@ impl Table {
 
     /// The bytes from `offset` on, and from the beginning again behind the last, in pieces that no boundary between ranks
     /// divides.
-    pub(super) fn pieces(&self, offset: usize, len: usize) -> Result<Vec<Piece>> {
+    pub(super) fn pieces(&self, offset: usize, len: usize) -> Result<Vec<TablePart>> {
         let memory = self.tensor.memory();
         let ranks = (0..memory.partition().ranks()).map(Rank);
         let parts: Vec<Range<usize>> = ranks
@@ -73,7 +73,7 @@ impl Table {
             let part = parts.iter().find(|part| part.contains(&from));
             let Some(part) = part else { anyhow::bail!("no rank has the byte {from}") };
             let now = (part.end - from).min(len - done);
-            pieces.push(Piece { at: done, offset: from, span: memory.span(from, now)? });
+            pieces.push(TablePart { at: done, offset: from, span: memory.span(from, now)? });
             done += now;
             from = (from + now) % memory.len();
         }
@@ -93,7 +93,7 @@ impl Table {
 
 /// Some of a table's bytes, and their place among those asked for.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct TablePart {
     pub(super) at: usize,
     pub(super) offset: usize,
     pub(super) span: Span,
@@ -107,7 +107,7 @@ pub(super) fn seed_at(seed: u64, offset: usize) -> u64 {
 /// Fills memory with the pattern of `seed` from the byte `offset` on, and waits.
 pub(super) fn fill(to: &Span, stream: &Stream, pattern: &Pattern, seed: u64, offset: usize) -> Result<()> {
     let device = stream.device();
-    if device.backend().kind() != BackendKind::Host || to.len() < WORTH_SHARING {
+    if device.backend().kind() != BackendKind::Host || to.len() < PARALLEL_MIN {
         pattern.fill(stream, to, seed_at(seed, offset))?;
         return Ok(stream.synchronize(Deadline::NEVER)?);
     }
@@ -123,7 +123,7 @@ pub(super) fn fill(to: &Span, stream: &Stream, pattern: &Pattern, seed: u64, off
                 })
             })
             .collect();
-        threads.into_iter().map(joined).collect()
+        threads.into_iter().map(join_thread).collect()
     });
     outcomes.into_iter().collect()
 }

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use wholemem_command::own_store::OwnStore;
-use wholemem_command::progress::Progress;
-use wholemem_command::size::Rough;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::size::RoundedSize;
+use wholemem_command::temporary_store::TemporaryStore;
 use wholemem_command::terminal;
 use wholemem_hal::{Backend, BackendKind, Device};
 use wholemem_os::Deadline;
 use wholemem_store::{Client, Pack, PackObject};
 
-use super::limit::Limit;
+use super::limit::EchoPeer;
 use super::timed;
 use crate::args::StoreArgs;
-use crate::case_report::{Measured, tell};
+use crate::case_report::{CaseResult, print_cases};
 
 const ROUNDS: u32 = 20;
 
@@ -24,13 +24,13 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
     // Whatever a first use of the GPU takes in this process is over from here on.
     let stream = device.stream()?;
     let before = device.available()?;
-    let served = OwnStore::start_on("cuda")?;
-    let client = served.connect_with(&backend)?;
+    let store = TemporaryStore::start_on("cuda")?;
+    let client = store.connect_with(&backend)?;
     let taken = before.saturating_sub(device.available()?);
     let mut cases = Vec::new();
-    let limits = Limit::start()?.round_trips(args.rounds)?;
+    let limits = EchoPeer::start()?.round_trips(args.rounds)?;
     for &objects in &args.packs {
-        let _progress = Progress::of_step(&format!("a pack of {objects} on the GPU"));
+        let _progress = ProgressDisplay::step(&format!("a pack of {objects} on the GPU"));
         let len = (args.pack_bytes.0 / objects as usize).max(256) / 256 * 256;
         let mut pack = Pack::new("pack").on(&device);
         for object in 0..objects {
@@ -43,19 +43,19 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         }
         stream.synchronize(Deadline::NEVER)?;
         let sealed = draft.seal()?;
-        let times = (0..args.rounds.min(ROUNDS)).map(|_| attach(&served, &backend, &device, objects, len));
+        let times = (0..args.rounds.min(ROUNDS)).map(|_| attach(&store, &backend, &device, objects, len));
         let times = times.collect::<Result<Vec<_>>>()?;
-        let what = format!("attach {objects} objects, {}", Rough(len * objects as usize));
-        cases.push(Measured {
+        let what = format!("attach {objects} objects, {}", RoundedSize(len * objects as usize));
+        cases.push(CaseResult {
             bytes: Some(len * objects as usize),
-            ..Measured::of_times(1, &what, "us", &times, &limits)
+            ..CaseResult::of_times(1, &what, "us", &times, &limits)
         });
         client.delete(sealed.id)?;
     }
-    terminal::note(&format!("the store's server took {} of the GPU's memory", Rough(taken)));
+    terminal::note(&format!("the store's server took {} of the GPU's memory", RoundedSize(taken)));
     let title =
         format!("packs of a store on {}, mapped by a client that had its context", device.info().name);
-    tell("store", &title, "round trip", args.json, &cases)
+    print_cases("store", &title, "round trip", args.json, &cases)
 }
 
 fn name(object: u32) -> String {
@@ -64,13 +64,13 @@ fn name(object: u32) -> String {
 
 /// How long a client that has mapped nothing takes to have all objects.
 fn attach(
-    served: &OwnStore,
+    store: &TemporaryStore,
     backend: &Backend,
     device: &Device,
     objects: u32,
     len: usize,
 ) -> Result<Duration> {
-    let other: Client = served.connect_with(backend)?;
+    let other: Client = store.connect_with(backend)?;
     let (took, held): (_, PackObject) = timed(|| Ok(other.get_pack("pack")?))?;
     ensure!(held.members().count() == objects as usize, "not all objects of the pack are there");
     let stream = device.stream()?;

@@ -9,8 +9,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use wholemem_command::link::Link;
-use wholemem_command::peer::Peer;
+use wholemem_command::link::PeerLink;
+use wholemem_command::peer::PeerProcess;
 use wholemem_command::peer::PeerRole;
 use wholemem_hal::BackendKind;
 use wholemem_os::Deadline;
@@ -23,17 +23,17 @@ const LONGEST: usize = 64 << 10;
 
 /// The other process of a round trip.
 #[derive(Debug)]
-pub(super) struct Limit(Peer);
+pub(super) struct EchoPeer(PeerProcess);
 
-impl Limit {
+impl EchoPeer {
     pub(super) fn start() -> Result<Self> {
-        Ok(Self(Peer::start(PeerRole::Echo, BackendKind::Host)?))
+        Ok(Self(PeerProcess::start(PeerRole::Echo, BackendKind::Host)?))
     }
 
     /// How long these bytes there and one back take; of more than a packet brings along, one byte.
     pub(super) fn round_trip(&mut self, bytes: &[u8]) -> Result<Duration> {
         let packet = if bytes.is_empty() || bytes.len() > LONGEST { &[7] } else { bytes };
-        self.0.with(|link| {
+        self.0.with_link(|link| {
             let mut answer = [0; 8];
             let start = Instant::now();
             link.socket().send(packet, &[], Deadline::NEVER)?;
@@ -57,7 +57,7 @@ impl Limit {
 ///
 /// # Errors
 /// What the system said.
-pub fn echo(link: &Link) -> Result<()> {
+pub fn echo(link: &PeerLink) -> Result<()> {
     let mut packet = vec![0; MAX_PACKET];
     loop {
         let len = link.socket().recv(&mut packet, Deadline::NEVER)?;

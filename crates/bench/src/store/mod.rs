@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use wholemem_command::backend::BackendChoice;
-use wholemem_command::own_store::OwnStore;
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::temporary_store::TemporaryStore;
 use wholemem_os::Deadline;
 use wholemem_store::{Client, Object, Pack};
 
-use self::limit::Limit;
-use super::case_report::{Measured, tell};
+use self::limit::EchoPeer;
+use super::case_report::{CaseResult, print_cases};
 use super::comm::pin;
 use crate::args::StoreArgs;
 
@@ -35,18 +35,18 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         return gpu::run(args);
     }
     let core = pin()?;
-    let served = OwnStore::start()?;
-    let client = served.connect()?;
-    let mut limit = Limit::start()?;
+    let store = TemporaryStore::start()?;
+    let client = store.connect()?;
+    let mut limit = EchoPeer::start()?;
     let limits = limit.round_trips(args.rounds)?;
     let mut cases = Vec::new();
     let mut add =
         |clients: u32, what: &str, bytes: Option<usize>, times: &[Duration], limits: &[Duration]| {
-            cases.push(Measured { bytes, ..Measured::of_times(clients, what, "us", times, limits) });
+            cases.push(CaseResult { bytes, ..CaseResult::of_times(clients, what, "us", times, limits) });
         };
     for size in &args.sizes {
-        let _progress = Progress::of_step(&format!("objects of {} bytes", size.0));
-        let Times { kinds, limits } = by_size(&served, &client, &mut limit, size.0, args.rounds)?;
+        let _progress = ProgressDisplay::step(&format!("objects of {} bytes", size.0));
+        let ObjectTimes { kinds, limits } = by_size(&store, &client, &mut limit, size.0, args.rounds)?;
         for (what, times) in ["create+write+seal", "get first", "get cached", "delete"].iter().zip(&kinds) {
             // Only what is created brings its bytes along.
             let limits = if *what == "create+write+seal" { &limits[0] } else { &limits[1] };
@@ -54,18 +54,18 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         }
     }
     for &objects in &args.packs {
-        let _progress = Progress::of_step(&format!("a pack of {objects}"));
+        let _progress = ProgressDisplay::step(&format!("a pack of {objects}"));
         add(
             1,
             "attach pack",
             Some(objects as usize),
-            &attach(&served, &client, objects, args.rounds.min(20))?,
+            &attach(&store, &client, objects, args.rounds.min(20))?,
             &limits,
         );
     }
-    add(2, "publish to visible", None, &publish(&served, &client, args.rounds)?, &limits);
+    add(2, "publish to visible", None, &publish(&store, &client, args.rounds)?, &limits);
     for &clients in &args.clients {
-        let others = (1..clients).map(|_| served.connect()).collect::<Result<Vec<_>>>()?;
+        let others = (1..clients).map(|_| store.connect()).collect::<Result<Vec<_>>>()?;
         let times = (0..args.rounds).map(|_| timed(|| Ok(client.status()?)));
         let times = times.collect::<Result<Vec<_>>>()?;
         let seen = client.status()?.clients;
@@ -76,7 +76,7 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
     drop(client);
     let title =
         format!("a store of the host, everybody pinned to core {core}; bytes of a pack are its objects");
-    tell("store", &title, "round trip", args.json, &cases)
+    print_cases("store", &title, "round trip", args.json, &cases)
 }
 
 fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
@@ -85,19 +85,25 @@ fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
     Ok((start.elapsed(), outcome))
 }
 
-/// Times of the four things that happen to an object, of one size; and of round trips beside them, of as many bytes and of
+/// ObjectTimes of the four things that happen to an object, of one size; and of round trips beside them, of as many bytes and of
 /// one.
 #[derive(Debug, Default)]
-struct Times {
+struct ObjectTimes {
     kinds: [Vec<Duration>; 4],
     limits: [Vec<Duration>; 2],
 }
 
-fn by_size(served: &OwnStore, client: &Client, limit: &mut Limit, len: usize, rounds: u32) -> Result<Times> {
+fn by_size(
+    store: &TemporaryStore,
+    client: &Client,
+    limit: &mut EchoPeer,
+    len: usize,
+    rounds: u32,
+) -> Result<ObjectTimes> {
     const WARM_UP: u32 = 10;
-    const MOST_BYTES: usize = 4 << 30;
-    let rounds = rounds.min(u32::try_from(MOST_BYTES / len.max(1)).unwrap_or(u32::MAX)).max(3);
-    let mut all = Times::default();
+    const MAX_BYTES: usize = 4 << 30;
+    let rounds = rounds.min(u32::try_from(MAX_BYTES / len.max(1)).unwrap_or(u32::MAX)).max(3);
+    let mut all = ObjectTimes::default();
     let (times, limits) = (&mut all.kinds, &mut all.limits);
     let mut bytes = vec![0; len];
     // Each by itself: who comes and goes meanwhile would be measured too. And the limit beside it in every round, as the
@@ -120,7 +126,7 @@ fn by_size(served: &OwnStore, client: &Client, limit: &mut Limit, len: usize, ro
     let sealed = client.put("bench", &bytes)?;
     for _ in 0..rounds {
         // One that has mapped nothing yet.
-        let other = served.connect()?;
+        let other = store.connect()?;
         let (took, object) = timed(|| Ok(other.get("bench")?))?;
         times[1].push(took);
         check(&object, len, 7)?;
@@ -145,7 +151,7 @@ fn check(object: &Object, len: usize, value: u8) -> Result<()> {
 }
 
 /// How long a client that has mapped nothing takes to have all objects of a pack.
-fn attach(served: &OwnStore, client: &Client, objects: u32, rounds: u32) -> Result<Vec<Duration>> {
+fn attach(store: &TemporaryStore, client: &Client, objects: u32, rounds: u32) -> Result<Vec<Duration>> {
     const LEN: usize = 1024;
     let mut pack = Pack::new("pack");
     for object in 0..objects {
@@ -158,7 +164,7 @@ fn attach(served: &OwnStore, client: &Client, objects: u32, rounds: u32) -> Resu
     let sealed = draft.seal()?;
     let mut times = Vec::new();
     for _ in 0..rounds {
-        let other = served.connect()?;
+        let other = store.connect()?;
         let (took, held) = timed(|| Ok(other.get_pack("pack")?))?;
         ensure!(held.members().count() == objects as usize, "not all objects of the pack are there");
         let last = objects as usize - 1;
@@ -172,11 +178,11 @@ fn attach(served: &OwnStore, client: &Client, objects: u32, rounds: u32) -> Resu
 }
 
 /// How long after it is sent away a small object is got by a process that waits for it.
-fn publish(served: &OwnStore, client: &Client, rounds: u32) -> Result<Vec<Duration>> {
+fn publish(store: &TemporaryStore, client: &Client, rounds: u32) -> Result<Vec<Duration>> {
     let mut times = Vec::new();
     for round in 0..rounds {
         let name = format!("publish-{round}");
-        let waiter = served.connect()?;
+        let waiter = store.connect()?;
         let deadline = Deadline::after(Duration::from_secs(60));
         let waiting = {
             let name = name.clone();

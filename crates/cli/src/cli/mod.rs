@@ -85,7 +85,7 @@ pub(crate) struct LaunchArgs {
 #[derive(Debug, Args)]
 pub(crate) struct TableArgs {
     #[command(subcommand)]
-    pub(crate) what: TableCommand,
+    pub(crate) command: TableCommand,
 }
 
 #[derive(Debug, Subcommand)]

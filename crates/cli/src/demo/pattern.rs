@@ -1,7 +1,7 @@
 //! Bytes that depend on a seed and on where they are, so that a byte that is lost, moved or old is seen.
 
 use anyhow::{Result, bail};
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_hal::{Mapping, Stream};
 
 const WORD: usize = size_of::<u64>();
@@ -25,7 +25,7 @@ impl Pattern {
     }
 
     /// Makes the bytes from `offset`, which is a multiple of a word's length.
-    pub(super) fn make(self, offset: usize, target: &mut [u8]) {
+    pub(super) fn generate(self, offset: usize, target: &mut [u8]) {
         debug_assert!(offset.is_multiple_of(WORD));
         let mut words = (offset as u64 / WORD as u64..).map(|index| self.word(index).to_ne_bytes());
         let (whole, rest) = target.as_chunks_mut::<WORD>();
@@ -50,7 +50,7 @@ impl Pattern {
         let mut bytes = vec![0; STEP];
         for offset in (0..map.len()).step_by(STEP) {
             let len = STEP.min(map.len() - offset);
-            self.make(offset, &mut bytes[..len]);
+            self.generate(offset, &mut bytes[..len]);
             stream.write(&map.span(offset, len)?, &bytes[..len])?;
         }
         Ok(())
@@ -61,13 +61,13 @@ impl Pattern {
     /// # Errors
     /// The first byte that is not.
     pub(super) fn check(self, stream: &Stream, map: &Mapping, label: &str) -> Result<()> {
-        let progress = Progress::of_bytes(label, map.len());
+        let progress = ProgressDisplay::bytes(label, map.len());
         let (mut seen, mut expected) = (vec![0; STEP], vec![0; STEP]);
         for offset in (0..map.len()).step_by(STEP) {
             let len = STEP.min(map.len() - offset);
             let (seen, expected) = (&mut seen[..len], &mut expected[..len]);
             stream.read(&map.span(offset, len)?, seen)?;
-            self.make(offset, expected);
+            self.generate(offset, expected);
             if seen != expected {
                 let wrong = seen.iter().zip(&*expected).position(|(seen, expected)| seen != expected);
                 let at = wrong.unwrap_or_default();
@@ -93,10 +93,10 @@ mod tests {
     fn any_part_is_the_same_as_that_part_of_the_whole() {
         let pattern = Pattern::new(42);
         let mut whole = vec![0; 1000];
-        pattern.make(0, &mut whole);
+        pattern.generate(0, &mut whole);
         for (offset, len) in [(0, 8), (8, 1), (16, 13), (992, 8), (504, 496)] {
             let mut part = vec![0; len];
-            pattern.make(offset, &mut part);
+            pattern.generate(offset, &mut part);
             assert_eq!(part, &whole[offset..offset + len]);
         }
     }

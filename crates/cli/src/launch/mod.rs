@@ -15,8 +15,8 @@
 
 mod orphans;
 mod output;
+mod output_queue;
 mod rank;
-mod sink;
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -28,59 +28,61 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, kill_process_group, setrlimit};
 use wholemem_comm::UniqueId;
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
 
-use self::output::Output;
-use self::sink::Sink;
+use self::output::RankOutput;
+use self::output_queue::OutputQueue;
 use crate::cli::LaunchArgs;
 
-pub(crate) use self::rank::serve;
+pub(crate) use self::rank::run_role;
 
 /// What is passed on to the ranks.
-const PASSED_ON: [Signal; 6] =
+const FORWARDED: [Signal; 6] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
 /// How long ranks have to end after one has failed, before they are killed.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 /// The ranks of a run; all of them are dead when this is dropped.
 #[derive(Debug)]
-struct Crew(Vec<Member>);
+struct RankGroup(Vec<LaunchedRank>);
 
 #[derive(Debug)]
-struct Member {
+struct LaunchedRank {
     rank: u32,
     child: Child,
-    watch: PidFd,
-    output: Output,
+    pidfd: PidFd,
+    output: RankOutput,
     status: Option<ExitStatus>,
 }
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     // Before there is another thread, so that no signal passes us by.
-    let signals = Signals::take(&[&PASSED_ON[..], &[Signal::CHILD]].concat())?;
+    let signals = Signals::take(&[&FORWARDED[..], &[Signal::CHILD]].concat())?;
     let id = UniqueId::create()?;
     if let Some(folder) = &args.log_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let port = free_port();
     allow_files(args.ranks);
-    orphans::adopt();
-    let mut crew = Crew(Vec::new());
+    orphans::become_subreaper();
+    let mut group = RankGroup(Vec::new());
     for rank in 0..args.ranks {
-        crew.0
-            .push(Member::start(rank, args, &id, port).with_context(|| format!("cannot start rank {rank}"))?);
+        group.0.push(
+            LaunchedRank::start(rank, args, &id, port)
+                .with_context(|| format!("cannot start rank {rank}"))?,
+        );
     }
-    let failure = crew.watch(&signals)?;
+    let failure = group.supervise(&signals)?;
     Ok(match failure {
         None => ExitCode::SUCCESS,
         Some((rank, status)) => {
-            let title = Colour::of_stderr().paint(Tone::Bad, "error:");
+            let title = Colour::of_stderr().paint(TextStyle::Error, "error:");
             let others = if args.ranks > 1 { "; the others were ended" } else { "" };
-            terminal::say(&format!("{title} rank {rank} failed: {status}{others}\n"));
+            terminal::print_stderr(&format!("{title} rank {rank} failed: {status}{others}\n"));
             ExitCode::from(code(status))
         }
     })
@@ -110,7 +112,7 @@ fn free_port() -> u16 {
     probe.map_or(29500, |address| address.port())
 }
 
-impl Member {
+impl LaunchedRank {
     fn start(rank: u32, args: &LaunchArgs, id: &UniqueId, port: u16) -> Result<Self> {
         let (rank_text, size) = (rank.to_string(), args.ranks.to_string());
         let mut command = Command::new("/proc/self/exe");
@@ -132,9 +134,9 @@ impl Member {
             .stderr(Stdio::piped())
             .process_group(0);
         let mut child = command.spawn()?;
-        let output = Output::of(rank, args.ranks, &mut child, args.log_dir.as_deref())?;
-        let watch = PidFd::open(child.id())?;
-        Ok(Self { rank, child, watch, output, status: None })
+        let output = RankOutput::of(rank, args.ranks, &mut child, args.log_dir.as_deref())?;
+        let pidfd = PidFd::open(child.id())?;
+        Ok(Self { rank, child, pidfd, output, status: None })
     }
 
     /// The rank's process, as long as it has not been waited for: its number, and that of its group, are ours.
@@ -163,65 +165,65 @@ impl Member {
     }
 }
 
-impl Crew {
+impl RankGroup {
     /// Waits for all ranks, and says which one was the first to fail.
-    fn watch(&mut self, signals: &Signals) -> Result<Option<(u32, ExitStatus)>> {
+    fn supervise(&mut self, signals: &Signals) -> Result<Option<(u32, ExitStatus)>> {
         let mut failure = None;
         let mut kill_at: Option<Instant> = None;
-        let mut sinks = Sink::both();
-        while self.0.iter().any(|member| member.status.is_none()) {
-            self.sleep(signals, &sinks, kill_at);
-            sinks.iter_mut().try_for_each(Sink::flush)?;
+        let mut queues = OutputQueue::both();
+        while self.0.iter().any(|rank| rank.status.is_none()) {
+            self.poll(signals, &queues, kill_at);
+            queues.iter_mut().try_for_each(OutputQueue::flush)?;
             while let Some(signal) = signals.next()? {
                 if signal == Signal::CHILD {
-                    orphans::bury(|child| self.0.iter().any(|member| member.pid() == Some(child)));
+                    orphans::reap(|child| self.0.iter().any(|rank| rank.pid() == Some(child)));
                 } else {
-                    self.0.iter().for_each(|member| member.signal(signal));
+                    self.0.iter().for_each(|rank| rank.signal(signal));
                 }
             }
-            for member in &mut self.0 {
-                member.output.pass_on(&mut sinks)?;
-                if member.status.is_none() && member.watch.has_exited()? {
-                    let status = member.reap()?;
-                    member.output.pass_on(&mut sinks)?;
+            for rank in &mut self.0 {
+                rank.output.forward(&mut queues)?;
+                if rank.status.is_none() && rank.pidfd.has_exited()? {
+                    let status = rank.reap()?;
+                    rank.output.forward(&mut queues)?;
                     if !status.success() && failure.is_none() {
-                        failure = Some((member.rank, status));
+                        failure = Some((rank.rank, status));
                     }
                 }
             }
             if failure.is_some() && kill_at.is_none() {
-                self.0.iter().for_each(|member| member.signal(Signal::TERM));
-                kill_at = Some(Instant::now() + GRACE);
+                self.0.iter().for_each(|rank| rank.signal(Signal::TERM));
+                kill_at = Some(Instant::now() + GRACE_PERIOD);
             }
             if kill_at.is_some_and(|at| at <= Instant::now()) {
-                self.0.iter().for_each(|member| member.signal(Signal::KILL));
+                self.0.iter().for_each(|rank| rank.signal(Signal::KILL));
             }
         }
-        self.finish(signals, &mut sinks)?;
+        self.finish(signals, &mut queues)?;
         Ok(failure)
     }
 
     /// Passes on what dead ranks have left in their pipes. A signal ends the wait for a reader that does not read.
-    fn finish(&mut self, signals: &Signals, sinks: &mut [Sink; 2]) -> Result<()> {
+    fn finish(&mut self, signals: &Signals, queues: &mut [OutputQueue; 2]) -> Result<()> {
         // First, so that the pipes have an end, and nothing runs or lies about dead while a reader stands still.
-        orphans::end();
-        let mut is_told = false;
+        orphans::kill_all();
+        let mut is_finished = false;
         loop {
             let mut any = false;
-            for member in &mut self.0 {
-                any |= member.output.pass_on(sinks)?;
+            for rank in &mut self.0 {
+                any |= rank.output.forward(queues)?;
             }
             // Only once, and when all else is there: it ends the last lines.
-            if !any && !is_told && !sinks.iter().any(Sink::is_full) {
-                self.0.iter_mut().for_each(|member| member.output.finish(sinks));
-                is_told = true;
+            if !any && !is_finished && !queues.iter().any(OutputQueue::is_full) {
+                self.0.iter_mut().for_each(|rank| rank.output.finish(queues));
+                is_finished = true;
             }
-            sinks.iter_mut().try_for_each(Sink::flush)?;
-            if !any && is_told && sinks.iter().all(Sink::is_empty) {
+            queues.iter_mut().try_for_each(OutputQueue::flush)?;
+            if !any && is_finished && queues.iter().all(OutputQueue::is_empty) {
                 return Ok(());
             }
             if !any {
-                self.sleep(signals, sinks, None);
+                self.poll(signals, queues, None);
             }
             while let Some(signal) = signals.next()? {
                 if signal != Signal::CHILD {
@@ -232,12 +234,12 @@ impl Crew {
     }
 
     /// Waits until something happens.
-    fn sleep(&self, signals: &Signals, sinks: &[Sink; 2], kill_at: Option<Instant>) {
-        let living = self.0.iter().filter(|member| member.status.is_none());
+    fn poll(&self, signals: &Signals, queues: &[OutputQueue; 2], kill_at: Option<Instant>) {
+        let living = self.0.iter().filter(|rank| rank.status.is_none());
         let mut polls = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-        polls.extend(living.map(|member| PollFd::from_borrowed_fd(member.watch.as_fd(), PollFlags::IN)));
-        polls.extend(sinks.iter().filter_map(Sink::poll));
-        let outputs = self.0.iter().flat_map(|member| member.output.fds(sinks));
+        polls.extend(living.map(|rank| PollFd::from_borrowed_fd(rank.pidfd.as_fd(), PollFlags::IN)));
+        polls.extend(queues.iter().filter_map(OutputQueue::poll));
+        let outputs = self.0.iter().flat_map(|rank| rank.output.fds(queues));
         polls.extend(outputs.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let left = kill_at.map(|at| at.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
@@ -245,12 +247,12 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for RankGroup {
     fn drop(&mut self) {
-        for member in self.0.iter_mut().filter(|member| member.status.is_none()) {
-            let _ = member.reap();
+        for rank in self.0.iter_mut().filter(|rank| rank.status.is_none()) {
+            let _ = rank.reap();
         }
-        orphans::end();
+        orphans::kill_all();
     }
 }
 

@@ -14,7 +14,7 @@ const NPY: &str = "npy ";
 const SAFETENSORS: &str = "safetensors";
 
 /// How long that can be, in bytes: the longest description, less its beginning.
-const LONGEST_METADATA: usize = 216 - SAFETENSORS.len() - 1;
+const MAX_METADATA: usize = 216 - SAFETENSORS.len() - 1;
 
 /// Where the bytes of a .npy file begin that is so long, and what they are.
 pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
@@ -26,7 +26,7 @@ pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
 pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     match std::str::from_utf8(meta).ok()?.strip_prefix(NPY) {
         Some(text) => npy::front(text).ok(),
-        None => npy::front(&npy_text(&understand("the object", meta, 0).ok()?)?).ok(),
+        None => npy::front(&npy_text(&parse_description("the object", meta, 0).ok()?)?).ok(),
     }
 }
 
@@ -38,14 +38,14 @@ fn npy_text(tensor: &Entry) -> Option<String> {
 }
 
 /// What the users of a pack are told whose file says this of itself.
-pub(super) fn describe_pack(metadata: Option<&str>) -> String {
+pub(super) fn pack_description(metadata: Option<&str>) -> String {
     match metadata {
         None => SAFETENSORS.to_owned(),
-        Some(metadata) if metadata.len() <= LONGEST_METADATA => format!("{SAFETENSORS} {metadata}"),
+        Some(metadata) if metadata.len() <= MAX_METADATA => format!("{SAFETENSORS} {metadata}"),
         Some(metadata) => {
             let len = metadata.len();
             terminal::note(&format!(
-                "`__metadata__` of {len} bytes is left out: there is room for {LONGEST_METADATA}"
+                "`__metadata__` of {len} bytes is left out: there is room for {MAX_METADATA}"
             ));
             SAFETENSORS.to_owned()
         }
@@ -53,18 +53,18 @@ pub(super) fn describe_pack(metadata: Option<&str>) -> String {
 }
 
 /// What a pack's file said of itself, if the pack was a file.
-pub(super) fn understand_pack(meta: &[u8]) -> Option<Option<&str>> {
+pub(super) fn parse_pack_description(meta: &[u8]) -> Option<Option<&str>> {
     let rest = std::str::from_utf8(meta).ok()?.strip_prefix(SAFETENSORS)?;
     if rest.is_empty() { Some(None) } else { rest.strip_prefix(' ').map(Some) }
 }
 
 /// What the users of a tensor's object are told.
-pub(super) fn describe(tensor: &Entry) -> String {
+pub(super) fn description(tensor: &Entry) -> String {
     json!({ "dtype": tensor.type_name, "shape": tensor.shape }).to_string()
 }
 
 /// A tensor of a file to be written, by what the users of its object are told.
-pub(super) fn understand(name: &str, meta: &[u8], len: usize) -> Result<Entry> {
+pub(super) fn parse_description(name: &str, meta: &[u8], len: usize) -> Result<Entry> {
     let what = || format!("`{name}` does not say what it is");
     let value: Value = serde_json::from_slice(meta).with_context(what)?;
     let type_name = value["dtype"].as_str().with_context(what)?.to_owned();
@@ -93,10 +93,10 @@ mod tests {
     #[test]
     fn a_pack_is_understood_as_it_was_described() {
         for metadata in [None, Some(r#"{"format":"pt"}"#)] {
-            assert_eq!(understand_pack(describe_pack(metadata).as_bytes()), Some(metadata));
+            assert_eq!(parse_pack_description(pack_description(metadata).as_bytes()), Some(metadata));
         }
         for meta in [&b""[..], b"npy {}", b"safetensorsish", b"\xff"] {
-            assert_eq!(understand_pack(meta), None);
+            assert_eq!(parse_pack_description(meta), None);
         }
     }
 
@@ -122,10 +122,10 @@ mod tests {
             offset: 0,
             len: 6,
         };
-        assert_eq!(describe(&tensor), r#"{"dtype":"F8_E4M3","shape":[2,3]}"#);
-        assert_eq!(understand("a", describe(&tensor).as_bytes(), 6).unwrap(), tensor);
+        assert_eq!(description(&tensor), r#"{"dtype":"F8_E4M3","shape":[2,3]}"#);
+        assert_eq!(parse_description("a", description(&tensor).as_bytes(), 6).unwrap(), tensor);
         for meta in ["", "{}", r#"{"dtype":"F32","shape":[-1]}"#] {
-            let error = understand("a", meta.as_bytes(), 6).unwrap_err();
+            let error = parse_description("a", meta.as_bytes(), 6).unwrap_err();
             assert_eq!(error.to_string(), "`a` does not say what it is");
         }
     }

@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use wholemem::files::{npy, safetensors};
-use wholemem_command::progress::Progress;
-use wholemem_command::size::Rough;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::size::RoundedSize;
 use wholemem_command::terminal;
 use wholemem_os::SharedSlice;
 use wholemem_os::pidfd::Signal;
@@ -20,10 +20,10 @@ use super::tensors;
 use crate::cli::{GetArgs, PutArgs};
 
 /// How much is copied at a time.
-const STEP: usize = 1 << 20;
+const COPY_LEN: usize = 1 << 20;
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct TransferReport<'a> {
     name: &'a str,
     id: u64,
     version: u64,
@@ -43,16 +43,16 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let (sealed, len, objects) = put_file(&client, &args.name, path).with_context(context)?;
     let Sealed { id, version, .. } = sealed;
     if args.json {
-        let report = Report { name: &args.name, id: id.as_u64(), version, len, objects };
+        let report = TransferReport { name: &args.name, id: id.as_u64(), version, len, objects };
         return terminal::print_json(&report);
     }
     let count = if objects == 1 { String::new() } else { format!(", {objects} objects") };
-    let name = terminal::plain(&args.name);
-    terminal::print(&format!("{name} version {version}, {}{count}\n", Rough(len)))
+    let name = terminal::escaped(&args.name);
+    terminal::print(&format!("{name} version {version}, {}{count}\n", RoundedSize(len)))
 }
 
 fn put_file(client: &Client, name: &str, path: &Path) -> Result<(Sealed, usize, usize)> {
-    // Before it is opened: that would wait for who writes a pipe.
+    // Before it is selected: that would wait for who writes a pipe.
     let is_ordinary = std::fs::metadata(path)?.is_file();
     ensure!(is_ordinary, "it is no ordinary file, and its length is not known beforehand");
     let mut file = File::open(path)?;
@@ -78,7 +78,7 @@ fn put_bytes(
     len: usize,
 ) -> Result<(Sealed, usize, usize)> {
     let mut draft = client.create_described(name, meta, len)?;
-    let progress = Progress::of_bytes("putting", len);
+    let progress = ProgressDisplay::bytes("putting", len);
     copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(at, bytes)?))?;
     let said = offset + len;
     ensure!(file.read(&mut [0])? == 0, "it is longer than the {said} bytes it was said to have");
@@ -98,18 +98,18 @@ fn put_safetensors(
     let mut header = vec![0; safetensors::header_len(start, len as u64)?];
     file.read_exact(&mut header)?;
     let found = safetensors::decode(&header, len as u64)?;
-    let about = tensors::describe_pack(safetensors::metadata(&header).as_deref());
+    let about = tensors::pack_description(safetensors::metadata(&header).as_deref());
     let mut pack = Pack::new(name).described(about.as_bytes());
     let mut places = Vec::new();
     for tensor in &found {
         let (offset, len) = (usize::try_from(tensor.offset)?, usize::try_from(tensor.len)?);
-        let meta = tensors::describe(tensor);
+        let meta = tensors::description(tensor);
         pack = pack.add_described(&format!("{name}/{}", tensor.name), meta.as_bytes(), len);
         places.push((offset, len));
     }
     let mut draft = client.create_pack(&pack)?;
     let total = places.iter().map(|(_, len)| len).sum();
-    let progress = Progress::of_bytes("putting", total);
+    let progress = ProgressDisplay::bytes("putting", total);
     for (member, (offset, len)) in places.into_iter().enumerate() {
         copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(member, at, bytes)?))?;
     }
@@ -120,13 +120,13 @@ fn copy_in(
     file: &mut File,
     offset: usize,
     len: usize,
-    progress: &Progress,
+    progress: &ProgressDisplay,
     mut write: impl FnMut(usize, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut buffer = vec![0; STEP.min(len)];
+    let mut buffer = vec![0; COPY_LEN.min(len)];
     file.seek(SeekFrom::Start(offset as u64))?;
-    for at in (0..len).step_by(STEP) {
-        let part = &mut buffer[..STEP.min(len - at)];
+    for at in (0..len).step_by(COPY_LEN) {
+        let part = &mut buffer[..COPY_LEN.min(len - at)];
         file.read_exact(part).context("it became shorter while it was read")?;
         write(at, part)?;
         progress.advance(part.len());
@@ -148,45 +148,46 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     .with_context(context)?;
     let (id, version) = (entry.id.as_u64(), entry.version);
     if args.json {
-        return terminal::print_json(&Report { name: &args.name, id, version, len, objects });
+        return terminal::print_json(&TransferReport { name: &args.name, id, version, len, objects });
     }
-    terminal::print(&format!("{} version {version}, {}\n", terminal::plain(&args.name), Rough(len)))
+    terminal::print(&format!("{} version {version}, {}\n", terminal::escaped(&args.name), RoundedSize(len)))
 }
 
 /// That an object was put from another kind of file than it is to become.
-fn never_was(entry: &Entry, kind: &str) -> anyhow::Error {
-    let name = terminal::plain(&entry.name);
+fn not_put_as(entry: &Entry, kind: &str) -> anyhow::Error {
+    let name = terminal::escaped(&entry.name);
     anyhow!("`{name}` was no {kind} file when it was put; another ending takes its bytes as they are")
 }
 
 fn get_bytes(object: &Object, entry: &Entry, is_npy: bool, path: &Path) -> Result<(usize, usize)> {
     let front = match is_npy {
-        true => tensors::write_npy(&entry.meta).ok_or_else(|| never_was(entry, ".npy"))?,
+        true => tensors::write_npy(&entry.meta).ok_or_else(|| not_put_as(entry, ".npy"))?,
         false => Vec::new(),
     };
     let bytes = object.bytes()?;
-    let mut file = Target::create(path)?;
+    let mut file = OutputFile::create(path)?;
     file.write(&front)?;
-    copy_out(&bytes, &mut file, &Progress::of_bytes("getting", object.len()))?;
+    copy_out(&bytes, &mut file, &ProgressDisplay::bytes("getting", object.len()))?;
     file.commit()?;
     Ok((object.len(), 1))
 }
 
 fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize, usize)> {
-    let about = tensors::understand_pack(&entry.meta).ok_or_else(|| never_was(entry, ".safetensors"))?;
+    let about =
+        tensors::parse_pack_description(&entry.meta).ok_or_else(|| not_put_as(entry, ".safetensors"))?;
     let pack = object.into_pack()?;
     let own = format!("{}/", entry.name);
     let mut found = Vec::new();
     for (full, member) in pack.members() {
         let name = full.strip_prefix(&own).unwrap_or(full);
-        found.push((full, member, tensors::understand(name, &member.meta, member.len)?));
+        found.push((full, member, tensors::parse_description(name, &member.meta, member.len)?));
     }
     found.sort_by_key(|(_, member, _)| member.offset);
     let entries: Vec<_> = found.iter().map(|(_, _, entry)| entry.clone()).collect();
     let total = found.iter().map(|(_, member, _)| member.len).sum();
-    let mut file = Target::create(path)?;
+    let mut file = OutputFile::create(path)?;
     file.write(&safetensors::front(&entries, about)?)?;
-    let progress = Progress::of_bytes("getting", total);
+    let progress = ProgressDisplay::bytes("getting", total);
     for (full, _, _) in &found {
         copy_out(&pack.bytes(full)?, &mut file, &progress)?;
     }
@@ -194,10 +195,10 @@ fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize,
     Ok((total, found.len()))
 }
 
-fn copy_out(bytes: &SharedSlice<'_>, file: &mut Target, progress: &Progress) -> Result<()> {
-    let mut buffer = vec![0; STEP.min(bytes.len())];
-    for at in (0..bytes.len()).step_by(STEP) {
-        let part = &mut buffer[..STEP.min(bytes.len() - at)];
+fn copy_out(bytes: &SharedSlice<'_>, file: &mut OutputFile, progress: &ProgressDisplay) -> Result<()> {
+    let mut buffer = vec![0; COPY_LEN.min(bytes.len())];
+    for at in (0..bytes.len()).step_by(COPY_LEN) {
+        let part = &mut buffer[..COPY_LEN.min(bytes.len() - at)];
         bytes.read_at(at, part)?;
         file.write(part)?;
         progress.advance(part.len());
@@ -206,13 +207,13 @@ fn copy_out(bytes: &SharedSlice<'_>, file: &mut Target, progress: &Progress) -> 
 }
 
 /// The file that an object becomes: whole, or not at all.
-struct Target {
+struct OutputFile {
     file: Replacement,
     /// Held back while there may be something to remove when one comes.
     signals: Option<Signals>,
 }
 
-impl Target {
+impl OutputFile {
     fn create(path: &Path) -> Result<Self> {
         // A pipe may wait for its reader, and is to be interrupted then.
         let is_file = std::fs::metadata(path).map_or(true, |found| found.is_file());

@@ -233,7 +233,7 @@ fn a_table_that_cannot_be_is_refused_with_a_hint() {
         let run = run(&[&args[..], &["--ranks", ranks]].concat());
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{run:?}");
         assert!(run.stderr.starts_with("error: cannot fill "), "{}", run.stderr);
-        assert!(run.stderr.contains("\nhint: ask for less"), "{}", run.stderr);
+        assert!(run.stderr.contains("\nhint: use a smaller `--size`"), "{}", run.stderr);
     }
 }
 

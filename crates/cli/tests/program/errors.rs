@@ -23,7 +23,7 @@ fn a_size_that_is_none_is_told_with_the_reason() {
     let run = run(&["demo", "--size", "1GB"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
     insta::assert_snapshot!(run.stderr, @r"
-    error: invalid value '1GB' for '--size <SIZE>': `GB` is not a unit: use B, KiB, MiB, GiB or TiB, or K, M, G or T for short
+    error: invalid value '1GB' for '--size <SIZE>': `GB` is not a unit: use B, KiB, MiB, GiB or TiB, or K, M, G or T
 
     For more information, try '--help'.
     ");
@@ -39,7 +39,7 @@ fn an_absent_backend_is_told_with_a_way_out() {
     for command in commands {
         let run = run(&[command, &["--backend", "cuda"]].concat());
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{command:?}");
-        let hint = "hint: `wholemem doctor` says what was tried; `--backend host` needs no GPU";
+        let hint = "hint: `wholemem doctor` shows what was tried; `--backend host` needs no GPU";
         assert_eq!(run.stderr, format!("error: {error}\n\n{hint}\n"), "{command:?}");
     }
 }
@@ -51,7 +51,7 @@ fn more_memory_than_there_is_is_told_with_a_way_out() {
     let (error, hint) = run.stderr.split_once("\n\n").unwrap();
     assert!(error.starts_with("error: cannot fill 4096 TiB of memory: "), "{error}");
     assert!(error.ends_with(" are available"), "{error}");
-    let expected = "hint: ask for less, with a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
+    let expected = "hint: use a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
     assert_eq!(hint, expected);
 }
 

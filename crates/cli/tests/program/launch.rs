@@ -9,7 +9,7 @@ use std::process::Stdio;
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{finish, patience, program, run};
+use crate::run::{finish, program, run, timeout};
 
 /// A shell's command as ranks.
 fn launch(ranks: &str, script: &str) -> crate::run::Run {
@@ -98,9 +98,9 @@ fn whatever_ends_the_launcher_ends_the_ranks() {
     for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
         let (mut launcher, _output, watch, ranks) = waiting("echo $$; exec sleep 1000");
         watch.signal(signal).unwrap();
-        assert!(watch.wait_exit(patience()).unwrap(), "the launcher outlives {signal:?}");
+        assert!(watch.wait_exit(timeout()).unwrap(), "the launcher outlives {signal:?}");
         for rank in &ranks {
-            assert!(rank.wait_exit(patience()).unwrap(), "a rank outlives {signal:?}");
+            assert!(rank.wait_exit(timeout()).unwrap(), "a rank outlives {signal:?}");
         }
         let code = launcher.wait().unwrap().code();
         assert_eq!(code, (signal != Signal::KILL).then_some(128 + signal.as_raw()), "{signal:?}");
@@ -114,7 +114,7 @@ fn ranks_that_are_stopped_end_too() {
     let script = format!("(kill -STOP $$; {until_stopped}; echo $$) & wait; exec sleep 1000");
     let (mut launcher, _output, watch, _ranks) = waiting(&script);
     watch.signal(Signal::TERM).unwrap();
-    assert!(watch.wait_exit(patience()).unwrap(), "the launcher waits for ranks that are stopped");
+    assert!(watch.wait_exit(timeout()).unwrap(), "the launcher waits for ranks that are stopped");
     assert_eq!(launcher.wait().unwrap().code(), Some(128 + Signal::TERM.as_raw()));
 }
 
@@ -140,7 +140,7 @@ fn what_a_rank_leaves_running_is_ended_with_it() {
         let left: u32 = run.stdout.trim().rsplit(' ').next().unwrap().parse().unwrap();
         // It may take the kernel a moment, and its number may be nobody's already.
         if let Ok(left) = PidFd::open(left) {
-            assert!(left.wait_exit(patience()).unwrap(), "it still runs: {script}");
+            assert!(left.wait_exit(timeout()).unwrap(), "it still runs: {script}");
         }
     }
 }
@@ -202,7 +202,7 @@ fn a_reader_that_stands_still_keeps_no_failure_and_no_signal_waiting() {
     // The pipe is full when nothing more fits: then the ranks go on.
     let stdout = launcher.stdout.take().unwrap();
     let pipe = rustix::pipe::fcntl_getpipe_size(&stdout).unwrap() as u64;
-    let deadline = patience();
+    let deadline = timeout();
     while rustix::io::ioctl_fionread(&stdout).unwrap() + 4096 <= pipe {
         assert!(!deadline.has_passed(), "the pipe is not filled");
         std::thread::yield_now();
@@ -217,7 +217,7 @@ fn a_reader_that_stands_still_keeps_no_failure_and_no_signal_waiting() {
         std::thread::yield_now();
     }
     watch.signal(Signal::TERM).unwrap();
-    assert!(watch.wait_exit(patience()).unwrap(), "it waits for its reader");
+    assert!(watch.wait_exit(timeout()).unwrap(), "it waits for its reader");
     assert_eq!(launcher.wait().unwrap().code(), Some(7));
     std::io::Read::read_to_string(&mut launcher.stderr.take().unwrap(), &mut said).unwrap();
     assert!(said.ends_with("error: rank 1 failed: exit status: 7; the others were ended\n"), "{said}");

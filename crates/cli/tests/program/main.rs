@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod bench;
+mod cleanup;
 mod collective;
 mod demo;
 mod doctor;
@@ -11,7 +12,6 @@ mod examples;
 mod help;
 mod json;
 mod launch;
-mod leftovers;
 mod run;
 mod store;
 mod table;

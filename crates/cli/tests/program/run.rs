@@ -6,7 +6,7 @@ use std::time::Duration;
 use wholemem_os::{Deadline, PidFd};
 
 /// Long enough that only a hang reaches it.
-pub(crate) fn patience() -> Deadline {
+pub(crate) fn timeout() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &[&str]) -> Run {
 pub(crate) fn finish(mut command: Command) -> Run {
     let mut child = command.spawn().unwrap();
     let watch = PidFd::open(child.id()).unwrap();
-    if !watch.wait_exit(patience()).unwrap() {
+    if !watch.wait_exit(timeout()).unwrap() {
         child.kill().unwrap();
         panic!("{command:?} hangs: {:?}", child.wait_with_output());
     }

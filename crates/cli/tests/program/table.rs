@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{Run, patience, program, run};
+use crate::run::{Run, program, run, timeout};
 
 /// Runs a command on files in a folder.
 fn table(folder: &Path, args: &[&str]) -> Run {
@@ -124,7 +124,7 @@ fn an_interrupted_import_leaves_nothing_behind() {
         std::thread::yield_now();
     }
     process.signal(Signal::INT).unwrap();
-    assert!(process.wait_exit(patience()).unwrap(), "it goes on");
+    assert!(process.wait_exit(timeout()).unwrap(), "it goes on");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: it was interrupted\n");

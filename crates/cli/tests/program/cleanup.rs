@@ -7,7 +7,7 @@ use std::process::Child;
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{patience, program};
+use crate::run::{program, timeout};
 
 /// The child of a process, once it has one. Ends without one only if the process does.
 fn wait_for_child(parent: &PidFd, pid: u32) -> Option<u32> {
@@ -31,9 +31,9 @@ fn child_of(parent: u32) -> Option<u32> {
     })
 }
 
-struct Reaped(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Reaped {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -41,8 +41,8 @@ impl Drop for Reaped {
 }
 
 /// Starts the program, and takes hold of it and of its second process.
-fn start(args: &[&str]) -> (Reaped, PidFd, PidFd) {
-    let first = Reaped(program(args).spawn().unwrap());
+fn start(args: &[&str]) -> (KillOnDrop, PidFd, PidFd) {
+    let first = KillOnDrop(program(args).spawn().unwrap());
     let pid = first.0.id();
     let watch = PidFd::open(pid).unwrap();
     let child = wait_for_child(&watch, pid).expect("a second process");
@@ -54,8 +54,8 @@ fn start(args: &[&str]) -> (Reaped, PidFd, PidFd) {
 fn assert_nothing_survives(args: &[&str], signal: Signal) {
     let (_first, watch, child) = start(args);
     watch.signal(signal).unwrap();
-    assert!(watch.wait_exit(patience()).unwrap(), "{args:?} outlives {signal:?}");
-    assert!(child.wait_exit(patience()).unwrap(), "the second process of {args:?} outlives it");
+    assert!(watch.wait_exit(timeout()).unwrap(), "{args:?} outlives {signal:?}");
+    assert!(child.wait_exit(timeout()).unwrap(), "the second process of {args:?} outlives it");
 }
 
 /// So many rounds that nothing but a signal ends it.
@@ -79,10 +79,10 @@ fn a_demo_that_is_killed_midway_leaves_no_process() {
 fn a_second_process_that_dies_is_told_with_how_it_did() {
     let (mut first, watch, child) = start(&ENDLESS);
     child.kill().unwrap();
-    assert!(watch.wait_exit(patience()).unwrap(), "the first process waits for the dead");
+    assert!(watch.wait_exit(timeout()).unwrap(), "the first process waits for the dead");
     assert_eq!(first.0.wait().unwrap().code(), Some(1));
     let mut text = String::new();
     first.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert!(text.starts_with("error: the other process ("), "{text}");
-    assert!(text.ends_with(") ended before its work did: signal: 9 (SIGKILL)\n"), "{text}");
+    assert!(text.ends_with(") exited before its work was done: signal: 9 (SIGKILL)\n"), "{text}");
 }

@@ -11,21 +11,21 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How much waits before ranks are no longer read.
-const MOST: usize = 1 << 20;
+const MAX_QUEUED: usize = 1 << 20;
 
 /// What a pipe takes at once whenever it says that it takes something.
-const PIECE: usize = 4096;
+const MAX_WRITE: usize = 4096;
 
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(super) struct OutputQueue {
     is_error: bool,
     waiting: VecDeque<u8>,
     /// The reader went away.
     closed: bool,
 }
 
-impl Sink {
-    /// The sinks of ranks' standard output and error.
+impl OutputQueue {
+    /// The queues of ranks' standard output and error.
     pub(super) fn both() -> [Self; 2] {
         [false, true].map(|is_error| Self { is_error, waiting: VecDeque::new(), closed: false })
     }
@@ -37,14 +37,14 @@ impl Sink {
 
     /// Whether so much waits that no more is to be brought.
     pub(super) fn is_full(&self) -> bool {
-        self.waiting.len() >= MOST
+        self.waiting.len() >= MAX_QUEUED
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    pub(super) fn bring(&mut self, bytes: &[u8]) {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         // A reader who has seen enough does not end the ranks.
         if !self.closed {
             self.waiting.extend(bytes);
@@ -60,7 +60,7 @@ impl Sink {
     pub(super) fn flush(&mut self) -> Result<()> {
         while !self.is_empty() && is_ready(self.fd(), PollFlags::OUT) {
             let (front, _) = self.waiting.as_slices();
-            match rustix::io::write(self.fd(), &front[..front.len().min(PIECE)]) {
+            match rustix::io::write(self.fd(), &front[..front.len().min(MAX_WRITE)]) {
                 Ok(len) => drop(self.waiting.drain(..len)),
                 Err(rustix::io::Errno::INTR) => {}
                 // Somebody who shares it has asked for this; it said that it is ready, and will again.

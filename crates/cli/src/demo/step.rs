@@ -1,16 +1,16 @@
-//! The stage of the tour: times each step, keeps what came of it, and shows what is going on meanwhile.
+//! The recorder of the tour: times each step, keeps what came of it, and shows what is going on meanwhile.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use wholemem_command::progress::Progress;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::Tone;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::TextStyle;
 
 /// What a step did, once it has checked it.
 #[derive(Debug, Default)]
-pub(super) struct Done {
+pub(super) struct StepResult {
     /// What happened, for people.
     what: String,
     /// How long it took, where that is not the time of the whole step.
@@ -19,7 +19,7 @@ pub(super) struct Done {
     moved: Option<usize>,
 }
 
-impl Done {
+impl StepResult {
     pub(super) fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), ..Self::default() }
     }
@@ -37,7 +37,7 @@ impl Done {
 
 /// A step that was played.
 #[derive(Debug, Serialize)]
-pub(super) struct Step {
+pub(super) struct StepRecord {
     step: &'static str,
     seconds: f64,
     ok: bool,
@@ -49,11 +49,11 @@ pub(super) struct Step {
 
 /// The steps so far.
 #[derive(Debug, Default)]
-pub(super) struct Stage {
-    steps: Vec<Step>,
+pub(super) struct StepRecorder {
+    steps: Vec<StepRecord>,
 }
 
-impl Stage {
+impl StepRecorder {
     /// Plays a step. What it returns besides what it did is for the steps after it.
     ///
     /// # Errors
@@ -61,9 +61,9 @@ impl Stage {
     pub(super) fn step<T>(
         &mut self,
         name: &'static str,
-        act: impl FnOnce() -> Result<(T, Done)>,
+        act: impl FnOnce() -> Result<(T, StepResult)>,
     ) -> Result<T> {
-        let shown = Progress::of_step(name);
+        let shown = ProgressDisplay::step(name);
         let start = Instant::now();
         let outcome = act();
         let all = start.elapsed();
@@ -71,25 +71,31 @@ impl Stage {
         let (value, done) = match outcome {
             Ok((value, done)) => (Ok(value), done),
             Err(error) => {
-                let done = Done::new("FAILED");
+                let done = StepResult::new("FAILED");
                 (Err(error).context(format!("step `{name}`")), done)
             }
         };
         let seconds = done.took.unwrap_or(all).as_secs_f64();
-        self.steps.push(Step { step: name, seconds, ok: value.is_ok(), what: done.what, moved: done.moved });
+        self.steps.push(StepRecord {
+            step: name,
+            seconds,
+            ok: value.is_ok(),
+            what: done.what,
+            moved: done.moved,
+        });
         value
     }
 
-    pub(super) fn steps(&self) -> &[Step] {
+    pub(super) fn steps(&self) -> &[StepRecord] {
         &self.steps
     }
 
-    pub(super) fn table(&self) -> Table {
+    pub(super) fn table(&self) -> TextTable {
         let columns =
             [("step", Align::Left), ("what", Align::Left), ("time", Align::Right), ("rate", Align::Right)];
-        let mut table = Table::new(columns);
+        let mut table = TextTable::new(columns);
         for step in &self.steps {
-            let tone = if step.ok { Tone::Plain } else { Tone::Bad };
+            let tone = if step.ok { TextStyle::Plain } else { TextStyle::Error };
             let rate = step.moved.map(|len| format!("{:.1} GB/s", len as f64 / step.seconds / 1e9));
             let cells =
                 [step.step.to_owned(), step.what.clone(), time(step.seconds), rate.unwrap_or_default()];
@@ -125,24 +131,25 @@ mod tests {
 
     #[test]
     fn a_step_that_fails_is_kept_as_failed_and_named_in_the_error() {
-        let mut stage = Stage::default();
-        let done = Done::new("made it").took(Duration::from_millis(20)).moved(1 << 30);
-        assert_eq!(stage.step("make", || Ok((7, done))).unwrap(), 7);
-        let error = stage.step("check", || Err::<((), Done), _>(anyhow!("byte 3 is wrong"))).unwrap_err();
+        let mut recorder = StepRecorder::default();
+        let done = StepResult::new("made it").took(Duration::from_millis(20)).moved(1 << 30);
+        assert_eq!(recorder.step("make", || Ok((7, done))).unwrap(), 7);
+        let error =
+            recorder.step("check", || Err::<((), StepResult), _>(anyhow!("byte 3 is wrong"))).unwrap_err();
         assert_eq!(format!("{error:#}"), "step `check`: byte 3 is wrong");
 
-        let oks: Vec<_> = stage.steps().iter().map(|step| (step.step, step.ok)).collect();
+        let oks: Vec<_> = recorder.steps().iter().map(|step| (step.step, step.ok)).collect();
         assert_eq!(oks, [("make", true), ("check", false)]);
-        let text = stage.table().render(Colour::Off);
+        let text = recorder.table().render(Colour::Off);
         assert!(text.contains("  make   made it  20.0 ms  53.7 GB/s\n"), "{text}");
         assert!(text.contains("  check  FAILED"), "{text}");
     }
 
     #[test]
     fn json_holds_the_step_its_time_and_its_outcome() {
-        let mut stage = Stage::default();
-        stage.step("make", || Ok(((), Done::new("x").took(Duration::from_millis(1500))))).unwrap();
-        let json = serde_json::to_string(stage.steps()).unwrap();
+        let mut recorder = StepRecorder::default();
+        recorder.step("make", || Ok(((), StepResult::new("x").took(Duration::from_millis(1500))))).unwrap();
+        let json = serde_json::to_string(recorder.steps()).unwrap();
         assert_eq!(json, r#"[{"step":"make","seconds":1.5,"ok":true}]"#);
     }
 
