@@ -1,4 +1,4 @@
-//! `wholemem doctor`: what this machine can do, each thing tried, with the reason where not.
+//! `wholemem doctor`: tries every feature on this machine and reports which work, and why others do not.
 
 use std::fmt::Write;
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     } else {
         terminal::print(&render(&report, Colour::of_stdout()))?;
     }
-    ensure!(report.host_works(), "the host backend does not work here, so nothing will");
+    ensure!(report.host_works(), "the host backend does not work on this machine; every other feature needs it");
     Ok(())
 }
 
@@ -82,7 +82,7 @@ impl From<DeviceFindings> for DeviceReport {
 }
 
 impl DoctorReport {
-    /// Whether memory can be had from every device of the host.
+    /// Whether memory can be allocated on every device of the host backend.
     fn host_works(&self) -> bool {
         let host = BackendKind::Host.to_string();
         let creates = |device: &DeviceReport| {
@@ -103,17 +103,17 @@ fn render(report: &DoctorReport, colour: Colour) -> String {
         let reason = backend.reason.as_ref().map(|reason| format!(": {reason}"));
         let available = colour.paint(tone, available);
         let _ = write!(text, "\n{title} {available}{}\n", reason.unwrap_or_default());
-        // Machines have many devices of one kind: those that can do the same share a table.
+        // Consecutive devices with equal capabilities share one table.
         let groups = backend.devices.chunk_by(|a, b| a.capabilities == b.capabilities);
-        for (index, alike) in groups.enumerate() {
+        for (index, group) in groups.enumerate() {
             if index > 0 {
                 text.push('\n');
             }
-            for device in alike {
+            for device in group {
                 let (memory, name) = (RoundedSize(device.memory_bytes), &device.name);
                 let _ = writeln!(text, "  {}:{}  {name}, {memory}", backend.name, device.id);
             }
-            if let Some(device) = alike.first() {
+            if let Some(device) = group.first() {
                 let _ = write!(text, "\n{}", capability_table(device).render(colour));
             }
         }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_can_do_the_same_share_a_table() {
+    fn devices_with_equal_capabilities_share_a_table() {
         let expected = "\
 wholemem 1.2.3
 
@@ -187,7 +187,7 @@ host: available
     }
 
     #[test]
-    fn the_host_works_when_all_its_devices_have_memory() {
+    fn the_host_works_if_memory_can_be_allocated_on_all_devices() {
         assert!(example(None).host_works());
         assert!(!example(Some("full")).host_works());
         let mut absent = example(None);

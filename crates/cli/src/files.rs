@@ -1,4 +1,4 @@
-//! `wholemem table`: tables of rows as files, without ranks.
+//! `wholemem table`: describes, imports, checks and exports table files in one process, without ranks.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ use wholemem_os::signal::Signals;
 
 use crate::cli::{TableArgs, TableCommand, TableSource};
 
-/// What there is to say of a table.
+/// The description of a table that is printed, as text or JSON.
 #[derive(Debug, Serialize)]
 struct TableSummary {
     path: String,
@@ -23,7 +23,7 @@ struct TableSummary {
     files: usize,
     /// Whether rows have checksums.
     checksums: bool,
-    /// What was done, and came out well.
+    /// The operation that has succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     done: Option<&'static str>,
 }
@@ -33,24 +33,24 @@ pub(crate) fn run(args: &TableArgs) -> Result<()> {
         TableCommand::Info(source) => print_summary(source, &open(source)?, None),
         TableCommand::Check(source) => {
             let stored = open(source)?;
-            with_progress("check", |watch| stored.verify(watch))?;
-            let read = if stored.is_checked() { "checked" } else { "read; it has no checksums" };
-            print_summary(source, &stored, Some(read))
+            with_progress("check", |progress| stored.verify(progress))?;
+            let done = if stored.is_checked() { "checked" } else { "read; it has no checksums" };
+            print_summary(source, &stored, Some(done))
         }
         TableCommand::Import(import) => {
             let stored = open(&import.source)?;
             let spec = SaveSpec { overwrite: import.overwrite };
-            with_progress("import", |watch| stored.save(&import.to, import.parts, spec, watch))?;
+            with_progress("import", |progress| stored.save(&import.to, import.parts, spec, progress))?;
             let saved =
                 TableSource { path: import.to.clone(), json: import.source.json, ..TableSource::default() };
             print_summary(&saved, &open(&saved)?, Some("saved"))
         }
         TableCommand::Export(export) => {
             let stored = open(&export.source)?;
-            with_progress("export", |watch| stored.export_npy(&export.to, watch))?;
+            with_progress("export", |progress| stored.export_npy(&export.to, progress))?;
             let written =
                 TableSource { path: export.to.clone(), json: export.source.json, ..TableSource::default() };
-            // It is what was read, whatever its name ends in, but for the files.
+            // The written file is not opened again: its extension may not be `.npy`.
             let summary = TableSummary {
                 files: 1,
                 checksums: false,
@@ -71,12 +71,12 @@ fn open(source: &TableSource) -> Result<Stored, wholemem::Error> {
     Stored::open(&source).map_err(|error: FileError| error.into())
 }
 
-/// Runs something long: with a bar, and to an early but orderly end when a signal comes.
+/// Runs a long operation with a progress bar. SIGINT, SIGTERM and SIGHUP abort it, and it removes its temporary files.
 fn with_progress(
     label: &str,
     work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>,
 ) -> Result<()> {
-    // Before there is another thread, so that whoever is interrupted clears up; and not while there is nothing to clear up.
+    // Blocked before another thread exists, so that no thread is killed by a signal while temporary files exist.
     let signals = Signals::take(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let bar = ProgressDisplay::bytes(label, 0);
     work(&|Copied { done, total }| {

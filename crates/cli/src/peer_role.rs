@@ -1,4 +1,4 @@
-//! What the second process does that a demonstration or a bench has started.
+//! The tasks of the second process, which the demo and some benchmarks start.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use crate::demo;
 /// Runs the second process until the first one closes the connection.
 pub(crate) fn run(args: &PeerArgs) -> Result<()> {
     let link = PeerLink::adopt(io::stdin().as_fd().try_clone_to_owned()?)
-        .context("this command is for wholemem itself to start")?;
+        .context("this command is internal: only wholemem starts it")?;
     pidfd::die_with_parent(args.parent)?;
     let outcome =
         backend::open(args.backend).and_then(|selected| run_role(args.role, &link, &selected.backend));

@@ -1,7 +1,7 @@
-//! `wholemem demo`: a tour that checks its own results.
+//! `wholemem demo`: demonstrates the features of the library and verifies every result.
 //!
-//! The tour is made of chapters, one file each. A chapter plays on a [`StepRecorder`], which times its steps and keeps what
-//! came of them; every step either checked what it claims or fails, and a failed step is a failing exit code.
+//! The demo has several parts, one file each. A part runs its steps on a [`StepRecorder`], which times them and records their
+//! results. A step fails if its check fails, and a failed step sets a failing exit code.
 
 mod pattern;
 mod ranks;
@@ -28,14 +28,14 @@ pub(crate) use self::sharing::creator;
 
 type DemoPart = fn(&mut StepRecorder, &DemoContext) -> Result<()>;
 
-/// The tour, in order.
+/// The parts of the demo, in order.
 const PARTS: &[DemoPart] = &[sharing::run, ranks::run, rows::run, reduce::run, store::run];
 
-/// What all chapters have in common.
+/// The parameters of all parts.
 #[derive(Debug)]
 struct DemoContext {
     device: Device,
-    /// How much memory to use.
+    /// Bytes of memory to use.
     len: usize,
     pattern: Pattern,
 }
@@ -81,19 +81,19 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
 }
 
 fn render(recorder: &StepRecorder, context: &DemoContext, ok: bool, colour: Colour) -> String {
-    let (verdict, tone) = if ok {
-        ("everything was checked", TextStyle::Success)
+    let (summary, style) = if ok {
+        ("all checks passed", TextStyle::Success)
     } else {
         ("a check failed", TextStyle::Error)
     };
     let (size, seed) = (Size(context.len).to_string().replace(' ', ""), context.pattern.seed());
-    let repeat = format!("repeat it with `--size {size} --seed {seed}`");
-    format!("\n{}\n{}; {repeat}\n", recorder.table().render(colour), colour.paint(tone, verdict))
+    let repeat = format!("repeat with `--size {size} --seed {seed}`");
+    format!("\n{}\n{}; {repeat}\n", recorder.table().render(colour), colour.paint(style, summary))
 }
 
-/// As much of the asked size as leaves half of the memory free, in whole granules.
-fn fitting_len(device: &Device, asked: usize) -> Result<usize> {
-    let len = memory::whole_granules(device, asked)?;
+/// Reduces the requested size to half of the available memory, in whole granules.
+fn fitting_len(device: &Device, requested: usize) -> Result<usize> {
+    let len = memory::whole_granules(device, requested)?;
     match memory::ensure_available(device, len.saturating_mul(2)) {
         Ok(()) => Ok(len),
         Err(error) => {
@@ -104,16 +104,16 @@ fn fitting_len(device: &Device, asked: usize) -> Result<usize> {
                 return Err(error);
             }
             let (less_text, available) = (RoundedSize(less), RoundedSize(available));
-            terminal::note(&format!("using {less_text}, as {available} of memory are available"));
+            terminal::note(&format!("using {less_text}, because {available} of memory are available"));
             Ok(less.min(len))
         }
     }
 }
 
-/// A number that differs from run to run.
+/// Returns a seed that differs between runs.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    // Small enough that every JSON reader keeps all of it.
+    // 53 bits: JSON readers that use doubles keep the exact value.
     std::hash::RandomState::new().build_hasher().finish() >> 11
 }
 
@@ -128,20 +128,20 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_made_whole_granules() {
+    fn a_size_is_rounded_up_to_granules() {
         assert_eq!(fitting_len(&device(), 1).unwrap(), 64 << 10);
         assert_eq!(fitting_len(&device(), 128 << 10).unwrap(), 128 << 10);
     }
 
     #[test]
-    fn more_than_there_is_becomes_what_there_is() {
-        let asked = 1 << 50;
-        let len = fitting_len(&device(), asked).unwrap();
-        assert!(len > 0 && len < asked && len.is_multiple_of(64 << 10));
+    fn a_size_above_the_available_memory_is_reduced() {
+        let requested = 1 << 50;
+        let len = fitting_len(&device(), requested).unwrap();
+        assert!(len > 0 && len < requested && len.is_multiple_of(64 << 10));
     }
 
     #[test]
-    fn seeds_differ_and_fit_every_reader() {
+    fn random_seeds_differ_and_have_53_bits() {
         assert_ne!(random_seed(), random_seed());
         assert!(random_seed() < 1 << 53);
     }

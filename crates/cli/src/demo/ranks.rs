@@ -1,4 +1,4 @@
-//! The second chapter: processes that join as ranks, and what they see when one of them is killed.
+//! Part 2 of the demo: processes join as ranks, one of them is killed, and the others report its rank.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use super::step::{StepRecorder, StepResult};
 const RANKS: u32 = 4;
 const VICTIM: u32 = 2;
 
-/// Far above what it takes: a survivor that knows only then has not been told, but has given up.
+/// Far above the usual detection time. A survivor that needs longer did not detect the death but ran into a timeout.
 const MAX_DETECTION: Duration = Duration::from_secs(10);
 
-/// Plays the chapter.
+/// Runs this part.
 pub(super) fn run(recorder: &mut StepRecorder, _: &DemoContext) -> Result<()> {
     let group = recorder.step("join", || {
         let group = VictimGroup::start(RANKS, VICTIM, 0)?;
         let what =
-            format!("{RANKS} processes joined as ranks, proved a secret, and gathered each other's bytes");
+            format!("{RANKS} processes joined as ranks, authenticated each other, and gathered their bytes");
         Ok((group, StepResult::new(what)))
     })?;
     recorder.step("lose", || {
-        let known = group.kill()?;
-        ensure!(known < MAX_DETECTION, "the survivors knew only after {known:?}");
+        let detected = group.kill()?;
+        ensure!(detected < MAX_DETECTION, "the survivors detected the death only after {detected:?}");
         let what =
-            format!("rank {VICTIM} got SIGKILL; each of the others said so, the last after {known:.1?}");
-        Ok(((), StepResult::new(what).took(known)))
+            format!("rank {VICTIM} got SIGKILL; all other ranks reported it, the last after {detected:.1?}");
+        Ok(((), StepResult::new(what).took(detected)))
     })
 }

@@ -1,6 +1,6 @@
-//! The third chapter: processes that make one table between them, and move its rows.
+//! Part 3 of the demo: processes create a table together, and gather and scatter its rows.
 //!
-//! Each holds a part of the table, gathers rows from everywhere, and scatters new ones; every byte is checked.
+//! Each process has a part of the table and accesses rows of all parts. Every byte is verified.
 
 use anyhow::Result;
 use wholemem_bench::RowOp;
@@ -11,7 +11,7 @@ use super::step::{StepRecorder, StepResult};
 
 const RANKS: u32 = 4;
 
-/// Plays the chapter.
+/// Runs this part.
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     for (name, op) in [("gather", RowOp::Gather), ("scatter", RowOp::Scatter)] {
         recorder.step(name, || {
@@ -19,9 +19,9 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
             let (table, rows) = (RoundedSize(tour.table_bytes), tour.rows);
             let what = match op {
                 RowOp::Gather => format!(
-                    "{RANKS} processes made one table of {table}; each gathered {rows} rows of 1 KiB from all of it"
+                    "{RANKS} processes created a table of {table}; each gathered {rows} rows of 1 KiB from all ranks"
                 ),
-                RowOp::Scatter => format!("each scattered {rows} rows over all of it, and found them there again"),
+                RowOp::Scatter => format!("each scattered {rows} rows to all ranks, and read them again"),
             };
             Ok(((), StepResult::new(what).took(tour.took).moved(tour.moved)))
         })?;

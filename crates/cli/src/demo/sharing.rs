@@ -1,11 +1,11 @@
-//! The first chapter: memory that a second process creates, that this one maps, and that stays when its creator dies.
+//! Part 1 of the demo: a second process creates memory, this process maps it, and the memory outlives its creator.
 //!
 //! ```text
 //!   creator                                  this process
 //!   create, map   ---- file descriptor --->  import, map
-//!   fill                                     check every byte
-//!   killed                                   check every byte again
-//!                                            drop all: nothing is left
+//!   fill                                     verify every byte
+//!   killed                                   verify every byte again
+//!                                            unmap: no descriptor and no mapping is left
 //! ```
 
 use std::fs;
@@ -23,7 +23,7 @@ use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
 use super::step::{StepRecorder, StepResult};
 use super::{DemoContext, Pattern};
 
-/// What the creator is asked to do.
+/// Requests to the creator, in this order.
 #[derive(Debug, Serialize, Deserialize)]
 enum CreatorRequest {
     Create { len: usize },
@@ -31,7 +31,7 @@ enum CreatorRequest {
     Fill { seed: u64 },
 }
 
-/// That it did it, and how long it took.
+/// The reply to a request: how long it took.
 #[derive(Debug, Serialize, Deserialize)]
 struct CreatorReply {
     nanos: u64,
@@ -47,7 +47,7 @@ impl CreatorReply {
     }
 }
 
-/// Plays the second process.
+/// Runs the second process, which creates the memory.
 pub(crate) fn creator(link: &PeerLink, device: &Device) -> Result<()> {
     let CreatorRequest::Create { len } = link.receive()? else { return unexpected_request() };
     let start = Instant::now();
@@ -59,7 +59,7 @@ pub(crate) fn creator(link: &PeerLink, device: &Device) -> Result<()> {
     let map = memory.map(Rights::ReadWrite)?;
     populate(&map);
     let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
-    let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
+    let handle = handle.into_fd().context("the memory was not exported as a file descriptor")?;
     link.send_with_fd(&CreatorReply::since(start), handle.as_fd())?;
 
     let CreatorRequest::Fill { seed } = link.receive()? else { return unexpected_request() };
@@ -68,20 +68,20 @@ pub(crate) fn creator(link: &PeerLink, device: &Device) -> Result<()> {
     Pattern::new(seed).write(&stream, &map)?;
     link.send(&CreatorReply::since(start))?;
 
-    // Stays, with the memory mapped, until it is killed.
+    // Waits, with the memory mapped, until the process is killed.
     link.receive::<()>()
 }
 
 fn unexpected_request() -> Result<()> {
-    anyhow::bail!("it was asked out of turn")
+    anyhow::bail!("the creator got an unexpected request")
 }
 
-/// Some twenty times faster than touching each page first when it is used, and no loss where it cannot be.
+/// Maps all pages at once, about twenty times faster than a page fault for each. Errors are ignored: pages are then mapped on use.
 fn populate(map: &Mapping) {
     let _ = map.populate();
 }
 
-/// Plays the chapter.
+/// Runs this part.
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     let DemoContext { device, len, pattern } = context;
     let len = *len;
@@ -104,7 +104,7 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
             link.send(&CreatorRequest::Map)?;
             link.receive_with_fd::<CreatorReply>()
         })?;
-        let what = format!("process {creator} mapped it, entered its pages, and sent a file descriptor");
+        let what = format!("process {creator} mapped the memory, populated it, and sent a file descriptor");
         Ok((handle, StepResult::new(what).took(reply.time())))
     })?;
 
@@ -112,7 +112,7 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
         let memory = Allocation::import(device, handle.into(), len)?;
         let map = memory.map(Rights::ReadWrite)?;
         populate(&map);
-        let what = format!("process {own}, this one, took it over and mapped it too");
+        let what = format!("process {own}, this process, imported and mapped the memory");
         Ok((map, StepResult::new(what)))
     })?;
 
@@ -121,59 +121,59 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
             link.send(&CreatorRequest::Fill { seed: pattern.seed() })?;
             link.receive()
         })?;
-        let what = format!("process {creator} wrote bytes of seed {}", pattern.seed());
+        let what = format!("process {creator} wrote a pattern with seed {}", pattern.seed());
         Ok(((), StepResult::new(what).took(reply.time()).moved(len)))
     })?;
 
     let stream = device.stream()?;
     recorder.step("verify", || {
         pattern.check(&stream, &map, "verify")?;
-        let what = format!("process {own} found all {len} bytes as they should be");
+        let what = format!("process {own} verified all {len} bytes");
         Ok(((), StepResult::new(what).moved(len)))
     })?;
 
     recorder.step("kill", || {
         peer.kill()?;
-        let what = format!("process {creator} got SIGKILL, and is dead");
+        let what = format!("process {creator} was killed with SIGKILL");
         Ok(((), StepResult::new(what)))
     })?;
 
     recorder.step("verify-again", || {
         pattern.check(&stream, &map, "verify again")?;
-        let what = format!("its memory is still here: all {len} bytes are as before");
+        let what = format!("the memory is still mapped: all {len} bytes are unchanged");
         Ok(((), StepResult::new(what).moved(len)))
     })?;
 
     recorder.step("give-back", || {
         drop((stream, map));
         let left = device.backend().collect();
-        ensure!(left == 0, "{left} things could not be given back");
+        ensure!(left == 0, "{left} resources could not be released");
         let after = ResourceCount::count()?;
         let ResourceCount { files, maps } = after;
         ensure!(
             after == before,
-            "{files} file descriptors and {maps} maps are held, and {} and {} were before",
+            "{files} file descriptors and {maps} mappings are left, but there were {} and {} before",
             before.files,
             before.maps
         );
-        let what = format!("{files} open files and {maps} maps of our memory, as before");
+        let what = format!("{files} open files and {maps} mappings of wholemem, as before the demo");
         Ok(((), StepResult::new(what)))
     })
 }
 
-/// What this process holds of the kernel's.
+/// Open files and mappings of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ResourceCount {
     files: usize,
-    /// Maps of memory made by this library, which carry its name.
+    /// Mappings of wholemem's memory files, which are found by name.
     maps: usize,
 }
 
 impl ResourceCount {
     fn count() -> Result<Self> {
         let files = fs::read_dir("/proc/self/fd").context("cannot count open files")?.count();
-        let maps = fs::read_to_string("/proc/self/maps").context("cannot count maps")?;
-        // The reader of the folder is one of the files in it, this time and every time.
+        let maps = fs::read_to_string("/proc/self/maps").context("cannot count mappings")?;
+        // The descriptor of /proc/self/fd itself is counted in every call.
         Ok(Self { files, maps: count_own_maps(&maps) })
     }
 }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_of_our_memory_are_told_from_others() {
+    fn only_mappings_of_wholemem_are_counted() {
         let text = "\
             7f00-7f01 rw-s 00000000 00:01 1034 /memfd:wholemem (deleted)\n\
             7f01-7f02 rw-p 00000000 00:00 0\n\
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_is_held_is_counted() {
+    fn a_mapping_of_this_process_is_counted() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let _map = device.allocate(64 << 10).unwrap().map(Rights::Read).unwrap();
         let held = ResourceCount::count().unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_creator_does_what_it_is_asked_in_turn() {
+    fn the_creator_serves_requests_in_order() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let (here, there) = PeerLink::pair().unwrap();
         let len = 64 << 10;
@@ -227,10 +227,10 @@ mod tests {
     }
 
     #[test]
-    fn the_creator_refuses_what_is_out_of_turn() {
+    fn the_creator_rejects_requests_out_of_order() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let (here, there) = PeerLink::pair().unwrap();
         here.send(&CreatorRequest::Map).unwrap();
-        assert_eq!(creator(&there, &device).unwrap_err().to_string(), "it was asked out of turn");
+        assert_eq!(creator(&there, &device).unwrap_err().to_string(), "the creator got an unexpected request");
     }
 }

@@ -1,4 +1,4 @@
-//! The recorder of the tour: times each step, keeps what came of it, and shows what is going on meanwhile.
+//! Runs, times and records the steps of the demo, and shows the current step.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,14 @@ use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::table::{Align, TextTable};
 use wholemem_command::terminal::TextStyle;
 
-/// What a step did, once it has checked it.
+/// The result of a step whose check passed.
 #[derive(Debug, Default)]
 pub(super) struct StepResult {
-    /// What happened, for people.
+    /// Description of what the step did, for the table.
     what: String,
-    /// How long it took, where that is not the time of the whole step.
+    /// The measured time, if it is not the time of the whole step.
     took: Option<Duration>,
-    /// How many bytes moved.
+    /// Bytes that were moved.
     moved: Option<usize>,
 }
 
@@ -24,18 +24,18 @@ impl StepResult {
         Self { what: what.into(), ..Self::default() }
     }
 
-    /// It was timed elsewhere.
+    /// Sets a time that was measured elsewhere.
     pub(super) fn took(self, time: Duration) -> Self {
         Self { took: Some(time), ..self }
     }
 
-    /// So many bytes moved.
+    /// Sets the number of bytes that were moved.
     pub(super) fn moved(self, len: usize) -> Self {
         Self { moved: Some(len), ..self }
     }
 }
 
-/// A step that was played.
+/// A step that has run.
 #[derive(Debug, Serialize)]
 pub(super) struct StepRecord {
     step: &'static str,
@@ -47,17 +47,17 @@ pub(super) struct StepRecord {
     moved: Option<usize>,
 }
 
-/// The steps so far.
+/// Runs steps and records their results.
 #[derive(Debug, Default)]
 pub(super) struct StepRecorder {
     steps: Vec<StepRecord>,
 }
 
 impl StepRecorder {
-    /// Plays a step. What it returns besides what it did is for the steps after it.
+    /// Runs a step and returns its value, which later steps use.
     ///
     /// # Errors
-    /// Why it failed, which is kept too.
+    /// The error of the step. The step is recorded as failed.
     pub(super) fn step<T>(
         &mut self,
         name: &'static str,
@@ -95,17 +95,17 @@ impl StepRecorder {
             [("step", Align::Left), ("what", Align::Left), ("time", Align::Right), ("rate", Align::Right)];
         let mut table = TextTable::new(columns);
         for step in &self.steps {
-            let tone = if step.ok { TextStyle::Plain } else { TextStyle::Error };
+            let style = if step.ok { TextStyle::Plain } else { TextStyle::Error };
             let rate = step.moved.map(|len| format!("{:.1} GB/s", len as f64 / step.seconds / 1e9));
             let cells =
                 [step.step.to_owned(), step.what.clone(), time(step.seconds), rate.unwrap_or_default()];
-            table.row(tone, cells);
+            table.row(style, cells);
         }
         table
     }
 }
 
-/// A time with three digits, in the unit that suits it.
+/// Formats a time with three digits in us, ms or s.
 fn time(seconds: f64) -> String {
     let (value, unit) = match seconds {
         seconds if seconds < 1e-3 => (seconds * 1e6, "us"),
@@ -130,9 +130,9 @@ mod tests {
     use wholemem_command::terminal::Colour;
 
     #[test]
-    fn a_step_that_fails_is_kept_as_failed_and_named_in_the_error() {
+    fn a_failed_step_is_recorded_and_named_in_the_error() {
         let mut recorder = StepRecorder::default();
-        let done = StepResult::new("made it").took(Duration::from_millis(20)).moved(1 << 30);
+        let done = StepResult::new("created").took(Duration::from_millis(20)).moved(1 << 30);
         assert_eq!(recorder.step("make", || Ok((7, done))).unwrap(), 7);
         let error =
             recorder.step("check", || Err::<((), StepResult), _>(anyhow!("byte 3 is wrong"))).unwrap_err();
@@ -141,12 +141,12 @@ mod tests {
         let oks: Vec<_> = recorder.steps().iter().map(|step| (step.step, step.ok)).collect();
         assert_eq!(oks, [("make", true), ("check", false)]);
         let text = recorder.table().render(Colour::Off);
-        assert!(text.contains("  make   made it  20.0 ms  53.7 GB/s\n"), "{text}");
+        assert!(text.contains("  make   created  20.0 ms  53.7 GB/s\n"), "{text}");
         assert!(text.contains("  check  FAILED"), "{text}");
     }
 
     #[test]
-    fn json_holds_the_step_its_time_and_its_outcome() {
+    fn json_has_the_step_its_time_and_its_outcome() {
         let mut recorder = StepRecorder::default();
         recorder.step("make", || Ok(((), StepResult::new("x").took(Duration::from_millis(1500))))).unwrap();
         let json = serde_json::to_string(recorder.steps()).unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_at_a_glance() {
+    fn times_are_printed_with_three_digits() {
         for (seconds, text) in
             [(0.0, "0.00 us"), (4.2e-6, "4.20 us"), (0.0521, "52.1 ms"), (0.9, "900 ms"), (2.0, "2.00 s")]
         {

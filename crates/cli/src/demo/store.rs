@@ -1,4 +1,4 @@
-//! The third chapter: a named object, whose server is killed with it in hand.
+//! Part 5 of the demo: a named object outlives the server of its store.
 
 use anyhow::{Result, ensure};
 use wholemem_command::size::RoundedSize;
@@ -8,12 +8,12 @@ use wholemem_os::Deadline;
 use super::DemoContext;
 use super::step::{StepRecorder, StepResult};
 
-/// More would show nothing more.
+/// The longest object.
 const MAX_LEN: usize = 64 << 20;
 
 const NAME: &str = "tour/weights";
 
-/// Plays the chapter.
+/// Runs this part.
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     let len = context.len.min(MAX_LEN);
     let mut bytes = vec![0; len];
@@ -21,27 +21,27 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     let (store, client) = recorder.step("serve", || {
         let store = TemporaryStore::start()?;
         let client = store.connect()?;
-        Ok(((store, client), StepResult::new("a keeper and a server run; this process is a client")))
+        Ok(((store, client), StepResult::new("a keeper and a server are running; this process is a client")))
     })?;
     recorder.step("put", || {
         let sealed = client.put(NAME, &bytes)?;
         ensure!(sealed.version == 1, "`{NAME}` is version {}", sealed.version);
-        let what = format!("{} are sealed under `{NAME}`: nobody can write them any more", RoundedSize(len));
+        let what = format!("{} are sealed as `{NAME}`: no process can write them", RoundedSize(len));
         Ok(((), StepResult::new(what).moved(len)))
     })?;
     recorder.step("kill-server", || {
         let server = store.server()?;
         server.kill()?;
-        ensure!(server.wait_exit(Deadline::NEVER)?, "the server lives");
-        Ok(((), StepResult::new("the server got SIGKILL; its keeper holds the memory, and starts another")))
+        ensure!(server.wait_exit(Deadline::NEVER)?, "the server did not exit");
+        Ok(((), StepResult::new("the server was killed with SIGKILL; its keeper holds the memory and starts another server")))
     })?;
     recorder.step("get", || {
         let other = store.connect()?;
         let object = other.get(NAME)?;
-        ensure!(object.to_vec()? == bytes, "`{NAME}` holds other bytes than were put");
+        ensure!(object.to_vec()? == bytes, "the bytes of `{NAME}` have changed");
         let epoch = other.status()?.epoch;
-        ensure!(epoch == 2, "server number {epoch} serves");
-        let what = format!("a new client got `{NAME}` from the next server, all {len} bytes as they were");
+        ensure!(epoch == 2, "the epoch of the server is {epoch}, expected 2");
+        let what = format!("a new client read `{NAME}` from the second server: all {len} bytes are unchanged");
         Ok(((), StepResult::new(what).moved(len)))
     })
 }

@@ -1,4 +1,4 @@
-//! What a rank writes: each line behind its rank, and all of it in a file where one is asked for.
+//! The output of a rank: lines with the rank as prefix, and log files with `--log-dir`.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,14 +11,14 @@ use rustix::event::PollFlags;
 
 use super::output_queue::{OutputQueue, is_ready};
 
-/// A line that has not ended by then is passed on in pieces.
+/// A longer line is split.
 const MAX_LINE: usize = 64 << 10;
 
-/// How often a stream is read before the others have their turn, and signals and deaths theirs. A full pipe is read in
-/// fewer, so that what a rank wrote before it ended comes out.
+/// Reads from one stream before other streams, signals and exits are handled. A full pipe needs fewer reads, so all output
+/// that a rank wrote before its exit is forwarded.
 const MAX_READS: usize = 64;
 
-/// The two streams of a rank.
+/// The stdout and stderr of a rank.
 #[derive(Debug)]
 pub(super) struct RankOutput {
     prefix: String,
@@ -52,14 +52,14 @@ impl RankOutput {
         Ok(Self { prefix: format!("[{rank:width$}] "), streams: streams? })
     }
 
-    /// What there is to read from, where there is room for it.
+    /// The pipes that are open and whose queue is not full.
     pub(super) fn fds(&self, queues: &[OutputQueue; 2]) -> impl Iterator<Item = BorrowedFd<'_>> {
         let is_read =
             |stream: &&OutputStream| !stream.ended && !queues[usize::from(stream.is_error)].is_full();
         self.streams.iter().filter(is_read).map(|stream| stream.from.as_fd())
     }
 
-    /// Passes on what is there to be read, as far as there is room for it. Says whether there was anything.
+    /// Reads available output and appends it to the queues until they are full. Returns whether anything was read.
     pub(super) fn forward(&mut self, queues: &mut [OutputQueue; 2]) -> Result<bool> {
         let mut any = false;
         for stream in &mut self.streams {
@@ -75,7 +75,7 @@ impl RankOutput {
         Ok(any)
     }
 
-    /// Passes on the lines that were not ended.
+    /// Forwards the last lines that have no line break.
     pub(super) fn finish(&mut self, queues: &mut [OutputQueue; 2]) {
         for stream in self.streams.iter_mut().filter(|stream| !stream.partial.is_empty()) {
             stream.partial.push(b'\n');

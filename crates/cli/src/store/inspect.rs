@@ -1,4 +1,4 @@
-//! What is in a store, and what happens to it.
+//! `wholemem ls`, `stat`, `rm` and `watch`: lists, shows and deletes objects, and prints events.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use wholemem_store::{Entry, Error, Event, EventKind};
 
 use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
 
-/// An object, for programs.
+/// The properties of an object in JSON.
 #[derive(Debug, Serialize)]
 struct ObjectSummary<'a> {
     name: &'a str,
@@ -76,7 +76,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
     terminal::print(&table.render(Colour::of_stdout()))
 }
 
-/// Lists drafts. They have ids and no versions yet.
+/// Prints drafts. Unlike sealed objects they have no version, so their ids are printed.
 fn list_drafts(drafts: &[Entry], json: bool) -> Result<()> {
     if json {
         #[derive(Serialize)]
@@ -170,23 +170,23 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
     let mut left = args.count;
     while left != Some(0) {
         let event = watch.next(Deadline::NEVER);
-        let happened = match &event {
+        let line = match &event {
             Ok(Event { name, object, what: EventKind::Published { version } }) => {
                 EventLine { event: "published", name, id: Some(object.as_u64()), version: Some(*version) }
             }
             Ok(Event { name, object, .. }) => {
                 EventLine { event: "deleted", name, id: Some(object.as_u64()), version: None }
             }
-            // Nothing that happened, and not counted: but who reads this has to look.
+            // Not an event, so it is not counted: it tells readers to list the objects again.
             Err(Error::EventsMissed { prefix }) => {
                 EventLine { event: "missed", name: prefix, id: None, version: None }
             }
             Err(_) => return Ok(event.map(drop)?),
         };
         if args.json {
-            terminal::print_json(&happened)?;
+            terminal::print_json(&line)?;
         } else {
-            let EventLine { event, name, version, .. } = happened;
+            let EventLine { event, name, version, .. } = line;
             let version = version.map(|version| format!(" version {version}")).unwrap_or_default();
             terminal::print(&format!("{event:<10}{}{version}\n", terminal::escaped(name)))?;
         }

@@ -1,4 +1,4 @@
-//! What people read when something is wrong, and how the program ends then.
+//! Error messages, hints and exit codes of the program.
 
 use std::process::Stdio;
 
@@ -7,7 +7,7 @@ use wholemem_hal::{Backend, BackendKind};
 use crate::run::{finish, program, run};
 
 #[test]
-fn an_unknown_backend_is_told_with_those_there_are() {
+fn the_error_for_an_unknown_backend_lists_the_backends() {
     let run = run(&["demo", "--backend", "metal"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
     insta::assert_snapshot!(run.stderr, @r"
@@ -19,7 +19,7 @@ fn an_unknown_backend_is_told_with_those_there_are() {
 }
 
 #[test]
-fn a_size_that_is_none_is_told_with_the_reason() {
+fn the_error_for_an_invalid_size_has_the_reason() {
     let run = run(&["demo", "--size", "1GB"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
     insta::assert_snapshot!(run.stderr, @r"
@@ -30,7 +30,7 @@ fn a_size_that_is_none_is_told_with_the_reason() {
 }
 
 #[test]
-fn an_absent_backend_is_told_with_a_way_out() {
+fn the_error_for_an_unavailable_backend_has_a_hint() {
     let Err(error) = Backend::open(BackendKind::Cuda) else {
         println!("skipped: this machine has the cuda backend");
         return;
@@ -45,7 +45,7 @@ fn an_absent_backend_is_told_with_a_way_out() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_told_with_a_way_out() {
+fn the_error_for_too_little_memory_has_a_hint() {
     let run = run(&["bench", "alloc", "--backend", "host", "--sizes", "4096TiB"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
     let (error, hint) = run.stderr.split_once("\n\n").unwrap();
@@ -56,16 +56,16 @@ fn more_memory_than_there_is_is_told_with_a_way_out() {
 }
 
 #[test]
-fn the_second_process_is_not_for_people_to_start() {
+fn the_internal_command_peer_cannot_be_started_from_a_shell() {
     let run = run(&["peer", "creator", "--parent", "1", "--backend", "host"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
     let expected =
-        "error: this command is for wholemem itself to start: the file descriptor is not a packet socket\n";
+        "error: this command is internal: only wholemem starts it: the file descriptor is not a packet socket\n";
     assert_eq!(run.stderr, expected);
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure() {
+fn a_closed_stdout_is_not_a_failure() {
     let commands: [&[&str]; 5] = [
         &["--help"],
         &["doctor"],
@@ -84,7 +84,7 @@ fn a_reader_that_went_away_is_no_failure() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_a_failure() {
+fn a_full_disk_is_a_failure() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = program(&["doctor"]);
     command.stdout(Stdio::from(full));

@@ -1,9 +1,9 @@
-//! What the program says of itself.
+//! Help texts and version of the program.
 
 use crate::run::run;
 
 #[test]
-fn help_names_every_command_but_the_hidden_ones() {
+fn help_lists_all_commands_except_internal_ones() {
     let run = run(&["--help"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(run.stdout, @r"
@@ -33,7 +33,7 @@ fn help_names_every_command_but_the_hidden_ones() {
 }
 
 #[test]
-fn a_benchmark_explains_what_it_measures() {
+fn help_of_bench_share() {
     let run = run(&["bench", "share", "-h"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(run.stdout, @r"
@@ -58,7 +58,7 @@ fn a_benchmark_explains_what_it_measures() {
 }
 
 #[test]
-fn gather_explains_what_can_be_chosen() {
+fn help_of_bench_gather() {
     let run = run(&["bench", "gather", "-h"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(run.stdout, @r#"
@@ -97,7 +97,7 @@ fn gather_explains_what_can_be_chosen() {
 }
 
 #[test]
-fn allreduce_explains_what_can_be_chosen() {
+fn help_of_bench_allreduce() {
     let run = run(&["bench", "allreduce", "-h"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(run.stdout, @r"
@@ -134,7 +134,7 @@ fn allreduce_explains_what_can_be_chosen() {
 }
 
 #[test]
-fn the_demo_tells_beforehand_what_it_will_do() {
+fn help_of_demo() {
     let run = run(&["demo", "-h"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(run.stdout, @r"
@@ -161,7 +161,7 @@ fn the_version_is_that_of_the_package() {
 }
 
 #[test]
-fn no_command_is_a_mistake_that_shows_the_help() {
+fn a_missing_command_is_an_error_that_prints_the_help() {
     let alone = run(&[]);
     assert_eq!((alone.code, alone.stdout.as_str()), (Some(2), ""));
     assert_eq!(alone.stderr, run(&["--help"]).stdout);

@@ -1,4 +1,4 @@
-//! The real program, run as people and scripts run it: what it prints, how it ends, and what it leaves behind.
+//! Tests of the program `wholemem` as a process: its output, its exit codes, and the processes and files that it leaves.
 
 #![expect(clippy::unwrap_used, reason = "all of this is tests")]
 

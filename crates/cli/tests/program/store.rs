@@ -1,4 +1,4 @@
-//! A store, store and used by the program itself.
+//! The commands of a store: `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -9,7 +9,7 @@ use wholemem_os::pidfd::Signal;
 
 use crate::run::{Run, finish, program, timeout};
 
-/// A store that is store until this is dropped.
+/// A process `wholemem serve`, which is ended on drop.
 pub(crate) struct StoreProcess {
     folder: tempfile::TempDir,
     keeper: Child,
@@ -53,7 +53,7 @@ impl StoreProcess {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// The server, which is the keeper's one child.
+    /// The process id of the server, which is the only child of the keeper.
     fn server(&self) -> u32 {
         let processes = std::fs::read_dir("/proc").unwrap();
         let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -78,7 +78,7 @@ impl Drop for StoreProcess {
 }
 
 #[test]
-fn files_go_in_and_come_out_as_they_were_also_when_the_server_is_killed_between() {
+fn a_file_round_trips_through_a_store_whose_server_is_killed() {
     let store = StoreProcess::start();
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251).to_le_bytes()[0]).collect();
     std::fs::write(store.file("in"), &bytes).unwrap();
@@ -98,8 +98,8 @@ fn files_go_in_and_come_out_as_they_were_also_when_the_server_is_killed_between(
 }
 
 #[test]
-fn what_objects_may_take_stays_as_it_was_though_the_server_is_another() {
-    // Without `--size`: a part of what is available, which is less when objects have taken some.
+fn the_default_quota_does_not_change_when_the_server_is_replaced() {
+    // Without `--size` the quota is a part of the available memory, of which objects use some.
     let store = StoreProcess::start_with(&[]);
     std::fs::write(store.file("in"), vec![1; 64 << 20]).unwrap();
     let quota = |store: &StoreProcess| {
@@ -113,14 +113,14 @@ fn what_objects_may_take_stays_as_it_was_though_the_server_is_another() {
 }
 
 #[test]
-fn tensors_are_objects_of_their_own_and_come_out_as_files_again() {
+fn safetensors_and_npy_files_round_trip_through_objects() {
     let store = StoreProcess::start();
     let header = br#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}} "#;
     let len = u64::try_from(header.len()).unwrap().to_le_bytes();
     let file = [&len[..], header, b"xyzuv"].concat();
     std::fs::write(store.file("m.safetensors"), &file).unwrap();
-    let said = store.output(&["put", "m", &store.file("m.safetensors")]);
-    assert_eq!(said, "m version 1, 5 B, 2 objects\n");
+    let text = store.output(&["put", "m", &store.file("m.safetensors")]);
+    assert_eq!(text, "m version 1, 5 B, 2 objects\n");
     store.output(&["get", "m/b", &store.file("b")]);
     assert_eq!(std::fs::read(store.file("b")).unwrap(), b"uv");
     store.output(&["get", "m", &store.file("out.safetensors")]);
@@ -168,17 +168,17 @@ fn drafts_are_listed_and_deleted_by_their_id() {
 }
 
 #[test]
-fn what_happens_is_told_as_it_happens() {
+fn watch_prints_events_of_a_prefix() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"x").unwrap();
     let mut watch = program(&["watch", "a/", "--count", "2"]);
     watch.env("WHOLEMEM_SOCKET", store.file("socket"));
     let watching = watch.spawn().unwrap();
-    // Until the watcher is connected.
+    // Wait until the watcher is connected.
     while !store.output(&["stat"]).contains("clients     2") {
         std::thread::yield_now();
     }
-    // Connected is not yet watching: the first that it is told of may not be the first that happened.
+    // The watch may start after the connection, so the first events may be missed.
     for name in ["b/1", "a/1", "a/2", "a/3", "a/4", "a/5"] {
         store.output(&["put", name, &store.file("in")]);
     }
@@ -192,7 +192,7 @@ fn what_happens_is_told_as_it_happens() {
 }
 
 #[test]
-fn who_watches_reads_that_the_server_was_replaced() {
+fn watch_reports_missed_events_when_the_server_is_replaced() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"x").unwrap();
     let mut watch = program(&["watch", "a/"]);
@@ -215,12 +215,12 @@ fn who_watches_reads_that_the_server_was_replaced() {
 }
 
 #[test]
-fn a_store_ends_when_it_is_told_to_and_leaves_nothing() {
+fn sigterm_ends_a_store_and_removes_its_socket() {
     let store = StoreProcess::start();
     let (keeper, server) = (store.keeper.id(), store.server());
     let socket = store.file("socket");
     let again = store.run(&["serve", "--listen", &socket]);
-    assert_eq!(again.stderr, format!("error: a store is store at `{socket}` already\n"));
+    assert_eq!(again.stderr, format!("error: a store is served at `{socket}` already\n"));
     let processes = [keeper, server].map(|pid| PidFd::open(pid).unwrap());
     processes[0].signal(Signal::TERM).unwrap();
     for process in processes {
@@ -229,14 +229,14 @@ fn a_store_ends_when_it_is_told_to_and_leaves_nothing() {
     assert!(!Path::new(&socket).exists());
     let run = store.run(&["ls"]);
     let expected = format!(
-        "error: no store is store at `{socket}`\n\nhint: `wholemem serve` starts a store; `--socket` or \
+        "error: no store is served at `{socket}`\n\nhint: `wholemem serve` starts a store; `--socket` or \
          `WHOLEMEM_SOCKET` selects another socket\n"
     );
     assert_eq!((run.code, run.stderr), (Some(1), expected));
 }
 
 #[test]
-fn a_store_that_was_started_for_a_process_ends_with_it() {
+fn a_store_started_with_parent_ends_with_that_process() {
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let socket = folder.path().join("socket");
     let mut parent = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
@@ -254,23 +254,23 @@ fn a_store_that_was_started_for_a_process_ends_with_it() {
     assert!(keeper.wait().unwrap().success() && !socket.exists());
 }
 
-/// The process under `above` that was started with these words, however deep.
-fn descendant(above: u32, words: &str) -> Option<u32> {
-    let path = format!("/proc/{above}/task/{above}/children");
+/// Returns a descendant of `ancestor` whose command line contains `words`.
+fn descendant(ancestor: u32, words: &str) -> Option<u32> {
+    let path = format!("/proc/{ancestor}/task/{ancestor}/children");
     let children = std::fs::read_to_string(path).unwrap_or_default();
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).find_map(|pid: u32| {
-        let said = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said).replace('\0', " ");
-        if said.contains(words) { Some(pid) } else { descendant(pid, words) }
+        let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
+        if cmdline.contains(words) { Some(pid) } else { descendant(pid, words) }
     })
 }
 
 #[test]
-fn a_keeper_that_is_the_first_process_of_its_namespace_replaces_its_server() {
+fn a_keeper_with_pid_1_in_a_namespace_replaces_its_server() {
     let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
     let tried = std::process::Command::new("unshare").args(unshare).arg("true").output();
     if !tried.is_ok_and(|tried| tried.status.success()) {
-        return wholemem_testkit::skipped("no namespaces can be made here");
+        return wholemem_testkit::skipped("this machine cannot create namespaces");
     }
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let socket = folder.path().join("socket");

@@ -1,4 +1,4 @@
-//! Files that are none, names that are none, and objects that were never such files: refused, not guessed at.
+//! Special cases of `put` and `get`: invalid files and names, full disks, signals, links and modes.
 
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -16,33 +16,33 @@ fn fails(store: &StoreProcess, args: &[&str]) -> String {
     run.stderr
 }
 
-fn make_pipe(path: &str) {
+fn create_fifo(path: &str) {
     let path = Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()));
     rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
 }
 
 #[test]
-fn what_is_no_ordinary_file_is_not_put() {
+fn put_rejects_files_that_are_not_regular() {
     let store = StoreProcess::start();
     let pipe = store.file("pipe");
-    make_pipe(&pipe);
+    create_fifo(&pipe);
     for path in [&pipe, "/dev/null", "/tmp"] {
         let expected = format!(
-            "error: cannot put {path}: it is no ordinary file, and its length is not known beforehand\n"
+            "error: cannot put {path}: not a regular file: its length is not known in advance\n"
         );
         assert_eq!(fails(&store, &["put", "name", path]), expected);
     }
-    // The kernel says of its own files that they are empty.
-    let said = fails(&store, &["put", "name", "/proc/self/status"]);
+    // Files in /proc have a length of 0 in stat.
+    let text = fails(&store, &["put", "name", "/proc/self/status"]);
     assert_eq!(
-        said,
-        "error: cannot put /proc/self/status: it is longer than the 0 bytes it was said to have\n"
+        text,
+        "error: cannot put /proc/self/status: the file is longer than the 0 bytes that stat reports\n"
     );
     assert_eq!(store.output(&["stat"]).lines().next(), Some("  objects     0"));
 }
 
 #[test]
-fn an_object_that_nobody_could_find_is_not_put() {
+fn put_rejects_an_empty_name() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"x").unwrap();
     let run = store.run(&["put", "", &store.file("in")]);
@@ -51,7 +51,7 @@ fn an_object_that_nobody_could_find_is_not_put() {
 }
 
 #[test]
-fn names_cannot_write_to_the_terminal() {
+fn control_characters_in_names_are_escaped() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"x").unwrap();
     let name = "red\u{1b}[31m\nnext \u{9b}é gpj.\u{202e}exe\u{200b}";
@@ -59,24 +59,24 @@ fn names_cannot_write_to_the_terminal() {
     assert_eq!(store.output(&["put", name, &store.file("in")]), format!("{shown} version 1, 1 B\n"));
     assert_eq!(store.output(&["get", name, &store.file("out")]), format!("{shown} version 1, 1 B\n"));
     for args in [vec!["ls"], vec!["stat", name]] {
-        let said = store.output(&args);
-        assert!(said.contains(shown) && !said.contains('\u{1b}'), "{said:?}");
+        let text = store.output(&args);
+        assert!(text.contains(shown) && !text.contains('\u{1b}'), "{text:?}");
     }
     let error = fails(&store, &["rm", "no\u{1b}[2J\u{2066}\nhint: no"]);
     assert_eq!(error, "error: there is no object named `no\\u{1b}[2J\\u{2066}\\nhint: no`\n");
     let exact = "\"red\\u001b[31m\\nnext \u{9b}é gpj.\u{202e}exe\u{200b}\"";
-    assert!(store.output(&["ls", "--json"]).contains(exact), "programs get what it is");
+    assert!(store.output(&["ls", "--json"]).contains(exact), "JSON has the exact name");
 }
 
 #[test]
-fn an_object_comes_out_as_a_file_of_a_kind_only_if_it_was_one() {
+fn get_writes_a_format_only_if_the_object_was_put_in_it() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"x").unwrap();
     store.output(&["put", "plain", &store.file("in")]);
     for (file, kind) in [("out.npy", ".npy file"), ("out.safetensors", ".safetensors file")] {
         let path = store.file(file);
         let expected = format!(
-            "error: cannot write {path}: `plain` was no {kind} when it was put; another ending takes its bytes as they are\n"
+            "error: cannot write {path}: `plain` was not put as a {kind}; with another extension its bytes are written without a header\n"
         );
         assert_eq!(fails(&store, &["get", "plain", &path]), expected);
         assert!(!Path::new(&path).exists());
@@ -84,7 +84,7 @@ fn an_object_comes_out_as_a_file_of_a_kind_only_if_it_was_one() {
 }
 
 #[test]
-fn arrays_that_are_cut_off_are_not_put() {
+fn put_rejects_truncated_and_invalid_npy_files() {
     let store = StoreProcess::start();
     let npy = |header: &str, elements: &[u8]| {
         let len = u16::try_from(header.len()).unwrap().to_le_bytes();
@@ -105,7 +105,7 @@ fn arrays_that_are_cut_off_are_not_put() {
         std::fs::write(&path, file).unwrap();
         assert_eq!(fails(&store, &["put", "v", &path]), format!("error: cannot put {path}: {reason}\n"));
     }
-    // Of a type that is not ours, the length is not known, and the bytes are passed as they are.
+    // The length of an unknown element type cannot be checked; the bytes are stored unchanged.
     std::fs::write(
         &path,
         npy("{'descr': [('a', '<f4')], 'fortran_order': True, 'shape': (2, 1), }", b"12345678"),
@@ -115,12 +115,12 @@ fn arrays_that_are_cut_off_are_not_put() {
     std::fs::write(store.file("m.safetensors"), b"abc").unwrap();
     let path = store.file("m.safetensors");
     let expected =
-        format!("error: cannot put {path}: it is no .safetensors file: it is shorter than its front\n");
+        format!("error: cannot put {path}: not a .safetensors file: it is shorter than the length of its header\n");
     assert_eq!(fails(&store, &["put", "m", &path]), expected);
 }
 
 #[test]
-fn what_a_safetensors_file_says_of_itself_comes_out_again() {
+fn safetensors_metadata_round_trips_through_a_pack() {
     let store = StoreProcess::start();
     let file = |header: &str, elements: &[u8]| {
         let len = u64::try_from(header.len()).unwrap().to_le_bytes();
@@ -134,31 +134,31 @@ fn what_a_safetensors_file_says_of_itself_comes_out_again() {
     let written = std::fs::read(&out).unwrap();
     assert!(String::from_utf8_lossy(&written).contains(r#""__metadata__":{"format":"pt"}"#), "{written:?}");
     assert!(written.ends_with(b"xyz"));
-    // More than an object's description holds is left out, and that is said.
+    // Metadata that exceeds the description is not stored, with a note.
     let long = "x".repeat(300);
     let header = format!(r#"{{"__metadata__":{{"by":"{long}"}}}}"#);
     std::fs::write(&path, file(&header, b"")).unwrap();
     let run = store.run(&["put", "m", &path]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(0), "m version 2, 0 B, 0 objects\n"));
-    assert_eq!(run.stderr, "note: `__metadata__` of 309 bytes is left out: there is room for 204\n");
+    assert_eq!(run.stderr, "note: `__metadata__` is not stored: it has 309 bytes, the limit is 204\n");
 }
 
 #[test]
-fn what_is_held_is_written_and_told_though_its_name_is_gone_meanwhile() {
+fn get_writes_an_object_that_is_deleted_meanwhile() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"bytes").unwrap();
     let pipe = store.file("pipe");
-    make_pipe(&pipe);
+    create_fifo(&pipe);
     store.output(&["put", "name", &store.file("in")]);
     let mut get = program(&["get", "name", &pipe, "--wait", "60"]);
     let get = get.env("WHOLEMEM_SOCKET", store.file("socket")).spawn().unwrap();
-    // It holds the object, and waits for a reader.
+    // `get` holds the object and waits for a reader of the FIFO.
     while !store.output(&["stat"]).contains("clients     2") {
         std::thread::yield_now();
     }
     let (mut deleted, deadline) = (false, timeout());
     while !deleted {
-        assert!(!deadline.has_passed(), "nobody holds the object");
+        assert!(!deadline.has_passed(), "no client holds the object");
         deleted =
             store.run(&["rm", "name"]).code == Some(0) && store.output(&["stat"]).contains("retired     1");
         if !deleted {
@@ -174,15 +174,15 @@ fn what_is_held_is_written_and_told_though_its_name_is_gone_meanwhile() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_not_taken_for_full_memory() {
+fn a_full_disk_is_not_reported_as_out_of_memory() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"x").unwrap();
     store.output(&["put", "name", &store.file("in")]);
-    let said = fails(&store, &["get", "name", "/dev/full"]);
-    assert_eq!(said, "error: cannot write /dev/full: No space left on device (os error 28)\n");
+    let text = fails(&store, &["get", "name", "/dev/full"]);
+    assert_eq!(text, "error: cannot write /dev/full: No space left on device (os error 28)\n");
 }
 
-/// The names in the folder of a store, but for those of its own.
+/// The files in the folder of a store, without its socket.
 fn names(store: &StoreProcess) -> Vec<String> {
     let folder = std::fs::read_dir(Path::new(&store.file("."))).unwrap();
     let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -192,7 +192,7 @@ fn names(store: &StoreProcess) -> Vec<String> {
 }
 
 #[test]
-fn a_get_that_does_not_fit_the_disk_leaves_the_old_file() {
+fn a_get_that_exceeds_the_file_size_limit_keeps_the_old_file() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), vec![7; 3_000_000]).unwrap();
     store.output(&["put", "name", &store.file("in")]);
@@ -201,7 +201,7 @@ fn a_get_that_does_not_fit_the_disk_leaves_the_old_file() {
     let tensors = [&len[..], header.as_bytes(), &vec![7; 3_000_000]].concat();
     std::fs::write(store.file("in.safetensors"), tensors).unwrap();
     store.output(&["put", "tensors", &store.file("in.safetensors")]);
-    // Files of a mebibyte at most; with the signal ignored and without.
+    // Files are limited to 1 MiB, with SIGXFSZ ignored and not ignored.
     for (trap, name, file) in
         [("trap '' XFSZ", "name", "out"), ("true", "name", "out"), ("true", "tensors", "out.safetensors")]
     {
@@ -217,13 +217,13 @@ fn a_get_that_does_not_fit_the_disk_leaves_the_old_file() {
         let run = finish(limited);
         let expected = format!("error: cannot write {path}: File too large (os error 27)\n");
         assert_eq!((run.code, run.stderr), (Some(1), expected));
-        assert!(std::fs::read(&path).unwrap() == b"old", "it is as it was");
+        assert!(std::fs::read(&path).unwrap() == b"old", "the old file has changed");
         assert_eq!(names(&store), before);
     }
 }
 
 #[test]
-fn a_get_that_is_interrupted_leaves_the_old_file() {
+fn an_interrupted_get_keeps_the_old_file() {
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), vec![7; 48 << 20]).unwrap();
     store.output(&["put", "name", &store.file("in")]);
@@ -231,22 +231,22 @@ fn a_get_that_is_interrupted_leaves_the_old_file() {
     let before = names(&store);
     let deadline = timeout();
     loop {
-        assert!(!deadline.has_passed(), "it is never found while it writes");
+        assert!(!deadline.has_passed(), "`get` is never found while it writes");
         let mut get = program(&["get", "name", &store.file("out")]);
         let mut get = get.env("WHOLEMEM_SOCKET", store.file("socket")).spawn().unwrap();
         let process = PidFd::open(get.id()).unwrap();
         while names(&store) == before && get.try_wait().unwrap().is_none() {}
-        // It is stopped, so that the signal comes while it writes.
+        // Stopped, so that the signal arrives while `get` writes.
         let _ = process.signal(Signal::STOP);
         let is_writing = names(&store) != before;
         let _ = process.signal(Signal::INT).and_then(|()| process.signal(Signal::CONT));
         let output = get.wait_with_output().unwrap();
         assert_eq!(names(&store), before, "{output:?}");
         if is_writing && output.status.code() != Some(0) {
-            let said = String::from_utf8(output.stderr).unwrap();
+            let text = String::from_utf8(output.stderr).unwrap();
             let expected = format!("error: cannot write {}: interrupted\n", store.file("out"));
-            assert_eq!((output.status.code(), said), (Some(1), expected));
-            assert!(std::fs::read(store.file("out")).unwrap() == b"old", "it is as it was");
+            assert_eq!((output.status.code(), text), (Some(1), expected));
+            assert!(std::fs::read(store.file("out")).unwrap() == b"old", "the old file has changed");
             return;
         }
         std::fs::write(store.file("out"), b"old").unwrap();
@@ -254,7 +254,7 @@ fn a_get_that_is_interrupted_leaves_the_old_file() {
 }
 
 #[test]
-fn a_get_keeps_links_modes_and_descriptors() {
+fn get_preserves_symlinks_and_modes_and_writes_to_descriptors() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     let store = StoreProcess::start();
     std::fs::write(store.file("in"), b"bytes").unwrap();
