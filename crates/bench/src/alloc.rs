@@ -1,4 +1,4 @@
-//! `wholemem bench alloc`: memory created and mapped.
+//! `wholemem bench alloc`: allocation and mapping of memory, compared with raw calls.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use super::comparison::Comparison;
 use super::sample::Implementation;
 use super::sample::TimedRun;
 
-/// Creates memory and maps it.
+/// Allocates and maps memory, with wholemem and with raw calls.
 #[derive(Debug)]
 pub(super) struct AllocComparison {
     device: Device,
     stream: Stream,
     raw: RawDevice,
-    /// Written and read back; another each time.
+    /// The value that is written and read back, incremented before each use.
     stamp: u64,
 }
 
@@ -43,11 +43,11 @@ impl AllocComparison {
         let [first, last, ..] = self.stamp.to_le_bytes();
         self.raw.set_ends(&map, [first, last]).map_err(raw_error)?;
         let seen = self.raw.ends(&map).map_err(raw_error)?;
-        let mismatch = (seen != [first, last]).then(|| format!("raw memory holds {seen:?} after a write"));
+        let mismatch = (seen != [first, last]).then(|| format!("raw memory contains {seen:?} after a write"));
         Ok(TimedRun { took, mismatch })
     }
 
-    /// Writes through the map, and reads through another map of the memory as another process would have it.
+    /// Writes through the mapping and reads through a second mapping of the exported memory, as another process would.
     fn mismatch(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
         let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
         let received = Allocation::import(&self.device, handle, memory.len())?;
@@ -60,7 +60,7 @@ impl AllocComparison {
             let mut seen = [0; WORD];
             self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
             if seen != [0; WORD] {
-                return Ok(Some(format!("fresh memory holds {seen:02x?} at offset {offset}")));
+                return Ok(Some(format!("new memory contains {seen:02x?} at offset {offset}")));
             }
             self.stream.write(&map.span(offset, WORD)?, &written)?;
             self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
@@ -74,14 +74,14 @@ impl AllocComparison {
     }
 }
 
-/// What the raw calls said, with its cause kept.
+/// Converts the error of a raw call, with its source.
 pub(super) fn raw_error(failure: RawError) -> anyhow::Error {
     anyhow!(failure)
 }
 
 impl Comparison for AllocComparison {
     const NAME: &'static str = "alloc";
-    const TITLE: &'static str = "creating memory and mapping it";
+    const TITLE: &'static str = "allocation and mapping";
     const RANKS: usize = 1;
 
     fn device(&self) -> &Device {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_make_memory_that_holds_what_is_written() {
+    fn memory_of_both_implementations_can_be_written() {
         let mut comparison = comparison();
         for implementation in [Implementation::Wholemem, Implementation::Raw] {
             assert_eq!(comparison.once(implementation, LEN).unwrap().mismatch, None);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_what_was_mapped_is_found_out() {
+    fn a_mapping_of_other_memory_is_detected() {
         let mut comparison = comparison();
         let memory = comparison.device.allocate(LEN).unwrap();
         let other = comparison.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_fresh_is_found_out() {
+    fn new_memory_that_is_not_zero_is_detected() {
         let mut comparison = comparison();
         let memory = comparison.device.allocate(LEN).unwrap();
         let map = memory.map(Rights::ReadWrite).unwrap();
@@ -138,7 +138,7 @@ mod tests {
         let mismatch = comparison.mismatch(&memory, &map).unwrap().unwrap();
         assert_eq!(
             mismatch,
-            format!("fresh memory holds [00, 00, 00, 00, 00, 00, 00, 09] at offset {}", LEN - 8)
+            format!("new memory contains [00, 00, 00, 00, 00, 00, 00, 09] at offset {}", LEN - 8)
         );
     }
 }

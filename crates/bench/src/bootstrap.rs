@@ -1,6 +1,6 @@
-//! `wholemem bench bootstrap`: ranks coming together, as threads and as processes, with the starting of them counted.
+//! `wholemem bench bootstrap`: the time to start ranks and join them, as threads and as processes.
 //!
-//! The limit is the same threads or processes started in the same way, each saying that it is there and nothing else.
+//! The limit is the time to start the same threads or processes, each of which writes one byte and does not join.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use wholemem_command::ranks::{RankProcesses, RankRole};
 use super::case_report::{CaseResult, print_cases};
 use crate::args::BootstrapArgs;
 
-/// What a rank has at most until it asks for more.
+/// The most connections of a rank that has not sent long messages.
 const MAX_CONNECTIONS: u8 = 11;
 
 pub(super) fn run(args: &BootstrapArgs) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn run(args: &BootstrapArgs) -> Result<()> {
             cases.push(CaseResult::of_times(ranks, what, "ms", &times, &limits));
         }
     }
-    print_cases("bootstrap", "ranks coming together, started and joined", "started only", args.json, &cases)
+    print_cases("bootstrap", "time to start and join ranks", "start only", args.json, &cases)
 }
 
 type StartRanks = fn(u32, bool) -> Result<Duration>;

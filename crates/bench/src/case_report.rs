@@ -1,4 +1,4 @@
-//! The report of the benches of ranks: a result for each case.
+//! Results and reports of the benchmarks of ranks and of the store: one result for each case.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use wholemem_command::table::{Align, TextTable};
 use wholemem_command::terminal::{self, Colour, TextStyle};
 
-/// One case: its parameters, what was measured, and the limit measured in the same run.
+/// The result of one case: its parameters, the measured times, and the limit that was measured in the same run.
 #[derive(Debug, Serialize)]
 pub(super) struct CaseResult {
     pub(super) ranks: u32,
@@ -24,7 +24,7 @@ pub(super) struct CaseResult {
 }
 
 impl CaseResult {
-    /// A case of times, of which the median is the value.
+    /// Creates a result from measured times. Its value is the median.
     pub(super) fn of_times(
         ranks: u32,
         what: &str,
@@ -53,12 +53,12 @@ impl CaseResult {
     }
 }
 
-/// The time that half of them do not exceed.
+/// Returns the median of the times.
 pub(super) fn median(times: &[Duration]) -> Duration {
     percentile(times, 50)
 }
 
-/// The time that so many of a hundred do not exceed. Of no times, nothing.
+/// Returns the nearest-rank percentile of the times, or zero if there are none.
 fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -76,7 +76,7 @@ struct CasesReport<'a> {
     cases: &'a [CaseResult],
 }
 
-/// Prints the cases. Each was checked, or there would have been an error.
+/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
 pub(super) fn print_cases(
     bench: &'static str,
     title: &str,
@@ -108,7 +108,7 @@ pub(super) fn print_cases(
             ],
         );
     }
-    terminal::print(&format!("{title}; every outcome was checked\n\n{}", table.render(Colour::of_stdout())))
+    terminal::print(&format!("{title}; every result was verified\n\n{}", table.render(Colour::of_stdout())))
 }
 
 #[cfg(test)]
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_times_that_were_measured() {
+    fn percentiles_are_measured_times() {
         let times: Vec<_> = (1..=200).rev().map(Duration::from_millis).collect();
         assert_eq!(percentile(&times, 50), Duration::from_millis(100));
         assert_eq!(percentile(&times, 99), Duration::from_millis(198));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_one_and_farther_from_it_is_less() {
+    fn of_limit_is_the_limit_divided_by_the_value() {
         let [two, one] = [2, 1].map(Duration::from_millis);
         let case = CaseResult::of_times(4, "x", "ms", &[two], &[one]);
         assert_eq!((case.value, case.limit, case.of_limit), (2.0, 1.0, 0.5));

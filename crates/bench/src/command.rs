@@ -1,4 +1,4 @@
-//! `wholemem bench`: runs the benchmark that was asked for.
+//! `wholemem bench`: runs the selected benchmark.
 
 use anyhow::Result;
 
@@ -8,10 +8,10 @@ use crate::rows::RowOp;
 use crate::sweep::sweep;
 use crate::{alloc, bootstrap, collective, comm, copy, death, rows, share, store};
 
-/// Runs a benchmark, and prints its report.
+/// Runs a benchmark and prints its report.
 ///
 /// # Errors
-/// CollectiveOp went wrong; also that a result was not what it has to be, after the report is printed.
+/// The error of the benchmark. If a result is wrong, the report is printed before.
 pub fn run(args: &BenchArgs) -> Result<()> {
     match &args.command {
         BenchCommand::Alloc(args) => sweep(args, |device, _| alloc::AllocComparison::new(device)),

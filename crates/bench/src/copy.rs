@@ -1,7 +1,7 @@
-//! `wholemem bench copy`: bytes moved within a device, between devices, and between a device and the host.
+//! `wholemem bench copy`: copies within a device, between devices, and between a device and the host.
 //!
-//! Both sides are timed on the device's own clock, alternate, and copy between the same places: through a stream of
-//! this library, and by the driver's copy alone. What arrived is checked by its checksum.
+//! Copies through a stream of wholemem alternate with copies by the driver alone, between the same addresses, and both are
+//! timed by device events. The checksum of the destination is verified.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ struct CopyResult {
     rounds: u32,
 }
 
-/// Two places, and what it takes to time a copy between them.
+/// Source and destination of a measured copy.
 struct CopyCase {
     direction: String,
     to: Span,
@@ -85,7 +85,7 @@ pub(super) fn run(args: &CopyArgs) -> Result<()> {
     }
 }
 
-/// Every way that bytes go from or to a device.
+/// Creates the cases: all directions of copies from and to a device.
 fn cases(device: &Device, len: usize) -> Result<Vec<CopyCase>> {
     let map = |on: &Device| -> Result<Mapping> {
         let map = on.allocate(memory::whole_granules(on, len)?)?.map(Rights::ReadWrite)?;
@@ -145,7 +145,7 @@ impl CopyBench {
         let (mut wholemem, mut raw) = (Vec::new(), Vec::new());
         self.pattern.fill(&self.stream, &case.from, SEED)?;
         self.stream.fill(&case.to, 0xEE)?;
-        // One of each before anything counts.
+        // Round 0 is a warm-up.
         for round in 0..=rounds {
             let wholemem_took = self.copy_with_wholemem(case)?;
             let raw_took = self.raw.best_copy(&case.to, &case.from, 1).map_err(raw_error)?;
@@ -158,7 +158,7 @@ impl CopyBench {
         self.stream.fill(&case.to, 0xEE)?;
         self.copy_with_wholemem(case)?;
         let seen = self.pattern.checksum(&self.stream, &case.to)?;
-        ensure!(seen == pattern::expected(SEED, len), "{label}: what arrived is not what was sent");
+        ensure!(seen == pattern::expected(SEED, len), "{label}: the copied bytes are wrong");
 
         let speed = |time: Duration| rounded(len as f64 / time.as_secs_f64().max(1e-9) / 1e9);
         let [value, limit] = [&mut wholemem, &mut raw].map(|times| {
@@ -204,7 +204,7 @@ impl CopyReport {
             table.row(TextStyle::Plain, row);
         }
         let (backend, device) = (&self.backend, &self.device);
-        let title = format!("copying, on {backend} ({device})\nGB/s of payload; what arrived was checked");
+        let title = format!("copies, on {backend} ({device})\nGB/s; the copied bytes were verified");
         format!("{title}\n\n{}", table.render(colour))
     }
 }
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_course_arrives_and_is_measured_on_both_sides() {
+    fn every_direction_is_measured_with_both_implementations() {
         let device = Backend::host(HostConfig::virtual_devices(2)).unwrap().device(0).unwrap();
         let bench = CopyBench::new(&device).unwrap();
         let measured: Vec<_> =

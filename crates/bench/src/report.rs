@@ -1,4 +1,4 @@
-//! What a sweep found, for programs and for people.
+//! Results and report of a sweep over sizes, as JSON and as text.
 
 use std::time::Duration;
 
@@ -12,22 +12,22 @@ use wholemem_hal::Device;
 use super::comparison::Comparison;
 use super::sample::{PairedTimes, Summary};
 
-/// A whole sweep.
+/// The report of a sweep.
 #[derive(Debug, Serialize)]
 pub(super) struct SweepReport {
     bench: &'static str,
     backend: String,
     device: String,
     ranks: usize,
-    /// Whether every outcome was checked and was right.
+    /// Whether all results were verified and correct.
     verified: bool,
     pub(super) cases: Vec<SizeResult>,
-    /// Why larger sizes are missing.
+    /// Why larger sizes were not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stopped: Option<String>,
 }
 
-/// One size.
+/// The result of one size.
 #[derive(Debug, Serialize)]
 pub(super) struct SizeResult {
     pub(super) bytes: usize,
@@ -72,7 +72,7 @@ impl SizeResult {
     }
 }
 
-/// Microseconds, to a nanosecond.
+/// Converts to microseconds, rounded to nanoseconds.
 fn micros(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e6)
 }
@@ -99,13 +99,13 @@ impl SweepReport {
         self.cases.push(case);
     }
 
-    /// Says that larger sizes are not measured, and why.
+    /// Records that larger sizes are not measured, and prints the reason.
     pub(super) fn stop(&mut self, why: &str) {
         terminal::note(&format!("stopped before {why}"));
         self.stopped = Some(why.to_owned());
     }
 
-    /// An error if any outcome was wrong.
+    /// Returns an error if a result was wrong.
     pub(super) fn check_outcomes(&self) -> Result<()> {
         for case in &self.cases {
             if let Some(mismatch) = &case.mismatch {
@@ -137,7 +137,7 @@ impl SweepReport {
         }
         let pinned = self.cases.iter().find_map(|case| case.pinned);
         let pinned = pinned.map(|where_to| format!(", pinned to {where_to}"));
-        let verified = if self.verified { "every round was checked" } else { "a check FAILED" };
+        let verified = if self.verified { "every round was verified" } else { "a check FAILED" };
         format!(
             "{title}, on {} ({}), {} process{}{}\nmicroseconds; {verified}\n\n{}",
             self.backend,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_fields_that_every_benchmark_has() {
+    fn json_has_the_common_keys() {
         let expected = concat!(
             r#"{"bench":"share","backend":"host","device":"NUMA node 0","ranks":2,"verified":true,"cases":["#,
             r#"{"bytes":65536,"pinned":"one core","value":25.0,"unit":"us","limit":20.0,"of_limit":0.8,"#,
@@ -192,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn people_see_the_ratio_and_how_it_was_measured() {
+    fn the_text_report_has_the_ratio_and_the_conditions() {
         let expected = "\
 share it, on host (NUMA node 0), 2 processes, pinned to one core
-microseconds; every round was checked
+microseconds; every round was verified
 
     size  wholemem  raw calls  ratio  best  raw best  rounds
   64 KiB      25.0       20.0   1.25  25.0      20.0       1
@@ -204,7 +204,7 @@ microseconds; every round was checked
     }
 
     #[test]
-    fn a_flaw_is_seen_by_programs_and_people_and_fails() {
+    fn a_mismatch_is_in_both_reports_and_is_an_error() {
         let report = example(Some("the last byte is 3".to_owned()));
         assert!(!report.verified);
         assert!(report.render("share it", Colour::Off).contains("a check FAILED"));
@@ -212,7 +212,7 @@ microseconds; every round was checked
     }
 
     #[test]
-    fn no_time_at_all_is_no_division_by_zero() {
+    fn a_time_of_zero_does_not_divide_by_zero() {
         assert_eq!(SizeResult::new(1, None, &paired(0, 0), None).of_limit, 1.0);
     }
 }

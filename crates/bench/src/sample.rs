@@ -1,34 +1,34 @@
-//! Times of two sides that alternate, and what is kept of them.
+//! Alternating measurements of wholemem and raw calls, and their statistics.
 //!
-//! A virtual machine changes its speed from one moment to the next, by half and more, and then a plain median jumps
-//! between the two speeds: it may find the one implementation in the fast and the other in the slow. A round does not, as its two
-//! times lie implementation by implementation. So rounds are ordered by their ratio, which leaves those where one implementation alone was disturbed
-//! at the ends, and the medians of the middle fifth are what is told. In 40 runs of one size on such a machine the
-//! ratio of plain medians came out between 1.06 and 1.19, and this one between 1.07 and 1.10.
+//! The speed of a virtual machine changes by half and more from moment to moment. Plain medians of the two implementations may
+//! then be taken at different speeds. The two times of one round are adjacent, so their ratio is stable. Rounds are sorted by
+//! this ratio, which moves rounds in which only one implementation was disturbed to the ends, and the medians of the middle
+//! fifth are reported. In 40 runs of one size on such a machine, the ratio of plain medians was between 1.06 and 1.19, and this
+//! one between 1.07 and 1.10.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Who does it.
+/// The implementation that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Implementation {
-    /// This library.
+    /// wholemem.
     Wholemem,
-    /// The system calls alone.
+    /// The same system calls or driver calls, made directly.
     Raw,
 }
 
-/// One timed attempt.
+/// One timed run of an operation.
 #[derive(Debug)]
 pub(super) struct TimedRun {
     pub(super) took: Duration,
-    /// What was wrong with the outcome.
+    /// How the result differs from the expected result.
     pub(super) mismatch: Option<String>,
 }
 
-/// A time of each implementation.
+/// The times of both implementations in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TimePair {
     pub(super) wholemem: Duration,
@@ -41,25 +41,25 @@ impl TimePair {
     }
 }
 
-/// The times of both sides, round by round.
+/// The times of both implementations in all rounds.
 #[derive(Debug, Default)]
 pub(super) struct PairedTimes {
     rounds: Vec<TimePair>,
     mismatch: Option<String>,
 }
 
-/// What is kept of many rounds.
+/// Statistics of the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Summary {
-    /// The medians of the middle fifth by ratio.
+    /// Medians of the middle fifth of the rounds, sorted by ratio.
     pub(super) typical: TimePair,
-    /// The medians of all.
+    /// Medians of all rounds.
     pub(super) median: TimePair,
     pub(super) best: TimePair,
 }
 
 impl PairedTimes {
-    /// Has both sides do it once. They alternate in being first: wholemem raw, raw wholemem, wholemem raw, ...
+    /// Runs both implementations once. The order alternates: wholemem raw, raw wholemem, wholemem raw, ...
     pub(super) fn round(&mut self, once: &mut impl FnMut(Implementation) -> Result<TimedRun>) -> Result<()> {
         let mut timed = |implementation| {
             let TimedRun { took, mismatch } = once(implementation)?;
@@ -81,12 +81,12 @@ impl PairedTimes {
         u32::try_from(self.rounds.len()).expect("rounds are counted in 32 bits")
     }
 
-    /// The times of the latest round.
+    /// The times of the last round.
     pub(super) fn latest(&self) -> Option<TimePair> {
         self.rounds.last().copied()
     }
 
-    /// What was first wrong with an outcome.
+    /// The first mismatch of any run.
     pub(super) fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }
@@ -109,7 +109,7 @@ impl PairedTimes {
     }
 }
 
-/// The middle one: half of the times are shorter. Of no times, nothing.
+/// Returns the median, or zero if there are no times.
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     let middle = times.len() / 2;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_in_the_middle_however_the_times_came() {
+    fn the_median_does_not_depend_on_the_order() {
         for (times, expected) in
             [(&[][..], 0), (&[7], 7), (&[9, 5], 7), (&[900, 1, 3], 3), (&[4, 900, 2, 6], 5)]
         {
@@ -144,8 +144,8 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_two_speeds_changes_no_ratio() {
-        // Six slow rounds of eleven for wholemem and five for raw, which was lucky once: plain medians differ by two.
+    fn a_machine_with_two_speeds_does_not_change_the_ratio() {
+        // wholemem has six slow rounds of eleven and raw five, so the plain medians differ by a factor of two.
         let mut rounds = vec![(11, 10); 5];
         rounds.extend([(22, 20); 5]);
         rounds.push((22, 10));
@@ -157,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn a_side_that_is_disturbed_alone_is_left_out() {
+    fn rounds_with_one_disturbed_implementation_are_ignored() {
         let summary = paired(&[(12, 10), (500, 10), (12, 700), (13, 10), (11, 10)]).summary();
         assert_eq!(summary.typical, TimePair { wholemem: micros(12), raw: micros(10) });
     }
 
     #[test]
-    fn no_rounds_and_no_times_are_no_trouble() {
+    fn a_summary_without_rounds_or_times_is_zero() {
         let nothing = TimePair { wholemem: Duration::ZERO, raw: Duration::ZERO };
         for rounds in [&[][..], &[(0, 0)]] {
             let summary = paired(rounds).summary();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sides_take_turns_in_being_first() {
+    fn the_first_implementation_alternates() {
         let mut order = Vec::new();
         let mut paired = PairedTimes::default();
         for _ in 0..3 {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_kept_with_their_side_and_the_first_flaw_with_them() {
+    fn times_are_recorded_by_implementation_with_the_first_mismatch() {
         let mut paired = PairedTimes::default();
         let mut flaws = [None, Some("first"), Some("second"), None].into_iter();
         let mut once = |implementation| {

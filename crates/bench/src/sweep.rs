@@ -1,7 +1,7 @@
-//! Measures a comparison over many sizes: both sides alternately, each time with fresh memory.
+//! Measures a comparison over many sizes: both implementations alternate, with new memory each time.
 //!
-//! First the one implementation comes first and then the other, so that whatever else the machine does meets both alike. What is timed
-//! is checked outside of the time.
+//! The implementation that runs first alternates too, so that disturbances of the machine affect both equally. Results are
+//! verified outside of the measured time.
 
 use std::time::{Duration, Instant};
 
@@ -18,16 +18,16 @@ use crate::report::{SizeResult, SweepReport};
 use crate::sample::PairedTimes;
 use crate::sizes::SweepPlan;
 
-/// How long a size is measured, unless a number of rounds is asked for.
+/// Time for a size, unless an option sets the number of rounds.
 const CASE_TIME: Duration = Duration::from_secs(4);
 
-/// How long sizes are measured in all, unless a size is asked for.
+/// Time for all sizes, unless an option sets the sizes.
 const SWEEP_TIME: Duration = Duration::from_secs(60);
 
 const MIN_ROUNDS: u32 = 7;
 const MAX_ROUNDS: u32 = 400;
 
-/// What comes before the measured rounds: so many rounds or so much time, whichever is less.
+/// Warm-up before the measured rounds: the number of rounds or the time, whichever is reached first.
 const WARM_UP: (u32, Duration) = (20, Duration::from_millis(50));
 
 pub(super) fn sweep<C: Comparison>(
@@ -51,7 +51,7 @@ pub(super) fn sweep<C: Comparison>(
 
 fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut SweepReport) -> Result<()> {
     let start = Instant::now();
-    // What a round of the size before took.
+    // The length and the time of a round of the previous size.
     let mut before: Option<(usize, Duration)> = None;
     for &len in &plan.sizes {
         if let (Some((shorter, round)), true) = (before, plan.within_time) {
@@ -59,7 +59,9 @@ fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut 
             let expected = round.as_secs_f64() * rounds * (len as f64 / shorter as f64);
             if start.elapsed().as_secs_f64() + expected > SWEEP_TIME.as_secs_f64() {
                 let size = RoundedSize(len);
-                report.stop(&format!("{size}: it would take about {expected:.0} s; ask with `--max-size`"));
+                report.stop(&format!(
+                    "{size}: it would take about {expected:.0} s; request it with `--max-size`"
+                ));
                 return Ok(());
             }
         }
@@ -72,7 +74,7 @@ fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut 
                     return Ok(());
                 }
             }
-            // What was measured before it ran out is worth having.
+            // The sizes that were measured before are reported.
             Err(error) if memory::is_out_of_memory(&error) && !report.cases.is_empty() => {
                 report.stop(&format!("{}: {error:#}", RoundedSize(len)));
                 return Ok(());
@@ -83,7 +85,7 @@ fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut 
     Ok(())
 }
 
-/// Measures one size; says also how long a round takes in all.
+/// Measures one size. Also returns the time of a whole round, including verification.
 fn measure(
     comparison: &mut impl Comparison,
     len: usize,
@@ -91,7 +93,7 @@ fn measure(
 ) -> Result<(SizeResult, Duration)> {
     let label = RoundedSize(len).to_string();
     let mut once = |implementation| {
-        // Raw calls do not look before they fill.
+        // Raw calls do not check the available memory.
         memory::ensure_available(comparison.device(), len)?;
         pause(comparison.device(), len);
         comparison.once(implementation, len)
@@ -115,13 +117,13 @@ fn measure(
     Ok((SizeResult::new(len, comparison.pinned(), &paired, mismatch), round))
 }
 
-/// The pace of the pause before a round on a GPU.
+/// Bytes of freed memory for each second of pause before a round on a GPU.
 const PAUSE: f64 = 200e9;
 
-/// Lets a GPU rest before a round, the longer the more memory the round before gave back.
+/// Pauses before a round on a GPU, in proportion to the memory that the previous round freed.
 ///
-/// Without it, creating 8 GiB and more takes one of two times that differ tenfold, on either implementation, and a comparison
-/// says which implementation met which. With it, it takes the longer one. Why the driver does that is not known here.
+/// Without a pause, allocating 8 GiB and more takes one of two times that differ by a factor of ten, for both implementations,
+/// and the comparison is arbitrary. With a pause it takes the longer time. The cause in the driver is not known.
 fn pause(device: &Device, len: usize) {
     if device.backend().kind() == BackendKind::Cuda {
         std::thread::sleep(Duration::from_secs_f64(len as f64 / PAUSE));
@@ -140,7 +142,7 @@ mod tests {
     use super::*;
     use crate::sample::{Implementation, TimedRun};
 
-    /// Takes no time at all, and fails from a size on.
+    /// Takes a constant time, and fails or returns a mismatch from certain sizes on.
     struct FakeComparison {
         device: Device,
         full_from: usize,
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_is_measured_as_often_as_asked() {
+    fn every_size_is_measured_for_the_requested_rounds() {
         let report = measured(NEVER, NEVER).unwrap();
         assert_eq!(sizes(&report), [1 << 16, 1 << 18, 1 << 20]);
         assert!(report.cases.iter().all(|case| case.rounds == 3 && case.mismatch.is_none()));
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_runs_out_ends_the_sweep_with_what_there_is() {
+    fn a_sweep_that_runs_out_of_memory_keeps_the_measured_sizes() {
         let report = measured(1 << 20, NEVER).unwrap();
         assert_eq!(sizes(&report), [1 << 16, 1 << 18]);
         let reason = "1 MiB: cannot reserve 1 MiB of addresses: only 7 B of memory are available";
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_would_take_too_long_is_left_out() {
+    fn a_size_that_would_take_too_long_is_skipped() {
         let report = measured_over(vec![1 << 16, 1 << 60], NEVER, NEVER).unwrap();
         assert_eq!(sizes(&report), [1 << 16]);
         let reason = report.stopped.as_deref().unwrap();
@@ -216,19 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_enough_for_anything_is_an_error() {
+    fn too_little_memory_for_the_first_size_is_an_error() {
         assert!(memory::is_out_of_memory(&measured(0, NEVER).unwrap_err()));
     }
 
     #[test]
-    fn a_wrong_outcome_ends_the_sweep_and_fails_it() {
+    fn a_mismatch_ends_the_sweep_with_an_error() {
         let report = measured(NEVER, 1 << 18).unwrap();
         assert_eq!(sizes(&report), [1 << 16, 1 << 18]);
         assert_eq!(report.check_outcomes().unwrap_err().to_string(), "256 KiB: wrong");
     }
 
     #[test]
-    fn rounds_fit_the_time_but_are_never_too_few_or_too_many() {
+    fn rounds_fit_in_the_time_within_their_bounds() {
         let within = |micros| rounds_within(Duration::from_secs(2), Duration::from_micros(micros));
         assert_eq!(within(0), MAX_ROUNDS);
         assert_eq!(within(50), MAX_ROUNDS);

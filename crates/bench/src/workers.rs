@@ -1,6 +1,6 @@
-//! Ranks that are processes: this program started again as each of them, to run cases of a bench.
+//! Processes of this program that run the cases of a benchmark as ranks.
 //!
-//! Rank 0 tells its standard output how it goes, a line at a time. The others are silent unless something goes wrong.
+//! Rank 0 writes messages about the progress to its stdout, one JSON object in each line. The other ranks write only errors.
 
 use std::io::{BufRead, BufReader, Write};
 use std::time::Duration;
@@ -14,30 +14,30 @@ use wholemem_command::ranks::{RankProcesses, RankRole};
 use wholemem_command::{backend, failure};
 use wholemem_hal::BackendKind;
 
-/// How long a rank waits for the others, who may be checking what they moved.
+/// Timeout of a rank's operations. Other ranks may be verifying results meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What is message while cases are run.
+/// A message of a rank about the progress of its cases.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum RankMessage<Round, Case> {
-    /// All is prepared for another round.
+    /// The next round is prepared.
     Ready,
-    /// Another round is over.
+    /// A round has ended.
     Round(Round),
-    /// A case is over.
+    /// A case has ended.
     Done(Case),
-    /// It went wrong.
+    /// The rank has failed.
     Failed { message: String, hint: Option<String> },
 }
 
-/// What ranks are to do.
+/// The cases that ranks run.
 #[derive(Debug, Serialize, Deserialize)]
 struct WorkerPlan<C> {
     on_gpu: bool,
     cases: Vec<C>,
 }
 
-/// Has ranks run cases, and passes on what rank 0 tells.
+/// Starts ranks that run cases, and passes the messages of rank 0 to `on_message`.
 pub(super) fn run<C, R, D>(
     (role, ranks): (RankRole, u32),
     kind: BackendKind,
@@ -55,7 +55,7 @@ where
     let mut workers = RankProcesses::start_with(ranks, role, true)?;
     let mut outputs = Vec::new();
     for child in &mut workers.ranks {
-        outputs.push(BufReader::new(child.stdout.take().context("a rank has an output")?));
+        outputs.push(BufReader::new(child.stdout.take().context("a rank has no stdout")?));
     }
     let mut done = 0;
     while done < cases.len() {
@@ -65,13 +65,13 @@ where
                 done += usize::from(matches!(message, RankMessage::Done(_)));
                 on_message(message)?;
             }
-            None => bail!("rank 0 ended before its work did"),
+            None => bail!("rank 0 exited before its cases were done"),
         }
     }
     for (rank, output) in outputs.iter_mut().enumerate() {
         if let Some(message) = read(output)? {
             on_message(message)?;
-            bail!("rank {rank} spoke out of turn");
+            bail!("rank {rank} sent an unexpected message");
         }
     }
     workers.wait_for_exit()
@@ -83,10 +83,10 @@ fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
     if line.is_empty() {
         return Ok(None);
     }
-    Ok(Some(serde_json::from_str(&line).context("a rank said something unexpected")?))
+    Ok(Some(serde_json::from_str(&line).context("a rank sent an unexpected message")?))
 }
 
-/// What a rank tells by.
+/// A function to which a rank passes its messages.
 pub(super) type Reporter<'a, R, D> = &'a mut dyn FnMut(RankMessage<R, D>) -> Result<()>;
 
 /// Runs one rank.
@@ -100,7 +100,7 @@ where
     D: Serialize,
 {
     let plan: WorkerPlan<C> =
-        serde_json::from_str(plan).context("this command is for wholemem itself to start")?;
+        serde_json::from_str(plan).context("this command is internal: only wholemem starts it")?;
     match join(&plan, run_cases) {
         Ok(()) => Ok(()),
         Err(error) => {

@@ -48,7 +48,10 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     } else {
         terminal::print(&render(&report, Colour::of_stdout()))?;
     }
-    ensure!(report.host_works(), "the host backend does not work on this machine; every other feature needs it");
+    ensure!(
+        report.host_works(),
+        "the host backend does not work on this machine; every other feature needs it"
+    );
     Ok(())
 }
 

@@ -1,13 +1,13 @@
-//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`: what ranks do together, beside a flag's round trip
-//! and a plain copy.
+//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`: collectives, compared with a flag's round trip and a
+//! plain copy.
 //!
 //! ```text
-//!   a round   inputs filled, outputs spoilt -> all begin together -> calls, timed -> every byte compared
+//!   a round   fill inputs, poison outputs -> barrier -> timed calls -> compare every byte
 //! ```
 //!
-//! Ranks are processes, each on a core of its own where there are enough. The time of a round is the slowest rank's, and is
-//! message as that of one call. Calls of a round use the same buffers again and again, as the benches of others do, and so
-//! they are in the caches where they fit; in place they use several in turn, lest all elements become infinite.
+//! Ranks are processes, each pinned to its own core if there are enough. The time of a round is that of the slowest rank,
+//! divided by the number of calls. The calls of a round use the same buffers again, as the benchmarks of other libraries do, so
+//! that short buffers stay in the caches. In-place calls use several buffers cyclically, because elements would overflow.
 
 mod case;
 mod content;
@@ -36,7 +36,7 @@ use self::report::{CollectiveResult, print_report};
 use super::workers;
 use crate::args::{BarrierArgs, DataArgs, ReduceArgs};
 
-/// CollectiveOp ranks do together.
+/// The collective that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CollectiveOp {
@@ -57,10 +57,10 @@ impl fmt::Display for CollectiveOp {
     }
 }
 
-/// CollectiveOp came of a case.
+/// The measurements of a case.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct CaseOutcome {
-    /// How long a call took, in each round.
+    /// Time of a call, for each round.
     rounds: Vec<Duration>,
     algorithm: Option<String>,
     flag: FlagTime,
@@ -91,10 +91,10 @@ pub(super) fn barrier(args: &BarrierArgs) -> Result<()> {
     print_report(CollectiveOp::Barrier, &device, &measured, None, args.json)
 }
 
-/// A reduction for the tour, in windows and in place: how long a call took.
+/// Runs the all-reduce of the demo, in windows and in place, and returns the time of a call.
 ///
 /// # Errors
-/// CollectiveOp went wrong, also that a sum is not what it has to be.
+/// If a rank fails or a sum is wrong.
 pub fn demo(device: &Device, ranks: u32, len: usize) -> Result<Duration> {
     let case = CollectiveCase::for_demo(ranks, len);
     let measured = measure(device, &[case])?;
@@ -109,7 +109,7 @@ fn open(choice: BackendChoice) -> Result<(Device, MachineInfo)> {
     Ok((device, MachineInfo { kind, available, cores }))
 }
 
-/// Has ranks run cases, in groups of one number of ranks.
+/// Starts ranks for each number of ranks, and has them run its cases.
 fn measure(device: &Device, cases: &[CollectiveCase]) -> Result<Vec<CollectiveResult>> {
     let most = cases.iter().map(CollectiveCase::footprint).max().unwrap_or(0);
     memory::ensure_available(device, most)?;
@@ -138,19 +138,19 @@ fn measure(device: &Device, cases: &[CollectiveCase]) -> Result<Vec<CollectiveRe
         let role = (RankRole::Collective, first.ranks);
         workers::run(role, device.backend().kind(), same, &mut on_message)?;
     }
-    ensure!(measured.len() == cases.len(), "{} of {} were measured", measured.len(), cases.len());
+    ensure!(measured.len() == cases.len(), "only {} of {} cases were measured", measured.len(), cases.len());
     Ok(measured)
 }
 
-/// Runs one rank of a bench of collective calls.
+/// Runs one rank of a collective benchmark.
 ///
 /// # Errors
-/// That the plan is none. CollectiveOp goes wrong in the bench is reported to the process that started this one.
+/// If the plan is invalid. Errors of the benchmark are sent to the process that started this one.
 pub fn rank(plan: &str) -> Result<()> {
     workers::rank(plan, run_cases)
 }
 
-/// Runs cases as one rank, and tells how it goes.
+/// Runs cases as one rank and reports the progress.
 fn run_cases(group: &Communicator, cases: &[CollectiveCase], report: Reporter<'_>) -> Result<()> {
     if cases.first().is_some_and(|case| case.bound) {
         bind(group.rank().index())?;
@@ -176,16 +176,16 @@ fn run_cases(group: &Communicator, cases: &[CollectiveCase], report: Reporter<'_
 
 /// The cores that this process may run on.
 fn cores() -> Result<Vec<usize>> {
-    let allowed = sched_getaffinity(None).context("cannot read the affinity")?;
+    let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     Ok((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
 }
 
-/// Ties this thread to a core of its own.
+/// Pins this thread to the core with this index.
 fn bind(rank: usize) -> Result<()> {
     let core = cores()?.into_iter().nth(rank).context("there are fewer cores than ranks")?;
     let mut one = CpuSet::new();
     one.set(core);
-    sched_setaffinity(None, &one).context("cannot set the affinity")
+    sched_setaffinity(None, &one).context("cannot set the CPU affinity")
 }
 
 #[cfg(test)]
@@ -201,7 +201,7 @@ mod tests {
         Communicator::local(&vec![device; ranks as usize]).unwrap()
     }
 
-    /// Has every rank do something; one that fails is gone for the others.
+    /// Runs `work` on every rank in its own thread. A rank that fails drops its communicator.
     fn on_each<T: Send>(
         groups: Vec<Communicator>,
         work: impl Fn(&Communicator) -> Result<T> + Sync,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_place_and_algorithm_is_played_and_checked() {
+    fn every_type_place_and_algorithm_runs_and_is_verified() {
         let words = ["--ranks", "3", "--sizes", "8,300KiB", "--dtype", "bf16,i64", "--op", "sum,avg"];
         let algorithms = ["--algorithm", "packets,one-shot,two-shot", "--rounds", "1"];
         let mut cases = case::tests::reductions(&[&words[..], &algorithms].concat());
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reduction_that_waits_for_nobody_is_found_out() {
+    fn a_reduction_without_its_first_barrier_is_detected() {
         let words = ["--ranks", "2", "--sizes", "64KiB", "--rounds", "1", "--algorithm", "one-shot"];
         let cases = case::tests::reductions(&words);
         let staged =

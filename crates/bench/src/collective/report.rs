@@ -1,4 +1,4 @@
-//! CollectiveOp was found, for programs and for people.
+//! Results and reports of the collective benchmarks, as JSON and as text.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use super::tune::Thresholds;
 use super::{CaseOutcome, CollectiveOp};
 use crate::args::{BufferKind, LaunchMode, OutputPlace};
 
-/// One case: how long a call takes on the slowest rank.
+/// The result of one case: the time of a call on the slowest rank.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CollectiveResult {
     pub(super) ranks: u32,
-    /// CollectiveOp each rank brings along.
+    /// Length of each rank's input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bytes: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub(super) struct CollectiveResult {
     pub(super) place: Option<OutputPlace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pinned: Option<&'static str>,
-    /// How many calls were timed together, and how many buffers they took in turn.
+    /// Calls that were timed together, and buffers that they used cyclically.
     calls: u32,
     slots: u32,
     pub(super) value: f64,
@@ -43,11 +43,11 @@ pub(super) struct CollectiveResult {
     limit: f64,
     of_limit: f64,
     best: f64,
-    /// CollectiveOp the limit is made of.
+    /// The two terms of the limit.
     flag: f64,
     copy: f64,
     rounds: usize,
-    /// How a flag's round trip was measured.
+    /// How the flag's round trip was measured.
     flag_by: FlagMethod,
 }
 
@@ -84,7 +84,7 @@ impl CollectiveResult {
     }
 }
 
-/// To a nanosecond, which is a thousandth of the unit.
+/// Converts to microseconds, rounded to nanoseconds.
 fn micros(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e9).round() / 1e3
 }
@@ -97,12 +97,12 @@ struct CollectiveReport<'a> {
     ranks: u32,
     verified: bool,
     cases: &'a [CollectiveResult],
-    /// Which algorithm is best up to where.
+    /// Thresholds between the algorithms, with `--tune`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tuning: Option<&'a [Thresholds]>,
 }
 
-/// Prints the cases. Each was checked, or there would have been an error.
+/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
 pub(super) fn print_report(
     what: CollectiveOp,
     device: &Device,
@@ -123,7 +123,7 @@ pub(super) fn print_report(
     if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
 }
 
-/// Where ranks run; GPUs that several of them have to share are message as such.
+/// Names the devices of the ranks, and whether ranks share them.
 fn place(device: &Device, ranks: u32) -> String {
     let (name, devices) = (&device.info().name, device.backend().devices().len());
     match device.backend().kind() {
@@ -169,19 +169,19 @@ impl CollectiveReport<'_> {
             );
         }
         let what = match self.bench {
-            CollectiveOp::Allreduce => "reducing the elements of all ranks",
-            CollectiveOp::Allgather => "giving the bytes of every rank to all",
-            CollectiveOp::Broadcast => "giving the bytes of rank 0 to all",
-            CollectiveOp::Barrier => "ranks waiting for each other",
+            CollectiveOp::Allreduce => "allreduce",
+            CollectiveOp::Allgather => "allgather",
+            CollectiveOp::Broadcast => "broadcast",
+            CollectiveOp::Barrier => "barrier",
         };
         let flag = match self.cases.first().map(|case| case.flag_by) {
-            Some(FlagMethod::BarrierKernel) => "a barrier of its own kernel",
+            Some(FlagMethod::BarrierKernel) => "a barrier kernel",
             _ => "a flag's round trip",
         };
         let copy = if self.bench != CollectiveOp::Barrier { " and a plain copy" } else { "" };
         let best: String = self.tuning.unwrap_or_default().iter().map(|best| format!("\n{best}\n")).collect();
         format!(
-            "{what}, on {} ({})\nmicroseconds a call on the slowest rank, beside {flag}{copy}; every round was checked\n\n{}{best}",
+            "{what}, on {} ({})\nmicroseconds per call on the slowest rank; the limit is {flag}{copy}; every round was verified\n\n{}{best}",
             self.backend,
             self.device,
             table.render(colour)
@@ -189,14 +189,14 @@ impl CollectiveReport<'_> {
     }
 }
 
-/// `window`, `staged, in place`
+/// Formats the kind and the place of the buffers: `window`, `staged, in place`.
 fn buffers_label(buffers: BufferKind, place: Option<OutputPlace>) -> String {
     let at = if buffers == BufferKind::Window { "window" } else { "staged" };
     let place = if place == Some(OutputPlace::In) { ", in place" } else { "" };
     format!("{at}{place}")
 }
 
-/// Three digits, or whole numbers.
+/// Formats a number with three digits, or as an integer from 100 on.
 fn digits(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -210,7 +210,7 @@ pub(super) mod tests {
     use super::super::limit::FlagTime;
     use super::*;
 
-    /// A case of a reduction, whose one round took so many microseconds a call.
+    /// Returns the result of a case whose fastest round took `took` microseconds for a call.
     pub(in super::super) fn measured(case: &CollectiveCase, algorithm: &str, took: u64) -> CollectiveResult {
         let flag = FlagTime { took: Duration::from_micros(1), by: FlagMethod::PingPong };
         let rounds = [took, took + 2, 1000].map(Duration::from_micros).to_vec();
@@ -219,7 +219,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn json_has_the_parameters_and_the_fields_that_every_benchmark_has() {
+    fn json_has_the_parameters_and_the_common_keys() {
         let case = super::super::case::tests::reductions(&["--ranks", "2", "--sizes", "1KiB"]);
         let expected = concat!(
             r#"{"ranks":2,"bytes":1024,"dtype":"f32","op":"sum","algorithm":"packets","mode":"eager","#,
@@ -231,7 +231,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn people_see_buffers_and_their_place() {
+    fn the_text_report_names_buffers_and_places() {
         assert_eq!(buffers_label(BufferKind::Window, Some(OutputPlace::Out)), "window");
         assert_eq!(buffers_label(BufferKind::Staged, Some(OutputPlace::In)), "staged, in place");
         assert_eq!([1834.4, 12.34, 0.123].map(digits), ["1834", "12.3", "0.12"]);

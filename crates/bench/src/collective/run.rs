@@ -1,4 +1,5 @@
-//! One rank's part in a case: rounds that all ranks begin together, and whose outcome each of them checks.
+//! Runs a case of a collective benchmark on one rank: rounds that all ranks start together, and whose results each rank
+//! verifies.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,13 +16,13 @@ use super::limit::{Limits, slowest};
 use super::{CaseOutcome, CollectiveOp, RankMessage, Reporter};
 use crate::args::{BufferKind, LaunchMode, OutputPlace};
 
-/// CollectiveOp is in an output before anything is written to it.
+/// The value of output bytes before a round.
 const POISON: u8 = 0xEE;
 
-/// Rounds before anything counts.
+/// Rounds before the measured rounds.
 const WARM_UP: u32 = 2;
 
-/// Runs a case as one rank, and tells of each round that counts.
+/// Runs a case as one rank, and reports each measured round.
 pub(super) fn run_case(
     symmetric: &SymmetricMemory,
     case: &CollectiveCase,
@@ -41,28 +42,28 @@ pub(super) fn run_case(
     Ok(CaseOutcome { rounds, algorithm: runner.algorithm(), flag: limits.flag, copy })
 }
 
-/// A rank, and what its calls take.
+/// The state of a rank while it runs a case.
 struct CollectiveRunner<'a> {
     symmetric: &'a SymmetricMemory,
     case: &'a CollectiveCase,
     stream: Stream,
     events: [Event; 2],
-    /// CollectiveOp the calls of a round take in turn.
+    /// Buffers that the calls of a round use cyclically.
     slots: Vec<BufferSlot>,
-    /// A round, recorded.
+    /// The captured calls of a round, in graph mode.
     graph: Option<Graph>,
-    /// Where a barrier leaves word that it has been reached.
+    /// A window in which each rank writes the number of its round before the barrier.
     word: Window,
     rounds: u64,
 }
 
-/// An input, and an output that may be the same.
+/// An input buffer, and an output buffer unless calls are in place.
 struct BufferSlot {
     input: CallMemory,
     output: Option<CallMemory>,
 }
 
-/// CallMemory that others reach, or only this rank.
+/// Memory of a call: a part of a window, or memory that only this rank has mapped.
 enum CallMemory {
     Window(Window, Range<usize>),
     Own(Span),
@@ -76,7 +77,7 @@ impl CallMemory {
         }
     }
 
-    /// This rank's bytes.
+    /// The memory of this rank.
     fn local(&self) -> Result<Span> {
         Ok(match self {
             Self::Window(window, range) => local(window).part(range.start, range.len())?,
@@ -85,9 +86,9 @@ impl CallMemory {
     }
 }
 
-/// This rank's part of a window. The benchmarks give every rank as many bytes.
+/// Returns this rank's part of a window. All windows of the benchmarks have the same length on every rank.
 fn local(window: &Window) -> &Span {
-    window.local().expect("every rank has bytes of the window")
+    window.local().expect("every rank has a part of the window")
 }
 
 impl BufferSlot {
@@ -118,7 +119,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(runner)
     }
 
-    /// Which algorithm the calls take, where there is a choice.
+    /// The algorithm of the calls, if the collective has several.
     fn algorithm(&self) -> Option<String> {
         let CollectiveCase { what, len, buffers, place, .. } = *self.case;
         let (window, in_place) = (buffers == BufferKind::Window, place == OutputPlace::In);
@@ -127,7 +128,7 @@ impl<'a> CollectiveRunner<'a> {
         (what != CollectiveOp::Barrier).then(|| algorithm().to_string())
     }
 
-    /// Prepares a round, has all ranks begin it together, and checks it. Says how long the slowest rank took for a call.
+    /// Runs and verifies a round that all ranks start together. Returns the time of a call on the slowest rank.
     fn round(&mut self) -> Result<Duration> {
         self.rounds += 1;
         self.prepare()?;
@@ -172,7 +173,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(start.elapsed())
     }
 
-    /// One call, as whoever calls this library from Rust would make it.
+    /// Makes one call through the public API.
     fn call(&self, number: usize) -> Result<()> {
         let (symmetric, stream, case) = (self.symmetric, &self.stream, self.case);
         let Some(slot) = self.slots.get(number % self.slots.len().max(1)) else {
@@ -188,7 +189,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(called?)
     }
 
-    /// Looks at all that came of a round.
+    /// Verifies the outputs of a round.
     fn check(&self) -> Result<()> {
         let case = self.case;
         let ranks = || (0..case.ranks).map(Rank);
@@ -198,7 +199,7 @@ impl<'a> CollectiveRunner<'a> {
             let seen = slot.output().local()?;
             match case.what {
                 CollectiveOp::Allreduce => {
-                    // In place, what came of one call goes into the next.
+                    // In place, the output of a call is the input of the next one.
                     let times = match case.place {
                         OutputPlace::In => (case.calls - number).div_ceil(case.slots),
                         OutputPlace::Out => 1,
@@ -209,26 +210,24 @@ impl<'a> CollectiveRunner<'a> {
                 CollectiveOp::Allgather => {
                     for (period, rank) in brought.iter().zip(ranks()) {
                         let part = seen.part(rank.index() * case.len, case.len)?;
-                        period
-                            .check(&self.stream, &part)
-                            .with_context(|| format!("what rank {rank} gave"))?;
+                        period.check(&self.stream, &part).with_context(|| format!("input of rank {rank}"))?;
                     }
                 }
                 CollectiveOp::Broadcast => brought[ROOT.index()].check(&self.stream, &seen)?,
                 CollectiveOp::Barrier => {}
             }
         }
-        // Who has left the barriers of this round finds that every rank has come to it.
+        // A rank that has left the barriers of this round sees the round number of every rank.
         for rank in ranks() {
             let mut word = [0; size_of::<u64>()];
             self.stream.read(&self.word.part_of(rank, 0, word.len())?, &mut word)?;
             let seen = u64::from_ne_bytes(word);
-            ensure!(seen == self.rounds, "rank {rank} was in round {seen}, and not in {}", self.rounds);
+            ensure!(seen == self.rounds, "rank {rank} was in round {seen} instead of {}", self.rounds);
         }
         Ok(())
     }
 
-    /// How long a plain copy of as many bytes takes.
+    /// Returns the time of a plain copy of the output.
     fn copy(&self, limits: &Limits) -> Result<Duration> {
         let Some(slot) = self.slots.first() else { return Ok(Duration::ZERO) };
         let (group, from) = (self.symmetric.group(), slot.output().local()?);
@@ -238,10 +237,10 @@ impl<'a> CollectiveRunner<'a> {
     }
 }
 
-/// Who has what is broadcast.
+/// The source rank of broadcasts.
 const ROOT: Rank = Rank(0);
 
-/// CallMemory for `count` buffers of `len` bytes. Collective.
+/// Allocates `count` buffers of `len` bytes. Collective.
 fn parts(
     symmetric: &SymmetricMemory,
     buffers: BufferKind,
@@ -251,7 +250,7 @@ fn parts(
     if count == 0 {
         return Ok(Vec::new());
     }
-    // Each begins on a cache line, as buffers of their own would.
+    // Each buffer begins on a cache line, as separate allocations would.
     let step = len.next_multiple_of(64);
     let total = step * count;
     Ok(match buffers {
@@ -268,7 +267,7 @@ fn parts(
     })
 }
 
-/// CallMemory of this rank alone.
+/// Allocates memory that only this rank maps.
 fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     let device = symmetric.group().device();
     if device.backend().kind() == BackendKind::Host {
@@ -278,7 +277,7 @@ fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     Ok(map.span(0, len)?)
 }
 
-/// Records what is enqueued, whatever errors it has.
+/// Captures enqueued work in a graph. Returns the error of `work` if it fails.
 pub(super) fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
     let mut outcome = Ok(());
     let graph = stream.capture(|stream| {

@@ -1,4 +1,4 @@
-//! `--tune`: every algorithm at every size, and up to where each is best.
+//! `--tune`: measures every algorithm at every size, and computes the thresholds between the algorithms.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use super::report::{CollectiveResult, print_report};
 use super::{CollectiveOp, measure};
 use crate::args::{BufferKind, LaunchMode, OutputPlace, ReduceArgs};
 
-/// Sizes that nobody asked for: powers of two, from the first to the last.
+/// Exponents of the default sizes, which are powers of two.
 const SIZES: std::ops::RangeInclusive<u32> = 6..=23;
 
 pub(super) fn run(args: &ReduceArgs, device: &Device, machine: &MachineInfo) -> Result<()> {
@@ -31,7 +31,8 @@ pub(super) fn run(args: &ReduceArgs, device: &Device, machine: &MachineInfo) -> 
     print_report(CollectiveOp::Allreduce, device, &measured, Some(&best), args.moves.all.json)
 }
 
-/// Up to how many bytes an algorithm is best: the fields of `wholemem::Tuning`. None where it is best at every size.
+/// The fields of `wholemem::Tuning`: the length in bytes up to which an algorithm is the best, or `None` if it is the best at
+/// every size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Thresholds {
     ranks: u32,
@@ -59,9 +60,10 @@ impl Thresholds {
     }
 }
 
-/// The size up to which the ones lose least against the others, which are taken beyond it; none if they do at every size.
+/// Returns the size up to which `ones` should be used instead of `others` so that the summed slowdown is minimal, or `None` if
+/// at every size.
 fn threshold(measured: &[&CollectiveResult], ones: &[Algorithm], others: &[Algorithm]) -> Option<usize> {
-    // CollectiveOp is lost by the ones, and by the others, at each size: by how much they are slower, as a logarithm.
+    // The slowdown of `ones` against `others` at a size, as a logarithm of the ratio of their times.
     let mut sizes: Vec<_> = measured.iter().filter_map(|one| one.bytes).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -77,7 +79,7 @@ fn threshold(measured: &[&CollectiveResult], ones: &[Algorithm], others: &[Algor
         };
         let log = |buffers| match (best(ones, buffers), best(others, buffers)) {
             (Some(one), Some(other)) => (one / other.max(1e-9)).max(1e-9).ln(),
-            // Longer calls cannot be made so.
+            // The algorithms `ones` do not support this size.
             (None, Some(_)) => f64::INFINITY,
             _ => 0.0,
         };
@@ -101,7 +103,7 @@ impl fmt::Display for Thresholds {
         };
         write!(
             f,
-            "{} ranks: packets up to {}; one shot up to {} staged, and up to {} in windows",
+            "{} ranks: packets up to {}; one-shot up to {} staged and up to {} in windows",
             self.ranks,
             up_to(self.packets),
             up_to(self.one_shot_staged),
@@ -117,9 +119,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thresholds_are_where_the_next_algorithm_wins() {
+    fn thresholds_are_where_the_next_algorithm_is_faster() {
         let cases = reductions(&["--ranks", "2", "--sizes", "64,1KiB,64KiB,1MiB", "--place", "out"]);
-        // Packets win up to 1 KiB, one shot always when staged, and in windows up to 64 KiB but for a slip at 1 KiB.
+        // Packets are the fastest up to 1 KiB. One-shot is always the fastest when staged; in windows it is up to 64 KiB,
+        // except at 1 KiB.
         let times = |case: &CollectiveCase| match (case.len, case.buffers) {
             (64, _) => [1, 3, 9],
             (1024, BufferKind::Window) => [3, 7, 6],
@@ -144,7 +147,7 @@ mod tests {
         };
         assert_eq!(best, expected);
         let words =
-            "2 ranks: packets up to 1 KiB; one shot up to any size staged, and up to 64 KiB in windows";
+            "2 ranks: packets up to 1 KiB; one-shot up to any size staged and up to 64 KiB in windows";
         assert_eq!(best.to_string(), words);
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured: the parameters of one case, and the cases that arguments ask for.
+//! Cases of gather and scatter: their parameters, and how they follow from the options.
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,28 +9,28 @@ use wholemem_os::width::to_usize;
 use super::RowOp;
 use crate::args::{IndexChoice, IndexDistribution, KindChoice, LocationChoice, RowShare, RowsArgs};
 
-/// What ranks' parts of a table are multiples of, in rows: so that they are whole words, whatever a row is.
+/// Ranks' parts of the table are multiples of this number of rows, so that they are whole words for any row length.
 const STEP: u64 = 8;
 
-/// Calls of few rows are timed together: as many as move this much or the table's length, but no more than so many.
+/// Short calls are timed together: as many as move `BATCH_LEN` bytes or the length of the table, and at most `MAX_CALLS`.
 const BATCH_LEN: usize = 8 << 20;
 const MAX_CALLS: u64 = 2048;
 
-/// How much memory a measurement may take.
+/// Default sizes of a measurement, which depend on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DefaultSizes {
-    /// The table's, unless another is asked for.
+    /// Length of the table, unless an option sets it.
     pub(super) table: usize,
-    /// What a call moves, unless another number of rows is asked for.
+    /// Bytes that a call moves, unless an option sets the number of rows.
     pub(super) payload: usize,
-    /// The most rows of a call, unless they are asked for.
+    /// The most rows of a call, unless an option sets the number.
     pub(super) max_rows: u64,
-    /// What is moved between two uses of the same memory.
+    /// Bytes that are moved between two uses of the same memory, so that the memory has left the caches.
     pub(super) ring: usize,
 }
 
 impl DefaultSizes {
-    /// What suits a device with so much memory free.
+    /// Returns the sizes for a kind of device with `available` bytes of memory.
     pub(super) fn on(kind: BackendKind, available: usize) -> Self {
         let power_below = |len: usize| 1_usize << len.max(1).ilog2();
         match kind {
@@ -50,7 +50,7 @@ impl DefaultSizes {
     }
 }
 
-/// One thing to measure.
+/// The parameters of one measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowsCase {
     pub(super) op: RowOp,
@@ -63,17 +63,17 @@ pub(super) struct RowsCase {
     pub(super) ranks: u32,
     pub(super) first_only: bool,
     pub(super) table_rows: u64,
-    /// Rows of a call.
+    /// Rows in a call.
     pub(super) rows: u64,
     /// Calls that are timed together.
     pub(super) calls: u64,
-    /// Pairs of a run.
+    /// Buffer pairs in a run.
     pub(super) pairs: u32,
     pub(super) rounds: u32,
 }
 
 impl RowsCase {
-    /// All that the arguments ask for, those of one number of ranks implementation by implementation, and among them those of one table.
+    /// Creates the cases of the options, sorted by the number of ranks and then by table.
     pub(super) fn all(op: RowOp, args: &RowsArgs, room: &DefaultSizes) -> Result<Vec<Self>> {
         let room = match args.table {
             Some(ByteCount(table)) => DefaultSizes { table, ..*room },
@@ -99,7 +99,7 @@ impl RowsCase {
         Ok(cases)
     }
 
-    /// Rows of 1 KiB of a table that is divided evenly.
+    /// Creates the case of the demo: rows of 1 KiB, in a table that is divided evenly.
     pub(super) fn for_demo(op: RowOp, ranks: u32, room: &DefaultSizes) -> Self {
         let case = Self {
             op,
@@ -121,7 +121,7 @@ impl RowsCase {
         Self { calls: 1, ..case.of_rows(case.row_len, rows, room.table) }
     }
 
-    /// The same, of rows of another length.
+    /// Returns the case with another row length, and with the numbers of rows and calls that the options set.
     fn sized(
         &self,
         row_len: usize,
@@ -132,7 +132,7 @@ impl RowsCase {
         let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
             least <= room.table,
-            "a table of {} has no {STEP} rows of {} for each rank",
+            "a table of {} is too short: each rank needs {STEP} rows of {}",
             RoundedSize(room.table),
             RoundedSize(row_len)
         );
@@ -141,14 +141,14 @@ impl RowsCase {
         let all = usize::try_from(rows.saturating_mul(calls.unwrap_or(1))).ok();
         let all = all.and_then(|rows| rows.checked_mul(row_len));
         let all = all.filter(|len| *len <= isize::MAX.cast_unsigned() / 8);
-        all.with_context(|| format!("{rows} rows of {} are more than a machine has", RoundedSize(row_len)))?;
+        all.with_context(|| format!("{rows} rows of {} exceed the address space", RoundedSize(row_len)))?;
         let mut sized = self.of_rows(row_len, rows, room.table);
         sized.calls = calls.unwrap_or(sized.calls);
         let pairs = (room.ring.min(room.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
         Ok(Self { pairs: u32::try_from(pairs).unwrap_or(u32::MAX).min(self.rounds), ..sized })
     }
 
-    /// The same with so many rows of a length to a call, and as many in a table as it has room for.
+    /// Returns the case with `rows` rows in a call, and as many rows in the table as fit in `table` bytes.
     pub(super) fn of_rows(&self, row_len: usize, rows: u64, table: usize) -> Self {
         let step = STEP * u64::from(self.ranks);
         let table_rows = ((table / row_len) as u64 / step * step).max(step);
@@ -157,22 +157,22 @@ impl RowsCase {
         Self { row_len, rows, table_rows, calls, ..self.clone() }
     }
 
-    /// Whether another case is of the same table.
+    /// Whether both cases use the same table.
     pub(super) fn has_same_table(&self, other: &Self) -> bool {
         let table =
             |case: &Self| (case.row_len, case.kind, case.location, case.share, case.ranks, case.table_rows);
         table(self) == table(other)
     }
 
-    /// How many ranks move rows.
+    /// Number of ranks that move rows.
     pub(super) fn movers(&self) -> u32 {
         if self.first_only { 1 } else { self.ranks }
     }
 
-    /// How many rows each rank has.
+    /// Number of rows of each rank.
     pub(super) fn rows_of_each(&self) -> Vec<u64> {
         let ranks = u64::from(self.ranks);
-        // All of 1..=ranks where seven does not divide them, and no two neighbours alike.
+        // Weights are a permutation of 1..=ranks unless 7 divides the number of ranks, and adjacent weights differ.
         let weights: Vec<u64> = match self.share {
             RowShare::Even => vec![1; self.ranks as usize],
             RowShare::Uneven => (0..ranks).map(|rank| rank * 7 % ranks + 1).collect(),
@@ -182,7 +182,7 @@ impl RowsCase {
         let sum: u64 = weights.iter().sum();
         let mut rows: Vec<_> =
             weights.iter().map(|weight| self.table_rows / STEP * weight / sum * STEP).collect();
-        // What rounding left goes to the one that has most.
+        // The remainder of the rounding is added to the largest part.
         let left = self.table_rows - rows.iter().sum::<u64>();
         if let Some(most) = rows.iter_mut().max() {
             *most += left;
@@ -190,7 +190,7 @@ impl RowsCase {
         rows
     }
 
-    /// How many rows indices name: all, but for those that the type cannot number.
+    /// Exclusive upper bound of the indices: the number of rows, or 2^31 for 32-bit indices.
     pub(super) fn row_bound(&self) -> u64 {
         match self.index {
             IndexChoice::I32 => self.table_rows.min(1 << 31),
@@ -215,7 +215,7 @@ impl RowsCase {
         length(self.batch_rows(), self.row_len)
     }
 
-    /// The memory they take on the dense implementation, in whole words.
+    /// Length of the contiguous rows of a round, in whole words.
     pub(super) fn dense_len(&self) -> usize {
         self.batch_len().next_multiple_of(size_of::<u64>())
     }
@@ -224,7 +224,7 @@ impl RowsCase {
         length(self.table_rows, self.row_len)
     }
 
-    /// About how much memory it takes in all.
+    /// Approximate memory of the case on all ranks.
     pub(super) fn footprint(&self) -> usize {
         let indices = length(self.batch_rows(), self.index_len());
         let run = (2 * self.dense_len() + indices).saturating_mul(self.pairs as usize);
@@ -242,12 +242,12 @@ impl RowsCase {
     }
 }
 
-/// How many bytes rows are. What does not fit was refused.
+/// Returns the length of rows in bytes. Lengths that overflow have been rejected before.
 fn length(rows: u64, row_len: usize) -> usize {
     to_usize(rows).saturating_mul(row_len)
 }
 
-/// Each with each.
+/// Returns the Cartesian product.
 fn pairs<'a, A, B>(these: &'a [A], those: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     these.iter().flat_map(move |this| those.iter().map(move |that| (this, that)))
 }
@@ -263,12 +263,12 @@ mod tests {
 
     fn cases(args: &str) -> Result<Vec<RowsCase>> {
         let words: Vec<_> = ["gather"].into_iter().chain(args.split_whitespace()).collect();
-        let BenchCommand::Gather(args) = parse(&words) else { panic!("another bench") };
+        let BenchCommand::Gather(args) = parse(&words) else { panic!("not a gather") };
         RowsCase::all(RowOp::Gather, &args, &ROOM)
     }
 
     #[test]
-    fn each_value_goes_with_each_and_tables_are_made_once() {
+    fn cases_are_all_combinations_grouped_by_table() {
         let line =
             "--row-bytes 4,1KiB --index i32,i64 --spread uniform,zipf --kind continuous,chunked --ranks 1,2";
         let cases = cases(line).unwrap();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_moves_the_usual_payload_or_the_rows_asked_for() {
+    fn options_override_the_default_rows_and_calls() {
         let usual = cases("--row-bytes 4,1KiB").unwrap();
         let sizes: Vec<_> = usual.iter().map(|case| (case.rows, case.calls, case.pairs)).collect();
         assert_eq!(sizes, [(4 << 20, 1, 15), (64 << 10, 1, 8)]);
@@ -289,11 +289,11 @@ mod tests {
         let sizes: Vec<_> = asked.iter().map(|case| (case.rows, case.calls, case.pairs)).collect();
         assert_eq!(sizes, [(1, 3, 15), (65536, 3, 2)]);
         let error = cases("--row-bytes 1GiB --table 8GiB --rows 1073741824 --calls 8").unwrap_err();
-        assert_eq!(error.to_string(), "1073741824 rows of 1 GiB are more than a machine has");
+        assert_eq!(error.to_string(), "1073741824 rows of 1 GiB exceed the address space");
     }
 
     #[test]
-    fn ranks_have_whole_words_and_all_rows() {
+    fn parts_of_ranks_are_whole_words_and_cover_all_rows() {
         for share in [RowShare::Even, RowShare::Uneven, RowShare::First, RowShare::Last] {
             for (ranks, row_len) in [(1, 4), (2, 12), (7, 100), (17, 130)] {
                 let case = RowsCase { share, ..RowsCase::for_demo(RowOp::Gather, ranks, &ROOM) };
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn four_byte_indices_name_what_they_can() {
+    fn indices_of_32_bits_are_below_2_to_the_31() {
         let room = DefaultSizes { table: 16 << 30, ..ROOM };
         let case = RowsCase::for_demo(RowOp::Gather, 1, &room).of_rows(4, 1, room.table);
         assert_eq!(RowsCase { index: IndexChoice::I32, ..case.clone() }.row_bound(), 1 << 31);
@@ -316,8 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_too_short_for_its_rows_is_refused() {
+    fn a_table_with_too_few_rows_is_rejected() {
         let error = cases("--row-bytes 1MiB --table 1MiB").unwrap_err();
-        assert_eq!(error.to_string(), "a table of 1 MiB has no 8 rows of 1 MiB for each rank");
+        assert_eq!(error.to_string(), "a table of 1 MiB is too short: each rank needs 8 rows of 1 MiB");
     }
 }

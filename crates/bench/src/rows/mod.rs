@@ -1,16 +1,16 @@
-//! `wholemem bench gather` and `scatter`: rows of a table moved by their indices, beside a plain copy of as many bytes.
+//! `wholemem bench gather` and `scatter`: gather and scatter, compared with a plain copy of as many bytes.
 //!
 //! ```text
-//!   a pair      [ dense rows | indices ]   [ dense rows ]        wholemem, and the plain copy
-//!   a run       all pairs: prepared -> each timed -> each checked (scatter: and undone)
+//!   buffer pair   [ contiguous rows | indices ]   [ contiguous rows ]     for wholemem, and for the plain copy
+//!   run           prepare all pairs -> time each -> verify each (scatter: and restore the table)
 //! ```
 //!
-//! The table is a [pattern](wholemem_hal::pattern), so that every row is known by its number, and indices are a function
-//! of their position: what a call moved is checked whole, on the device, without keeping either. Between its preparation
-//! and its measurement a pair leaves the caches, as the others of the run come through them.
+//! The table contains a [pattern](wholemem_hal::pattern), and indices are a function of their position. So all moved bytes are
+//! verified by a checksum on the device, without a stored copy. Between its preparation and its measurement a pair leaves the
+//! caches, because the other pairs of the run use them.
 //!
-//! One rank runs in this process. Several ranks are processes, each with its part of the table, and all move rows at once,
-//! so that what they row_bound of the others' is memory that was passed between processes.
+//! A single rank runs in this process. Several ranks are processes, each with a part of the table, and all move rows at the
+//! same time: they access memory of other processes.
 
 mod alternate;
 mod case;
@@ -35,16 +35,16 @@ use super::sample::{Summary, TimePair};
 use super::workers;
 use crate::args::{LocationChoice, RowsArgs};
 
-/// What is done with rows.
+/// The measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowOp {
-    /// Rows of the table are copied to this rank.
+    /// Copies rows of the table to contiguous memory.
     Gather,
-    /// Rows of this rank are copied to the table.
+    /// Copies contiguous rows to the table.
     Scatter,
 }
 
-/// What is message while rows are moved.
+/// Messages about the progress of cases.
 type RankMessage = workers::RankMessage<TimePair, Summary>;
 
 pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
@@ -53,24 +53,24 @@ pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
     let cases = RowsCase::all(op, args, &room(&device, &args.location)?)?;
     let mut measured = Vec::new();
     let alternate = args.in_turns.then_some(Alternate);
-    ensure!(alternate.is_none() || args.ranks == [1], "turns are taken by one rank, not by several");
+    ensure!(alternate.is_none() || args.ranks == [1], "`--in-turns` supports only one rank");
     for same in cases.chunk_by(|one, next| one.ranks == next.ranks) {
         measured.extend(measure(&device, same, alternate)?);
     }
     report::print_report(op, &device, &measured, args.json || args.in_turns)
 }
 
-/// A measurement for the tour: so many ranks, one table, rows of 1 KiB.
+/// Runs the gather or scatter of the demo, with rows of 1 KiB.
 ///
 /// # Errors
-/// What went wrong, also that a row is not what it has to be.
+/// If a rank fails or a row is wrong.
 pub fn demo(op: RowOp, device: &Device, ranks: u32, table: usize) -> Result<RowsResult> {
     let room = DefaultSizes { table, ..room(device, &[])? };
     let mut measured = measure(device, &[RowsCase::for_demo(op, ranks, &room)], None)?;
     measured.pop().ok_or_else(|| anyhow!("nothing was measured"))
 }
 
-/// How much there is for a table, and for what is moved.
+/// Returns the default sizes for the available memory of the device, and of the host if the table is there.
 fn room(device: &Device, locations: &[LocationChoice]) -> Result<DefaultSizes> {
     let kind = device.backend().kind();
     let mut room = DefaultSizes::on(kind, device.available()?);
@@ -81,7 +81,7 @@ fn room(device: &Device, locations: &[LocationChoice]) -> Result<DefaultSizes> {
     Ok(room)
 }
 
-/// Measures cases of one number of ranks.
+/// Measures cases with the same number of ranks.
 fn measure(device: &Device, cases: &[RowsCase], alternate: Option<Alternate>) -> Result<Vec<RowsResult>> {
     let mut measured = Vec::new();
     let mut shown: Option<ProgressDisplay> = None;
@@ -108,24 +108,24 @@ fn measure(device: &Device, cases: &[RowsCase], alternate: Option<Alternate>) ->
     let most = cases.iter().map(RowsCase::footprint).max().unwrap_or(0);
     memory::ensure_available(device, most)?;
     if first.ranks == 1 {
-        let comm = Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("a group of one rank has none"))?;
+        let comm = Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("the group has no rank"))?;
         run_cases(&Communicator::create(comm, device)?, cases, &mut on_message)?;
     } else {
         workers::run((RankRole::Rows, first.ranks), device.backend().kind(), cases, &mut on_message)?;
     }
-    ensure!(measured.len() == cases.len(), "{} of {} were measured", measured.len(), cases.len());
+    ensure!(measured.len() == cases.len(), "only {} of {} cases were measured", measured.len(), cases.len());
     Ok(measured)
 }
 
-/// Runs one rank of a bench of rows.
+/// Runs one rank of a benchmark of gather or scatter.
 ///
 /// # Errors
-/// That the plan is none. What goes wrong in the bench is reported to the process that started this one.
+/// If the plan is invalid. Errors of the benchmark are sent to the process that started this one.
 pub fn rank(plan: &str) -> Result<()> {
     workers::rank(plan, |group, cases: &[RowsCase], mut report| run_cases(group, cases, &mut report))
 }
 
-/// Runs cases as one rank, and tells how it goes.
+/// Runs cases as one rank and reports the progress.
 fn run_cases(
     group: &Communicator,
     cases: &[RowsCase],
@@ -157,7 +157,7 @@ mod tests {
         RowsCase { rounds: 3, ..RowsCase::for_demo(op, ranks, &room) }
     }
 
-    /// Runs cases by threads, and counts what rank 0 tells.
+    /// Runs cases with threads as ranks, and counts the rounds and cases that rank 0 reports.
     fn run_by_threads(ranks: u32, cases: &[RowsCase]) -> Result<(usize, usize)> {
         let groups = Communicator::local(&devices(ranks as usize))?;
         let message = std::thread::scope(|scope| {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_length_type_and_spread_is_moved_and_checked() {
+    fn every_length_type_and_distribution_is_moved_and_verified() {
         let mut cases = Vec::new();
         for op in [RowOp::Gather, RowOp::Scatter] {
             for (row_len, rows) in [(4, 1000), (12, 33), (100, 1), (130, 7), (1024, 100)] {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_divide_a_table_and_all_or_one_of_them_move_its_rows() {
+    fn all_ranks_or_one_rank_move_rows_of_a_divided_table() {
         let mut cases = Vec::new();
         for op in [RowOp::Gather, RowOp::Scatter] {
             for share in [RowShare::Even, RowShare::Uneven, RowShare::First, RowShare::Last] {
@@ -215,10 +215,10 @@ mod tests {
         assert_eq!(run_by_threads(3, &cases).unwrap(), (3 * cases.len(), cases.len()));
     }
 
-    /// Runs a case on a table one of whose rows is another's.
+    /// Runs a case on a table in which one row has the content of another, and returns the error.
     fn error_on_a_wrong_table(op: RowOp, wrong: u64) -> String {
         let group = &Communicator::local(&devices(1)).unwrap()[0];
-        // Every row is asked for, some often.
+        // 2000 indices of 40 rows: every row is accessed.
         let case = case(op, 1).of_rows(100, 2000, 1 << 12);
         let table = table::BenchTable::create(group, &case).unwrap();
         let stream = group.device().stream().unwrap();
@@ -229,23 +229,23 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_from_a_wrong_row_is_found_out() {
+    fn a_gather_of_a_wrong_row_is_detected() {
         let error = error_on_a_wrong_table(RowOp::Gather, 7);
         assert!(error.starts_with("gathering 2000 rows of 100 B: position "), "{error}");
-        assert!(error.ends_with(", which is row 7, is wrong from its byte 0 on"), "{error}");
+        assert!(error.ends_with(" (row 7) is wrong from byte 0 on"), "{error}");
     }
 
     #[test]
-    fn a_row_that_a_scatter_does_not_reach_must_stay_as_it_was() {
+    fn a_change_of_a_row_that_is_not_scattered_is_detected() {
         let group = &Communicator::local(&devices(1)).unwrap()[0];
         let case = case(RowOp::Scatter, 1).of_rows(100, 1, 1 << 18);
         let case = RowsCase { calls: 1, pairs: 1, rounds: 1, ..case };
         let table = table::BenchTable::create(group, &case).unwrap();
         let stream = group.device().stream().unwrap();
         run::run_case(&table, &case, &mut |_| Ok(())).unwrap();
-        // Of two thousand rows, some that nobody writes.
+        // Ten of about 2600 rows, which the scatter of one row does not write.
         table.tensor.write_rows_on(&stream, 1000, &[7; 1000]).unwrap();
         let error = run::run_case(&table, &case, &mut |_| Ok(())).unwrap_err().to_string();
-        assert!(error.starts_with("rows that nobody scattered to have changed among 0.."), "{error}");
+        assert!(error.starts_with("rows in 0.."), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! What was found, for programs and for people.
+//! Results and reports of gather and scatter, as JSON and as text.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{RowOp, RowsCase};
 use crate::args::{IndexChoice, IndexDistribution, KindChoice, LocationChoice, RowShare};
 use crate::sample::Summary;
 
-/// One case. Rates are of payload: what is read and written once counts once.
+/// The result of one case. Rates count the bytes of moved rows once, although they are read and written.
 #[derive(Debug, Clone, Serialize)]
 pub struct RowsResult {
     row_bytes: usize,
@@ -23,15 +23,15 @@ pub struct RowsResult {
     spread: IndexDistribution,
     share: RowShare,
     ranks: u32,
-    /// How many of the ranks move rows, all at once.
+    /// Ranks that move rows at the same time.
     movers: u32,
-    /// How many devices the ranks have between them: where there are fewer than ranks, they share.
+    /// Devices of all ranks. If there are fewer than ranks, ranks share them.
     devices: u32,
-    /// The rows that a call moves.
+    /// Rows in a call.
     pub rows: u64,
-    /// How many calls of so many rows were timed together.
+    /// Calls that were timed together.
     calls: u64,
-    /// The length of the table.
+    /// Length of the table.
     pub table_bytes: usize,
     value: f64,
     unit: &'static str,
@@ -41,13 +41,13 @@ pub struct RowsResult {
     limit_median: f64,
     best: f64,
     limit_best: f64,
-    /// How long a call took.
+    /// Time of a call.
     call_us: f64,
     rounds: u32,
-    /// How long a round took.
+    /// Time of a round.
     #[serde(skip)]
     pub took: Duration,
-    /// The bytes of all ranks that were moved in a round.
+    /// Bytes that all ranks moved in a round.
     #[serde(skip)]
     pub moved: usize,
 }
@@ -90,7 +90,7 @@ impl RowsResult {
     }
 }
 
-/// To a thousandth, or to three digits where that is nothing.
+/// Rounds to a thousandth, or to a millionth for values below 0.1.
 fn rounded(value: f64) -> f64 {
     let scale = if value.abs() < 0.1 { 1e6 } else { 1e3 };
     (value * scale).round() / scale
@@ -106,7 +106,7 @@ struct RowsReport<'a> {
     cases: &'a [RowsResult],
 }
 
-/// Prints the cases. Each was checked, or there would have been an error.
+/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
 pub(super) fn print_report(op: RowOp, device: &Device, cases: &[RowsResult], json: bool) -> Result<()> {
     let report = RowsReport {
         bench: match op {
@@ -122,7 +122,7 @@ pub(super) fn print_report(op: RowOp, device: &Device, cases: &[RowsResult], jso
     if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
 }
 
-/// A value as it stands in the JSON.
+/// Returns the JSON string of an enum value.
 fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -143,7 +143,7 @@ impl RowsReport<'_> {
             "copy",
             "of limit",
             "best",
-            "us a call",
+            "us per call",
         ];
         let mut table = TextTable::new(columns.map(|name| match name {
             "table" | "index" | "spread" | "ranks" => (name, Align::Left),
@@ -171,13 +171,13 @@ impl RowsReport<'_> {
             );
         }
         let what = match self.bench {
-            "gather" => "gathering rows of a table",
-            _ => "scattering rows to a table",
+            "gather" => "gather from a table",
+            _ => "scatter to a table",
         };
         let len = self.cases.iter().map(|case| case.table_bytes).max().unwrap_or(0);
         format!(
-            "{what} of {}, on {} ({})\nGB/s of payload, beside a plain copy of as many bytes; \
-            all that was moved was checked\n\n{}",
+            "{what} of {}, on {} ({})\nGB/s of rows; the limit is a plain copy of as many bytes; \
+            all moved rows were verified\n\n{}",
             RoundedSize(len),
             self.backend,
             self.device,
@@ -187,7 +187,7 @@ impl RowsReport<'_> {
 }
 
 impl RowsResult {
-    /// `1`, `4 on one device`, `2, one moves`
+    /// Formats the ranks: `1`, `4 on one device`, `2, one moves`.
     fn ranks_label(&self) -> String {
         let on = match self.devices {
             devices if devices == self.ranks => String::new(),
@@ -199,7 +199,7 @@ impl RowsResult {
     }
 }
 
-/// Three digits, or whole numbers.
+/// Formats a number with three digits, or as an integer from 100 on.
 fn digits(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_parameters_and_the_fields_that_every_benchmark_has() {
+    fn json_has_the_parameters_and_the_common_keys() {
         let expected = concat!(
             r#"{"row_bytes":1024,"index":"i64","kind":"continuous","location":"device","spread":"uniform","#,
             r#""share":"even","ranks":2,"movers":2,"devices":1,"rows":1024,"calls":8,"table_bytes":1073741824,"#,
@@ -241,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn people_see_which_ranks_share_a_device() {
+    fn the_text_report_names_ranks_that_share_a_device() {
         assert_eq!(measured(1, false).ranks_label(), "1");
         assert_eq!(measured(4, false).ranks_label(), "4 on one device");
         assert_eq!(measured(2, true).ranks_label(), "2 on one device, one moves");
     }
 
     #[test]
-    fn rates_keep_three_digits() {
+    fn rates_have_three_digits() {
         assert_eq!([1834.4, 12.34, 1.5, 0.0123].map(digits), ["1834", "12.3", "1.50", "0.0123"]);
         assert_eq!(rounded(0.000_123_4), 0.000_123);
     }

@@ -1,4 +1,4 @@
-//! One rank's part in a case: runs of pairs that are prepared, timed and checked.
+//! Runs a case of gather or scatter on one rank: runs of buffer pairs that are prepared, timed and verified.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -21,17 +21,17 @@ use crate::alloc::raw_error;
 use crate::args::IndexChoice;
 use crate::sample::{Implementation, PairedTimes, Summary, TimedRun};
 
-/// From here on the plain copy on a host is made by all cores, as a gather is.
+/// Plain copies on a host of this length or more are divided among all cores, as gathers are.
 const PARALLEL_MIN: usize = 16 << 20;
 
-/// Runs a case as one rank, and tells of each round that counts, when it is about to begin and when it is over.
+/// Runs a case as one rank. Reports the begin and the end of each measured round.
 pub(super) fn run_case(
     table: &BenchTable,
     case: &RowsCase,
     report: &mut impl FnMut(RankMessage) -> Result<()>,
 ) -> Result<Summary> {
     let mut runner = RowsRunner::new(table, case)?;
-    // One round before anything counts.
+    // One round is a warm-up.
     runner.run(&mut PairedTimes::default(), 1, &mut |_| Ok(()))?;
     let mut paired = PairedTimes::default();
     while paired.rounds() < case.rounds {
@@ -44,7 +44,7 @@ pub(super) fn run_case(
     Ok(paired.summary())
 }
 
-/// A rank, what it moves rows with, and what it moves them to or from.
+/// The state of a rank while it runs a case.
 struct RowsRunner<'a> {
     table: &'a BenchTable,
     case: &'a RowsCase,
@@ -53,20 +53,20 @@ struct RowsRunner<'a> {
     pattern: Pattern,
     events: [Event; 2],
     pairs: Vec<BufferPair>,
-    /// Where rows that were scattered are gathered again.
+    /// Memory to which scattered rows are gathered for verification.
     check: Option<Span>,
-    /// Rows on their way to the device.
+    /// Host buffer for rows that are written to the device.
     rows: Vec<u8>,
     runs: u64,
     draws: u64,
 }
 
-/// What a round uses.
+/// The buffers of a round.
 struct BufferPair {
     dense: Span,
     indices: Span,
     draw: IndexSequence,
-    /// The copy's.
+    /// Memory of the plain copy.
     plain: Span,
     pieces: Vec<TablePart>,
 }
@@ -79,7 +79,8 @@ impl<'a> RowsRunner<'a> {
         let index_len = usize::try_from(case.batch_rows())? * case.index_len();
         let map = |len: usize| -> Result<Mapping> {
             let map = device.allocate(memory::whole_granules(device, len)?)?.map(Rights::ReadWrite)?;
-            // Some twenty times faster than with the first touch of each page, and no loss where it cannot be.
+            // Maps all pages at once, about twenty times faster than a page fault for each. On an error, pages are mapped on
+            // use.
             let _ = map.populate();
             Ok(map)
         };
@@ -115,7 +116,7 @@ impl<'a> RowsRunner<'a> {
         !case.first_only || table.group.rank().0 == 0
     }
 
-    /// Runs some rounds: prepares what they use, measures each, and checks what came of them.
+    /// Runs some rounds: prepares their buffers, measures each, and verifies the moved bytes.
     fn run(
         &mut self,
         paired: &mut PairedTimes,
@@ -156,13 +157,13 @@ impl<'a> RowsRunner<'a> {
         Ok(())
     }
 
-    /// What rows become in this run, when they are scattered: the same on every rank, so that it does not matter who is
-    /// last.
+    /// The seed of the rows that this run scatters. It is equal on all ranks, so that the order of concurrent writes does not
+    /// matter.
     fn version(&self) -> u64 {
         word(SEED, !self.runs)
     }
 
-    /// Gives a pair indices of its own, a place for the copy, and what they need.
+    /// Gives a pair new indices, and a new range of the table for the plain copy, and fills both.
     fn prepare(&mut self, pair: usize) -> Result<()> {
         self.draws += 1;
         let seed = word(word(!SEED, u64::from(self.table.group.rank().0)), self.draws);
@@ -171,7 +172,7 @@ impl<'a> RowsRunner<'a> {
         let BufferPair { dense, indices, plain, .. } = &self.pairs[pair];
         self.stream.write(indices, &draw.bytes(case.index, case.batch_rows()))?;
 
-        // Whole pages from anywhere on.
+        // A random range of whole pages.
         let place = (u128::from(seed) * self.table.tensor.memory().len() as u128) >> 64;
         let pieces = self.table.pieces(usize::try_from(place)? & !4095, plain.len())?;
         match case.op {
@@ -193,8 +194,8 @@ impl<'a> RowsRunner<'a> {
         Ok(())
     }
 
-    /// Does something on all ranks at once, and says how long it took from the first beginning to the last end. One rank
-    /// alone says itself how long it took.
+    /// Runs `work` on all ranks at the same time, and returns the time from the first begin to the last end. With one rank, or
+    /// one that moves rows, it is the time that `work` returns.
     fn time_on_all_ranks(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
         let comm = self.table.group.bootstrap();
         if self.case.ranks == 1 {
@@ -213,13 +214,13 @@ impl<'a> RowsRunner<'a> {
         let (mut first, mut last) = (u64::MAX, 0);
         for (rank, bytes) in all.iter().enumerate() {
             let (words, _) = bytes.as_chunks::<8>();
-            let [start, end] = words else { anyhow::bail!("rank {rank} message no times") };
+            let [start, end] = words else { anyhow::bail!("rank {rank} sent no times") };
             (first, last) = (first.min(u64::from_le_bytes(*start)), last.max(u64::from_le_bytes(*end)));
         }
         Ok(Duration::from_nanos(last.saturating_sub(first)))
     }
 
-    /// Moves rows, as whoever calls this library from Rust would: operands are made beforehand, calls are not.
+    /// Moves rows through the public API. Operands are created before the measured time.
     fn run_wholemem(&self, pair: &BufferPair) -> Result<Duration> {
         let (tensor, stream, [begin, end]) = (&self.table.tensor, &self.stream, &self.events);
         let on_device = stream.device().backend().kind() == BackendKind::Cuda;
@@ -241,7 +242,7 @@ impl<'a> RowsRunner<'a> {
         Ok(if on_device { begin.elapsed(end)? } else { start.elapsed() })
     }
 
-    /// Copies as many bytes between the table and memory like that of the rows.
+    /// Copies as many bytes between the table and contiguous memory.
     fn run_copy(&self, pair: &BufferPair) -> Result<Duration> {
         let mut took = Duration::ZERO;
         for TablePart { at, span, .. } in &pair.pieces {
@@ -289,7 +290,7 @@ impl<'a> RowsRunner<'a> {
         Ok(ended.zip(began).map(|(ended, began)| ended.saturating_duration_since(began)).unwrap_or_default())
     }
 
-    /// Checks all bytes that a pair moved.
+    /// Verifies all bytes that a pair moved.
     fn check(&self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         let (seed, seen) = match (case.op, &self.check) {
@@ -308,11 +309,9 @@ impl<'a> RowsRunner<'a> {
             self.stream.read(&seen.part(0, rows.len())?, &mut rows)?;
             let label = case.label();
             let (position, byte) = first_difference(seed, case.row_len, row_of, &rows)
-                .with_context(|| format!("{label}: bytes behind the last row have changed"))?;
+                .with_context(|| format!("{label}: bytes after the last row have changed"))?;
             let row = row_of(position);
-            anyhow::bail!(
-                "{label}: position {position}, which is row {row}, is wrong from its byte {byte} on"
-            );
+            anyhow::bail!("{label}: position {position} (row {row}) is wrong from byte {byte} on");
         }
         for TablePart { at, offset, span } in &pair.pieces {
             let copied = match case.op {
@@ -327,7 +326,7 @@ impl<'a> RowsRunner<'a> {
         Ok(())
     }
 
-    /// Scatters what was there before.
+    /// Scatters the original rows.
     fn restore(&mut self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         write_rows(SEED, case.row_len, |position| pair.draw.at(position), &mut self.rows);
@@ -353,7 +352,7 @@ fn dense(span: Span) -> RowBuffer {
     RowBuffer::new(span, Dtype::U8)
 }
 
-/// The calls of a round, one behind the other in its memory.
+/// Divides the memory of a round into the operands of its calls.
 fn calls(case: &RowsCase, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
     let count = usize::try_from(case.rows)?;
     (0..usize::try_from(case.calls)?)
@@ -365,7 +364,7 @@ fn calls(case: &RowsCase, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, R
         .collect()
 }
 
-/// Now, on the clock that all processes of a machine share.
+/// Returns the time of the monotonic clock, which all processes of a machine share.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }

@@ -1,12 +1,12 @@
-//! Objects created, read and deleted in rounds that alternate with those of another program, which says when each begins.
+//! `--in-turns` of the store benchmark: rounds that alternate with those of another program, which starts each round.
 //!
 //! ```text
-//!   us  "ready"   ---->  the other program does a round of its own, while nothing runs here
-//!   us            <----  an empty line
-//!   us  our times ---->  ...
+//!   wholemem  "ready"       ---->  the other program runs a round, while wholemem is idle
+//!   wholemem                <----  an empty line
+//!   wholemem  its times     ---->  ...
 //! ```
 //!
-//! Nobody is tied to a core here: the other program's daemon is not either.
+//! No process is pinned to a core, because the daemon of the other program is not either.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -17,7 +17,7 @@ use super::{BATCH, check, timed};
 use crate::args::StoreArgs;
 use crate::case_report::median;
 
-/// The times of a round, in microseconds: where several objects were made, of the middle one.
+/// The times of a round in microseconds. With several objects they are medians.
 #[derive(Debug, Serialize)]
 struct StoreRound {
     bytes: usize,
@@ -37,7 +37,7 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         for round in 0..args.rounds {
             terminal::print("\"ready\"\n")?;
             let mut line = String::new();
-            ensure!(std::io::stdin().read_line(&mut line)? > 0, "nobody says that it is our turn");
+            ensure!(std::io::stdin().read_line(&mut line)? > 0, "stdin was closed before the next round");
             bytes.fill(round.to_le_bytes()[0]);
             terminal::print_json(&once(&store, &bytes, args.burst)?)?;
         }

@@ -1,4 +1,4 @@
-//! Packs on a GPU: how long a process whose context is up takes to have all objects of one mapped.
+//! Packs on a GPU: the time until a client with an initialized CUDA context has mapped all objects of a pack.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const ROUNDS: u32 = 20;
 pub(super) fn run(args: &StoreArgs) -> Result<()> {
     let backend = Backend::open(BackendKind::Cuda)?;
     let device = backend.device(0)?;
-    // Whatever a first use of the GPU takes in this process is over from here on.
+    // Creating a stream initializes CUDA in this process, outside of the measured time.
     let stream = device.stream()?;
     let before = device.available()?;
     let store = TemporaryStore::start_on("cuda")?;
@@ -38,7 +38,7 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         }
         let draft = client.create_pack(&pack)?;
         for object in 0..objects as usize {
-            let span = draft.span(object)?.context("memory of a device has a place")?;
+            let span = draft.span(object)?.context("the draft has no device memory")?;
             stream.fill(&span.part(len - 256, 256)?, object.to_le_bytes()[0])?;
         }
         stream.synchronize(Deadline::NEVER)?;
@@ -52,9 +52,9 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         });
         client.delete(sealed.id)?;
     }
-    terminal::note(&format!("the store's server took {} of the GPU's memory", RoundedSize(taken)));
+    terminal::note(&format!("the server of the store uses {} of GPU memory", RoundedSize(taken)));
     let title =
-        format!("packs of a store on {}, mapped by a client that had its context", device.info().name);
+        format!("packs of a store on {}, mapped by a client with an initialized context", device.info().name);
     print_cases("store", &title, "round trip", args.json, &cases)
 }
 
@@ -62,7 +62,7 @@ fn name(object: u32) -> String {
     format!("pack/layers.{object}.weight")
 }
 
-/// How long a client that has mapped nothing takes to have all objects.
+/// Returns the time until a client without mappings has mapped all objects.
 fn attach(
     store: &TemporaryStore,
     backend: &Backend,
@@ -72,12 +72,12 @@ fn attach(
 ) -> Result<Duration> {
     let other: Client = store.connect_with(backend)?;
     let (took, held): (_, PackObject) = timed(|| Ok(other.get_pack("pack")?))?;
-    ensure!(held.members().count() == objects as usize, "not all objects of the pack are there");
+    ensure!(held.members().count() == objects as usize, "the pack lacks objects");
     let stream = device.stream()?;
     for object in [0, objects / 2, objects - 1] {
         let mut seen = [0];
         stream.read(&held.span(&name(object))?.part(len - 1, 1)?, &mut seen)?;
-        ensure!(seen[0] == object.to_le_bytes()[0], "object {object} holds {}", seen[0]);
+        ensure!(seen[0] == object.to_le_bytes()[0], "object {object} contains {}", seen[0]);
     }
     Ok(took)
 }

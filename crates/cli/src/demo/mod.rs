@@ -81,11 +81,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
 }
 
 fn render(recorder: &StepRecorder, context: &DemoContext, ok: bool, colour: Colour) -> String {
-    let (summary, style) = if ok {
-        ("all checks passed", TextStyle::Success)
-    } else {
-        ("a check failed", TextStyle::Error)
-    };
+    let (summary, style) =
+        if ok { ("all checks passed", TextStyle::Success) } else { ("a check failed", TextStyle::Error) };
     let (size, seed) = (Size(context.len).to_string().replace(' ', ""), context.pattern.seed());
     let repeat = format!("repeat with `--size {size} --seed {seed}`");
     format!("\n{}\n{}; {repeat}\n", recorder.table().render(colour), colour.paint(style, summary))

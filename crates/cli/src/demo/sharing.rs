@@ -231,6 +231,9 @@ mod tests {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let (here, there) = PeerLink::pair().unwrap();
         here.send(&CreatorRequest::Map).unwrap();
-        assert_eq!(creator(&there, &device).unwrap_err().to_string(), "the creator got an unexpected request");
+        assert_eq!(
+            creator(&there, &device).unwrap_err().to_string(),
+            "the creator got an unexpected request"
+        );
     }
 }

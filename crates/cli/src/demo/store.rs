@@ -33,7 +33,12 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
         let server = store.server()?;
         server.kill()?;
         ensure!(server.wait_exit(Deadline::NEVER)?, "the server did not exit");
-        Ok(((), StepResult::new("the server was killed with SIGKILL; its keeper holds the memory and starts another server")))
+        Ok((
+            (),
+            StepResult::new(
+                "the server was killed with SIGKILL; its keeper holds the memory and starts another server",
+            ),
+        ))
     })?;
     recorder.step("get", || {
         let other = store.connect()?;
@@ -41,7 +46,8 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
         ensure!(object.to_vec()? == bytes, "the bytes of `{NAME}` have changed");
         let epoch = other.status()?.epoch;
         ensure!(epoch == 2, "the epoch of the server is {epoch}, expected 2");
-        let what = format!("a new client read `{NAME}` from the second server: all {len} bytes are unchanged");
+        let what =
+            format!("a new client read `{NAME}` from the second server: all {len} bytes are unchanged");
         Ok(((), StepResult::new(what).moved(len)))
     })
 }

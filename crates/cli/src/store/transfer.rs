@@ -156,7 +156,9 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
 /// The error that an object cannot be written as a .npy or .safetensors file, because it was not put as one.
 fn not_put_as(entry: &Entry, kind: &str) -> anyhow::Error {
     let name = terminal::escaped(&entry.name);
-    anyhow!("`{name}` was not put as a {kind} file; with another extension its bytes are written without a header")
+    anyhow!(
+        "`{name}` was not put as a {kind} file; with another extension its bytes are written without a header"
+    )
 }
 
 fn get_bytes(object: &Object, entry: &Entry, is_npy: bool, path: &Path) -> Result<(usize, usize)> {

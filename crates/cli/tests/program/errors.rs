@@ -51,7 +51,8 @@ fn the_error_for_too_little_memory_has_a_hint() {
     let (error, hint) = run.stderr.split_once("\n\n").unwrap();
     assert!(error.starts_with("error: cannot fill 4096 TiB of memory: "), "{error}");
     assert!(error.ends_with(" are available"), "{error}");
-    let expected = "hint: use a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
+    let expected =
+        "hint: use a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
     assert_eq!(hint, expected);
 }
 
@@ -59,8 +60,7 @@ fn the_error_for_too_little_memory_has_a_hint() {
 fn the_internal_command_peer_cannot_be_started_from_a_shell() {
     let run = run(&["peer", "creator", "--parent", "1", "--backend", "host"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
-    let expected =
-        "error: this command is internal: only wholemem starts it: the file descriptor is not a packet socket\n";
+    let expected = "error: this command is internal: only wholemem starts it: the file descriptor is not a packet socket\n";
     assert_eq!(run.stderr, expected);
 }
 

@@ -80,7 +80,9 @@ fn the_secret_is_not_on_any_command_line() {
 }
 
 /// Launches three ranks that print their process ids and wait, and returns the launcher and the pidfds of all.
-fn launch_waiting(script: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>, PidFd, Vec<PidFd>) {
+fn launch_waiting(
+    script: &str,
+) -> (std::process::Child, BufReader<std::process::ChildStdout>, PidFd, Vec<PidFd>) {
     let mut launcher = program(&["launch", "-n", "3", "--", "sh", "-c", script]).spawn().unwrap();
     let mut output = BufReader::new(launcher.stdout.take().unwrap());
     let mut ranks = Vec::new();

@@ -36,7 +36,10 @@ fn rows_are_unchanged_after_import_check_and_export() {
 
     let check = table(folder.path(), &["check", "@saved", "--json"]);
     let expected: serde_json::Value = serde_json::from_str(&check.stdout).unwrap();
-    assert_eq!((check.code, &expected["done"], &expected["bytes"]), (Some(0), &"checked".into(), &240_000.into()));
+    assert_eq!(
+        (check.code, &expected["done"], &expected["bytes"]),
+        (Some(0), &"checked".into(), &240_000.into())
+    );
 
     assert_eq!(table(folder.path(), &["export", "@saved", "@rows.npy"]).code, Some(0));
     let written = fs::read(folder.path().join("rows.npy")).unwrap();

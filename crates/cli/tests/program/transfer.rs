@@ -27,9 +27,8 @@ fn put_rejects_files_that_are_not_regular() {
     let pipe = store.file("pipe");
     create_fifo(&pipe);
     for path in [&pipe, "/dev/null", "/tmp"] {
-        let expected = format!(
-            "error: cannot put {path}: not a regular file: its length is not known in advance\n"
-        );
+        let expected =
+            format!("error: cannot put {path}: not a regular file: its length is not known in advance\n");
         assert_eq!(fails(&store, &["put", "name", path]), expected);
     }
     // Files in /proc have a length of 0 in stat.
@@ -114,8 +113,9 @@ fn put_rejects_truncated_and_invalid_npy_files() {
     store.output(&["put", "v", &path]);
     std::fs::write(store.file("m.safetensors"), b"abc").unwrap();
     let path = store.file("m.safetensors");
-    let expected =
-        format!("error: cannot put {path}: not a .safetensors file: it is shorter than the length of its header\n");
+    let expected = format!(
+        "error: cannot put {path}: not a .safetensors file: it is shorter than the length of its header\n"
+    );
     assert_eq!(fails(&store, &["put", "m", &path]), expected);
 }
 
