@@ -36,8 +36,8 @@ impl CaseResult {
             "ms" => 1e3,
             _ => 1e6,
         };
-        let told = |time: Duration| (time.as_secs_f64() * scale * 1e3).round() / 1e3;
-        let (value, limit) = (told(percentile(times, 50)), told(percentile(limits, 50)));
+        let rounded = |time: Duration| (time.as_secs_f64() * scale * 1e3).round() / 1e3;
+        let (value, limit) = (rounded(percentile(times, 50)), rounded(percentile(limits, 50)));
         Self {
             ranks,
             what: what.to_owned(),
@@ -46,8 +46,8 @@ impl CaseResult {
             unit,
             limit,
             of_limit: if value > 0.0 { (limit / value * 1e3).round() / 1e3 } else { 1.0 },
-            p99: told(percentile(times, 99)),
-            max: told(percentile(times, 100)),
+            p99: rounded(percentile(times, 99)),
+            max: rounded(percentile(times, 100)),
             rounds: times.len(),
         }
     }

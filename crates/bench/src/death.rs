@@ -91,7 +91,7 @@ impl VictimGroup {
             let (lost, when) = words.with_context(|| format!("rank {rank} did not report the death"))?;
             ensure!(
                 lost == self.victim.to_string(),
-                "rank {rank} says that {lost} died, not {}",
+                "rank {rank} reported the death of rank {lost} instead of {}",
                 self.victim
             );
             last =

@@ -151,8 +151,8 @@ mod tests {
     }
 
     impl Comparison for FakeComparison {
-        const NAME: &'static str = "pretend";
-        const TITLE: &'static str = "nothing";
+        const NAME: &'static str = "fake";
+        const TITLE: &'static str = "no operation";
         const RANKS: usize = 1;
 
         fn device(&self) -> &Device {

@@ -132,10 +132,10 @@ fn ping_pong(group: &Communicator) -> Result<Duration> {
 }
 
 fn wait_for_word(word: &AtomicU64, wanted: u64) {
-    let mut looks = 0_u32;
+    let mut polls = 0_u32;
     while word.load(Ordering::Acquire) != wanted {
-        looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(SPINS) {
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(SPINS) {
             std::thread::yield_now();
         }
         spin_loop();

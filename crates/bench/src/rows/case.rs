@@ -31,7 +31,7 @@ pub(super) struct DefaultSizes {
 
 impl DefaultSizes {
     /// Returns the sizes for a kind of device with `available` bytes of memory.
-    pub(super) fn on(kind: BackendKind, available: usize) -> Self {
+    pub(super) fn for_device(kind: BackendKind, available: usize) -> Self {
         let power_below = |len: usize| 1_usize << len.max(1).ilog2();
         match kind {
             BackendKind::Cuda => Self {
@@ -74,23 +74,23 @@ pub(super) struct RowsCase {
 
 impl RowsCase {
     /// Creates the cases of the options, sorted by the number of ranks and then by table.
-    pub(super) fn all(op: RowOp, args: &RowsArgs, room: &DefaultSizes) -> Result<Vec<Self>> {
-        let room = match args.table {
-            Some(ByteCount(table)) => DefaultSizes { table, ..*room },
-            None => *room,
+    pub(super) fn all(op: RowOp, args: &RowsArgs, defaults: &DefaultSizes) -> Result<Vec<Self>> {
+        let defaults = match args.table {
+            Some(ByteCount(table)) => DefaultSizes { table, ..*defaults },
+            None => *defaults,
         };
         let mut cases = Vec::new();
         for &ranks in &args.ranks {
             for (&location, &kind) in pairs(&args.location, &args.kind) {
                 for (&share, &ByteCount(row_len)) in pairs(&args.share, &args.row_bytes) {
                     for (&index, &spread) in pairs(&args.index, &args.spread) {
-                        let tour = Self::for_demo(op, ranks, &room);
+                        let demo = Self::for_demo(op, ranks, &defaults);
                         let (first_only, rounds) = (args.first_only, args.rounds);
-                        let case = Self { index, spread, kind, location, share, first_only, rounds, ..tour };
+                        let case = Self { index, spread, kind, location, share, first_only, rounds, ..demo };
                         let asked = args.rows.iter().copied().map(Some);
                         let rows: Vec<_> = if args.rows.is_empty() { vec![None] } else { asked.collect() };
                         for rows in rows {
-                            cases.push(case.sized(row_len, rows, args.calls, &room)?);
+                            cases.push(case.sized(row_len, rows, args.calls, &defaults)?);
                         }
                     }
                 }
@@ -100,7 +100,7 @@ impl RowsCase {
     }
 
     /// Creates the case of the demo: rows of 1 KiB, in a table that is divided evenly.
-    pub(super) fn for_demo(op: RowOp, ranks: u32, room: &DefaultSizes) -> Self {
+    pub(super) fn for_demo(op: RowOp, ranks: u32, defaults: &DefaultSizes) -> Self {
         let case = Self {
             op,
             row_len: 1024,
@@ -117,8 +117,8 @@ impl RowsCase {
             pairs: 1,
             rounds: 3,
         };
-        let rows = (room.payload.min(room.table) / case.row_len).max(1) as u64;
-        Self { calls: 1, ..case.of_rows(case.row_len, rows, room.table) }
+        let rows = (defaults.payload.min(defaults.table) / case.row_len).max(1) as u64;
+        Self { calls: 1, ..case.of_rows(case.row_len, rows, defaults.table) }
     }
 
     /// Returns the case with another row length, and with the numbers of rows and calls that the options set.
@@ -127,24 +127,24 @@ impl RowsCase {
         row_len: usize,
         rows: Option<u64>,
         calls: Option<u64>,
-        room: &DefaultSizes,
+        defaults: &DefaultSizes,
     ) -> Result<Self> {
         let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
-            least <= room.table,
+            least <= defaults.table,
             "a table of {} is too short: each rank needs {STEP} rows of {}",
-            RoundedSize(room.table),
+            RoundedSize(defaults.table),
             RoundedSize(row_len)
         );
-        let usual = ((room.payload.min(room.table) / row_len) as u64).clamp(1, room.max_rows);
+        let usual = ((defaults.payload.min(defaults.table) / row_len) as u64).clamp(1, defaults.max_rows);
         let rows = rows.unwrap_or(usual);
         let all = usize::try_from(rows.saturating_mul(calls.unwrap_or(1))).ok();
         let all = all.and_then(|rows| rows.checked_mul(row_len));
         let all = all.filter(|len| *len <= isize::MAX.cast_unsigned() / 8);
         all.with_context(|| format!("{rows} rows of {} exceed the address space", RoundedSize(row_len)))?;
-        let mut sized = self.of_rows(row_len, rows, room.table);
+        let mut sized = self.of_rows(row_len, rows, defaults.table);
         sized.calls = calls.unwrap_or(sized.calls);
-        let pairs = (room.ring.min(room.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
+        let pairs = (defaults.ring.min(defaults.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
         Ok(Self { pairs: u32::try_from(pairs).unwrap_or(u32::MAX).min(self.rounds), ..sized })
     }
 
@@ -258,13 +258,13 @@ mod tests {
     use crate::args::BenchCommand;
     use crate::args::tests::parse;
 
-    const ROOM: DefaultSizes =
+    const DEFAULTS: DefaultSizes =
         DefaultSizes { table: 1 << 30, payload: 64 << 20, max_rows: 4 << 20, ring: 1 << 30 };
 
     fn cases(args: &str) -> Result<Vec<RowsCase>> {
         let words: Vec<_> = ["gather"].into_iter().chain(args.split_whitespace()).collect();
         let BenchCommand::Gather(args) = parse(&words) else { panic!("not a gather") };
-        RowsCase::all(RowOp::Gather, &args, &ROOM)
+        RowsCase::all(RowOp::Gather, &args, &DEFAULTS)
     }
 
     #[test]
@@ -296,8 +296,8 @@ mod tests {
     fn parts_of_ranks_are_whole_words_and_cover_all_rows() {
         for share in [RowShare::Even, RowShare::Uneven, RowShare::First, RowShare::Last] {
             for (ranks, row_len) in [(1, 4), (2, 12), (7, 100), (17, 130)] {
-                let case = RowsCase { share, ..RowsCase::for_demo(RowOp::Gather, ranks, &ROOM) };
-                let case = case.of_rows(row_len, 1, ROOM.table);
+                let case = RowsCase { share, ..RowsCase::for_demo(RowOp::Gather, ranks, &DEFAULTS) };
+                let case = case.of_rows(row_len, 1, DEFAULTS.table);
                 let rows = case.rows_of_each();
                 assert_eq!((rows.len(), rows.iter().sum()), (ranks as usize, case.table_rows));
                 assert!(rows.iter().all(|rows| rows % STEP == 0), "{rows:?}");
@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn indices_of_32_bits_are_below_2_to_the_31() {
-        let room = DefaultSizes { table: 16 << 30, ..ROOM };
-        let case = RowsCase::for_demo(RowOp::Gather, 1, &room).of_rows(4, 1, room.table);
+        let defaults = DefaultSizes { table: 16 << 30, ..DEFAULTS };
+        let case = RowsCase::for_demo(RowOp::Gather, 1, &defaults).of_rows(4, 1, defaults.table);
         assert_eq!(RowsCase { index: IndexChoice::I32, ..case.clone() }.row_bound(), 1 << 31);
         assert_eq!(case.row_bound(), 4 << 30);
     }

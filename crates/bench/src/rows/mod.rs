@@ -50,7 +50,7 @@ type RankMessage = workers::RankMessage<TimePair, Summary>;
 pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
     let selected = backend::open(args.backend)?;
     let device = selected.backend.device(0)?;
-    let cases = RowsCase::all(op, args, &room(&device, &args.location)?)?;
+    let cases = RowsCase::all(op, args, &default_sizes(&device, &args.location)?)?;
     let mut measured = Vec::new();
     let alternate = args.in_turns.then_some(Alternate);
     ensure!(alternate.is_none() || args.ranks == [1], "`--in-turns` supports only one rank");
@@ -65,20 +65,21 @@ pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
 /// # Errors
 /// If a rank fails or a row is wrong.
 pub fn demo(op: RowOp, device: &Device, ranks: u32, table: usize) -> Result<RowsResult> {
-    let room = DefaultSizes { table, ..room(device, &[])? };
-    let mut measured = measure(device, &[RowsCase::for_demo(op, ranks, &room)], None)?;
+    let defaults = DefaultSizes { table, ..default_sizes(device, &[])? };
+    let mut measured = measure(device, &[RowsCase::for_demo(op, ranks, &defaults)], None)?;
     measured.pop().ok_or_else(|| anyhow!("nothing was measured"))
 }
 
 /// Returns the default sizes for the available memory of the device, and of the host if the table is there.
-fn room(device: &Device, locations: &[LocationChoice]) -> Result<DefaultSizes> {
+fn default_sizes(device: &Device, locations: &[LocationChoice]) -> Result<DefaultSizes> {
     let kind = device.backend().kind();
-    let mut room = DefaultSizes::on(kind, device.available()?);
+    let mut defaults = DefaultSizes::for_device(kind, device.available()?);
     if kind == BackendKind::Cuda && locations.contains(&LocationChoice::Host) {
         let machine = Backend::host(HostConfig::default())?.device(0)?;
-        room.table = room.table.min(DefaultSizes::on(BackendKind::Host, machine.available()?).table);
+        defaults.table =
+            defaults.table.min(DefaultSizes::for_device(BackendKind::Host, machine.available()?).table);
     }
-    Ok(room)
+    Ok(defaults)
 }
 
 /// Measures cases with the same number of ranks.
@@ -153,8 +154,8 @@ mod tests {
     }
 
     fn case(op: RowOp, ranks: u32) -> RowsCase {
-        let room = DefaultSizes { table: 1 << 18, payload: 1 << 16, max_rows: 1 << 20, ring: 1 << 20 };
-        RowsCase { rounds: 3, ..RowsCase::for_demo(op, ranks, &room) }
+        let defaults = DefaultSizes { table: 1 << 18, payload: 1 << 16, max_rows: 1 << 20, ring: 1 << 20 };
+        RowsCase { rounds: 3, ..RowsCase::for_demo(op, ranks, &defaults) }
     }
 
     /// Runs cases with threads as ranks, and counts the rounds and cases that rank 0 reports.

@@ -218,8 +218,8 @@ mod tests {
     use crate::sample::TimePair;
 
     fn measured(ranks: u32, first_only: bool) -> RowsResult {
-        let room = DefaultSizes { table: 1 << 30, payload: 1 << 20, max_rows: 1 << 20, ring: 1 << 20 };
-        let case = RowsCase { first_only, calls: 8, ..RowsCase::for_demo(RowOp::Gather, ranks, &room) };
+        let defaults = DefaultSizes { table: 1 << 30, payload: 1 << 20, max_rows: 1 << 20, ring: 1 << 20 };
+        let case = RowsCase { first_only, calls: 8, ..RowsCase::for_demo(RowOp::Gather, ranks, &defaults) };
         let device = Backend::host(HostConfig::virtual_devices(1)).unwrap().device(0).unwrap();
         let pair = |wholemem, raw| TimePair {
             wholemem: Duration::from_micros(wholemem),

@@ -15,15 +15,15 @@ const RANKS: u32 = 4;
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     for (name, op) in [("gather", RowOp::Gather), ("scatter", RowOp::Scatter)] {
         recorder.step(name, || {
-            let tour = wholemem_bench::rows_demo(op, &context.device, RANKS, context.len)?;
-            let (table, rows) = (RoundedSize(tour.table_bytes), tour.rows);
+            let result = wholemem_bench::rows_demo(op, &context.device, RANKS, context.len)?;
+            let (table, rows) = (RoundedSize(result.table_bytes), result.rows);
             let what = match op {
                 RowOp::Gather => format!(
                     "{RANKS} processes created a table of {table}; each gathered {rows} rows of 1 KiB from all ranks"
                 ),
                 RowOp::Scatter => format!("each scattered {rows} rows to all ranks, and read them again"),
             };
-            Ok(((), StepResult::new(what).took(tour.took).moved(tour.moved)))
+            Ok(((), StepResult::new(what).took(result.took).moved(result.moved)))
         })?;
     }
     Ok(())

@@ -177,7 +177,7 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
             Ok(Event { name, object, .. }) => {
                 EventLine { event: "deleted", name, id: Some(object.as_u64()), version: None }
             }
-            // Not an event, so it is not counted: it tells readers to list the objects again.
+            // Not an event, so it is not counted. Readers should list the objects again.
             Err(Error::EventsMissed { prefix }) => {
                 EventLine { event: "missed", name: prefix, id: None, version: None }
             }
