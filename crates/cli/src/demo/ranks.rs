@@ -18,15 +18,15 @@ const MAX_DETECTION: Duration = Duration::from_secs(10);
 pub(super) fn run(recorder: &mut StepRecorder, _: &DemoContext) -> Result<()> {
     let group = recorder.step("join", || {
         let group = VictimGroup::start(RANKS, VICTIM, 0)?;
-        let what =
+        let text =
             format!("{RANKS} processes joined as ranks, authenticated each other, and gathered their bytes");
-        Ok((group, StepResult::new(what)))
+        Ok((group, StepResult::new(text)))
     })?;
     recorder.step("lose", || {
         let detected = group.kill()?;
         ensure!(detected < MAX_DETECTION, "the survivors detected the death only after {detected:?}");
-        let what =
+        let text =
             format!("rank {VICTIM} got SIGKILL; all other ranks reported it, the last after {detected:.1?}");
-        Ok(((), StepResult::new(what).took(detected)))
+        Ok(((), StepResult::new(text).took(detected)))
     })
 }

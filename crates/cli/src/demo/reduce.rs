@@ -16,10 +16,10 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     recorder.step("reduce", || {
         let len = context.len.min(LEN);
         let took = wholemem_bench::reduce_demo(&context.device, RANKS, len)?;
-        let what = format!(
+        let text = format!(
             "{RANKS} processes summed {} of each rank in a window, and all got the same sums",
             RoundedSize(len)
         );
-        Ok(((), StepResult::new(what).took(took)))
+        Ok(((), StepResult::new(text).took(took)))
     })
 }

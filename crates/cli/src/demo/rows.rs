@@ -17,13 +17,13 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
         recorder.step(name, || {
             let result = wholemem_bench::rows_demo(op, &context.device, RANKS, context.len)?;
             let (table, rows) = (RoundedSize(result.table_bytes), result.rows);
-            let what = match op {
+            let text = match op {
                 RowOp::Gather => format!(
                     "{RANKS} processes created a table of {table}; each gathered {rows} rows of 1 KiB from all ranks"
                 ),
                 RowOp::Scatter => format!("each scattered {rows} rows to all ranks, and read them again"),
             };
-            Ok(((), StepResult::new(what).took(result.took).moved(result.moved)))
+            Ok(((), StepResult::new(text).took(result.took).moved(result.moved)))
         })?;
     }
     Ok(())

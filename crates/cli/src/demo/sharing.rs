@@ -94,8 +94,8 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
             link.send(&CreatorRequest::Create { len })?;
             link.receive()
         })?;
-        let what = format!("process {} created {} on {}", peer.id(), RoundedSize(len), device.label());
-        Ok((peer, StepResult::new(what).took(reply.time())))
+        let text = format!("process {} created {} on {}", peer.id(), RoundedSize(len), device.label());
+        Ok((peer, StepResult::new(text).took(reply.time())))
     })?;
     let creator = peer.id();
 
@@ -104,16 +104,16 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
             link.send(&CreatorRequest::Map)?;
             link.receive_with_fd::<CreatorReply>()
         })?;
-        let what = format!("process {creator} mapped the memory, populated it, and sent a file descriptor");
-        Ok((handle, StepResult::new(what).took(reply.time())))
+        let text = format!("process {creator} mapped the memory, populated it, and sent a file descriptor");
+        Ok((handle, StepResult::new(text).took(reply.time())))
     })?;
 
     let map = recorder.step("import", || {
         let memory = Allocation::import(device, handle.into(), len)?;
         let map = memory.map(Rights::ReadWrite)?;
         populate(&map);
-        let what = format!("process {own}, this process, imported and mapped the memory");
-        Ok((map, StepResult::new(what)))
+        let text = format!("process {own}, this process, imported and mapped the memory");
+        Ok((map, StepResult::new(text)))
     })?;
 
     recorder.step("fill", || {
@@ -121,27 +121,27 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
             link.send(&CreatorRequest::Fill { seed: pattern.seed() })?;
             link.receive()
         })?;
-        let what = format!("process {creator} wrote a pattern with seed {}", pattern.seed());
-        Ok(((), StepResult::new(what).took(reply.time()).moved(len)))
+        let text = format!("process {creator} wrote a pattern with seed {}", pattern.seed());
+        Ok(((), StepResult::new(text).took(reply.time()).moved(len)))
     })?;
 
     let stream = device.stream()?;
     recorder.step("verify", || {
         pattern.check(&stream, &map, "verify")?;
-        let what = format!("process {own} verified all {len} bytes");
-        Ok(((), StepResult::new(what).moved(len)))
+        let text = format!("process {own} verified all {len} bytes");
+        Ok(((), StepResult::new(text).moved(len)))
     })?;
 
     recorder.step("kill", || {
         peer.kill()?;
-        let what = format!("process {creator} was killed with SIGKILL");
-        Ok(((), StepResult::new(what)))
+        let text = format!("process {creator} was killed with SIGKILL");
+        Ok(((), StepResult::new(text)))
     })?;
 
     recorder.step("verify-again", || {
         pattern.check(&stream, &map, "verify again")?;
-        let what = format!("the memory is still mapped: all {len} bytes are unchanged");
-        Ok(((), StepResult::new(what).moved(len)))
+        let text = format!("the memory is still mapped: all {len} bytes are unchanged");
+        Ok(((), StepResult::new(text).moved(len)))
     })?;
 
     recorder.step("give-back", || {
@@ -156,8 +156,8 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
             before.files,
             before.maps
         );
-        let what = format!("{files} open files and {maps} mappings of wholemem, as before the demo");
-        Ok(((), StepResult::new(what)))
+        let text = format!("{files} open files and {maps} mappings of wholemem, as before the demo");
+        Ok(((), StepResult::new(text)))
     })
 }
 

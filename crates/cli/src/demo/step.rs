@@ -12,7 +12,7 @@ use wholemem_command::terminal::TextStyle;
 #[derive(Debug, Default)]
 pub(super) struct StepResult {
     /// Description of what the step did, for the table.
-    what: String,
+    text: String,
     /// The measured time, if it is not the time of the whole step.
     took: Option<Duration>,
     /// Bytes that were moved.
@@ -20,8 +20,8 @@ pub(super) struct StepResult {
 }
 
 impl StepResult {
-    pub(super) fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), ..Self::default() }
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
     }
 
     /// Sets a time that was measured elsewhere.
@@ -42,7 +42,7 @@ pub(super) struct StepRecord {
     seconds: f64,
     ok: bool,
     #[serde(skip)]
-    what: String,
+    text: String,
     #[serde(skip)]
     moved: Option<usize>,
 }
@@ -80,7 +80,7 @@ impl StepRecorder {
             step: name,
             seconds,
             ok: value.is_ok(),
-            what: done.what,
+            text: done.text,
             moved: done.moved,
         });
         value
@@ -98,7 +98,7 @@ impl StepRecorder {
             let style = if step.ok { TextStyle::Plain } else { TextStyle::Error };
             let rate = step.moved.map(|len| format!("{:.1} GB/s", len as f64 / step.seconds / 1e9));
             let cells =
-                [step.step.to_owned(), step.what.clone(), time(step.seconds), rate.unwrap_or_default()];
+                [step.step.to_owned(), step.text.clone(), time(step.seconds), rate.unwrap_or_default()];
             table.row(style, cells);
         }
         table

@@ -26,8 +26,8 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     recorder.step("put", || {
         let sealed = client.put(NAME, &bytes)?;
         ensure!(sealed.version == 1, "`{NAME}` is version {}", sealed.version);
-        let what = format!("{} are sealed as `{NAME}`: no process can write them", RoundedSize(len));
-        Ok(((), StepResult::new(what).moved(len)))
+        let text = format!("{} are sealed as `{NAME}`: no process can write them", RoundedSize(len));
+        Ok(((), StepResult::new(text).moved(len)))
     })?;
     recorder.step("kill-server", || {
         let server = store.server()?;
@@ -46,8 +46,8 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
         ensure!(object.to_vec()? == bytes, "the bytes of `{NAME}` have changed");
         let epoch = other.status()?.epoch;
         ensure!(epoch == 2, "the epoch of the server is {epoch}, expected 2");
-        let what =
+        let text =
             format!("a new client read `{NAME}` from the second server: all {len} bytes are unchanged");
-        Ok(((), StepResult::new(what).moved(len)))
+        Ok(((), StepResult::new(text).moved(len)))
     })
 }
