@@ -1,4 +1,4 @@
-//! `wholemem bench alloc`: memory created and mapped.
+//! `wholemem bench alloc`: allocation and mapping of memory, compared with raw calls.
 
 use std::time::Instant;
 
@@ -7,48 +7,48 @@ use wholemem_hal::limits::{RawDevice, RawError};
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights, Stream};
 
 use super::comparison::Comparison;
-use super::sample::Side;
-use super::sample::Timed;
+use super::sample::Implementation;
+use super::sample::TimedRun;
 
-/// Creates memory and maps it.
+/// Allocates and maps memory, with wholemem and with raw calls.
 #[derive(Debug)]
-pub(super) struct Alloc {
+pub(super) struct AllocComparison {
     device: Device,
     stream: Stream,
     raw: RawDevice,
-    /// Written and read back; another each time.
+    /// The value that is written and read back, incremented before each use.
     stamp: u64,
 }
 
-impl Alloc {
+impl AllocComparison {
     pub(super) fn new(device: Device) -> Result<Self> {
-        let (stream, raw) = (device.stream()?, RawDevice::of(&device).map_err(raw_failed)?);
+        let (stream, raw) = (device.stream()?, RawDevice::of(&device).map_err(raw_error)?);
         Ok(Self { device, stream, raw, stamp: 0 })
     }
 
-    fn ours(&mut self, len: usize) -> Result<Timed> {
+    fn run_wholemem(&mut self, len: usize) -> Result<TimedRun> {
         let start = Instant::now();
         let memory = self.device.allocate(len)?;
         let map = memory.map(Rights::ReadWrite)?;
         let took = start.elapsed();
-        Ok(Timed { took, flaw: self.flaw(&memory, &map)? })
+        Ok(TimedRun { took, mismatch: self.mismatch(&memory, &map)? })
     }
 
-    fn raw(&mut self, len: usize) -> Result<Timed> {
+    fn run_raw(&mut self, len: usize) -> Result<TimedRun> {
         let start = Instant::now();
-        let made = self.raw.create(len).map_err(raw_failed)?;
-        let map = self.raw.map(&made, len).map_err(raw_failed)?;
+        let made = self.raw.create(len).map_err(raw_error)?;
+        let map = self.raw.map(&made, len).map_err(raw_error)?;
         let took = start.elapsed();
         self.stamp += 1;
         let [first, last, ..] = self.stamp.to_le_bytes();
-        self.raw.set_ends(&map, [first, last]).map_err(raw_failed)?;
-        let seen = self.raw.ends(&map).map_err(raw_failed)?;
-        let flaw = (seen != [first, last]).then(|| format!("raw memory holds {seen:?} after a write"));
-        Ok(Timed { took, flaw })
+        self.raw.set_ends(&map, [first, last]).map_err(raw_error)?;
+        let seen = self.raw.ends(&map).map_err(raw_error)?;
+        let mismatch = (seen != [first, last]).then(|| format!("raw memory contains {seen:?} after a write"));
+        Ok(TimedRun { took, mismatch })
     }
 
-    /// Writes through the map, and reads through another map of the memory as another process would have it.
-    fn flaw(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
+    /// Writes through the mapping and reads through a second mapping of the exported memory, as another process would.
+    fn mismatch(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
         let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
         let received = Allocation::import(&self.device, handle, memory.len())?;
         let other = received.map(Rights::Read)?;
@@ -60,7 +60,7 @@ impl Alloc {
             let mut seen = [0; WORD];
             self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
             if seen != [0; WORD] {
-                return Ok(Some(format!("fresh memory holds {seen:02x?} at offset {offset}")));
+                return Ok(Some(format!("new memory contains {seen:02x?} at offset {offset}")));
             }
             self.stream.write(&map.span(offset, WORD)?, &written)?;
             self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
@@ -74,14 +74,14 @@ impl Alloc {
     }
 }
 
-/// What the raw calls said, with its cause kept.
-pub(super) fn raw_failed(failure: RawError) -> anyhow::Error {
+/// Converts the error of a raw call, with its source.
+pub(super) fn raw_error(failure: RawError) -> anyhow::Error {
     anyhow!(failure)
 }
 
-impl Comparison for Alloc {
+impl Comparison for AllocComparison {
     const NAME: &'static str = "alloc";
-    const TITLE: &'static str = "creating memory and mapping it";
+    const TITLE: &'static str = "allocation and mapping";
     const RANKS: usize = 1;
 
     fn device(&self) -> &Device {
@@ -92,10 +92,10 @@ impl Comparison for Alloc {
         None
     }
 
-    fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
-        match side {
-            Side::Ours => self.ours(len),
-            Side::Raw => self.raw(len),
+    fn once(&mut self, implementation: Implementation, len: usize) -> Result<TimedRun> {
+        match implementation {
+            Implementation::Wholemem => self.run_wholemem(len),
+            Implementation::Raw => self.run_raw(len),
         }
     }
 }
@@ -108,37 +108,37 @@ mod tests {
 
     const LEN: usize = 64 << 10;
 
-    fn comparison() -> Alloc {
-        Alloc::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
+    fn comparison() -> AllocComparison {
+        AllocComparison::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
     }
 
     #[test]
-    fn both_sides_make_memory_that_holds_what_is_written() {
+    fn memory_of_both_implementations_can_be_written() {
         let mut comparison = comparison();
-        for side in [Side::Ours, Side::Raw] {
-            assert_eq!(comparison.once(side, LEN).unwrap().flaw, None);
+        for implementation in [Implementation::Wholemem, Implementation::Raw] {
+            assert_eq!(comparison.once(implementation, LEN).unwrap().mismatch, None);
         }
     }
 
     #[test]
-    fn memory_that_is_not_what_was_mapped_is_found_out() {
+    fn a_mapping_of_other_memory_is_detected() {
         let mut comparison = comparison();
         let memory = comparison.device.allocate(LEN).unwrap();
         let other = comparison.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
-        let flaw = comparison.flaw(&memory, &other).unwrap().unwrap();
-        assert!(flaw.starts_with("[00, 00, 00, 00, 00, 00, 00, 00] was read at offset 0"), "{flaw}");
+        let mismatch = comparison.mismatch(&memory, &other).unwrap().unwrap();
+        assert!(mismatch.starts_with("[00, 00, 00, 00, 00, 00, 00, 00] was read at offset 0"), "{mismatch}");
     }
 
     #[test]
-    fn memory_that_is_not_fresh_is_found_out() {
+    fn new_memory_that_is_not_zero_is_detected() {
         let mut comparison = comparison();
         let memory = comparison.device.allocate(LEN).unwrap();
         let map = memory.map(Rights::ReadWrite).unwrap();
         map.bytes().unwrap().write_at(LEN - 1, &[9]).unwrap();
-        let flaw = comparison.flaw(&memory, &map).unwrap().unwrap();
+        let mismatch = comparison.mismatch(&memory, &map).unwrap().unwrap();
         assert_eq!(
-            flaw,
-            format!("fresh memory holds [00, 00, 00, 00, 00, 00, 00, 09] at offset {}", LEN - 8)
+            mismatch,
+            format!("new memory contains [00, 00, 00, 00, 00, 00, 00, 09] at offset {}", LEN - 8)
         );
     }
 }

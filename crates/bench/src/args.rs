@@ -7,80 +7,80 @@ use serde::{Deserialize, Serialize};
 use wholemem_command::backend::BackendChoice;
 use wholemem_command::size::ByteCount;
 
-pub(crate) use collective::{BarrierArgs, Buffers, Mode, MovesArgs, Place, ReduceArgs};
+pub(crate) use collective::{BarrierArgs, BufferKind, DataArgs, LaunchMode, OutputPlace, ReduceArgs};
 
-/// What to measure, and how.
+/// The arguments of `wholemem bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    pub(crate) what: BenchCommand,
+    pub(crate) command: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Creating memory and mapping it
+    /// Allocate and map memory
     Alloc(SweepArgs),
-    /// Creating memory and passing it to a waiting process, which maps it and reads its first and last byte
+    /// Allocate memory and send it to a waiting process, which maps it and reads its first and last byte
     Share(SweepArgs),
-    /// Passing memory that was exported before to a waiting process, which maps it and reads its first and last byte
+    /// Send memory that was exported before to a waiting process, which maps it and reads its first and last byte
     Hand(SweepArgs),
-    /// Copying within a device, between devices, and between a device and the host
+    /// Copy within a device, between devices, and between a device and the host
     Copy(CopyArgs),
-    /// Ranks coming together, from the first thread or process started to the last rank that has joined
+    /// Start and join ranks: the time from the first thread or process until the last rank has joined
     Bootstrap(BootstrapArgs),
-    /// Barrier and all_gather, beside a socket's round trip
+    /// Barrier and all_gather, compared with a round trip over a socket
     Comm(CommArgs),
-    /// How soon every survivor knows that a rank was killed
+    /// Time until every survivor has detected that a rank was killed
     Death(DeathArgs),
-    /// Gathering rows of a table by their indices, beside a plain copy of as many bytes
+    /// Gather rows of a table by index, compared with a plain copy of as many bytes
     ///
-    /// Every call has indices of its own, made outside of the time, and an output that has left the caches. All that is
-    /// gathered is checked. With several ranks, each of them a process, the table is divided among them, and all
-    /// gather at once: the figure is what they move together.
+    /// Every call has new indices, which are generated outside of the measured time, and an output that is not in the caches. All
+    /// gathered bytes are verified. With several ranks, which are processes, the table is divided among them, and all
+    /// gather at the same time: the result is the sum of their rates.
     Gather(RowsArgs),
-    /// Scattering rows to a table by their indices, beside a plain copy of as many bytes
+    /// Scatter rows to a table by index, compared with a plain copy of as many bytes
     ///
-    /// As `gather`, the other way. What was scattered is gathered again and checked, and so is, in the end, the whole table.
+    /// Measured as `gather`. Scattered rows are gathered and verified, and the whole table is verified at the end.
     Scatter(RowsArgs),
-    /// Reducing the elements of all ranks, beside a flag's round trip and a plain copy
+    /// All-reduce, compared with a flag's round trip and a plain copy
     ///
-    /// Ranks are processes. They begin each round together, make as many calls as take a millisecond, and the slowest of them
-    /// is what counts. Inputs are others in every round, and all that comes out is checked.
+    /// Ranks are processes. They start each round together and make calls for about a millisecond. The time of the slowest rank
+    /// is reported. Inputs change in every round, and all outputs are verified.
     Allreduce(ReduceArgs),
-    /// Giving the bytes of every rank to all ranks, measured as `allreduce`
-    Allgather(MovesArgs),
-    /// Giving the bytes of one rank to all ranks, measured as `allreduce`
-    Broadcast(MovesArgs),
-    /// Ranks waiting for each other, beside a flag's round trip, measured as `allreduce`
+    /// All-gather, measured as `allreduce`
+    Allgather(DataArgs),
+    /// Broadcast, measured as `allreduce`
+    Broadcast(DataArgs),
+    /// Barrier, compared with a flag's round trip, measured as `allreduce`
     Barrier(BarrierArgs),
-    /// A store's objects: made, got, deleted, attached as packs and waited for, beside a socket's round trip
+    /// Create, get and delete objects of a store, compared with a round trip over a socket
     Store(StoreArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArgs {
-    /// Where the objects are: with `cuda`, packs on a GPU are attached, and nothing else is measured
+    /// Memory of the objects: with `cuda`, only the attachment of packs on a GPU is measured
     #[arg(long, value_enum, default_value_t = BackendChoice::Host)]
     pub(crate) backend: BackendChoice,
-    /// How many bytes the objects of a pack on a GPU have together
+    /// Total bytes of a pack on a GPU
     #[arg(long, default_value = "16GiB")]
     pub(crate) pack_bytes: ByteCount,
-    /// How long the objects are
+    /// Lengths of the objects
     #[arg(long, value_delimiter = ',', default_value = "1B,4KiB,64KiB,1MiB,16MiB,256MiB")]
     pub(crate) sizes: Vec<ByteCount>,
-    /// How many objects the packs have
+    /// Numbers of objects in a pack
     #[arg(long, value_delimiter = ',', default_value = "300,10000", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) packs: Vec<u32>,
-    /// How many clients are connected
+    /// Numbers of connected clients
     #[arg(long, value_delimiter = ',', default_value = "1,8,64", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) clients: Vec<u32>,
-    /// How often to measure each
+    /// Rounds for each case
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
-    /// Take turns with another program: say `"ready"`, wait for a line on stdin before each round, and print its times
+    /// Alternate with another program: before each round print `"ready"` and wait for a line on stdin, then print the times
     #[arg(long, hide = true)]
     pub(crate) in_turns: bool,
-    /// How many objects are made in a row in each turn
+    /// Objects that are created in each round
     #[arg(long, hide = true, requires = "in_turns", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) burst: u32,
     /// Print one JSON object instead of a table
@@ -88,13 +88,13 @@ pub(crate) struct StoreArgs {
     pub(crate) json: bool,
 }
 
-/// A measurement of rows that are moved by their indices. Of what takes several values, each goes with each.
+/// The options of `gather` and `scatter`. All combinations of the values of lists are measured.
 #[derive(Debug, Args)]
 pub(crate) struct RowsArgs {
-    /// Which machinery moves the bytes
+    /// Memory to use: GPU or host
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// How long a row is
+    /// Lengths of a row
     #[arg(
         long,
         value_delimiter = ',',
@@ -102,19 +102,19 @@ pub(crate) struct RowsArgs {
         default_value = "4,8,12,16,32,64,100,128,130,256,512,1KiB,2KiB,4KiB,8KiB"
     )]
     pub(crate) row_bytes: Vec<ByteCount>,
-    /// The type of the indices
+    /// Types of the indices
     #[arg(long, value_enum, value_delimiter = ',', default_value = "i64", value_name = "TYPES")]
     pub(crate) index: Vec<IndexChoice>,
-    /// Which rows are asked for
+    /// Distributions of the indices
     #[arg(long, value_enum, value_delimiter = ',', default_value = "uniform", value_name = "SPREADS")]
-    pub(crate) spread: Vec<Spread>,
-    /// How ranks see the table
+    pub(crate) spread: Vec<IndexDistribution>,
+    /// How ranks address the table
     #[arg(long, value_enum, value_delimiter = ',', default_value = "continuous", value_name = "KINDS")]
     pub(crate) kind: Vec<KindChoice>,
-    /// Where the table is
+    /// Location of the table
     #[arg(long, value_enum, value_delimiter = ',', default_value = "device", value_name = "LOCATIONS")]
     pub(crate) location: Vec<LocationChoice>,
-    /// How many ranks
+    /// Numbers of ranks
     #[arg(
         long,
         value_delimiter = ',',
@@ -123,26 +123,26 @@ pub(crate) struct RowsArgs {
         value_parser = clap::value_parser!(u32).range(1..=64)
     )]
     pub(crate) ranks: Vec<u32>,
-    /// Which rank has how much of the table
+    /// How the table is divided among the ranks
     #[arg(long, value_enum, value_delimiter = ',', default_value = "even", value_name = "SHARES")]
-    pub(crate) share: Vec<Share>,
-    /// Only rank 0 moves rows; the others have their part of the table, and wait
+    pub(crate) share: Vec<RowShare>,
+    /// Only rank 0 moves rows; the other ranks only have a part of the table
     #[arg(long)]
     pub(crate) first_only: bool,
-    /// How long the table is, such as `4GiB` [default: 16GiB on a GPU, 4GiB on a host, or what leaves enough free]
+    /// Length of the table, such as `4GiB` [default: 16GiB on a GPU, 4GiB on a host, or less if memory is short]
     #[arg(long)]
     pub(crate) table: Option<ByteCount>,
-    /// How many rows a call moves, such as `1,10,100` [default: what is 2GiB on a GPU, and 64MiB on a host, and 32 or 4
-    /// million at most]
+    /// Rows in a call, such as `1,10,100` [default: 2GiB on a GPU and 64MiB on a host, but at most 32 or 4
+    /// million rows]
     #[arg(long, value_delimiter = ',', value_name = "COUNTS", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub(crate) rows: Vec<u64>,
-    /// How many calls are timed together [default: as many as move 8MiB, and one if it moves more]
+    /// Calls that are timed together [default: as many as move 8MiB, at least one]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub(crate) calls: Option<u64>,
-    /// How often to measure each
+    /// Rounds for each case
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
-    /// Take turns with another program: say `"ready"`, wait for a line on stdin before each round, and print its times
+    /// Alternate with another program: before each round print `"ready"` and wait for a line on stdin, then print the times
     #[arg(long)]
     pub(crate) in_turns: bool,
     /// Print one JSON object instead of a table
@@ -153,58 +153,58 @@ pub(crate) struct RowsArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum IndexChoice {
-    /// Four bytes
+    /// 32-bit indices
     I32,
-    /// Eight bytes
+    /// 64-bit indices
     I64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Spread {
-    /// All alike
+pub(crate) enum IndexDistribution {
+    /// All rows are equally frequent
     Uniform,
-    /// Some far more often than others: by Zipf's law with the exponent 0.99
+    /// Zipf distribution with exponent 0.99
     Zipf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum KindChoice {
-    /// One range of addresses
+    /// One range of addresses for the whole table
     Continuous,
-    /// An address for each rank
+    /// One range of addresses for each rank
     Chunked,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LocationChoice {
-    /// In the memory of the ranks' devices
+    /// Memory of the ranks' devices
     Device,
-    /// In the memory of the machine
+    /// Host memory
     Host,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Share {
-    /// All the same
+pub(crate) enum RowShare {
+    /// Equal parts
     Even,
-    /// Each another part, some of them small
+    /// Parts of different lengths
     Uneven,
-    /// The first has all
+    /// Rank 0 has all rows
     First,
-    /// The last has all: to rank 0 it is memory of another process
+    /// The last rank has all rows: for rank 0 they are memory of another process
     Last,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BootstrapArgs {
-    /// How many ranks
+    /// Numbers of ranks
     #[arg(long, value_delimiter = ',', default_value = "16,64,256,1024")]
     pub(crate) ranks: Vec<u32>,
-    /// How often to measure each
+    /// Rounds for each case
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Print one JSON object instead of a table
@@ -214,13 +214,13 @@ pub(crate) struct BootstrapArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CommArgs {
-    /// How many ranks, as threads of one process on one core
+    /// Numbers of ranks, which are threads of one process on one core
     #[arg(long, value_delimiter = ',', default_value = "2,4,8,16")]
     pub(crate) ranks: Vec<u32>,
-    /// How much each rank gives to all_gather
+    /// Lengths of each rank's input of all_gather
     #[arg(long, value_delimiter = ',', default_value = "8B,4KiB,64KiB,1MiB")]
     pub(crate) sizes: Vec<ByteCount>,
-    /// How often to measure each
+    /// Rounds for each case
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Print one JSON object instead of a table
@@ -230,13 +230,13 @@ pub(crate) struct CommArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DeathArgs {
-    /// How many ranks, as processes
+    /// Number of ranks, which are processes
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub(crate) ranks: u32,
-    /// How many of them are killed, one after the other, each in a new group
+    /// Number of kills, each in a new group
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) kills: u32,
-    /// How much memory the killed rank has
+    /// Resident memory of the killed rank
     #[arg(long)]
     pub(crate) resident: Option<ByteCount>,
     /// Print one JSON object instead of a table
@@ -244,16 +244,16 @@ pub(crate) struct DeathArgs {
     pub(crate) json: bool,
 }
 
-/// A measurement of copies.
+/// The options of `copy`.
 #[derive(Debug, Args)]
 pub(crate) struct CopyArgs {
-    /// Which machinery moves the bytes
+    /// Memory to use: GPU or host
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// Exactly these sizes, such as `4MiB,1GiB` [default: 4MiB,64MiB,512MiB]
+    /// Sizes, such as `4MiB,1GiB` [default: 4MiB,64MiB,512MiB]
     #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<ByteCount>,
-    /// How often to measure each [default: 15]
+    /// Rounds for each case [default: 15]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: Option<u32>,
     /// Print one JSON object instead of a table
@@ -261,22 +261,22 @@ pub(crate) struct CopyArgs {
     pub(crate) json: bool,
 }
 
-/// A measurement over many sizes of memory.
+/// The options of `alloc`, `share` and `hand`.
 #[derive(Debug, Args)]
 pub(crate) struct SweepArgs {
-    /// Which machinery moves the bytes
+    /// Memory to use: GPU or host
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// Exactly these sizes, such as `64KiB,1MiB` [default: from one granule up to --max-size, by factors of four]
+    /// Sizes, such as `64KiB,1MiB` [default: from one granule up to --max-size, by factors of four]
     #[arg(long, value_delimiter = ',', conflicts_with = "max_size")]
     pub(crate) sizes: Vec<ByteCount>,
-    /// The largest size [default: a third of the memory that is free, or what can be measured within a minute]
+    /// Largest size [default: a third of the available memory, or what can be measured within a minute]
     #[arg(long)]
     pub(crate) max_size: Option<ByteCount>,
-    /// Let the processes run on any core, instead of both on one: for machines with cores to spare
+    /// Do not pin both processes to one core
     #[arg(long)]
     pub(crate) any_core: bool,
-    /// How often to measure each size [default: what four seconds allow, between 7 and 400]
+    /// Rounds for each size [default: as many as fit in four seconds, between 7 and 400]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: Option<u32>,
     /// Print one JSON object instead of a table
@@ -296,9 +296,9 @@ pub(crate) mod tests {
         bench: BenchArgs,
     }
 
-    /// What the words behind `wholemem bench` ask for.
+    /// Parses the arguments of `wholemem bench`.
     pub(crate) fn parse(words: &[&str]) -> BenchCommand {
         let words = [&["bench"], words].concat();
-        Line::try_parse_from(words).unwrap().bench.what
+        Line::try_parse_from(words).unwrap().bench.command
     }
 }

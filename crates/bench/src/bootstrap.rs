@@ -1,39 +1,39 @@
-//! `wholemem bench bootstrap`: ranks coming together, as threads and as processes, with the starting of them counted.
+//! `wholemem bench bootstrap`: the time to start ranks and join them, as threads and as processes.
 //!
-//! The limit is the same threads or processes started in the same way, each saying that it is there and nothing else.
+//! The limit is the time to start the same threads or processes, each of which writes one byte and does not join.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use wholemem_comm::Bootstrap;
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::ranks::{RankProcesses, RankRole};
 
-use super::case_report::{Measured, tell};
+use super::case_report::{CaseResult, print_cases};
 use crate::args::BootstrapArgs;
 
-/// What a rank has at most until it asks for more.
-const MOST_CONNECTIONS: u8 = 11;
+/// The most connections of a rank that has not sent long messages.
+const MAX_CONNECTIONS: u8 = 11;
 
 pub(super) fn run(args: &BootstrapArgs) -> Result<()> {
     let mut cases = Vec::new();
     for &ranks in &args.ranks {
         ensure!(ranks > 0, "a group has at least one rank");
-        for (what, once) in [("threads", threads as Once), ("processes", processes as Once)] {
-            let progress = Progress::of_rounds(&format!("{ranks} {what}"), args.rounds as usize);
+        for (what, once) in [("threads", threads as StartRanks), ("processes", processes as StartRanks)] {
+            let progress = ProgressDisplay::rounds(&format!("{ranks} {what}"), args.rounds as usize);
             let (mut times, mut limits) = (Vec::new(), Vec::new());
             for _ in 0..args.rounds {
                 limits.push(once(ranks, false)?);
                 times.push(once(ranks, true)?);
                 progress.advance(1);
             }
-            cases.push(Measured::of_times(ranks, what, "ms", &times, &limits));
+            cases.push(CaseResult::of_times(ranks, what, "ms", &times, &limits));
         }
     }
-    tell("bootstrap", "ranks coming together, started and joined", "started only", args.json, &cases)
+    print_cases("bootstrap", "time to start and join ranks", "start only", args.json, &cases)
 }
 
-type Once = fn(u32, bool) -> Result<Duration>;
+type StartRanks = fn(u32, bool) -> Result<Duration>;
 
 fn threads(ranks: u32, join: bool) -> Result<Duration> {
     let start = Instant::now();
@@ -49,7 +49,7 @@ fn threads(ranks: u32, join: bool) -> Result<Duration> {
     let took = start.elapsed();
     for comm in &group {
         let connections = u8::try_from(comm.connections())?;
-        ensure!(connections <= MOST_CONNECTIONS, "rank {} has {connections} connections", comm.rank());
+        ensure!(connections <= MAX_CONNECTIONS, "rank {} has {connections} connections", comm.rank());
     }
     Ok(took)
 }
@@ -58,10 +58,10 @@ fn processes(ranks: u32, join: bool) -> Result<Duration> {
     let start = Instant::now();
     let role = if join { RankRole::Join } else { RankRole::Idle };
     let mut group = RankProcesses::start(ranks, |_| (role, 0), false)?;
-    let connections = group.words()?;
+    let connections = group.read_bytes()?;
     let took = start.elapsed();
     let most = connections.iter().max().copied().unwrap_or(0);
-    ensure!(most <= MOST_CONNECTIONS, "a rank has {most} connections");
-    group.leave()?;
+    ensure!(most <= MAX_CONNECTIONS, "a rank has {most} connections");
+    group.wait_for_exit()?;
     Ok(took)
 }

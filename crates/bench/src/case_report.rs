@@ -1,15 +1,15 @@
-//! The report of the benches of ranks: a result for each case.
+//! Results and reports of the benchmarks of ranks and of the store: one result for each case.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 
-/// One case: its parameters, what was measured, and the limit measured in the same run.
+/// The result of one case: its parameters, the measured times, and the limit that was measured in the same run.
 #[derive(Debug, Serialize)]
-pub(super) struct Measured {
+pub(super) struct CaseResult {
     pub(super) ranks: u32,
     pub(super) what: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,8 +23,8 @@ pub(super) struct Measured {
     pub(super) rounds: usize,
 }
 
-impl Measured {
-    /// A case of times, of which the median is the value.
+impl CaseResult {
+    /// Creates a result from measured times. Its value is the median.
     pub(super) fn of_times(
         ranks: u32,
         what: &str,
@@ -36,8 +36,8 @@ impl Measured {
             "ms" => 1e3,
             _ => 1e6,
         };
-        let told = |time: Duration| (time.as_secs_f64() * scale * 1e3).round() / 1e3;
-        let (value, limit) = (told(percentile(times, 50)), told(percentile(limits, 50)));
+        let rounded = |time: Duration| (time.as_secs_f64() * scale * 1e3).round() / 1e3;
+        let (value, limit) = (rounded(percentile(times, 50)), rounded(percentile(limits, 50)));
         Self {
             ranks,
             what: what.to_owned(),
@@ -46,19 +46,19 @@ impl Measured {
             unit,
             limit,
             of_limit: if value > 0.0 { (limit / value * 1e3).round() / 1e3 } else { 1.0 },
-            p99: told(percentile(times, 99)),
-            max: told(percentile(times, 100)),
+            p99: rounded(percentile(times, 99)),
+            max: rounded(percentile(times, 100)),
             rounds: times.len(),
         }
     }
 }
 
-/// The time that half of them do not exceed.
+/// Returns the median of the times.
 pub(super) fn median(times: &[Duration]) -> Duration {
     percentile(times, 50)
 }
 
-/// The time that so many of a hundred do not exceed. Of no times, nothing.
+/// Returns the nearest-rank percentile of the times, or zero if there are none.
 fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -67,33 +67,33 @@ fn percentile(times: &[Duration], percent: usize) -> Duration {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct CasesReport<'a> {
     bench: &'static str,
     backend: &'static str,
     device: &'static str,
     ranks: u32,
     verified: bool,
-    cases: &'a [Measured],
+    cases: &'a [CaseResult],
 }
 
-/// Prints the cases. Each was checked, or there would have been an error.
-pub(super) fn tell(
+/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
+pub(super) fn print_cases(
     bench: &'static str,
     title: &str,
     limit: &str,
     json: bool,
-    cases: &[Measured],
+    cases: &[CaseResult],
 ) -> Result<()> {
     if json {
         let ranks = cases.iter().map(|case| case.ranks).max().unwrap_or(0);
-        let report = Report { bench, backend: "host", device: "sockets", ranks, verified: true, cases };
+        let report = CasesReport { bench, backend: "host", device: "sockets", ranks, verified: true, cases };
         return terminal::print_json(&report);
     }
     let columns = ["ranks", "what", "bytes", "median", limit, "of limit", "p99", "max", "unit", "rounds"];
-    let mut table = Table::new(columns.map(|name| (name, Align::Right)));
+    let mut table = TextTable::new(columns.map(|name| (name, Align::Right)));
     for case in cases {
         table.row(
-            Tone::Plain,
+            TextStyle::Plain,
             [
                 case.ranks.to_string(),
                 case.what.clone(),
@@ -108,7 +108,7 @@ pub(super) fn tell(
             ],
         );
     }
-    terminal::print(&format!("{title}; every outcome was checked\n\n{}", table.render(Colour::of_stdout())))
+    terminal::print(&format!("{title}; every result was verified\n\n{}", table.render(Colour::of_stdout())))
 }
 
 #[cfg(test)]
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_times_that_were_measured() {
+    fn percentiles_are_measured_times() {
         let times: Vec<_> = (1..=200).rev().map(Duration::from_millis).collect();
         assert_eq!(percentile(&times, 50), Duration::from_millis(100));
         assert_eq!(percentile(&times, 99), Duration::from_millis(198));
@@ -125,9 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_one_and_farther_from_it_is_less() {
+    fn of_limit_is_the_limit_divided_by_the_value() {
         let [two, one] = [2, 1].map(Duration::from_millis);
-        let case = Measured::of_times(4, "x", "ms", &[two], &[one]);
+        let case = CaseResult::of_times(4, "x", "ms", &[two], &[one]);
         assert_eq!((case.value, case.limit, case.of_limit), (2.0, 1.0, 0.5));
     }
 }

@@ -1,17 +1,17 @@
-//! `wholemem bench comm`: barrier and all_gather by size and ranks, beside a socket's round trip.
+//! `wholemem bench comm`: barrier and all_gather by size and number of ranks, compared with a round trip over a socket.
 //!
-//! Ranks are threads of this process, and all threads, those of the round trip too, are tied to one core: across cores
-//! a wake-up takes many times longer, and differs from moment to moment.
+//! Ranks are threads of this process. All threads, including those of the round trip, are pinned to one core: a wake-up across
+//! cores takes many times longer, and its time varies.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use wholemem_comm::{Bootstrap, Rank};
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_os::{Deadline, PacketSocket};
 
-use super::case_report::{Measured, tell};
+use super::case_report::{CaseResult, print_cases};
 use crate::args::CommArgs;
 
 const WARM_UP: u32 = 10;
@@ -25,34 +25,35 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
         let sizes = std::iter::once(None).chain(args.sizes.iter().map(|size| Some(size.0)));
         for bytes in sizes {
             let what = if bytes.is_some() { "all_gather" } else { "barrier" };
-            let _progress = Progress::of_step(&format!("{what} of {ranks}"));
+            let _progress = ProgressDisplay::step(&format!("{what} of {ranks}"));
             let rounds = args.rounds.min(affordable(ranks, bytes.unwrap_or(1)));
             let limits = round_trips(bytes.unwrap_or(1), rounds)?;
             let times = operations(&group, bytes, rounds)?;
-            cases.push(Measured { bytes, ..Measured::of_times(ranks, what, "us", &times, &limits) });
+            cases.push(CaseResult { bytes, ..CaseResult::of_times(ranks, what, "us", &times, &limits) });
         }
     }
-    let title = format!("operations of ranks that are threads, pinned to core {core}");
-    tell("comm", &title, "round trip", args.json, &cases)
+    let title = format!("operations of ranks as threads, pinned to core {core}");
+    print_cases("comm", &title, "round trip", args.json, &cases)
 }
 
-/// How many rounds pass about as many bytes as a core moves in some seconds.
+/// Returns the number of rounds that move as many bytes as a core moves in some seconds.
 fn affordable(ranks: u32, bytes: usize) -> u32 {
     let moved = u64::from(ranks).pow(2) * (bytes as u64).max(1);
     u32::try_from((2 << 30) / moved).unwrap_or(u32::MAX).max(5)
 }
 
-/// Ties this thread, and those it starts, to one core.
+/// Pins this thread, and the threads and processes that it starts, to one core.
 pub(super) fn pin() -> Result<usize> {
-    let allowed = sched_getaffinity(None).context("cannot read the affinity")?;
-    let core = (0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).context("there is no core")?;
+    let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
+    let core =
+        (0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).context("the CPU affinity is empty")?;
     let mut one = CpuSet::new();
     one.set(core);
-    sched_setaffinity(None, &one).context("cannot set the affinity")?;
+    sched_setaffinity(None, &one).context("cannot set the CPU affinity")?;
     Ok(core)
 }
 
-/// How long rank 0 is in each operation.
+/// Returns the time that rank 0 takes for each operation.
 fn operations(group: &[Bootstrap], bytes: Option<usize>, rounds: u32) -> Result<Vec<Duration>> {
     let byte = |rank: Rank, round: u32| rank.0.wrapping_mul(31).wrapping_add(round).to_le_bytes()[0];
     let measure = |comm: &Bootstrap| -> Result<Vec<Duration>> {
@@ -68,7 +69,7 @@ fn operations(group: &[Bootstrap], bytes: Option<usize>, rounds: u32) -> Result<
                     let right = (0..comm.size()).zip(&all).all(|(rank, got)| {
                         got.len() == len && got.iter().all(|got| *got == byte(Rank(rank), round))
                     });
-                    ensure!(right, "all_gather of {len} bytes gave wrong ones to rank {}", comm.rank());
+                    ensure!(right, "all_gather of {len} bytes returned wrong bytes on rank {}", comm.rank());
                     if round >= WARM_UP {
                         times.push(took);
                     }
@@ -91,7 +92,7 @@ fn operations(group: &[Bootstrap], bytes: Option<usize>, rounds: u32) -> Result<
     })
 }
 
-/// How long so many bytes there and back take, packet by packet, between two threads pinned as the ranks are.
+/// Returns the times to send `len` bytes over a socket and back, in packets, between two threads on the pinned core.
 pub(super) fn round_trips(len: usize, rounds: u32) -> Result<Vec<Duration>> {
     const LONGEST: usize = 60_000;
     let (packets, len) = (len.div_ceil(LONGEST), len.min(LONGEST));
@@ -112,13 +113,13 @@ pub(super) fn round_trips(len: usize, rounds: u32) -> Result<Vec<Duration>> {
             for _ in 0..packets {
                 here.send(&packet, &[], Deadline::NEVER)?;
                 let got = here.recv(&mut buffer, Deadline::NEVER)?;
-                ensure!(got == len, "a packet of {len} bytes came back as {got}");
+                ensure!(got == len, "the reply to a packet of {len} bytes has {got} bytes");
             }
             if round >= WARM_UP {
                 times.push(start.elapsed());
             }
         }
-        echo.join().map_err(|_| anyhow!("the echo panicked"))??;
+        echo.join().map_err(|_| anyhow!("the echo thread panicked"))??;
         Ok(times)
     })
 }

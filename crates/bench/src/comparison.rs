@@ -1,25 +1,26 @@
-//! A comparison: one thing that this library and the raw calls of `wholemem_hal::limits` both do, in the same order.
+//! The trait of an operation that wholemem and the raw calls of `wholemem_hal::limits` both perform, so that their times can be
+//! compared.
 
 use anyhow::Result;
 use wholemem_hal::Device;
 
-use crate::sample::{Side, Timed};
+use crate::sample::{Implementation, TimedRun};
 
-/// Something that this library and the raw calls both do.
+/// An operation that wholemem and raw calls both perform.
 pub(super) trait Comparison {
-    /// Its name on the command line.
+    /// The name of the benchmark on the command line.
     const NAME: &'static str;
-    /// What is timed, for people.
+    /// The operation, as the title of the report.
     const TITLE: &'static str;
-    /// How many processes take part.
+    /// Number of processes.
     const RANKS: usize;
 
     /// The device whose memory is used.
     fn device(&self) -> &Device;
 
-    /// How the processes are tied to processors, where it matters.
+    /// The cores that the processes are pinned to, if they are.
     fn pinned(&self) -> Option<&'static str>;
 
-    /// Does it once with fresh memory of `len` bytes, and checks the outcome.
-    fn once(&mut self, side: Side, len: usize) -> Result<Timed>;
+    /// Performs the operation once with new memory of `len` bytes, and verifies the result.
+    fn once(&mut self, implementation: Implementation, len: usize) -> Result<TimedRun>;
 }

@@ -1,23 +1,23 @@
-//! `wholemem bench copy`: bytes moved within a device, between devices, and between a device and the host.
+//! `wholemem bench copy`: copies within a device, between devices, and between a device and the host.
 //!
-//! Both sides are timed on the device's own clock, alternate, and copy between the same places: through a stream of
-//! this library, and by the driver's copy alone. What arrived is checked by its checksum.
+//! Copies through a stream of wholemem alternate with copies by the driver alone, between the same addresses, and both are
+//! timed by device events. The checksum of the destination is verified.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use wholemem_command::progress::Progress;
-use wholemem_command::size::{ByteCount, Rough};
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::size::{ByteCount, RoundedSize};
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_command::{backend, memory};
 use wholemem_hal::limits::RawDevice;
 use wholemem_hal::pattern::{self, Pattern};
 use wholemem_hal::{Device, Event, EventKind, Grant, Mapping, PinnedBuffer, Rights, Span, Stream};
 use wholemem_os::Deadline;
 
-use super::alloc::raw_failed;
+use super::alloc::raw_error;
 use crate::args::CopyArgs;
 
 const DEFAULT_SIZES: [usize; 3] = [4 << 20, 64 << 20, 512 << 20];
@@ -25,17 +25,17 @@ const ROUNDS: u32 = 15;
 const SEED: u64 = 0x0057_401e_0e3e_3e01;
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct CopyReport {
     bench: &'static str,
     backend: String,
     device: String,
     ranks: usize,
     verified: bool,
-    cases: Vec<Measured>,
+    cases: Vec<CopyResult>,
 }
 
 #[derive(Debug, Serialize)]
-struct Measured {
+struct CopyResult {
     direction: String,
     bytes: usize,
     value: f64,
@@ -47,23 +47,23 @@ struct Measured {
     rounds: u32,
 }
 
-/// Two places, and what it takes to time a copy between them.
-struct Case {
+/// Source and destination of a measured copy.
+struct CopyCase {
     direction: String,
     to: Span,
     from: Span,
 }
 
 pub(super) fn run(args: &CopyArgs) -> Result<()> {
-    let opened = backend::open(args.backend)?;
-    let device = opened.backend.device(0)?;
+    let selected = backend::open(args.backend)?;
+    let device = selected.backend.device(0)?;
     let sizes = if args.sizes.is_empty() {
         DEFAULT_SIZES.to_vec()
     } else {
         args.sizes.iter().map(|&ByteCount(len)| len.next_multiple_of(size_of::<u64>())).collect()
     };
     let rounds = args.rounds.unwrap_or(ROUNDS);
-    let mut report = Report {
+    let mut report = CopyReport {
         bench: "copy",
         backend: device.backend().kind().to_string(),
         device: device.info().name.clone(),
@@ -72,8 +72,8 @@ pub(super) fn run(args: &CopyArgs) -> Result<()> {
         cases: Vec::new(),
     };
     for len in sizes {
-        memory::ensure_room(&device, len.saturating_mul(4))?;
-        let bench = Bench::new(&device)?;
+        memory::ensure_available(&device, len.saturating_mul(4))?;
+        let bench = CopyBench::new(&device)?;
         for case in cases(&device, len)? {
             report.cases.push(bench.measure(&case, rounds)?);
         }
@@ -85,8 +85,8 @@ pub(super) fn run(args: &CopyArgs) -> Result<()> {
     }
 }
 
-/// Every way that bytes go from or to a device.
-fn cases(device: &Device, len: usize) -> Result<Vec<Case>> {
+/// Creates the cases: all directions of copies from and to a device.
+fn cases(device: &Device, len: usize) -> Result<Vec<CopyCase>> {
     let map = |on: &Device| -> Result<Mapping> {
         let map = on.allocate(memory::whole_granules(on, len)?)?.map(Rights::ReadWrite)?;
         map.grant(&[Grant { device: device.id(), rights: Rights::ReadWrite }])?;
@@ -94,7 +94,7 @@ fn cases(device: &Device, len: usize) -> Result<Vec<Case>> {
         Ok(map)
     };
     let part = |map: Mapping| map.span(0, len);
-    let case = |direction: &str, to, from| Case { direction: direction.to_owned(), to, from };
+    let case = |direction: &str, to, from| CopyCase { direction: direction.to_owned(), to, from };
     let (here, there) = (part(map(device)?)?, part(map(device)?)?);
     let host = PinnedBuffer::create(device, len)?.all();
     let mut cases = vec![
@@ -111,7 +111,7 @@ fn cases(device: &Device, len: usize) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-struct Bench {
+struct CopyBench {
     stream: Stream,
     raw: RawDevice,
     pattern: Pattern,
@@ -119,18 +119,18 @@ struct Bench {
     end: Event,
 }
 
-impl Bench {
+impl CopyBench {
     fn new(device: &Device) -> Result<Self> {
         Ok(Self {
             stream: device.stream()?,
-            raw: RawDevice::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_error)?,
             pattern: Pattern::load(device)?,
             start: Event::create(device, EventKind::Timed)?,
             end: Event::create(device, EventKind::Timed)?,
         })
     }
 
-    fn ours(&self, case: &Case) -> Result<Duration> {
+    fn copy_with_wholemem(&self, case: &CopyCase) -> Result<Duration> {
         self.stream.record(&self.start)?;
         self.stream.copy(&case.to, &case.from)?;
         self.stream.record(&self.end)?;
@@ -138,41 +138,41 @@ impl Bench {
         Ok(self.start.elapsed(&self.end)?)
     }
 
-    fn measure(&self, case: &Case, rounds: u32) -> Result<Measured> {
+    fn measure(&self, case: &CopyCase, rounds: u32) -> Result<CopyResult> {
         let len = case.to.len();
-        let label = format!("{} {}", Rough(len), case.direction);
-        let progress = Progress::of_rounds(&label, rounds as usize);
-        let (mut ours, mut raw) = (Vec::new(), Vec::new());
+        let label = format!("{} {}", RoundedSize(len), case.direction);
+        let progress = ProgressDisplay::rounds(&label, rounds as usize);
+        let (mut wholemem, mut raw) = (Vec::new(), Vec::new());
         self.pattern.fill(&self.stream, &case.from, SEED)?;
         self.stream.fill(&case.to, 0xEE)?;
-        // One of each before anything counts.
+        // Round 0 is a warm-up.
         for round in 0..=rounds {
-            let ours_took = self.ours(case)?;
-            let raw_took = self.raw.best_copy(&case.to, &case.from, 1).map_err(raw_failed)?;
+            let wholemem_took = self.copy_with_wholemem(case)?;
+            let raw_took = self.raw.best_copy(&case.to, &case.from, 1).map_err(raw_error)?;
             if round > 0 {
-                ours.push(ours_took);
+                wholemem.push(wholemem_took);
                 raw.push(raw_took);
                 progress.advance(1);
             }
         }
         self.stream.fill(&case.to, 0xEE)?;
-        self.ours(case)?;
+        self.copy_with_wholemem(case)?;
         let seen = self.pattern.checksum(&self.stream, &case.to)?;
-        ensure!(seen == pattern::expected(SEED, len), "{label}: what arrived is not what was sent");
+        ensure!(seen == pattern::expected(SEED, len), "{label}: the copied bytes are wrong");
 
         let speed = |time: Duration| rounded(len as f64 / time.as_secs_f64().max(1e-9) / 1e9);
-        let [value, limit] = [&mut ours, &mut raw].map(|times| {
+        let [value, limit] = [&mut wholemem, &mut raw].map(|times| {
             times.sort_unstable();
             speed(times[times.len() / 2])
         });
-        Ok(Measured {
+        Ok(CopyResult {
             direction: case.direction.clone(),
             bytes: len,
             value,
             unit: "GB/s",
             limit,
             of_limit: rounded(value / limit),
-            best: speed(ours[0]),
+            best: speed(wholemem[0]),
             limit_best: speed(raw[0]),
             rounds,
         })
@@ -183,10 +183,10 @@ fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-impl Report {
+impl CopyReport {
     fn render(&self, colour: Colour) -> String {
         let columns = ["direction", "size", "wholemem", "raw copy", "of limit", "best", "raw best"];
-        let mut table = Table::new(columns.map(|name| match name {
+        let mut table = TextTable::new(columns.map(|name| match name {
             "direction" => (name, Align::Left),
             _ => (name, Align::Right),
         }));
@@ -194,17 +194,17 @@ impl Report {
             let speed = |value: f64| format!("{value:.1}");
             let row = [
                 case.direction.clone(),
-                Rough(case.bytes).to_string(),
+                RoundedSize(case.bytes).to_string(),
                 speed(case.value),
                 speed(case.limit),
                 format!("{:.2}", case.of_limit),
                 speed(case.best),
                 speed(case.limit_best),
             ];
-            table.row(Tone::Plain, row);
+            table.row(TextStyle::Plain, row);
         }
         let (backend, device) = (&self.backend, &self.device);
-        let title = format!("copying, on {backend} ({device})\nGB/s of payload; what arrived was checked");
+        let title = format!("copies, on {backend} ({device})\nGB/s; the copied bytes were verified");
         format!("{title}\n\n{}", table.render(colour))
     }
 }
@@ -216,9 +216,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_course_arrives_and_is_measured_on_both_sides() {
+    fn every_direction_is_measured_with_both_implementations() {
         let device = Backend::host(HostConfig::virtual_devices(2)).unwrap().device(0).unwrap();
-        let bench = Bench::new(&device).unwrap();
+        let bench = CopyBench::new(&device).unwrap();
         let measured: Vec<_> =
             cases(&device, 1 << 20).unwrap().iter().map(|case| bench.measure(case, 3).unwrap()).collect();
         let directions: Vec<_> = measured.iter().map(|case| case.direction.as_str()).collect();

@@ -1,7 +1,7 @@
-//! `wholemem bench death`: how soon every survivor knows that a rank was killed.
+//! `wholemem bench death`: the time until every survivor has detected that a rank was killed.
 //!
-//! Each kill is of a new group of processes. The time is from the kill to the moment when the last survivor's barrier
-//! has answered with the right rank. The limit is how soon the kernel says that a process without memory has exited.
+//! Each kill uses a new group of processes. The time ends when the barrier of the last survivor has returned the killed rank.
+//! The limit is the time in which the kernel reports the exit of a process without memory.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::ChildStdout;
@@ -9,69 +9,77 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::ranks::{RankProcesses, RankRole};
 use wholemem_os::{Deadline, PidFd};
 
-use super::case_report::{Measured, tell};
+use super::case_report::{CaseResult, print_cases};
 use crate::args::DeathArgs;
 
 pub(super) fn run(args: &DeathArgs) -> Result<()> {
     let resident = args.resident.map_or(0, |size| size.0);
-    let progress = Progress::of_rounds("killing", args.kills as usize);
+    let progress = ProgressDisplay::rounds("killing", args.kills as usize);
     let (mut times, mut limits) = (Vec::new(), Vec::new());
     for kill in 0..args.kills {
-        limits.push(bare()?);
+        limits.push(idle_exit()?);
         times.push(once(args.ranks, kill % args.ranks, resident)?);
         progress.advance(1);
     }
     drop(progress);
-    let case =
-        Measured { bytes: Some(resident), ..Measured::of_times(args.ranks, "kill", "ms", &times, &limits) };
-    tell("death", "from SIGKILL to the last survivor that knows", "bare exit", args.json, &[case])
+    let case = CaseResult {
+        bytes: Some(resident),
+        ..CaseResult::of_times(args.ranks, "kill", "ms", &times, &limits)
+    };
+    print_cases(
+        "death",
+        "time from SIGKILL until the last survivor has detected it",
+        "idle exit",
+        args.json,
+        &[case],
+    )
 }
 
-/// Now, on the clock that all processes of a machine share.
+/// Returns the time of the monotonic clock, which all processes of a machine share.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }
 
 fn once(ranks: u32, victim: u32, resident: usize) -> Result<Duration> {
-    Doomed::start(ranks, victim, resident)?.kill()
+    VictimGroup::start(ranks, victim, resident)?.kill()
 }
 
-/// A group of processes that have met, one of which is to be killed.
+/// A group of rank processes, one of which will be killed.
 #[derive(Debug)]
-pub struct Doomed {
+pub struct VictimGroup {
     group: RankProcesses,
     outputs: Vec<BufReader<ChildStdout>>,
     victim: u32,
 }
 
-impl Doomed {
-    /// Starts the ranks, and waits until they have passed bytes to each other.
+impl VictimGroup {
+    /// Starts the ranks, and waits until they have joined and completed an all-gather.
     ///
     /// # Errors
-    /// That a rank does not start, or ends too early.
+    /// If a rank does not start, or exits early.
     pub fn start(ranks: u32, victim: u32, resident: usize) -> Result<Self> {
-        let role = |rank| if rank == victim { (RankRole::Doomed, resident) } else { (RankRole::Survive, 0) };
+        let role = |rank| if rank == victim { (RankRole::Victim, resident) } else { (RankRole::Survivor, 0) };
         let mut group = RankProcesses::start(ranks, role, true)?;
         let mut outputs = Vec::new();
         for (rank, child) in group.ranks.iter_mut().enumerate() {
-            let mut output = BufReader::new(child.stdout.take().context("a rank has an output")?);
+            let mut output = BufReader::new(child.stdout.take().context("a rank has no stdout")?);
             let mut ready = [0];
             output
                 .read_exact(&mut ready)
-                .with_context(|| format!("rank {rank} ended before it was ready"))?;
+                .with_context(|| format!("rank {rank} exited before it was ready"))?;
             outputs.push(output);
         }
         Ok(Self { group, outputs, victim })
     }
 
-    /// Kills the one, and says after which time the last of the others knew that it was that one.
+    /// Kills the victim, and returns the time until the last survivor has detected it.
     ///
     /// # Errors
-    /// That a rank does not see the death, or takes another rank for dead.
+    /// If a survivor does not detect the death, or reports another rank.
     pub fn kill(mut self) -> Result<Duration> {
         let killed = now();
         self.group.ranks[self.victim as usize].kill().context("cannot kill a rank")?;
@@ -80,25 +88,26 @@ impl Doomed {
             let mut line = String::new();
             output.read_line(&mut line)?;
             let words = line.trim().split_once(' ');
-            let (lost, when) = words.with_context(|| format!("rank {rank} saw nothing"))?;
+            let (lost, when) = words.with_context(|| format!("rank {rank} did not report the death"))?;
             ensure!(
                 lost == self.victim.to_string(),
-                "rank {rank} says that {lost} died, not {}",
+                "rank {rank} reported the death of rank {lost} instead of {}",
                 self.victim
             );
-            last = last.max(Duration::from_nanos(when.parse().context("a time")?));
+            last =
+                last.max(Duration::from_nanos(when.parse().context("the time of a rank is not a number")?));
         }
         Ok(last.saturating_sub(killed))
     }
 }
 
-/// How soon the exit of a process that does nothing is known.
-fn bare() -> Result<Duration> {
+/// Returns the time until the exit of an idle process is reported.
+fn idle_exit() -> Result<Duration> {
     let mut group = RankProcesses::start(1, |_| (RankRole::Idle, 0), false)?;
-    group.words()?;
+    group.read_bytes()?;
     let watch = PidFd::open(group.ranks[0].id())?;
     let killed = now();
     watch.kill()?;
-    ensure!(watch.wait_exit(Deadline::after(Duration::from_secs(60)))?, "a process did not die");
+    ensure!(watch.wait_exit(Deadline::after(Duration::from_secs(60)))?, "the killed process did not exit");
     Ok(now().saturating_sub(killed))
 }

@@ -1,4 +1,4 @@
-//! The benchmarks of `wholemem bench`: times, beside those of the same system calls made directly in the same run.
+//! The benchmarks of `wholemem bench`, compared with the same work by raw system calls in the same run.
 //!
 //! | module | what it measures |
 //! |---|---|
@@ -8,16 +8,16 @@
 //! | `rows` | gather and scatter |
 //! | `collective` | all-reduce, all-gather, broadcast, barrier |
 //! | `store` | objects of a store |
-//! | `sweep`, `sample`, `sizes` | measuring two sides alternately, over many sizes |
+//! | `sweep`, `sample`, `sizes`, `comparison` | alternating measurements of wholemem and raw calls, over many sizes |
 //! | `workers` | processes of this program that measure as ranks |
 //! | `report`, `case_report` | results as tables and JSON |
 //! | `args` | the options |
 //!
-//! The program runs [`run`] for its command, and the other public functions in the processes and ranks that benchmarks start
-//! ([`wholemem_command::peer`], [`wholemem_command::ranks`]). The tour of the program (`wholemem demo`) takes the same
-//! measurements of ranks. Every result is checked outside of the measured time.
+//! The program calls [`run`] for its command, and the other public functions in the processes and ranks that benchmarks start
+//! ([`wholemem_command::peer`], [`wholemem_command::ranks`]). `wholemem demo` uses the benchmarks of ranks. Every result is
+//! verified outside of the measured time.
 //!
-//! This crate is part of the program, and no interface for others: it changes with the program.
+//! This crate is internal to the program and has no stable API.
 
 #![forbid(unsafe_code)]
 
@@ -41,9 +41,9 @@ mod sweep;
 mod workers;
 
 pub use args::BenchArgs;
-pub use collective::{rank as collective_rank, tour as reduce_tour};
+pub use collective::{demo as reduce_demo, rank as collective_rank};
 pub use command::run;
-pub use death::Doomed;
-pub use rows::{Measured, Op, rank as rows_rank, tour};
+pub use death::VictimGroup;
+pub use rows::{RowOp, RowsResult, demo as rows_demo, rank as rows_rank};
 pub use share::receiver;
 pub use store::echo;

@@ -1,35 +1,35 @@
-//! What a sweep found, for programs and for people.
+//! Results and report of a sweep over sizes, as JSON and as text.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use wholemem_command::size::Rough;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_hal::Device;
 
 use super::comparison::Comparison;
 use super::sample::{PairedTimes, Summary};
 
-/// A whole sweep.
+/// The report of a sweep.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct SweepReport {
     bench: &'static str,
     backend: String,
     device: String,
     ranks: usize,
-    /// Whether every outcome was checked and was right.
+    /// Whether all results were verified and correct.
     verified: bool,
-    pub(super) cases: Vec<Measured>,
-    /// Why larger sizes are missing.
+    pub(super) cases: Vec<SizeResult>,
+    /// Why larger sizes were not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stopped: Option<String>,
 }
 
-/// One size.
+/// The result of one size.
 #[derive(Debug, Serialize)]
-pub(super) struct Measured {
+pub(super) struct SizeResult {
     pub(super) bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pinned: Option<&'static str>,
@@ -43,36 +43,36 @@ pub(super) struct Measured {
     limit_best: f64,
     pub(super) rounds: u32,
     #[serde(skip)]
-    pub(super) flaw: Option<String>,
+    pub(super) mismatch: Option<String>,
 }
 
-impl Measured {
+impl SizeResult {
     pub(super) fn new(
         bytes: usize,
         pinned: Option<&'static str>,
         paired: &PairedTimes,
-        flaw: Option<String>,
+        mismatch: Option<String>,
     ) -> Self {
         let Summary { typical, median, best } = paired.summary();
-        let [value, limit] = [typical.ours, typical.raw].map(|time| time.as_secs_f64());
+        let [value, limit] = [typical.wholemem, typical.raw].map(|time| time.as_secs_f64());
         Self {
             bytes,
             pinned,
-            value: micros(typical.ours),
+            value: micros(typical.wholemem),
             unit: "us",
             limit: micros(typical.raw),
             of_limit: if value > 0.0 { rounded(limit / value) } else { 1.0 },
-            median: micros(median.ours),
+            median: micros(median.wholemem),
             limit_median: micros(median.raw),
-            best: micros(best.ours),
+            best: micros(best.wholemem),
             limit_best: micros(best.raw),
             rounds: paired.rounds(),
-            flaw,
+            mismatch,
         }
     }
 }
 
-/// Microseconds, to a nanosecond.
+/// Converts to microseconds, rounded to nanoseconds.
 fn micros(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e6)
 }
@@ -81,7 +81,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-impl Report {
+impl SweepReport {
     pub(super) fn new<C: Comparison>(device: &Device) -> Self {
         Self {
             bench: C::NAME,
@@ -94,22 +94,22 @@ impl Report {
         }
     }
 
-    pub(super) fn push(&mut self, case: Measured) {
-        self.verified &= case.flaw.is_none();
+    pub(super) fn push(&mut self, case: SizeResult) {
+        self.verified &= case.mismatch.is_none();
         self.cases.push(case);
     }
 
-    /// Says that larger sizes are not measured, and why.
+    /// Records that larger sizes are not measured, and prints the reason.
     pub(super) fn stop(&mut self, why: &str) {
         terminal::note(&format!("stopped before {why}"));
         self.stopped = Some(why.to_owned());
     }
 
-    /// An error if any outcome was wrong.
-    pub(super) fn verdict(&self) -> Result<()> {
+    /// Returns an error if a result was wrong.
+    pub(super) fn check_outcomes(&self) -> Result<()> {
         for case in &self.cases {
-            if let Some(flaw) = &case.flaw {
-                bail!("{}: {flaw}", Rough(case.bytes));
+            if let Some(mismatch) = &case.mismatch {
+                bail!("{}: {mismatch}", RoundedSize(case.bytes));
             }
         }
         Ok(())
@@ -117,15 +117,15 @@ impl Report {
 
     pub(super) fn render(&self, title: &str, colour: Colour) -> String {
         let columns = ["size", "wholemem", "raw calls", "ratio", "best", "raw best", "rounds"];
-        let mut table = Table::new(columns.map(|name| (name, Align::Right)));
+        let mut table = TextTable::new(columns.map(|name| (name, Align::Right)));
         for case in &self.cases {
             let ratio = case.value / case.limit;
-            let tone = if case.flaw.is_none() { Tone::Plain } else { Tone::Bad };
+            let tone = if case.mismatch.is_none() { TextStyle::Plain } else { TextStyle::Error };
             let time = |time: f64| format!("{time:.1}");
             table.row(
                 tone,
                 [
-                    Rough(case.bytes).to_string(),
+                    RoundedSize(case.bytes).to_string(),
                     time(case.value),
                     time(case.limit),
                     format!("{ratio:.2}"),
@@ -137,7 +137,7 @@ impl Report {
         }
         let pinned = self.cases.iter().find_map(|case| case.pinned);
         let pinned = pinned.map(|where_to| format!(", pinned to {where_to}"));
-        let verified = if self.verified { "every round was checked" } else { "a check FAILED" };
+        let verified = if self.verified { "every round was verified" } else { "a check FAILED" };
         format!(
             "{title}, on {} ({}), {} process{}{}\nmicroseconds; {verified}\n\n{}",
             self.backend,
@@ -152,22 +152,23 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::Side;
+    use super::super::sample::Implementation;
     use super::*;
-    use crate::sample::Timed;
+    use crate::sample::TimedRun;
 
-    fn paired(ours: u64, raw: u64) -> PairedTimes {
+    fn paired(wholemem: u64, raw: u64) -> PairedTimes {
         let mut paired = PairedTimes::default();
-        let mut once = |side| {
-            let took = Duration::from_nanos(if side == Side::Ours { ours } else { raw });
-            Ok(Timed { took, flaw: None })
+        let mut once = |implementation| {
+            let took =
+                Duration::from_nanos(if implementation == Implementation::Wholemem { wholemem } else { raw });
+            Ok(TimedRun { took, mismatch: None })
         };
         paired.round(&mut once).unwrap();
         paired
     }
 
-    fn example(flaw: Option<String>) -> Report {
-        let mut report = Report {
+    fn example(mismatch: Option<String>) -> SweepReport {
+        let mut report = SweepReport {
             bench: "share",
             backend: "host".to_owned(),
             device: "NUMA node 0".to_owned(),
@@ -176,12 +177,12 @@ mod tests {
             cases: Vec::new(),
             stopped: None,
         };
-        report.push(Measured::new(1 << 16, Some("one core"), &paired(25_000, 20_000), flaw));
+        report.push(SizeResult::new(1 << 16, Some("one core"), &paired(25_000, 20_000), mismatch));
         report
     }
 
     #[test]
-    fn json_has_the_fields_that_every_benchmark_has() {
+    fn json_has_the_common_keys() {
         let expected = concat!(
             r#"{"bench":"share","backend":"host","device":"NUMA node 0","ranks":2,"verified":true,"cases":["#,
             r#"{"bytes":65536,"pinned":"one core","value":25.0,"unit":"us","limit":20.0,"of_limit":0.8,"#,
@@ -191,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn people_see_the_ratio_and_how_it_was_measured() {
+    fn the_text_report_has_the_ratio_and_the_conditions() {
         let expected = "\
 share it, on host (NUMA node 0), 2 processes, pinned to one core
-microseconds; every round was checked
+microseconds; every round was verified
 
     size  wholemem  raw calls  ratio  best  raw best  rounds
   64 KiB      25.0       20.0   1.25  25.0      20.0       1
@@ -203,15 +204,15 @@ microseconds; every round was checked
     }
 
     #[test]
-    fn a_flaw_is_seen_by_programs_and_people_and_fails() {
+    fn a_mismatch_is_in_both_reports_and_is_an_error() {
         let report = example(Some("the last byte is 3".to_owned()));
         assert!(!report.verified);
         assert!(report.render("share it", Colour::Off).contains("a check FAILED"));
-        assert_eq!(report.verdict().unwrap_err().to_string(), "64 KiB: the last byte is 3");
+        assert_eq!(report.check_outcomes().unwrap_err().to_string(), "64 KiB: the last byte is 3");
     }
 
     #[test]
-    fn no_time_at_all_is_no_division_by_zero() {
-        assert_eq!(Measured::new(1, None, &paired(0, 0), None).of_limit, 1.0);
+    fn a_time_of_zero_does_not_divide_by_zero() {
+        assert_eq!(SizeResult::new(1, None, &paired(0, 0), None).of_limit, 1.0);
     }
 }

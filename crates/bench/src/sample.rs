@@ -1,77 +1,77 @@
-//! Times of two sides that alternate, and what is kept of them.
+//! Alternating measurements of wholemem and raw calls, and their statistics.
 //!
-//! A virtual machine changes its speed from one moment to the next, by half and more, and then a plain median jumps
-//! between the two speeds: it may find the one side in the fast and the other in the slow. A round does not, as its two
-//! times lie side by side. So rounds are ordered by their ratio, which leaves those where one side alone was disturbed
-//! at the ends, and the medians of the middle fifth are what is told. In 40 runs of one size on such a machine the
-//! ratio of plain medians came out between 1.06 and 1.19, and this one between 1.07 and 1.10.
+//! The speed of a virtual machine changes by half and more from moment to moment. Plain medians of the two implementations may
+//! then be taken at different speeds. The two times of one round are adjacent, so their ratio is stable. Rounds are sorted by
+//! this ratio, which moves rounds in which only one implementation was disturbed to the ends, and the medians of the middle
+//! fifth are reported. In 40 runs of one size on such a machine, the ratio of plain medians was between 1.06 and 1.19, and this
+//! one between 1.07 and 1.10.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Who does it.
+/// The implementation that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Side {
-    /// This library.
-    Ours,
-    /// The system calls alone.
+pub(super) enum Implementation {
+    /// wholemem.
+    Wholemem,
+    /// The same system calls or driver calls, made directly.
     Raw,
 }
 
-/// One timed attempt.
+/// One timed run of an operation.
 #[derive(Debug)]
-pub(super) struct Timed {
+pub(super) struct TimedRun {
     pub(super) took: Duration,
-    /// What was wrong with the outcome.
-    pub(super) flaw: Option<String>,
+    /// How the result differs from the expected result.
+    pub(super) mismatch: Option<String>,
 }
 
-/// A time of each side.
+/// The times of both implementations in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Pair {
-    pub(super) ours: Duration,
+pub(super) struct TimePair {
+    pub(super) wholemem: Duration,
     pub(super) raw: Duration,
 }
 
-impl Pair {
+impl TimePair {
     fn ratio(&self) -> f64 {
-        self.ours.as_secs_f64() / self.raw.as_secs_f64()
+        self.wholemem.as_secs_f64() / self.raw.as_secs_f64()
     }
 }
 
-/// The times of both sides, round by round.
+/// The times of both implementations in all rounds.
 #[derive(Debug, Default)]
 pub(super) struct PairedTimes {
-    rounds: Vec<Pair>,
-    flaw: Option<String>,
+    rounds: Vec<TimePair>,
+    mismatch: Option<String>,
 }
 
-/// What is kept of many rounds.
+/// Statistics of the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Summary {
-    /// The medians of the middle fifth by ratio.
-    pub(super) typical: Pair,
-    /// The medians of all.
-    pub(super) median: Pair,
-    pub(super) best: Pair,
+    /// Medians of the middle fifth of the rounds, sorted by ratio.
+    pub(super) typical: TimePair,
+    /// Medians of all rounds.
+    pub(super) median: TimePair,
+    pub(super) best: TimePair,
 }
 
 impl PairedTimes {
-    /// Has both sides do it once. They alternate in being first: ours raw, raw ours, ours raw, ...
-    pub(super) fn round(&mut self, once: &mut impl FnMut(Side) -> Result<Timed>) -> Result<()> {
-        let mut timed = |side| {
-            let Timed { took, flaw } = once(side)?;
-            self.flaw = self.flaw.take().or(flaw);
+    /// Runs both implementations once. The order alternates: wholemem raw, raw wholemem, wholemem raw, ...
+    pub(super) fn round(&mut self, once: &mut impl FnMut(Implementation) -> Result<TimedRun>) -> Result<()> {
+        let mut timed = |implementation| {
+            let TimedRun { took, mismatch } = once(implementation)?;
+            self.mismatch = self.mismatch.take().or(mismatch);
             anyhow::Ok(took)
         };
         let pair = if self.rounds.len().is_multiple_of(2) {
-            let ours = timed(Side::Ours)?;
-            Pair { ours, raw: timed(Side::Raw)? }
+            let wholemem = timed(Implementation::Wholemem)?;
+            TimePair { wholemem, raw: timed(Implementation::Raw)? }
         } else {
-            let raw = timed(Side::Raw)?;
-            Pair { raw, ours: timed(Side::Ours)? }
+            let raw = timed(Implementation::Raw)?;
+            TimePair { raw, wholemem: timed(Implementation::Wholemem)? }
         };
         self.rounds.push(pair);
         Ok(())
@@ -81,14 +81,14 @@ impl PairedTimes {
         u32::try_from(self.rounds.len()).expect("rounds are counted in 32 bits")
     }
 
-    /// The times of the latest round.
-    pub(super) fn latest(&self) -> Option<Pair> {
+    /// The times of the last round.
+    pub(super) fn latest(&self) -> Option<TimePair> {
         self.rounds.last().copied()
     }
 
-    /// What was first wrong with an outcome.
-    pub(super) fn flaw(&self) -> Option<&str> {
-        self.flaw.as_deref()
+    /// The first mismatch of any run.
+    pub(super) fn mismatch(&self) -> Option<&str> {
+        self.mismatch.as_deref()
     }
 
     pub(super) fn summary(&self) -> Summary {
@@ -97,8 +97,8 @@ impl PairedTimes {
         let fifth = by_ratio.len().div_ceil(5);
         let start = (by_ratio.len() - fifth) / 2;
         let middle = &by_ratio[start..start + fifth];
-        let each = |pairs: &[Pair], pick: fn(Vec<Duration>) -> Duration| Pair {
-            ours: pick(pairs.iter().map(|pair| pair.ours).collect()),
+        let each = |pairs: &[TimePair], pick: fn(Vec<Duration>) -> Duration| TimePair {
+            wholemem: pick(pairs.iter().map(|pair| pair.wholemem).collect()),
             raw: pick(pairs.iter().map(|pair| pair.raw).collect()),
         };
         Summary {
@@ -109,7 +109,7 @@ impl PairedTimes {
     }
 }
 
-/// The middle one: half of the times are shorter. Of no times, nothing.
+/// Returns the median, or zero if there are no times.
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     let middle = times.len() / 2;
@@ -129,12 +129,13 @@ mod tests {
     }
 
     fn paired(rounds: &[(u64, u64)]) -> PairedTimes {
-        let rounds = rounds.iter().map(|&(ours, raw)| Pair { ours: micros(ours), raw: micros(raw) });
-        PairedTimes { rounds: rounds.collect(), flaw: None }
+        let rounds =
+            rounds.iter().map(|&(wholemem, raw)| TimePair { wholemem: micros(wholemem), raw: micros(raw) });
+        PairedTimes { rounds: rounds.collect(), mismatch: None }
     }
 
     #[test]
-    fn the_median_is_in_the_middle_however_the_times_came() {
+    fn the_median_does_not_depend_on_the_order() {
         for (times, expected) in
             [(&[][..], 0), (&[7], 7), (&[9, 5], 7), (&[900, 1, 3], 3), (&[4, 900, 2, 6], 5)]
         {
@@ -143,27 +144,27 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_two_speeds_changes_no_ratio() {
-        // Six slow rounds of eleven for ours and five for raw, which was lucky once: plain medians differ by two.
+    fn a_machine_with_two_speeds_does_not_change_the_ratio() {
+        // wholemem has six slow rounds of eleven and raw five, so the plain medians differ by a factor of two.
         let mut rounds = vec![(11, 10); 5];
         rounds.extend([(22, 20); 5]);
         rounds.push((22, 10));
         let summary = paired(&rounds).summary();
-        assert_eq!(summary.median, Pair { ours: micros(22), raw: micros(10) });
-        let Pair { ours, raw } = summary.typical;
-        assert_eq!(ours * 10, raw * 11);
-        assert_eq!(summary.best, Pair { ours: micros(11), raw: micros(10) });
+        assert_eq!(summary.median, TimePair { wholemem: micros(22), raw: micros(10) });
+        let TimePair { wholemem, raw } = summary.typical;
+        assert_eq!(wholemem * 10, raw * 11);
+        assert_eq!(summary.best, TimePair { wholemem: micros(11), raw: micros(10) });
     }
 
     #[test]
-    fn a_side_that_is_disturbed_alone_is_left_out() {
+    fn rounds_with_one_disturbed_implementation_are_ignored() {
         let summary = paired(&[(12, 10), (500, 10), (12, 700), (13, 10), (11, 10)]).summary();
-        assert_eq!(summary.typical, Pair { ours: micros(12), raw: micros(10) });
+        assert_eq!(summary.typical, TimePair { wholemem: micros(12), raw: micros(10) });
     }
 
     #[test]
-    fn no_rounds_and_no_times_are_no_trouble() {
-        let nothing = Pair { ours: Duration::ZERO, raw: Duration::ZERO };
+    fn a_summary_without_rounds_or_times_is_zero() {
+        let nothing = TimePair { wholemem: Duration::ZERO, raw: Duration::ZERO };
         for rounds in [&[][..], &[(0, 0)]] {
             let summary = paired(rounds).summary();
             assert_eq!(summary, Summary { typical: nothing, median: nothing, best: nothing });
@@ -171,32 +172,32 @@ mod tests {
     }
 
     #[test]
-    fn the_sides_take_turns_in_being_first() {
+    fn the_first_implementation_alternates() {
         let mut order = Vec::new();
         let mut paired = PairedTimes::default();
         for _ in 0..3 {
-            let mut once = |side| {
-                order.push(side);
-                Ok(Timed { took: Duration::ZERO, flaw: None })
+            let mut once = |implementation| {
+                order.push(implementation);
+                Ok(TimedRun { took: Duration::ZERO, mismatch: None })
             };
             paired.round(&mut once).unwrap();
         }
-        let [ours, raw] = [Side::Ours, Side::Raw];
-        assert_eq!(order, [ours, raw, raw, ours, ours, raw]);
+        let [wholemem, raw] = [Implementation::Wholemem, Implementation::Raw];
+        assert_eq!(order, [wholemem, raw, raw, wholemem, wholemem, raw]);
         assert_eq!(paired.rounds(), 3);
     }
 
     #[test]
-    fn times_are_kept_with_their_side_and_the_first_flaw_with_them() {
+    fn times_are_recorded_by_implementation_with_the_first_mismatch() {
         let mut paired = PairedTimes::default();
         let mut flaws = [None, Some("first"), Some("second"), None].into_iter();
-        let mut once = |side| {
-            let took = micros(if side == Side::Ours { 2 } else { 1 });
-            Ok(Timed { took, flaw: flaws.next().flatten().map(str::to_owned) })
+        let mut once = |implementation| {
+            let took = micros(if implementation == Implementation::Wholemem { 2 } else { 1 });
+            Ok(TimedRun { took, mismatch: flaws.next().flatten().map(str::to_owned) })
         };
         paired.round(&mut once).unwrap();
         paired.round(&mut once).unwrap();
-        assert_eq!(paired.summary().median, Pair { ours: micros(2), raw: micros(1) });
-        assert_eq!(paired.flaw(), Some("first"));
+        assert_eq!(paired.summary().median, TimePair { wholemem: micros(2), raw: micros(1) });
+        assert_eq!(paired.mismatch(), Some("first"));
     }
 }

@@ -1,17 +1,17 @@
-//! `wholemem bench share` and `hand`: memory passed to a waiting process, which maps it and reads its ends.
+//! `wholemem bench share` and `hand`: memory sent to a waiting process, which maps it and reads its first and last byte.
 //!
 //! ```text
 //!   this process                                 receiver
-//!            prepare  -------------------------> waits for memory
+//!            prepare  ------------------------->  wait for memory
 //!   start    create, export, send  --- fd ----->  receive, import, map, read first and last byte   end
-//!            (`hand` starts when it is created and was exported once)
+//!            (`hand` starts after the memory was created and exported once)
 //!            write other bytes there
-//!            look  ----------------------------> reads them again through its map, lets go
-//!            compare, let go
+//!            request  ------------------------->  read them again through the mapping, unmap
+//!            compare, unmap
 //! ```
 //!
-//! Both processes run on one core, unless told otherwise. Across cores most of the time of a small share would be the
-//! second core's waking up, on both sides of the comparison, and different each time.
+//! Both processes run on one core, unless `--any-core` is set. Across cores, most of the time of a small share would be the
+//! wake-up of the second core, for both implementations, and it varies.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -20,34 +20,34 @@ use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use wholemem_command::link::{self, Link};
-use wholemem_command::peer::Peer;
+use wholemem_command::link::{self, PeerLink};
+use wholemem_command::peer::PeerProcess;
 use wholemem_command::peer::PeerRole;
 use wholemem_command::terminal;
 use wholemem_hal::limits::{RawDevice, host as limits};
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, PinnedBuffer, Rights, Stream};
 use wholemem_os::Deadline;
 
-use super::alloc::raw_failed;
+use super::alloc::raw_error;
 use super::comparison::Comparison;
-use super::sample::Side;
-use super::sample::Timed;
+use super::sample::Implementation;
+use super::sample::TimedRun;
 use crate::args::SweepArgs;
 
-/// What the receiver is asked to do.
+/// Requests to the receiver.
 #[derive(Debug, Serialize, Deserialize)]
-enum Request {
-    /// Wait for memory, and receive it this way.
-    Receive(Side),
-    /// Read the first and the last byte again, and let go of the memory.
-    Look,
+enum ReceiverRequest {
+    /// Wait for memory, and receive it with this implementation.
+    Receive(Implementation),
+    /// Read the first and the last byte again, and unmap the memory.
+    ReadAgain,
 }
 
-/// What the receiver says.
+/// Replies of the receiver.
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+enum ReceiverReply {
     Waiting,
-    /// When it had read the ends, by the clock that all processes share, and what they were.
+    /// The time of the monotonic clock after the first and last byte were read, and their values.
     Read {
         nanos: u64,
         ends: [u8; 2],
@@ -57,30 +57,30 @@ enum Answer {
     },
 }
 
-/// How long an answer may be.
-const ANSWER_ROOM: usize = 4096;
+/// The longest reply in bytes.
+const MAX_REPLY: usize = 4096;
 
-/// What it takes to touch memory of a device on both sides, made before anything is timed.
+/// Handles to access memory of a device with both implementations, created before the measured time.
 #[derive(Debug)]
-struct Hands {
+struct DeviceAccess {
     device: Device,
     stream: Stream,
-    /// The first byte and the last, on their way.
+    /// Pinned buffer for the first and the last byte.
     stage: PinnedBuffer,
     raw: RawDevice,
 }
 
-impl Hands {
+impl DeviceAccess {
     fn of(device: &Device) -> Result<Self> {
         Ok(Self {
             device: device.clone(),
             stream: device.stream()?,
             stage: PinnedBuffer::create(device, 2)?,
-            raw: RawDevice::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_error)?,
         })
     }
 
-    /// The first byte and the last: looked at where the processor can, copied where it cannot.
+    /// Reads the first and the last byte: directly if the processor can access the memory, otherwise by a copy.
     fn ends(&self, map: &Mapping) -> Result<[u8; 2]> {
         let (mut ends, last) = ([0; 2], map.len() - 1);
         if let Ok(bytes) = map.bytes() {
@@ -104,188 +104,200 @@ impl Hands {
     }
 }
 
-/// Passes memory to another process: memory that is created for it, or, `HANDED` on, memory that is there already and was exported once.
+/// Sends memory to another process: new memory or, if `EXPORTED`, memory that was created and exported before.
 #[derive(Debug)]
-pub(super) struct Share<const HANDED: bool> {
-    hands: Hands,
-    peer: Peer,
+pub(super) struct ShareComparison<const EXPORTED: bool> {
+    access: DeviceAccess,
+    peer: PeerProcess,
     pinned: Option<&'static str>,
-    /// What to write at the ends; others each time.
+    /// The value to write to the first and last byte, incremented for each run.
     marks: u8,
 }
 
-impl<const HANDED: bool> Share<HANDED> {
+impl<const EXPORTED: bool> ShareComparison<EXPORTED> {
     pub(super) fn start(device: Device, args: &SweepArgs) -> Result<Self> {
-        // The receiver inherits it.
+        // The receiver inherits the affinity.
         let pinned = match (!args.any_core).then(pin_to_one_core).transpose() {
             Ok(None) => None,
             Ok(Some(())) => Some("one core"),
             Err(error) => {
-                terminal::note(&format!("the processes run on any core: {error:#}"));
+                terminal::note(&format!("the processes are not pinned to a core: {error:#}"));
                 None
             }
         };
-        let peer = Peer::start(PeerRole::Receiver, device.backend().kind())?;
-        Ok(Self { hands: Hands::of(&device)?, peer, pinned, marks: 0 })
+        let peer = PeerProcess::start(PeerRole::Receiver, device.backend().kind())?;
+        Ok(Self { access: DeviceAccess::of(&device)?, peer, pinned, marks: 0 })
     }
 }
 
 fn pin_to_one_core() -> Result<()> {
     let mut one = CpuSet::new();
     one.set(sched_getcpu());
-    sched_setaffinity(None, &one).context("cannot choose a core")
+    sched_setaffinity(None, &one).context("cannot set the CPU affinity")
 }
 
-/// The moment, by the clock that all processes share.
+/// Returns the time of the monotonic clock, which all processes of a machine share.
 fn now() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::try_from(now).unwrap_or_default()
 }
 
-impl<const HANDED: bool> Comparison for Share<HANDED> {
-    const NAME: &'static str = if HANDED { "hand" } else { "share" };
-    const TITLE: &'static str = if HANDED {
-        "passing memory that was exported before to a waiting process, which maps it and reads its ends"
+impl<const EXPORTED: bool> Comparison for ShareComparison<EXPORTED> {
+    const NAME: &'static str = if EXPORTED { "hand" } else { "share" };
+    const TITLE: &'static str = if EXPORTED {
+        "sending exported memory to a waiting process, which maps it and reads its first and last byte"
     } else {
-        "creating memory and passing it to a waiting process, which maps it and reads its ends"
+        "allocating memory and sending it to a waiting process, which maps it and reads its first and last byte"
     };
     const RANKS: usize = 2;
 
     fn device(&self) -> &Device {
-        &self.hands.device
+        &self.access.device
     }
 
     fn pinned(&self) -> Option<&'static str> {
         self.pinned
     }
 
-    fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
+    fn once(&mut self, implementation: Implementation, len: usize) -> Result<TimedRun> {
         self.marks = self.marks.wrapping_add(1);
         let marks = [self.marks, !self.marks];
-        let hands = &self.hands;
-        self.peer.with(|link| {
-            link.say(&Request::Receive(side))?;
-            let Answer::Waiting = link.hear()? else { return out_of_turn() };
-            // Lets the receiver get to where it waits.
+        let access = &self.access;
+        self.peer.with_link(|link| {
+            link.send(&ReceiverRequest::Receive(implementation))?;
+            let ReceiverReply::Waiting = link.receive()? else { return unexpected_reply() };
+            // Lets the receiver run until it waits.
             std::thread::yield_now();
-            match side {
-                Side::Ours => ours(link, hands, len, marks, HANDED),
-                Side::Raw => raw(link, hands, len, marks, HANDED),
+            match implementation {
+                Implementation::Wholemem => share_with_wholemem(link, access, len, marks, EXPORTED),
+                Implementation::Raw => share_with_raw_calls(link, access, len, marks, EXPORTED),
             }
         })
     }
 }
 
-fn ours(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) -> Result<Timed> {
-    let mut answer = [0; ANSWER_ROOM];
+fn share_with_wholemem(
+    link: &PeerLink,
+    access: &DeviceAccess,
+    len: usize,
+    marks: [u8; 2],
+    exported: bool,
+) -> Result<TimedRun> {
+    let mut reply = [0; MAX_REPLY];
     let start = now();
-    let memory = hands.device.allocate(len)?;
-    let start = if handed {
+    let memory = access.device.allocate(len)?;
+    let start = if exported {
         drop(memory.export(HandleKind::Fd, Rights::ReadWrite)?);
         now()
     } else {
         start
     };
     let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
-    let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
+    let handle = handle.into_fd().context("the memory was not exported as a file descriptor")?;
     link.socket().send(&len.to_le_bytes(), &[handle.as_fd()], Deadline::NEVER)?;
-    let answer_len = link.socket().recv(&mut answer, Deadline::NEVER)?;
-    let read = link::decode(&answer[..answer_len])?;
+    let reply_len = link.socket().recv(&mut reply, Deadline::NEVER)?;
+    let read = link::decode(&reply[..reply_len])?;
 
-    hands.set_ends(&memory.map(Rights::ReadWrite)?, marks)?;
-    judge(link, start, &read, marks)
+    access.set_ends(&memory.map(Rights::ReadWrite)?, marks)?;
+    finish_round(link, start, &read, marks)
 }
 
-fn raw(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) -> Result<Timed> {
-    let (raw, mut answer) = (&hands.raw, [0; ANSWER_ROOM]);
+fn share_with_raw_calls(
+    link: &PeerLink,
+    access: &DeviceAccess,
+    len: usize,
+    marks: [u8; 2],
+    exported: bool,
+) -> Result<TimedRun> {
+    let (raw, mut reply) = (&access.raw, [0; MAX_REPLY]);
     let start = now();
-    let made = raw.create(len).map_err(raw_failed)?;
-    let (start, handle) = if handed {
-        let ahead = raw.export(&made).map_err(raw_failed)?;
+    let made = raw.create(len).map_err(raw_error)?;
+    let (start, handle) = if exported {
+        let ahead = raw.export(&made).map_err(raw_error)?;
         let start = now();
         (start, limits::export(ahead.as_fd())?)
     } else {
-        (start, raw.export(&made).map_err(raw_failed)?)
+        (start, raw.export(&made).map_err(raw_error)?)
     };
     limits::send(link.as_fd(), &len.to_le_bytes(), handle.as_fd())?;
-    let (answer_len, _) = limits::recv(link.as_fd(), &mut answer)?;
-    let read = link::decode(&answer[..answer_len])?;
+    let (reply_len, _) = limits::recv(link.as_fd(), &mut reply)?;
+    let read = link::decode(&reply[..reply_len])?;
 
-    let map = raw.map(&made, len).map_err(raw_failed)?;
-    raw.set_ends(&map, marks).map_err(raw_failed)?;
-    judge(link, start, &read, marks)
+    let map = raw.map(&made, len).map_err(raw_error)?;
+    raw.set_ends(&map, marks).map_err(raw_error)?;
+    finish_round(link, start, &read, marks)
 }
 
-/// Asks the receiver what it sees now that marks were written.
-fn judge(link: &Link, start: Duration, read: &Answer, marks: [u8; 2]) -> Result<Timed> {
-    let &Answer::Read { nanos, ends } = read else { return out_of_turn() };
-    link.say(&Request::Look)?;
-    let Answer::Seen { ends: seen } = link.hear()? else { return out_of_turn() };
-    let flaw = if ends != [0, 0] {
-        Some(format!("the receiver found {ends:?} at the ends of fresh memory"))
+/// Requests the bytes that the receiver reads after `marks` were written, and verifies them.
+fn finish_round(link: &PeerLink, start: Duration, read: &ReceiverReply, marks: [u8; 2]) -> Result<TimedRun> {
+    let &ReceiverReply::Read { nanos, ends } = read else { return unexpected_reply() };
+    link.send(&ReceiverRequest::ReadAgain)?;
+    let ReceiverReply::Seen { ends: seen } = link.receive()? else { return unexpected_reply() };
+    let mismatch = if ends != [0, 0] {
+        Some(format!("the receiver read {ends:?} at the ends of new memory"))
     } else if seen != marks {
-        Some(format!("the receiver saw {seen:?} at the ends, where {marks:?} was written"))
+        Some(format!("the receiver read {seen:?} at the ends, where {marks:?} was written"))
     } else {
         None
     };
     let end = Duration::from_nanos(nanos);
-    let took = end.checked_sub(start).context("the receiver was done before it was begun")?;
-    Ok(Timed { took, flaw })
+    let took = end.checked_sub(start).context("the receiver's time is before the start")?;
+    Ok(TimedRun { took, mismatch })
 }
 
-fn out_of_turn<T>() -> Result<T> {
-    anyhow::bail!("the other process spoke out of turn")
+fn unexpected_reply<T>() -> Result<T> {
+    anyhow::bail!("the other process sent an unexpected message")
 }
 
-/// Runs the second process, which receives what `bench share` and `bench hand` create.
+/// Runs the second process, which maps the memory that `bench share` and `bench hand` send.
 ///
 /// # Errors
-/// That the first process has closed the connection, or what the system said.
-pub fn receiver(link: &Link, device: &Device) -> Result<()> {
-    let hands = Hands::of(device)?;
+/// If the first process has closed the connection, or the error of a call.
+pub fn receiver(link: &PeerLink, device: &Device) -> Result<()> {
+    let access = DeviceAccess::of(device)?;
     loop {
-        let Request::Receive(side) = link.hear()? else { return out_of_turn() };
-        link.say(&Answer::Waiting)?;
-        match side {
-            Side::Ours => receive_ours(link, &hands)?,
-            Side::Raw => receive_raw(link, &hands)?,
+        let ReceiverRequest::Receive(implementation) = link.receive()? else { return unexpected_reply() };
+        link.send(&ReceiverReply::Waiting)?;
+        match implementation {
+            Implementation::Wholemem => receive_with_wholemem(link, &access)?,
+            Implementation::Raw => receive_with_raw_calls(link, &access)?,
         }
     }
 }
 
-fn receive_ours(link: &Link, hands: &Hands) -> Result<()> {
+fn receive_with_wholemem(link: &PeerLink, access: &DeviceAccess) -> Result<()> {
     let mut bytes = [0; size_of::<usize>()];
     let (_, mut files) = link.socket().recv_with_fds(&mut bytes, 1, Deadline::NEVER)?;
-    let file = files.pop().context("no file descriptor came")?;
-    let memory = Allocation::import(&hands.device, file.into(), usize::from_le_bytes(bytes))?;
+    let file = files.pop().context("the packet has no file descriptor")?;
+    let memory = Allocation::import(&access.device, file.into(), usize::from_le_bytes(bytes))?;
     let map = memory.map(Rights::ReadWrite)?;
-    let ends = hands.ends(&map)?;
+    let ends = access.ends(&map)?;
     report(link, now(), ends)?;
 
-    let Request::Look = link.hear()? else { return out_of_turn() };
-    let ends = hands.ends(&map)?;
+    let ReceiverRequest::ReadAgain = link.receive()? else { return unexpected_reply() };
+    let ends = access.ends(&map)?;
     drop((map, memory));
-    link.say(&Answer::Seen { ends })
+    link.send(&ReceiverReply::Seen { ends })
 }
 
-fn receive_raw(link: &Link, hands: &Hands) -> Result<()> {
-    let (raw, mut bytes) = (&hands.raw, [0; size_of::<usize>()]);
+fn receive_with_raw_calls(link: &PeerLink, access: &DeviceAccess) -> Result<()> {
+    let (raw, mut bytes) = (&access.raw, [0; size_of::<usize>()]);
     let (_, file) = limits::recv(link.as_fd(), &mut bytes)?;
-    let made = raw.import(file.context("no file descriptor came")?).map_err(raw_failed)?;
-    let map = raw.map(&made, usize::from_le_bytes(bytes)).map_err(raw_failed)?;
-    let ends = raw.ends(&map).map_err(raw_failed)?;
+    let made = raw.import(file.context("the packet has no file descriptor")?).map_err(raw_error)?;
+    let map = raw.map(&made, usize::from_le_bytes(bytes)).map_err(raw_error)?;
+    let ends = raw.ends(&map).map_err(raw_error)?;
     report(link, now(), ends)?;
 
-    let Request::Look = link.hear()? else { return out_of_turn() };
-    let ends = raw.ends(&map).map_err(raw_failed)?;
+    let ReceiverRequest::ReadAgain = link.receive()? else { return unexpected_reply() };
+    let ends = raw.ends(&map).map_err(raw_error)?;
     drop((map, made));
-    link.say(&Answer::Seen { ends })
+    link.send(&ReceiverReply::Seen { ends })
 }
 
-fn report(link: &Link, end: Duration, ends: [u8; 2]) -> Result<()> {
+fn report(link: &PeerLink, end: Duration, ends: [u8; 2]) -> Result<()> {
     let nanos = u64::try_from(end.as_nanos()).expect("shorter than 584 years");
-    ensure!(nanos < u64::MAX, "the clock cannot be told in nanoseconds");
-    link.say(&Answer::Read { nanos, ends })
+    ensure!(nanos < u64::MAX, "the clock does not fit in nanoseconds");
+    link.send(&ReceiverReply::Read { nanos, ends })
 }
 
 #[cfg(test)]
@@ -301,42 +313,45 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_pass_memory_that_shows_what_is_written_later() {
-        let (device, (here, there)) = (device(), Link::pair().unwrap());
-        let hands = Hands::of(&device).unwrap();
+    fn shared_memory_of_both_implementations_shows_later_writes() {
+        let (device, (here, there)) = (device(), PeerLink::pair().unwrap());
+        let access = DeviceAccess::of(&device).unwrap();
         std::thread::scope(|scope| {
             let receiver = scope.spawn(|| receiver(&there, &device));
-            for side in [Side::Ours, Side::Raw] {
-                here.say(&Request::Receive(side)).unwrap();
-                let Answer::Waiting = here.hear().unwrap() else { panic!("out of turn") };
-                let timed = match side {
-                    Side::Ours => ours(&here, &hands, LEN, [3, 4], false),
-                    Side::Raw => raw(&here, &hands, LEN, [5, 6], true),
+            for implementation in [Implementation::Wholemem, Implementation::Raw] {
+                here.send(&ReceiverRequest::Receive(implementation)).unwrap();
+                let ReceiverReply::Waiting = here.receive().unwrap() else { panic!("unexpected reply") };
+                let timed = match implementation {
+                    Implementation::Wholemem => share_with_wholemem(&here, &access, LEN, [3, 4], false),
+                    Implementation::Raw => share_with_raw_calls(&here, &access, LEN, [5, 6], true),
                 };
-                assert_eq!(timed.unwrap().flaw, None, "{side:?}");
+                assert_eq!(timed.unwrap().mismatch, None, "{implementation:?}");
             }
-            here.say(&Request::Look).unwrap();
-            assert!(receiver.join().unwrap().is_err(), "there was nothing to look at");
+            here.send(&ReceiverRequest::ReadAgain).unwrap();
+            assert!(receiver.join().unwrap().is_err(), "there is no memory to read");
         });
     }
 
-    /// What is made of a receiver's words.
-    fn judged(ends: [u8; 2], seen: [u8; 2]) -> Result<Timed> {
-        let (here, there) = Link::pair()?;
-        there.say(&Answer::Seen { ends: seen })?;
-        judge(&here, Duration::from_nanos(100), &Answer::Read { nanos: 350, ends }, [3, 4])
+    /// Returns the result of a round in which the receiver read these bytes.
+    fn finished(ends: [u8; 2], seen: [u8; 2]) -> Result<TimedRun> {
+        let (here, there) = PeerLink::pair()?;
+        there.send(&ReceiverReply::Seen { ends: seen })?;
+        finish_round(&here, Duration::from_nanos(100), &ReceiverReply::Read { nanos: 350, ends }, [3, 4])
     }
 
     #[test]
-    fn the_time_is_from_the_start_here_to_the_end_there() {
-        let timed = judged([0, 0], [3, 4]).unwrap();
-        assert_eq!((timed.took, timed.flaw), (Duration::from_nanos(250), None));
+    fn the_time_ends_when_the_receiver_has_read_the_memory() {
+        let timed = finished([0, 0], [3, 4]).unwrap();
+        assert_eq!((timed.took, timed.mismatch), (Duration::from_nanos(250), None));
     }
 
     #[test]
-    fn a_receiver_that_sees_other_bytes_is_found_out() {
-        let flaw = |ends, seen| judged(ends, seen).unwrap().flaw.unwrap();
-        assert_eq!(flaw([0, 9], [3, 4]), "the receiver found [0, 9] at the ends of fresh memory");
-        assert_eq!(flaw([0, 0], [3, 0]), "the receiver saw [3, 0] at the ends, where [3, 4] was written");
+    fn a_receiver_that_reads_other_bytes_is_detected() {
+        let mismatch = |ends, seen| finished(ends, seen).unwrap().mismatch.unwrap();
+        assert_eq!(mismatch([0, 9], [3, 4]), "the receiver read [0, 9] at the ends of new memory");
+        assert_eq!(
+            mismatch([0, 0], [3, 0]),
+            "the receiver read [3, 0] at the ends, where [3, 4] was written"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Which sizes are measured, and how often.
+//! Selects the sizes of a sweep and the number of rounds.
 
 use anyhow::Result;
 use wholemem_command::memory;
@@ -7,21 +7,21 @@ use wholemem_hal::Device;
 
 use crate::args::SweepArgs;
 
-/// The part of what is free that a sweep goes up to.
+/// A sweep goes up to this fraction (one third) of the available memory by default.
 const SHARE: usize = 3;
 
-/// A sweep over sizes.
+/// The sizes and rounds of a sweep.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct SweepPlan {
     /// Ascending, in whole granules.
     pub(super) sizes: Vec<usize>,
-    /// How often each is measured; as often as its time allows, if that was left open.
+    /// Rounds for each size, or `None` for as many as a time limit allows.
     pub(super) rounds: Option<u32>,
-    /// Whether sizes that take too long are left out: those that nobody asked for.
+    /// Whether sizes that would take too long are skipped. Not for sizes that the user requested.
     pub(super) within_time: bool,
 }
 
-impl Plan {
+impl SweepPlan {
     pub(super) fn new(device: &Device, args: &SweepArgs) -> Result<Self> {
         let rounds = args.rounds;
         if !args.sizes.is_empty() {
@@ -34,22 +34,22 @@ impl Plan {
         let granule = device.granularity()?.minimum.len();
         let most = match args.max_size {
             Some(ByteCount(len)) => memory::whole_granules(device, len)?,
-            None => four_bits(device.available()? / SHARE),
+            None => round_to_four_bits(device.available()? / SHARE),
         };
-        Ok(Self { sizes: ladder(granule, most), rounds, within_time: args.max_size.is_none() })
+        Ok(Self { sizes: size_steps(granule, most), rounds, within_time: args.max_size.is_none() })
     }
 }
 
-/// One granule, four, sixteen, and so on, ending with the whole granules in `most`, and with nothing just below it:
-/// the largest take the longest.
-fn ladder(granule: usize, most: usize) -> Vec<usize> {
+/// Returns one granule, four, sixteen, and so on. The last size is `most`, in whole granules; no other size is above half of
+/// it, because the largest sizes take the longest.
+fn size_steps(granule: usize, most: usize) -> Vec<usize> {
     let most = (most / granule * granule).max(granule);
     let steps = std::iter::successors(Some(granule), |len| len.checked_mul(4));
     steps.take_while(|&len| len <= most / 2).chain([most]).collect()
 }
 
-/// Keeps the four leading bits, so that a size measured on one day is the size of another.
-fn four_bits(len: usize) -> usize {
+/// Rounds down to four significant bits, so that sizes are the same on different days.
+fn round_to_four_bits(len: usize) -> usize {
     let shift = len.checked_ilog2().unwrap_or(0).saturating_sub(3);
     len >> shift << shift
 }
@@ -59,21 +59,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ladder_begins_with_a_granule_and_ends_with_the_most() {
-        assert_eq!(ladder(64, 64), [64]);
-        assert_eq!(ladder(64, 1), [64]);
-        assert_eq!(ladder(64, 256), [64, 256]);
-        assert_eq!(ladder(64, 1025), [64, 256, 1024]);
-        assert_eq!(ladder(64, 1984), [64, 256, 1984]);
-        assert_eq!(ladder(64, 2048), [64, 256, 1024, 2048]);
-        assert_eq!(ladder(1 << 62, usize::MAX), [1 << 62, 3 << 62]);
+    fn size_steps_begin_with_a_granule_and_end_with_the_maximum() {
+        assert_eq!(size_steps(64, 64), [64]);
+        assert_eq!(size_steps(64, 1), [64]);
+        assert_eq!(size_steps(64, 256), [64, 256]);
+        assert_eq!(size_steps(64, 1025), [64, 256, 1024]);
+        assert_eq!(size_steps(64, 1984), [64, 256, 1984]);
+        assert_eq!(size_steps(64, 2048), [64, 256, 1024, 2048]);
+        assert_eq!(size_steps(1 << 62, usize::MAX), [1 << 62, 3 << 62]);
     }
 
     #[test]
-    fn four_leading_bits_are_kept() {
-        assert_eq!(four_bits(0), 0);
-        assert_eq!(four_bits(15), 15);
-        assert_eq!(four_bits(31), 30);
-        assert_eq!(four_bits((7 << 30) + (3 << 29) / 2), (15 << 30) / 2);
+    fn sizes_are_rounded_down_to_four_bits() {
+        assert_eq!(round_to_four_bits(0), 0);
+        assert_eq!(round_to_four_bits(15), 15);
+        assert_eq!(round_to_four_bits(31), 30);
+        assert_eq!(round_to_four_bits((7 << 30) + (3 << 29) / 2), (15 << 30) / 2);
     }
 }

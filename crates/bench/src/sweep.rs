@@ -1,43 +1,43 @@
-//! Measures a comparison over many sizes: both sides alternately, each time with fresh memory.
+//! Measures a comparison over many sizes: both implementations alternate, with new memory each time.
 //!
-//! First the one side comes first and then the other, so that whatever else the machine does meets both alike. What is timed
-//! is checked outside of the time.
+//! The implementation that runs first alternates too, so that disturbances of the machine affect both equally. Results are
+//! verified outside of the measured time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use wholemem_command::progress::Progress;
-use wholemem_command::size::Rough;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::size::RoundedSize;
 use wholemem_command::terminal::Colour;
 use wholemem_command::{backend, memory, terminal};
 use wholemem_hal::{BackendKind, Device};
 
 use crate::args::SweepArgs;
 use crate::comparison::Comparison;
-use crate::report::{Measured, Report};
+use crate::report::{SizeResult, SweepReport};
 use crate::sample::PairedTimes;
-use crate::sizes::Plan;
+use crate::sizes::SweepPlan;
 
-/// How long a size is measured, unless a number of rounds is asked for.
+/// Time for a size, unless an option sets the number of rounds.
 const CASE_TIME: Duration = Duration::from_secs(4);
 
-/// How long sizes are measured in all, unless a size is asked for.
+/// Time for all sizes, unless an option sets the sizes.
 const SWEEP_TIME: Duration = Duration::from_secs(60);
 
-const LEAST_ROUNDS: u32 = 7;
-const MOST_ROUNDS: u32 = 400;
+const MIN_ROUNDS: u32 = 7;
+const MAX_ROUNDS: u32 = 400;
 
-/// What comes before the measured rounds: so many rounds or so much time, whichever is less.
+/// Warm-up before the measured rounds: the number of rounds or the time, whichever is reached first.
 const WARM_UP: (u32, Duration) = (20, Duration::from_millis(50));
 
 pub(super) fn sweep<C: Comparison>(
     args: &SweepArgs,
     start: impl FnOnce(Device, &SweepArgs) -> Result<C>,
 ) -> Result<()> {
-    let opened = backend::open(args.backend)?;
-    let device = opened.backend.device(0)?;
-    let plan = Plan::new(&device, args)?;
-    let mut report = Report::new::<C>(&device);
+    let selected = backend::open(args.backend)?;
+    let device = selected.backend.device(0)?;
+    let plan = SweepPlan::new(&device, args)?;
+    let mut report = SweepReport::new::<C>(&device);
     let mut comparison = start(device, args)?;
     measure_all(&mut comparison, &plan, &mut report)?;
 
@@ -46,35 +46,37 @@ pub(super) fn sweep<C: Comparison>(
     } else {
         terminal::print(&report.render(C::TITLE, Colour::of_stdout()))?;
     }
-    report.verdict()
+    report.check_outcomes()
 }
 
-fn measure_all(comparison: &mut impl Comparison, plan: &Plan, report: &mut Report) -> Result<()> {
+fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut SweepReport) -> Result<()> {
     let start = Instant::now();
-    // What a round of the size before took.
+    // The length and the time of a round of the previous size.
     let mut before: Option<(usize, Duration)> = None;
     for &len in &plan.sizes {
         if let (Some((shorter, round)), true) = (before, plan.within_time) {
-            let rounds = f64::from(plan.rounds.unwrap_or(LEAST_ROUNDS)) + 1.0;
+            let rounds = f64::from(plan.rounds.unwrap_or(MIN_ROUNDS)) + 1.0;
             let expected = round.as_secs_f64() * rounds * (len as f64 / shorter as f64);
             if start.elapsed().as_secs_f64() + expected > SWEEP_TIME.as_secs_f64() {
-                let size = Rough(len);
-                report.stop(&format!("{size}: it would take about {expected:.0} s; ask with `--max-size`"));
+                let size = RoundedSize(len);
+                report.stop(&format!(
+                    "{size}: it would take about {expected:.0} s; request it with `--max-size`"
+                ));
                 return Ok(());
             }
         }
         match measure(comparison, len, plan.rounds) {
             Ok((case, round)) => {
-                let is_flawed = case.flaw.is_some();
+                let is_flawed = case.mismatch.is_some();
                 report.push(case);
                 before = Some((len, round));
                 if is_flawed {
                     return Ok(());
                 }
             }
-            // What was measured before it ran out is worth having.
-            Err(error) if memory::is_shortage(&error) && !report.cases.is_empty() => {
-                report.stop(&format!("{}: {error:#}", Rough(len)));
+            // The sizes that were measured before are reported.
+            Err(error) if memory::is_out_of_memory(&error) && !report.cases.is_empty() => {
+                report.stop(&format!("{}: {error:#}", RoundedSize(len)));
                 return Ok(());
             }
             Err(error) => return Err(error),
@@ -83,18 +85,18 @@ fn measure_all(comparison: &mut impl Comparison, plan: &Plan, report: &mut Repor
     Ok(())
 }
 
-/// Measures one size; says also how long a round takes in all.
+/// Measures one size. Also returns the time of a whole round, including verification.
 fn measure(
     comparison: &mut impl Comparison,
     len: usize,
     rounds: Option<u32>,
-) -> Result<(Measured, Duration)> {
-    let label = Rough(len).to_string();
-    let mut once = |side| {
-        // Raw calls do not look before they fill.
-        memory::ensure_room(comparison.device(), len)?;
-        settle(comparison.device(), len);
-        comparison.once(side, len)
+) -> Result<(SizeResult, Duration)> {
+    let label = RoundedSize(len).to_string();
+    let mut once = |implementation| {
+        // Raw calls do not check the available memory.
+        memory::ensure_available(comparison.device(), len)?;
+        pause(comparison.device(), len);
+        comparison.once(implementation, len)
     };
     let (most, enough) = WARM_UP;
     let start = Instant::now();
@@ -105,24 +107,24 @@ fn measure(
     let round = start.elapsed() / warm.rounds();
 
     let rounds = rounds.unwrap_or_else(|| rounds_within(CASE_TIME, round));
-    let progress = Progress::of_rounds(&label, rounds as usize);
+    let progress = ProgressDisplay::rounds(&label, rounds as usize);
     let mut paired = PairedTimes::default();
-    while paired.rounds() < rounds && paired.flaw().is_none() {
+    while paired.rounds() < rounds && paired.mismatch().is_none() {
         paired.round(&mut once)?;
         progress.advance(1);
     }
-    let flaw = warm.flaw().or_else(|| paired.flaw()).map(ToOwned::to_owned);
-    Ok((Measured::new(len, comparison.pinned(), &paired, flaw), round))
+    let mismatch = warm.mismatch().or_else(|| paired.mismatch()).map(ToOwned::to_owned);
+    Ok((SizeResult::new(len, comparison.pinned(), &paired, mismatch), round))
 }
 
-/// The pace of the pause before a round on a GPU.
+/// Bytes of freed memory for each second of pause before a round on a GPU.
 const PAUSE: f64 = 200e9;
 
-/// Lets a GPU rest before a round, the longer the more memory the round before gave back.
+/// Pauses before a round on a GPU, in proportion to the memory that the previous round freed.
 ///
-/// Without it, creating 8 GiB and more takes one of two times that differ tenfold, on either side, and a comparison
-/// says which side met which. With it, it takes the longer one. Why the driver does that is not known here.
-fn settle(device: &Device, len: usize) {
+/// Without a pause, allocating 8 GiB and more takes one of two times that differ by a factor of ten, for both implementations,
+/// and the comparison is arbitrary. With a pause it takes the longer time. The cause in the driver is not known.
+fn pause(device: &Device, len: usize) {
     if device.backend().kind() == BackendKind::Cuda {
         std::thread::sleep(Duration::from_secs_f64(len as f64 / PAUSE));
     }
@@ -130,7 +132,7 @@ fn settle(device: &Device, len: usize) {
 
 fn rounds_within(time: Duration, round: Duration) -> u32 {
     let fitting = time.as_nanos() / round.as_nanos().max(1);
-    u32::try_from(fitting).unwrap_or(u32::MAX).clamp(LEAST_ROUNDS, MOST_ROUNDS)
+    u32::try_from(fitting).unwrap_or(u32::MAX).clamp(MIN_ROUNDS, MAX_ROUNDS)
 }
 
 #[cfg(test)]
@@ -138,19 +140,19 @@ mod tests {
     use wholemem_hal::{Attempt, Backend, BackendError, Error, HostConfig};
 
     use super::*;
-    use crate::sample::{Side, Timed};
+    use crate::sample::{Implementation, TimedRun};
 
-    /// Takes no time at all, and fails from a size on.
-    struct Pretend {
+    /// Takes a constant time, and fails or returns a mismatch from certain sizes on.
+    struct FakeComparison {
         device: Device,
         full_from: usize,
         flawed_from: usize,
         round: Duration,
     }
 
-    impl Comparison for Pretend {
-        const NAME: &'static str = "pretend";
-        const TITLE: &'static str = "nothing";
+    impl Comparison for FakeComparison {
+        const NAME: &'static str = "fake";
+        const TITLE: &'static str = "no operation";
         const RANKS: usize = 1;
 
         fn device(&self) -> &Device {
@@ -161,53 +163,54 @@ mod tests {
             None
         }
 
-        fn once(&mut self, _side: Side, len: usize) -> Result<Timed> {
+        fn once(&mut self, _side: Implementation, len: usize) -> Result<TimedRun> {
             if len >= self.full_from {
                 let cause = BackendError::OutOfMemory { available: 7 };
                 return Err(Error::Failed { attempt: Attempt::Reserve { len }, cause }.into());
             }
-            let flaw = (len >= self.flawed_from).then(|| "wrong".to_owned());
-            Ok(Timed { took: self.round, flaw })
+            let mismatch = (len >= self.flawed_from).then(|| "wrong".to_owned());
+            Ok(TimedRun { took: self.round, mismatch })
         }
     }
 
     const NEVER: usize = usize::MAX;
 
-    fn measured(full_from: usize, flawed_from: usize) -> Result<Report> {
+    fn measured(full_from: usize, flawed_from: usize) -> Result<SweepReport> {
         measured_over(vec![1 << 16, 1 << 18, 1 << 20], full_from, flawed_from)
     }
 
-    fn measured_over(sizes: Vec<usize>, full_from: usize, flawed_from: usize) -> Result<Report> {
+    fn measured_over(sizes: Vec<usize>, full_from: usize, flawed_from: usize) -> Result<SweepReport> {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let plan = Plan { sizes, rounds: Some(3), within_time: true };
-        let mut report = Report::new::<Pretend>(&device);
-        let mut comparison = Pretend { device, full_from, flawed_from, round: Duration::from_micros(5) };
+        let plan = SweepPlan { sizes, rounds: Some(3), within_time: true };
+        let mut report = SweepReport::new::<FakeComparison>(&device);
+        let mut comparison =
+            FakeComparison { device, full_from, flawed_from, round: Duration::from_micros(5) };
         measure_all(&mut comparison, &plan, &mut report).map(|()| report)
     }
 
-    fn sizes(report: &Report) -> Vec<usize> {
+    fn sizes(report: &SweepReport) -> Vec<usize> {
         report.cases.iter().map(|case| case.bytes).collect()
     }
 
     #[test]
-    fn every_size_is_measured_as_often_as_asked() {
+    fn every_size_is_measured_for_the_requested_rounds() {
         let report = measured(NEVER, NEVER).unwrap();
         assert_eq!(sizes(&report), [1 << 16, 1 << 18, 1 << 20]);
-        assert!(report.cases.iter().all(|case| case.rounds == 3 && case.flaw.is_none()));
-        report.verdict().unwrap();
+        assert!(report.cases.iter().all(|case| case.rounds == 3 && case.mismatch.is_none()));
+        report.check_outcomes().unwrap();
     }
 
     #[test]
-    fn memory_that_runs_out_ends_the_sweep_with_what_there_is() {
+    fn a_sweep_that_runs_out_of_memory_keeps_the_measured_sizes() {
         let report = measured(1 << 20, NEVER).unwrap();
         assert_eq!(sizes(&report), [1 << 16, 1 << 18]);
         let reason = "1 MiB: cannot reserve 1 MiB of addresses: only 7 B of memory are available";
         assert_eq!(report.stopped.as_deref(), Some(reason));
-        report.verdict().unwrap();
+        report.check_outcomes().unwrap();
     }
 
     #[test]
-    fn a_size_that_would_take_too_long_is_left_out() {
+    fn a_size_that_would_take_too_long_is_skipped() {
         let report = measured_over(vec![1 << 16, 1 << 60], NEVER, NEVER).unwrap();
         assert_eq!(sizes(&report), [1 << 16]);
         let reason = report.stopped.as_deref().unwrap();
@@ -215,23 +218,23 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_enough_for_anything_is_an_error() {
-        assert!(memory::is_shortage(&measured(0, NEVER).unwrap_err()));
+    fn too_little_memory_for_the_first_size_is_an_error() {
+        assert!(memory::is_out_of_memory(&measured(0, NEVER).unwrap_err()));
     }
 
     #[test]
-    fn a_wrong_outcome_ends_the_sweep_and_fails_it() {
+    fn a_mismatch_ends_the_sweep_with_an_error() {
         let report = measured(NEVER, 1 << 18).unwrap();
         assert_eq!(sizes(&report), [1 << 16, 1 << 18]);
-        assert_eq!(report.verdict().unwrap_err().to_string(), "256 KiB: wrong");
+        assert_eq!(report.check_outcomes().unwrap_err().to_string(), "256 KiB: wrong");
     }
 
     #[test]
-    fn rounds_fit_the_time_but_are_never_too_few_or_too_many() {
+    fn rounds_fit_in_the_time_within_their_bounds() {
         let within = |micros| rounds_within(Duration::from_secs(2), Duration::from_micros(micros));
-        assert_eq!(within(0), MOST_ROUNDS);
-        assert_eq!(within(50), MOST_ROUNDS);
+        assert_eq!(within(0), MAX_ROUNDS);
+        assert_eq!(within(50), MAX_ROUNDS);
         assert_eq!(within(20_000), 100);
-        assert_eq!(within(10_000_000), LEAST_ROUNDS);
+        assert_eq!(within(10_000_000), MIN_ROUNDS);
     }
 }

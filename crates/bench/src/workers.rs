@@ -1,6 +1,6 @@
-//! Ranks that are processes: this program started again as each of them, to run cases of a bench.
+//! Processes of this program that run the cases of a benchmark as ranks.
 //!
-//! Rank 0 tells its standard output how it goes, a line at a time. The others are silent unless something goes wrong.
+//! Rank 0 writes messages about the progress to its stdout, one JSON object in each line. The other ranks write only errors.
 
 use std::io::{BufRead, BufReader, Write};
 use std::time::Duration;
@@ -14,67 +14,67 @@ use wholemem_command::ranks::{RankProcesses, RankRole};
 use wholemem_command::{backend, failure};
 use wholemem_hal::BackendKind;
 
-/// How long a rank waits for the others, who may be checking what they moved.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Timeout of a rank's operations. Other ranks may be verifying results meanwhile.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What is told while cases are run.
+/// A message of a rank about the progress of its cases.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Told<Round, Case> {
-    /// All is prepared for another round.
+pub(super) enum RankMessage<Round, Case> {
+    /// The next round is prepared.
     Ready,
-    /// Another round is over.
+    /// A round has ended.
     Round(Round),
-    /// A case is over.
+    /// A case has ended.
     Done(Case),
-    /// It went wrong.
-    Failed { what: String, hint: Option<String> },
+    /// The rank has failed.
+    Failed { message: String, hint: Option<String> },
 }
 
-/// What ranks are to do.
+/// The cases that ranks run.
 #[derive(Debug, Serialize, Deserialize)]
-struct Plan<C> {
+struct WorkerPlan<C> {
     on_gpu: bool,
     cases: Vec<C>,
 }
 
-/// Has ranks run cases, and passes on what rank 0 tells.
+/// Starts ranks that run cases, and passes the messages of rank 0 to `on_message`.
 pub(super) fn run<C, R, D>(
     (role, ranks): (RankRole, u32),
     kind: BackendKind,
     cases: &[C],
-    hear: &mut impl FnMut(Told<R, D>) -> Result<()>,
+    on_message: &mut impl FnMut(RankMessage<R, D>) -> Result<()>,
 ) -> Result<()>
 where
     C: Serialize + Clone,
     R: DeserializeOwned,
     D: DeserializeOwned,
 {
-    let plan = Plan { on_gpu: kind == BackendKind::Cuda, cases: cases.to_vec() };
+    let plan = WorkerPlan { on_gpu: kind == BackendKind::Cuda, cases: cases.to_vec() };
     let plan = serde_json::to_string(&plan)?;
     let role = |_| (role, vec!["--plan".to_owned(), plan.clone()]);
     let mut workers = RankProcesses::start_with(ranks, role, true)?;
     let mut outputs = Vec::new();
     for child in &mut workers.ranks {
-        outputs.push(BufReader::new(child.stdout.take().context("a rank has an output")?));
+        outputs.push(BufReader::new(child.stdout.take().context("a rank has no stdout")?));
     }
     let mut done = 0;
     while done < cases.len() {
         match read(&mut outputs[0])? {
-            Some(told @ Told::Failed { .. }) => return hear(told),
-            Some(told) => {
-                done += usize::from(matches!(told, Told::Done(_)));
-                hear(told)?;
+            Some(message @ RankMessage::Failed { .. }) => return on_message(message),
+            Some(message) => {
+                done += usize::from(matches!(message, RankMessage::Done(_)));
+                on_message(message)?;
             }
-            None => bail!("rank 0 ended before its work did"),
+            None => bail!("rank 0 exited before its cases were done"),
         }
     }
     for (rank, output) in outputs.iter_mut().enumerate() {
-        if let Some(told) = read(output)? {
-            hear(told)?;
-            bail!("rank {rank} spoke out of turn");
+        if let Some(message) = read(output)? {
+            on_message(message)?;
+            bail!("rank {rank} sent an unexpected message");
         }
     }
-    workers.leave()
+    workers.wait_for_exit()
 }
 
 fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
@@ -83,47 +83,48 @@ fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
     if line.is_empty() {
         return Ok(None);
     }
-    Ok(Some(serde_json::from_str(&line).context("a rank said something unexpected")?))
+    Ok(Some(serde_json::from_str(&line).context("a rank sent an unexpected message")?))
 }
 
-/// What a rank tells by.
-pub(super) type Tell<'a, R, D> = &'a mut dyn FnMut(Told<R, D>) -> Result<()>;
+/// A function to which a rank passes its messages.
+pub(super) type Reporter<'a, R, D> = &'a mut dyn FnMut(RankMessage<R, D>) -> Result<()>;
 
 /// Runs one rank.
 pub(super) fn rank<C, R, D>(
     plan: &str,
-    run_cases: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
+    run_cases: impl FnOnce(&Communicator, &[C], Reporter<'_, R, D>) -> Result<()>,
 ) -> Result<()>
 where
     C: DeserializeOwned,
     R: Serialize,
     D: Serialize,
 {
-    let plan: Plan<C> = serde_json::from_str(plan).context("this command is for wholemem itself to start")?;
+    let plan: WorkerPlan<C> =
+        serde_json::from_str(plan).context("this command is internal: only wholemem starts it")?;
     match join(&plan, run_cases) {
         Ok(()) => Ok(()),
         Err(error) => {
-            let what = format!("{error:#}");
-            say(&Told::<R, D>::Failed { what, hint: failure::hint(&error) })
+            let message = format!("{error:#}");
+            write_message(&RankMessage::<R, D>::Failed { message, hint: failure::hint(&error) })
         }
     }
 }
 
 fn join<C, R: Serialize, D: Serialize>(
-    plan: &Plan<C>,
-    run_cases: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
+    plan: &WorkerPlan<C>,
+    run_cases: impl FnOnce(&Communicator, &[C], Reporter<'_, R, D>) -> Result<()>,
 ) -> Result<()> {
     let mut comm = Bootstrap::from_env()?;
-    comm.set_timeout(PATIENCE);
+    comm.set_timeout(TIMEOUT);
     let is_first = comm.rank().0 == 0;
-    let opened = backend::open(if plan.on_gpu { BackendChoice::Cuda } else { BackendChoice::Host })?;
-    let device = Communicator::choose_device(&opened.backend, &comm)?;
+    let selected = backend::open(if plan.on_gpu { BackendChoice::Cuda } else { BackendChoice::Host })?;
+    let device = Communicator::choose_device(&selected.backend, &comm)?;
     let group = Communicator::create(comm, &device)?;
-    run_cases(&group, &plan.cases, &mut |told| if is_first { say(&told) } else { Ok(()) })
+    run_cases(&group, &plan.cases, &mut |message| if is_first { write_message(&message) } else { Ok(()) })
 }
 
-fn say(told: &impl Serialize) -> Result<()> {
+fn write_message(message: &impl Serialize) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all((serde_json::to_string(told)? + "\n").as_bytes())?;
+    stdout.write_all((serde_json::to_string(message)? + "\n").as_bytes())?;
     Ok(stdout.flush()?)
 }

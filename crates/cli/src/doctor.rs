@@ -1,19 +1,19 @@
-//! `wholemem doctor`: what this machine can do, each thing tried, with the reason where not.
+//! `wholemem doctor`: tries every feature on this machine and reports which work, and why others do not.
 
 use std::fmt::Write;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use wholemem_command::size::Rough;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_hal::doctor::{self, BackendFindings, DeviceFindings, Finding};
 use wholemem_hal::{BackendKind, Capability};
 
 use crate::cli::DoctorArgs;
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct DoctorReport {
     version: &'static str,
     backends: Vec<BackendReport>,
 }
@@ -48,13 +48,16 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     } else {
         terminal::print(&render(&report, Colour::of_stdout()))?;
     }
-    ensure!(report.host_works(), "the host backend does not work here, so nothing will");
+    ensure!(
+        report.host_works(),
+        "the host backend does not work on this machine; every other feature needs it"
+    );
     Ok(())
 }
 
-fn examine() -> Report {
+fn examine() -> DoctorReport {
     let backends = doctor::examine().into_iter().map(BackendReport::from);
-    Report { version: env!("CARGO_PKG_VERSION"), backends: backends.collect() }
+    DoctorReport { version: env!("CARGO_PKG_VERSION"), backends: backends.collect() }
 }
 
 impl From<BackendFindings> for BackendReport {
@@ -81,8 +84,8 @@ impl From<DeviceFindings> for DeviceReport {
     }
 }
 
-impl Report {
-    /// Whether memory can be had from every device of the host.
+impl DoctorReport {
+    /// Whether memory can be allocated on every device of the host backend.
     fn host_works(&self) -> bool {
         let host = BackendKind::Host.to_string();
         let creates = |device: &DeviceReport| {
@@ -94,26 +97,26 @@ impl Report {
     }
 }
 
-fn render(report: &Report, colour: Colour) -> String {
+fn render(report: &DoctorReport, colour: Colour) -> String {
     let mut text = format!("wholemem {}\n", report.version);
     for backend in &report.backends {
         let available = if backend.available { "available" } else { "not available" };
-        let tone = if backend.available { Tone::Good } else { Tone::Bad };
-        let title = colour.paint(Tone::Strong, &format!("{}:", backend.name));
+        let tone = if backend.available { TextStyle::Success } else { TextStyle::Error };
+        let title = colour.paint(TextStyle::Heading, &format!("{}:", backend.name));
         let reason = backend.reason.as_ref().map(|reason| format!(": {reason}"));
         let available = colour.paint(tone, available);
         let _ = write!(text, "\n{title} {available}{}\n", reason.unwrap_or_default());
-        // Machines have many devices of one kind: those that can do the same share a table.
+        // Consecutive devices with equal capabilities share one table.
         let groups = backend.devices.chunk_by(|a, b| a.capabilities == b.capabilities);
-        for (index, alike) in groups.enumerate() {
+        for (index, group) in groups.enumerate() {
             if index > 0 {
                 text.push('\n');
             }
-            for device in alike {
-                let (memory, name) = (Rough(device.memory_bytes), &device.name);
+            for device in group {
+                let (memory, name) = (RoundedSize(device.memory_bytes), &device.name);
                 let _ = writeln!(text, "  {}:{}  {name}, {memory}", backend.name, device.id);
             }
-            if let Some(device) = alike.first() {
+            if let Some(device) = group.first() {
                 let _ = write!(text, "\n{}", capability_table(device).render(colour));
             }
         }
@@ -121,11 +124,11 @@ fn render(report: &Report, colour: Colour) -> String {
     text
 }
 
-fn capability_table(device: &DeviceReport) -> Table {
+fn capability_table(device: &DeviceReport) -> TextTable {
     let mut table =
-        Table::new([("capability", Align::Left), ("works", Align::Left), ("reason", Align::Left)]);
+        TextTable::new([("capability", Align::Left), ("works", Align::Left), ("reason", Align::Left)]);
     for tried in &device.capabilities {
-        let (works, tone) = if tried.ok { ("yes", Tone::Plain) } else { ("no", Tone::Faint) };
+        let (works, tone) = if tried.ok { ("yes", TextStyle::Plain) } else { ("no", TextStyle::Dim) };
         let reason = tried.reason.clone().unwrap_or_default();
         table.row(tone, [tried.name.clone(), works.to_owned(), reason]);
     }
@@ -140,7 +143,7 @@ mod tests {
         CapabilityReport { name: name.to_owned(), ok: reason.is_none(), reason: reason.map(str::to_owned) }
     }
 
-    fn example(creates: Option<&str>) -> Report {
+    fn example(creates: Option<&str>) -> DoctorReport {
         let device = |id, reason| DeviceReport {
             id,
             name: format!("NUMA node {id}"),
@@ -159,11 +162,11 @@ mod tests {
             reason: None,
             devices: vec![device(0, None), device(1, None), device(2, creates)],
         };
-        Report { version: "1.2.3", backends: vec![cuda, host] }
+        DoctorReport { version: "1.2.3", backends: vec![cuda, host] }
     }
 
     #[test]
-    fn devices_that_can_do_the_same_share_a_table() {
+    fn devices_with_equal_capabilities_share_a_table() {
         let expected = "\
 wholemem 1.2.3
 
@@ -187,7 +190,7 @@ host: available
     }
 
     #[test]
-    fn the_host_works_when_all_its_devices_have_memory() {
+    fn the_host_works_if_memory_can_be_allocated_on_all_devices() {
         assert!(example(None).host_works());
         assert!(!example(Some("full")).host_works());
         let mut absent = example(None);

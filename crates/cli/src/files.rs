@@ -1,21 +1,21 @@
-//! `wholemem table`: tables of rows as files, without ranks.
+//! `wholemem table`: describes, imports, checks and exports table files in one process, without ranks.
 
 use std::ops::ControlFlow;
 
 use anyhow::Result;
 use serde::Serialize;
 use wholemem::files::{CopyProgress, FileError, FileSource, SaveSpec, StoredTensor};
-use wholemem_command::progress::Progress;
-use wholemem_command::size::Rough;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::size::RoundedSize;
 use wholemem_command::terminal;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
 
 use crate::cli::{TableArgs, TableCommand, TableSource};
 
-/// What there is to say of a table.
+/// The description of a table that is printed, as text or JSON.
 #[derive(Debug, Serialize)]
-struct Told {
+struct TableSummary {
     path: String,
     dtype: String,
     shape: Vec<u64>,
@@ -23,36 +23,40 @@ struct Told {
     files: usize,
     /// Whether rows have checksums.
     checksums: bool,
-    /// What was done, and came out well.
+    /// The operation that has succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     done: Option<&'static str>,
 }
 
 pub(crate) fn run(args: &TableArgs) -> Result<()> {
-    match &args.what {
-        TableCommand::Info(source) => tell(source, &open(source)?, None),
+    match &args.command {
+        TableCommand::Info(source) => print_summary(source, &open(source)?, None),
         TableCommand::Check(source) => {
             let stored = open(source)?;
-            watched("check", |watch| stored.verify(watch))?;
-            let read = if stored.is_checked() { "checked" } else { "read; it has no checksums" };
-            tell(source, &stored, Some(read))
+            with_progress("check", |progress| stored.verify(progress))?;
+            let done = if stored.is_checked() { "checked" } else { "read; it has no checksums" };
+            print_summary(source, &stored, Some(done))
         }
         TableCommand::Import(import) => {
             let stored = open(&import.source)?;
             let spec = SaveSpec { overwrite: import.overwrite };
-            watched("import", |watch| stored.save(&import.to, import.parts, spec, watch))?;
+            with_progress("import", |progress| stored.save(&import.to, import.parts, spec, progress))?;
             let saved =
                 TableSource { path: import.to.clone(), json: import.source.json, ..TableSource::default() };
-            tell(&saved, &open(&saved)?, Some("saved"))
+            print_summary(&saved, &open(&saved)?, Some("saved"))
         }
         TableCommand::Export(export) => {
             let stored = open(&export.source)?;
-            watched("export", |watch| stored.export_npy(&export.to, watch))?;
+            with_progress("export", |progress| stored.export_npy(&export.to, progress))?;
             let written =
                 TableSource { path: export.to.clone(), json: export.source.json, ..TableSource::default() };
-            // It is what was read, whatever its name ends in, but for the files.
-            let told = Told { files: 1, checksums: false, ..Told::of(&written, &stored, Some("written")) };
-            print(&told, written.json)
+            // The written file is not opened again: its extension may not be `.npy`.
+            let summary = TableSummary {
+                files: 1,
+                checksums: false,
+                ..TableSummary::of(&written, &stored, Some("written"))
+            };
+            print(&summary, written.json)
         }
     }
 }
@@ -67,14 +71,14 @@ fn open(source: &TableSource) -> Result<StoredTensor, wholemem::Error> {
     StoredTensor::open(&source).map_err(|error: FileError| error.into())
 }
 
-/// Runs something long: with a bar, and to an early but orderly end when a signal comes.
-fn watched(
+/// Runs a long operation with a progress bar. SIGINT, SIGTERM and SIGHUP abort it, and it removes its temporary files.
+fn with_progress(
     label: &str,
     work: impl FnOnce(wholemem::files::ProgressCallback<'_>) -> wholemem::Result<()>,
 ) -> Result<()> {
-    // Before there is another thread, so that whoever is interrupted clears up; and not while there is nothing to clear up.
+    // Blocked before another thread exists, so that no thread is killed by a signal while temporary files exist.
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
-    let bar = Progress::of_bytes(label, 0);
+    let bar = ProgressDisplay::bytes(label, 0);
     work(&|CopyProgress { done, total }| {
         bar.set(done, total);
         if matches!(signals.next(), Ok(Some(_))) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -82,7 +86,7 @@ fn watched(
     Ok(())
 }
 
-impl Told {
+impl TableSummary {
     fn of(source: &TableSource, stored: &StoredTensor, done: Option<&'static str>) -> Self {
         Self {
             path: source.path.display().to_string(),
@@ -96,25 +100,25 @@ impl Told {
     }
 }
 
-fn tell(source: &TableSource, stored: &StoredTensor, done: Option<&'static str>) -> Result<()> {
-    print(&Told::of(source, stored, done), source.json)
+fn print_summary(source: &TableSource, stored: &StoredTensor, done: Option<&'static str>) -> Result<()> {
+    print(&TableSummary::of(source, stored, done), source.json)
 }
 
-fn print(told: &Told, json: bool) -> Result<()> {
+fn print(summary: &TableSummary, json: bool) -> Result<()> {
     if json {
-        return terminal::print_json(told);
+        return terminal::print_json(summary);
     }
-    let shape: Vec<_> = told.shape.iter().map(ToString::to_string).collect();
-    let size = usize::try_from(told.bytes)
-        .map_or_else(|_| format!("{} B", told.bytes), |len| Rough(len).to_string());
-    let files = if told.files == 1 { "1 file".to_owned() } else { format!("{} files", told.files) };
-    let checksums = if told.checksums { ", with checksums" } else { "" };
-    let done = told.done.map(|done| format!(": {done}")).unwrap_or_default();
+    let shape: Vec<_> = summary.shape.iter().map(ToString::to_string).collect();
+    let size = usize::try_from(summary.bytes)
+        .map_or_else(|_| format!("{} B", summary.bytes), |len| RoundedSize(len).to_string());
+    let files = if summary.files == 1 { "1 file".to_owned() } else { format!("{} files", summary.files) };
+    let checksums = if summary.checksums { ", with checksums" } else { "" };
+    let done = summary.done.map(|done| format!(": {done}")).unwrap_or_default();
     terminal::print(&format!(
         "{}{done}\n{} rows of {}, shape {}, {size} in {files}{checksums}\n",
-        terminal::plain(&told.path),
-        told.shape[0],
-        told.dtype,
+        terminal::escaped(&summary.path),
+        summary.shape[0],
+        summary.dtype,
         shape.join(" x "),
     ))
 }

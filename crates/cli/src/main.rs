@@ -1,20 +1,19 @@
-//! The program `wholemem`: what this machine can do, a tour that checks itself, and benchmarks against the machine's
-//! own limits.
+//! The program `wholemem`: launches ranks, serves and uses a store, handles table files, and diagnoses and measures the machine.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`cli`] | the command line: words, defaults, help |
-//! | [`doctor`] | what this machine can do, each thing tried |
-//! | [`demo`] | a tour in steps, each checked |
-//! | [`files`] | tables of rows as files |
-//! | [`launch`] | a command as several ranks, and what a rank does in benches and the tour |
-//! | [`store`] | serving objects, and putting, getting and listing them |
-//! | [`peer_role`] | what this program does as a second process |
+//! | [`cli`] | the command line: options, defaults, help |
+//! | [`doctor`] | tries every feature on this machine |
+//! | [`demo`] | shows the features in steps and verifies each step |
+//! | [`files`] | table files |
+//! | [`launch`] | starts a command as several ranks; the tasks of ranks in benchmarks and in the demo |
+//! | [`store`] | the server of a store, and its client commands |
+//! | [`peer_role`] | the tasks of the second process of a benchmark or of the demo |
 //!
-//! Two crates belong to it: `wholemem-command`, which the commands share, and `wholemem-bench`, the command `bench`.
+//! The crate `wholemem-command` has the parts that all commands use, and `wholemem-bench` has the command `bench`.
 //!
-//! What it keeps true: data goes to stdout and nothing else does; `--json` prints one object in one line; a check that
-//! fails is a failing exit code; a second process never outlives the first, however that ends.
+//! Guarantees: only data is written to stdout; `--json` prints one object in one line; a failed check sets a failing exit
+//! code; processes that the program starts end at the latest with the program.
 
 #![forbid(unsafe_code)]
 
@@ -39,8 +38,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Table(args) => files::run(&args),
         Command::Bench(args) => wholemem_bench::run(&args),
-        Command::Peer(args) => peer_role::serve(&args),
-        Command::Rank(args) => launch::serve(&args),
+        Command::Peer(args) => peer_role::run(&args),
+        Command::Rank(args) => launch::run_role(&args),
         Command::Serve(args) => store::serve(&args),
         Command::Put(args) => store::put(&args),
         Command::Get(args) => store::get(&args),

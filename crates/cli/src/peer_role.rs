@@ -1,11 +1,11 @@
-//! What the second process does that a demonstration or a bench has started.
+//! The tasks of the second process, which the demo and some benchmarks start.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
 use wholemem_command::backend;
-use wholemem_command::link::Link;
+use wholemem_command::link::PeerLink;
 use wholemem_command::peer::{PeerRole, is_closed};
 use wholemem_hal::Backend;
 use wholemem_os::pidfd;
@@ -14,19 +14,20 @@ use crate::cli::PeerArgs;
 use crate::demo;
 
 /// Runs the second process until the first one closes the connection.
-pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
-    let link = Link::adopt(io::stdin().as_fd().try_clone_to_owned()?)
-        .context("this command is for wholemem itself to start")?;
+pub(crate) fn run(args: &PeerArgs) -> Result<()> {
+    let link = PeerLink::adopt(io::stdin().as_fd().try_clone_to_owned()?)
+        .context("this command is internal: only wholemem starts it")?;
     pidfd::die_with_parent(args.parent)?;
-    let outcome = backend::open(args.backend).and_then(|opened| run(args.role, &link, &opened.backend));
+    let outcome =
+        backend::open(args.backend).and_then(|selected| run_role(args.role, &link, &selected.backend));
     match outcome {
         Err(error) if is_closed(&error) => Ok(()),
-        Err(error) => link.say_failed(&error),
+        Err(error) => link.send_error(&error),
         Ok(()) => Ok(()),
     }
 }
 
-fn run(role: PeerRole, link: &Link, backend: &Backend) -> Result<()> {
+fn run_role(role: PeerRole, link: &PeerLink, backend: &Backend) -> Result<()> {
     let device = backend.device(0)?;
     match role {
         PeerRole::Creator => demo::creator(link, &device),

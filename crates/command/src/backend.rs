@@ -1,32 +1,32 @@
-//! Opening the backend that was asked for, and saying which one that is.
+//! Selects and opens the backend of a command: CUDA or host memory.
 
 use anyhow::Result;
 use clap::ValueEnum;
 use wholemem_hal::doctor::reason;
 use wholemem_hal::{Backend, BackendKind};
 
-/// Which backend a command is asked to use.
+/// The values of the option `--backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
-    /// CUDA where it works, otherwise the host
+    /// GPU memory if CUDA is available, otherwise host memory
     Auto,
-    /// Linux shared memory
+    /// Host memory (memfd)
     Host,
-    /// GPU memory
+    /// GPU memory (CUDA)
     Cuda,
 }
 
-/// A backend, and why it is this one.
+/// An open backend, and the reason why it is not CUDA.
 #[derive(Debug)]
-pub struct Opened {
+pub struct SelectedBackend {
     /// The backend.
     pub backend: Backend,
-    /// Why no GPU is used, where one was looked for.
+    /// Why CUDA is not available, if the choice was [`Auto`](BackendChoice::Auto).
     pub no_gpu: Option<String>,
 }
 
-impl Opened {
-    /// `the host backend (no GPU: ...)`
+impl SelectedBackend {
+    /// Names the backend in a sentence: `the host backend (no GPU: ...)`.
     pub fn describe(&self) -> String {
         let kind = self.backend.kind();
         match &self.no_gpu {
@@ -36,24 +36,24 @@ impl Opened {
     }
 }
 
-/// Opens the backend that was asked for.
+/// Opens the chosen backend.
 ///
 /// # Errors
-/// That it is not available.
-pub fn open(choice: BackendChoice) -> Result<Opened> {
+/// [`wholemem_hal::Error::Unavailable`] if the backend is not available.
+pub fn open(choice: BackendChoice) -> Result<SelectedBackend> {
     let (kind, no_gpu) = match choice {
         BackendChoice::Host => (BackendKind::Host, None),
         BackendChoice::Cuda => (BackendKind::Cuda, None),
         BackendChoice::Auto => match Backend::open(BackendKind::Cuda) {
-            Ok(backend) => return Ok(Opened { backend, no_gpu: None }),
+            Ok(backend) => return Ok(SelectedBackend { backend, no_gpu: None }),
             Err(error) => (BackendKind::Host, Some(reason(&error))),
         },
     };
-    Ok(Opened { backend: Backend::open(kind)?, no_gpu })
+    Ok(SelectedBackend { backend: Backend::open(kind)?, no_gpu })
 }
 
-/// The words for another process, so that it opens the same.
-pub fn choice_of(kind: BackendKind) -> BackendChoice {
+/// Returns the value of `--backend` with which another process opens the same backend.
+pub fn choice_for(kind: BackendKind) -> BackendChoice {
     match kind {
         BackendKind::Cuda => BackendChoice::Cuda,
         _ => BackendChoice::Host,
@@ -67,11 +67,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_is_described_with_the_reason_for_it() {
+    fn the_host_backend_is_described_with_the_reason_for_the_fallback() {
         let backend = Backend::host(HostConfig::default()).unwrap();
-        let asked = Opened { backend: backend.clone(), no_gpu: None };
-        assert_eq!(asked.describe(), "the host backend");
-        let fallen_back = Opened { backend, no_gpu: Some("no driver".to_owned()) };
-        assert_eq!(fallen_back.describe(), "the host backend (no GPU: no driver)");
+        let chosen = SelectedBackend { backend: backend.clone(), no_gpu: None };
+        assert_eq!(chosen.describe(), "the host backend");
+        let fallback = SelectedBackend { backend, no_gpu: Some("no driver".to_owned()) };
+        assert_eq!(fallback.describe(), "the host backend (no GPU: no driver)");
     }
 }

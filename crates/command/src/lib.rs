@@ -1,18 +1,18 @@
-//! What the commands of the program `wholemem` share: output, errors with hints, sizes, the choice of a backend, and the
-//! program as further processes.
+//! Shared parts of the commands of the program `wholemem`: output, errors with hints, sizes, the selection of a backend, and
+//! further processes of the program.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`terminal`], [`table`], [`progress`] | output: data on stdout, the rest on stderr |
 //! | [`failure`] | errors with a `hint:` line, and exit codes |
-//! | [`size`] | byte counts as text |
-//! | [`backend`], [`memory`] | the choice of a backend; how much memory there is |
-//! | [`peer`], [`link`] | this program as a second process, and the messages between the two |
-//! | [`ranks`] | this program as the ranks of a group |
-//! | [`own_store`] | this program as the server of a store |
+//! | [`size`] | parsing and printing of byte counts |
+//! | [`backend`], [`memory`] | the selection of a backend; checks of the available memory |
+//! | [`peer`], [`link`] | a second process of this program, and the messages between the two |
+//! | [`ranks`] | processes of this program that are the ranks of a group |
+//! | [`temporary_store`] | a store that exists as long as a command runs |
 //!
-//! It is the part of the program that its commands and the benchmarks (`wholemem-bench`) both need, and no interface for
-//! others: it changes with the program. A process that it starts does not outlive the process that started it.
+//! The crate is used by the commands (`wholemem-cli`) and by the benchmarks (`wholemem-bench`). It has no stable API. A process
+//! that it starts ends at the latest when the process that started it ends.
 
 #![forbid(unsafe_code)]
 
@@ -20,10 +20,10 @@ pub mod backend;
 pub mod failure;
 pub mod link;
 pub mod memory;
-pub mod own_store;
 pub mod peer;
 pub mod progress;
 pub mod ranks;
 pub mod size;
 pub mod table;
+pub mod temporary_store;
 pub mod terminal;

@@ -1,5 +1,4 @@
-//! Messages between this process and the second one it starts: values in packets, with a file descriptor where one
-//! goes along, and failures told to the other side.
+//! Messages between this process and a second process that it started: serialized values, file descriptors and errors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -11,107 +10,113 @@ use wholemem_os::{Deadline, PacketSocket};
 
 use crate::failure::{self, PeerFailed};
 
-/// One end of the connection.
+/// One end of the connection between a process and the second process that it started.
 ///
-/// No wait here has a deadline: the other end answers or dies, and the kernel tells either.
+/// The calls have no timeout: the other process sends a packet or exits, and the kernel closes the socket of an exited process.
 #[derive(Debug)]
-pub struct Link(PacketSocket);
+pub struct PeerLink(PacketSocket);
 
-/// What a packet holds.
+/// The content of a packet: a message, or the error of the process that sent it.
 #[derive(Debug, Serialize, Deserialize)]
-enum Packet<T> {
-    Said(T),
-    Failed { what: String, hint: Option<String> },
+enum LinkPacket<T> {
+    Message(T),
+    Failed { message: String, hint: Option<String> },
 }
 
-impl Link {
-    /// Two connected ends.
+impl PeerLink {
+    /// Creates two connected ends.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of `socketpair`.
     pub fn pair() -> Result<(Self, Self)> {
         let (here, there) = PacketSocket::pair()?;
         Ok((Self(here), Self(there)))
     }
 
-    /// The end that another process has passed on.
+    /// Wraps the socket that this process inherited from the process that started it.
     ///
     /// # Errors
-    /// That it is not such a socket.
+    /// If the descriptor is not a packet socket.
     pub fn adopt(fd: OwnedFd) -> Result<Self> {
         Ok(Self(PacketSocket::adopt(fd)?))
     }
 
-    /// The socket itself, for a measurement of it.
+    /// The socket, for measurements without serialization.
     pub fn socket(&self) -> &PacketSocket {
         &self.0
     }
 
-    /// Sends a value.
+    /// Sends a message.
     ///
     /// # Errors
-    /// That the other end is closed, or what the system said.
-    pub fn say(&self, message: &impl Serialize) -> Result<()> {
-        self.send(&Packet::Said(message), &[])
+    /// If the other end is closed, or the error of `sendmsg`.
+    pub fn send(&self, message: &impl Serialize) -> Result<()> {
+        self.send_packet(&LinkPacket::Message(message), &[])
     }
 
-    /// Sends a value and a file descriptor.
+    /// Sends a message and a file descriptor.
     ///
     /// # Errors
-    /// As [`say`](Self::say).
-    pub fn say_with_fd(&self, message: &impl Serialize, fd: BorrowedFd<'_>) -> Result<()> {
-        self.send(&Packet::Said(message), &[fd])
+    /// As [`send`](Self::send).
+    pub fn send_with_fd(&self, message: &impl Serialize, fd: BorrowedFd<'_>) -> Result<()> {
+        self.send_packet(&LinkPacket::Message(message), &[fd])
     }
 
-    /// Tells the other side that what it asked for went wrong.
-    pub fn say_failed(&self, error: &anyhow::Error) -> Result<()> {
-        let what: String = format!("{error:#}").chars().take(MAX_PACKET / 16).collect();
-        self.send(&Packet::<()>::Failed { what, hint: failure::hint(error) }, &[])
-    }
-
-    /// Waits for a value.
+    /// Sends an error in place of a message. The other process receives it as [`PeerFailed`].
     ///
     /// # Errors
-    /// [`PeerFailed`] if the other side reports a failure; that the other end is closed, or sent another value.
-    pub fn hear<T: DeserializeOwned>(&self) -> Result<T> {
+    /// As [`send`](Self::send).
+    pub fn send_error(&self, error: &anyhow::Error) -> Result<()> {
+        let message: String = format!("{error:#}").chars().take(MAX_PACKET / 16).collect();
+        self.send_packet(&LinkPacket::<()>::Failed { message, hint: failure::hint(error) }, &[])
+    }
+
+    /// Waits for a message.
+    ///
+    /// # Errors
+    /// [`PeerFailed`] if the other process sent an error; otherwise if the other end is closed or sent another type.
+    pub fn receive<T: DeserializeOwned>(&self) -> Result<T> {
         let mut buffer = vec![0; MAX_PACKET];
         let len = self.0.recv(&mut buffer, Deadline::NEVER)?;
         decode(&buffer[..len])
     }
 
-    /// Waits for a value and a file descriptor.
+    /// Waits for a message and a file descriptor.
     ///
     /// # Errors
-    /// As [`hear`](Self::hear).
-    pub fn hear_with_fd<T: DeserializeOwned>(&self) -> Result<(T, OwnedFd)> {
+    /// As [`receive`](Self::receive).
+    pub fn receive_with_fd<T: DeserializeOwned>(&self) -> Result<(T, OwnedFd)> {
         let mut buffer = vec![0; MAX_PACKET];
         let (len, mut fds) = self.0.recv_with_fds(&mut buffer, 1, Deadline::NEVER)?;
         let message = decode(&buffer[..len])?;
         Ok((message, fds.pop().context("the other process sent no file descriptor")?))
     }
 
-    fn send(&self, packet: &Packet<impl Serialize>, fds: &[BorrowedFd<'_>]) -> Result<()> {
+    fn send_packet(&self, packet: &LinkPacket<impl Serialize>, fds: &[BorrowedFd<'_>]) -> Result<()> {
         Ok(self.0.send(&serde_json::to_vec(packet)?, fds, Deadline::NEVER)?)
     }
 }
 
-impl AsFd for Link {
+impl AsFd for PeerLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl From<Link> for OwnedFd {
-    fn from(link: Link) -> Self {
+impl From<PeerLink> for OwnedFd {
+    fn from(link: PeerLink) -> Self {
         link.0.into()
     }
 }
 
-/// What a packet says, or the failure it tells of.
+/// Decodes the message in a packet.
+///
+/// # Errors
+/// As [`PeerLink::receive`].
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    match serde_json::from_slice(bytes).context("the other process said something unexpected")? {
-        Packet::Said(message) => Ok(message),
-        Packet::Failed { what, hint } => Err(PeerFailed { what, hint }.into()),
+    match serde_json::from_slice(bytes).context("the other process sent an unexpected message")? {
+        LinkPacket::Message(message) => Ok(message),
+        LinkPacket::Failed { message, hint } => Err(PeerFailed { message, hint }.into()),
     }
 }
 
@@ -123,39 +128,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_and_descriptors_arrive_as_they_were_sent() {
-        let (here, there) = Link::pair().unwrap();
-        here.say(&(7_u32, "seven")).unwrap();
-        assert_eq!(there.hear::<(u32, String)>().unwrap(), (7, "seven".to_owned()));
+    fn messages_and_descriptors_arrive_unchanged() {
+        let (here, there) = PeerLink::pair().unwrap();
+        here.send(&(7_u32, "seven")).unwrap();
+        assert_eq!(there.receive::<(u32, String)>().unwrap(), (7, "seven".to_owned()));
 
         let null = std::fs::File::open("/dev/null").unwrap();
-        here.say_with_fd(&8_u32, null.as_fd()).unwrap();
-        let (number, fd) = there.hear_with_fd::<u32>().unwrap();
+        here.send_with_fd(&8_u32, null.as_fd()).unwrap();
+        let (number, fd) = there.receive_with_fd::<u32>().unwrap();
         assert_eq!((number, fstat(&fd).unwrap().st_rdev), (8, fstat(&null).unwrap().st_rdev));
     }
 
     #[test]
     fn a_missing_descriptor_is_an_error() {
-        let (here, there) = Link::pair().unwrap();
-        here.say(&8_u32).unwrap();
-        let error = there.hear_with_fd::<u32>().unwrap_err();
+        let (here, there) = PeerLink::pair().unwrap();
+        here.send(&8_u32).unwrap();
+        let error = there.receive_with_fd::<u32>().unwrap_err();
         assert_eq!(error.to_string(), "the other process sent no file descriptor");
     }
 
     #[test]
-    fn a_failure_arrives_as_one() {
-        let (here, there) = Link::pair().unwrap();
-        here.say_failed(&anyhow!("root").context("top")).unwrap();
-        let error = there.hear::<u32>().unwrap_err();
-        let expected = PeerFailed { what: "top: root".to_owned(), hint: None };
+    fn a_sent_error_arrives_as_peer_failed() {
+        let (here, there) = PeerLink::pair().unwrap();
+        here.send_error(&anyhow!("root").context("top")).unwrap();
+        let error = there.receive::<u32>().unwrap_err();
+        let expected = PeerFailed { message: "top: root".to_owned(), hint: None };
         assert_eq!(error.downcast_ref(), Some(&expected));
     }
 
     #[test]
-    fn something_else_than_was_expected_is_an_error() {
-        let (here, there) = Link::pair().unwrap();
-        here.say(&"text").unwrap();
-        let error = there.hear::<u32>().unwrap_err();
-        assert_eq!(error.to_string(), "the other process said something unexpected");
+    fn a_message_of_another_type_is_an_error() {
+        let (here, there) = PeerLink::pair().unwrap();
+        here.send(&"text").unwrap();
+        let error = there.receive::<u32>().unwrap_err();
+        assert_eq!(error.to_string(), "the other process sent an unexpected message");
     }
 }

@@ -1,4 +1,4 @@
-//! Room in memory: how much a command may take, and whether a failure was for lack of it.
+//! Checks of the available memory, and classification of out-of-memory errors.
 
 use std::fmt;
 
@@ -6,65 +6,65 @@ use anyhow::{Context, Result};
 use wholemem_hal::{BackendError, Device};
 use wholemem_os::Errno;
 
-use crate::size::Rough;
+use crate::size::RoundedSize;
 
-/// There is less memory than would be filled. Filling it all the same would have some process killed.
+/// Less memory is available than the command would fill. Filling it could invoke the kernel's OOM killer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shortage {
-    /// The bytes that were to be filled.
+pub struct MemoryShortage {
+    /// Bytes that the command would fill.
     pub wanted: usize,
-    /// The bytes that are available.
+    /// Bytes that are available.
     pub available: usize,
 }
 
-impl std::error::Error for Shortage {}
+impl std::error::Error for MemoryShortage {}
 
-impl fmt::Display for Shortage {
+impl fmt::Display for MemoryShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (wanted, available) = (Rough(self.wanted), Rough(self.available));
+        let (wanted, available) = (RoundedSize(self.wanted), RoundedSize(self.available));
         write!(f, "cannot fill {wanted} of memory: {available} are available")
     }
 }
 
-/// Below this, a look would cost more than the memory, and disturb what is measured.
-const WORTH_A_LOOK: usize = 64 << 20;
+/// Shorter lengths are not checked: the check would take longer than the allocation and disturb measurements.
+const MIN_CHECKED_LEN: usize = 64 << 20;
 
-/// Looks that `len` bytes of a device can be filled now.
+/// Checks that `len` bytes of a device's memory are available.
 ///
 /// # Errors
-/// [`Shortage`], or why that cannot be known.
-pub fn ensure_room(device: &Device, len: usize) -> Result<()> {
-    if len < WORTH_A_LOOK {
+/// [`MemoryShortage`] if they are not, or the error of the query.
+pub fn ensure_available(device: &Device, len: usize) -> Result<()> {
+    if len < MIN_CHECKED_LEN {
         return Ok(());
     }
     let available = device.available()?;
-    if len > available { Err(Shortage { wanted: len, available }.into()) } else { Ok(()) }
+    if len > available { Err(MemoryShortage { wanted: len, available }.into()) } else { Ok(()) }
 }
 
-/// Whether this went wrong for lack of memory.
-pub fn is_shortage(error: &anyhow::Error) -> bool {
-    let said = |errno: Errno| [Errno::NOMEM, Errno::NOSPC].contains(&errno);
+/// Whether an error was caused by a lack of memory.
+pub fn is_out_of_memory(error: &anyhow::Error) -> bool {
+    let is_lack = |errno: Errno| [Errno::NOMEM, Errno::NOSPC].contains(&errno);
     error.chain().any(|error| {
         if let Some(cause) = error.downcast_ref::<BackendError>() {
             return match cause {
                 BackendError::OutOfMemory { .. } => true,
                 BackendError::Driver { code, .. } => code.name() == Some("CUDA_ERROR_OUT_OF_MEMORY"),
-                BackendError::Os(wholemem_os::Error::Call { call: "fallocate", errno }) => said(*errno),
+                BackendError::Os(wholemem_os::Error::Call { call: "fallocate", errno }) => is_lack(*errno),
                 _ => false,
             };
         }
         let raw = error.downcast_ref::<std::io::Error>().and_then(Errno::from_io_error);
-        error.is::<Shortage>() || raw.is_some_and(said)
+        error.is::<MemoryShortage>() || raw.is_some_and(is_lack)
     })
 }
 
-/// The whole granules of a device's memory that hold `len` bytes.
+/// Rounds `len` up to a multiple of the device's granule.
 ///
 /// # Errors
-/// What the backend said; that there are not so many addresses.
+/// The backend's error, or an overflow of the address space.
 pub fn whole_granules(device: &Device, len: usize) -> Result<usize> {
     let granule = device.granularity()?.minimum;
-    granule.round_up(len).with_context(|| format!("{} are more than there are addresses", Rough(len)))
+    granule.round_up(len).with_context(|| format!("{} exceed the address space", RoundedSize(len)))
 }
 
 #[cfg(test)]
@@ -74,26 +74,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_there_is_is_refused_and_known_as_a_shortage() {
+    fn a_length_above_the_available_memory_is_an_out_of_memory_error() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        ensure_room(&device, 1).unwrap();
-        let error = ensure_room(&device, usize::MAX).unwrap_err();
-        assert_eq!(error.downcast_ref::<Shortage>().unwrap().wanted, usize::MAX);
-        assert!(is_shortage(&error));
-        let shortage = Shortage { wanted: 3 << 30, available: 1 << 20 };
+        ensure_available(&device, 1).unwrap();
+        let error = ensure_available(&device, usize::MAX).unwrap_err();
+        assert_eq!(error.downcast_ref::<MemoryShortage>().unwrap().wanted, usize::MAX);
+        assert!(is_out_of_memory(&error));
+        let shortage = MemoryShortage { wanted: 3 << 30, available: 1 << 20 };
         assert_eq!(shortage.to_string(), "cannot fill 3 GiB of memory: 1 MiB are available");
     }
 
     #[test]
-    fn a_shortage_is_known_wherever_it_shows() {
+    fn out_of_memory_errors_of_all_layers_are_recognized() {
         let failed =
             |cause| anyhow::Error::from(Error::Failed { attempt: Attempt::Inspect, cause }).context("alloc");
         let call = |call, errno| BackendError::Os(wholemem_os::Error::Call { call, errno });
-        assert!(is_shortage(&failed(BackendError::OutOfMemory { available: 0 })));
-        assert!(is_shortage(&failed(call("fallocate", Errno::NOSPC))));
-        assert!(!is_shortage(&failed(call("fallocate", Errno::PERM))));
-        assert!(!is_shortage(&failed(call("mmap", Errno::NOMEM))), "too many maps");
-        assert!(is_shortage(&std::io::Error::from(Errno::NOSPC).into()));
-        assert!(!is_shortage(&std::io::Error::from(Errno::MFILE).into()));
+        assert!(is_out_of_memory(&failed(BackendError::OutOfMemory { available: 0 })));
+        assert!(is_out_of_memory(&failed(call("fallocate", Errno::NOSPC))));
+        assert!(!is_out_of_memory(&failed(call("fallocate", Errno::PERM))));
+        assert!(
+            !is_out_of_memory(&failed(call("mmap", Errno::NOMEM))),
+            "ENOMEM of mmap means too many mappings"
+        );
+        assert!(is_out_of_memory(&std::io::Error::from(Errno::NOSPC).into()));
+        assert!(!is_out_of_memory(&std::io::Error::from(Errno::MFILE).into()));
     }
 }

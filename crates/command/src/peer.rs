@@ -1,11 +1,11 @@
-//! This program, started again as a second process that cannot be left behind.
+//! A second process of this program, which is killed when the first process ends.
 //!
 //! ```text
-//!   wholemem demo                             wholemem peer creator --parent <pid>
-//!   Peer::start  ---------- exec ---------->  peer_role::serve
-//!   link         <---- packets, fds ------->  stdin
-//!   watch        <---- pidfd: it died ------
-//!                ------ SIGKILL when the first process ends, however it ends ---->
+//!   wholemem demo                              wholemem peer creator --parent <pid>
+//!   PeerProcess::start  ------- exec ------->  peer_role::run
+//!   link                <---- packets, fds -->  stdin
+//!   pidfd               <---- exit -----------
+//!                       ---- SIGKILL when the first process ends (PR_SET_PDEATHSIG) ---->
 //! ```
 
 use std::io;
@@ -20,58 +20,61 @@ use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
 
 use crate::backend;
-use crate::link::Link;
+use crate::link::PeerLink;
 
-/// What the second process does.
+/// The task of the second process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PeerRole {
-    /// Creates the memory of the tour
+    /// Creates the memory that the demo shares
     Creator,
-    /// Receives what `bench share` creates
+    /// Maps the memory that `bench share` and `bench hand` send
     Receiver,
-    /// Answers every packet by one byte
+    /// Replies to every packet with one byte
     Echo,
 }
 
 /// A second process, killed and reaped when this is dropped.
 #[derive(Debug)]
-pub struct Peer {
-    process: Process,
-    watch: PidFd,
-    link: Link,
+pub struct PeerProcess {
+    process: ChildGuard,
+    pidfd: PidFd,
+    link: PeerLink,
 }
 
 #[derive(Debug)]
-struct Process(Child);
+struct ChildGuard(Child);
 
-impl Drop for Process {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
-        // If it is gone already, both are as it should be.
+        // Both calls fail if the process was reaped before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Peer {
-    /// Starts this program again in a role, with the same backend.
+impl PeerProcess {
+    /// Starts a process of this program in a role, with the same backend.
+    ///
+    /// # Errors
+    /// If the process cannot be started.
     pub fn start(role: PeerRole, kind: BackendKind) -> Result<Self> {
-        let (here, there) = Link::pair()?;
-        let word = |value: Option<clap::builder::PossibleValue>| {
+        let (here, there) = PeerLink::pair()?;
+        let argument = |value: Option<clap::builder::PossibleValue>| {
             value.map(|value| value.get_name().to_owned()).unwrap_or_default()
         };
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0("wholemem")
-            .args(["peer", &word(role.to_possible_value())])
+            .args(["peer", &argument(role.to_possible_value())])
             .args(["--parent", &std::process::id().to_string()])
-            .args(["--backend", &word(backend::choice_of(kind).to_possible_value())])
+            .args(["--backend", &argument(backend::choice_for(kind).to_possible_value())])
             .stdin(Stdio::from(OwnedFd::from(there)))
             .stdout(Stdio::null());
-        let process = Process(command.spawn().context("cannot start a second process")?);
-        // The command holds the other end of the connection, whose closing tells us that the process is gone.
+        let process = ChildGuard(command.spawn().context("cannot start a second process")?);
+        // `command` holds the other end of the connection. With this copy open, the exit of the process would not close the link.
         drop(command);
-        let watch = PidFd::open(process.0.id())?;
-        Ok(Self { process, watch, link: here })
+        let pidfd = PidFd::open(process.0.id())?;
+        Ok(Self { process, pidfd, link: here })
     }
 
     /// The id of the process.
@@ -79,33 +82,39 @@ impl Peer {
         self.process.0.id()
     }
 
-    /// Does something with the connection. If the process is gone, the error says how it ended.
-    pub fn with<T>(&mut self, act: impl FnOnce(&Link) -> Result<T>) -> Result<T> {
-        act(&self.link).map_err(|error| {
+    /// Calls `exchange` with the connection to the process.
+    ///
+    /// # Errors
+    /// The error of `exchange`. If the process has exited, the error contains its exit status instead.
+    pub fn with_link<T>(&mut self, exchange: impl FnOnce(&PeerLink) -> Result<T>) -> Result<T> {
+        exchange(&self.link).map_err(|error| {
             if !is_closed(&error) {
                 return error;
             }
             let pid = self.id();
             match self.process.0.wait() {
-                Ok(status) => anyhow!("the other process ({pid}) ended before its work did: {status}"),
+                Ok(status) => anyhow!("the other process ({pid}) exited before its work was done: {status}"),
                 Err(_) => error,
             }
         })
     }
 
-    /// Kills the process, and returns when the kernel says that it has died of it.
+    /// Kills the process and waits until it has exited.
+    ///
+    /// # Errors
+    /// If the process exited before or for another reason.
     pub fn kill(mut self) -> Result<()> {
-        ensure!(!self.watch.has_exited()?, "the other process ({}) is dead already", self.id());
-        self.watch.kill()?;
-        ensure!(self.watch.wait_exit(Deadline::NEVER)?, "the other process ({}) did not die", self.id());
+        ensure!(!self.pidfd.has_exited()?, "the other process ({}) has already exited", self.id());
+        self.pidfd.kill()?;
+        ensure!(self.pidfd.wait_exit(Deadline::NEVER)?, "the other process ({}) did not exit", self.id());
         let status: ExitStatus = self.process.0.wait()?;
-        let by_us = status.signal() == Some(Signal::KILL.as_raw());
-        ensure!(by_us, "the other process ({}) was to be killed, and ended otherwise: {status}", self.id());
+        let is_killed = status.signal() == Some(Signal::KILL.as_raw());
+        ensure!(is_killed, "the other process ({}) exited with {status} instead of SIGKILL", self.id());
         Ok(())
     }
 }
 
-/// Whether the other end of the connection is closed, as this library or a raw call tells it.
+/// Whether an error means that the other end of the connection is closed, for errors of wholemem and of raw system calls.
 pub fn is_closed(error: &anyhow::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     let raw = error.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -1,4 +1,4 @@
-//! This program, started again as the ranks of a group.
+//! Processes of this program that are the ranks of a group.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -8,38 +8,43 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use wholemem_comm::UniqueId;
 
-/// What a rank does.
+/// The task of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RankRole {
-    /// Becomes the command
+    /// Executes the command of `wholemem launch`
     Run,
-    /// Is there, and nothing else
+    /// Waits until stdin is closed, without joining
     Idle,
-    /// Joins, and leaves
+    /// Joins the group, and leaves it when stdin is closed
     Join,
-    /// Joins, and waits for one of the others to be killed
-    Survive,
-    /// Joins, and waits to be killed
-    Doomed,
-    /// Joins, and moves rows of a table with the others
+    /// Joins the group, and waits in a barrier until another rank is killed
+    Survivor,
+    /// Joins the group, and waits to be killed
+    Victim,
+    /// Joins the group, and runs benchmarks of gather and scatter
     Rows,
-    /// Joins, and reduces, gathers, broadcasts and waits with the others
+    /// Joins the group, and runs benchmarks of collectives
     Collective,
 }
 
-/// Ranks as processes, all of them dead when this is dropped.
+/// The processes of a group's ranks, which are killed on drop.
 #[derive(Debug)]
 pub struct RankProcesses {
     /// The processes, in the order of ranks.
     pub ranks: Vec<Child>,
-    /// They leave when this is closed.
-    stay: Vec<ChildStdin>,
-    /// What all of them write, unless each has a pipe of its own.
+    /// The ranks' stdin. Ranks exit when it is closed.
+    stdins: Vec<ChildStdin>,
+    /// The pipe to which all ranks write, unless each has its own.
     output: Option<std::io::PipeReader>,
 }
 
 impl RankProcesses {
-    /// Starts `count` ranks that all write to one pipe, or each to its own.
+    /// Starts `count` ranks, whose stdout is one common pipe or, if `own`, a pipe for each rank.
+    ///
+    /// `role` returns the role of a rank and the bytes of memory that it holds.
+    ///
+    /// # Errors
+    /// If a process cannot be started.
     pub fn start(count: u32, role: impl Fn(u32) -> (RankRole, usize), own: bool) -> Result<Self> {
         let args = |rank| {
             let (role, resident) = role(rank);
@@ -48,18 +53,21 @@ impl RankProcesses {
         Self::start_with(count, args, own)
     }
 
-    /// As [`start`](Self::start), with whatever arguments a rank's role takes.
+    /// As [`start`](Self::start), with other arguments for each rank.
+    ///
+    /// # Errors
+    /// If a process cannot be started.
     pub fn start_with(count: u32, role: impl Fn(u32) -> (RankRole, Vec<String>), own: bool) -> Result<Self> {
         let id = UniqueId::create()?.to_string();
-        let (output, write) = std::io::pipe().context("cannot make a pipe")?;
-        let mut group = Self { ranks: Vec::new(), stay: Vec::new(), output: Some(output) };
+        let (output, write) = std::io::pipe().context("cannot create a pipe")?;
+        let mut group = Self { ranks: Vec::new(), stdins: Vec::new(), output: Some(output) };
         for rank in 0..count {
             let (role, args) = role(rank);
-            let word = role.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            let name = role.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
             let mut command = Command::new("/proc/self/exe");
             command
                 .arg0("wholemem")
-                .args(["rank", &word, "--parent", &std::process::id().to_string()])
+                .args(["rank", &name, "--parent", &std::process::id().to_string()])
                 .args(args)
                 .env("WHOLEMEM_ID", &id)
                 .env("RANK", rank.to_string())
@@ -68,30 +76,36 @@ impl RankProcesses {
             if own {
                 command.stdout(Stdio::piped());
             } else {
-                command.stdout(write.try_clone().context("cannot share a pipe")?);
+                command.stdout(write.try_clone().context("cannot duplicate a pipe")?);
             }
             let mut child = command.spawn().with_context(|| format!("cannot start rank {rank}"))?;
-            group.stay.extend(child.stdin.take());
+            group.stdins.extend(child.stdin.take());
             group.ranks.push(child);
         }
         Ok(group)
     }
 
-    /// Waits for one byte of each rank.
-    pub fn words(&mut self) -> Result<Vec<u8>> {
-        let mut words = vec![0; self.ranks.len()];
+    /// Reads one byte of each rank from the common pipe, in the order of arrival.
+    ///
+    /// # Errors
+    /// If a rank exits before it has written its byte.
+    pub fn read_bytes(&mut self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.ranks.len()];
         if let Some(output) = &mut self.output {
-            output.read_exact(&mut words).context("a rank ended before it said anything")?;
+            output.read_exact(&mut bytes).context("a rank exited before it wrote its byte")?;
         }
-        Ok(words)
+        Ok(bytes)
     }
 
-    /// Waits for all ranks to end by themselves, which they must do well, and kills nobody.
-    pub fn leave(mut self) -> Result<()> {
-        self.stay.clear();
+    /// Closes the ranks' stdin and waits until all ranks have exited.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn wait_for_exit(mut self) -> Result<()> {
+        self.stdins.clear();
         for (rank, child) in self.ranks.iter_mut().enumerate() {
             let status = child.wait()?;
-            ensure!(status.success(), "rank {rank} ended with {status}");
+            ensure!(status.success(), "rank {rank} exited with {status}");
         }
         self.ranks.clear();
         Ok(())

@@ -1,4 +1,4 @@
-//! Byte counts as people write and read them: `64KiB`, `1.5 GiB`, `2G`.
+//! Parsing and printing of byte counts with units: `64KiB`, `1.5 GiB`, `2G`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,64 +7,64 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteCount(pub usize);
 
-/// Why a text is no number of bytes.
+/// Why a text is not a byte count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ParseError {
-    /// It does not begin with a number.
-    NoNumber,
-    /// Its unit is none of the known ones.
+pub enum ByteCountError {
+    /// The text does not begin with a number.
+    MissingNumber,
+    /// The unit is unknown.
     UnknownUnit(String),
-    /// It is not a whole number of bytes.
-    PartOfAByte,
-    /// It is zero.
+    /// The value is not a whole number of bytes.
+    FractionalByte,
+    /// The value is zero.
     Zero,
-    /// It does not fit in the addresses of a machine.
+    /// The value does not fit in `usize`.
     TooLarge,
 }
 
-impl std::error::Error for ParseError {}
+impl std::error::Error for ByteCountError {}
 
-impl fmt::Display for ParseError {
+impl fmt::Display for ByteCountError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoNumber => f.write_str("it does not begin with a number, as `64KiB` does"),
+            Self::MissingNumber => f.write_str("a size begins with a number, such as `64KiB`"),
             Self::UnknownUnit(unit) => {
-                write!(f, "`{unit}` is not a unit: use B, KiB, MiB, GiB or TiB, or K, M, G or T for short")
+                write!(f, "`{unit}` is not a unit: use B, KiB, MiB, GiB or TiB, or K, M, G or T")
             }
-            Self::PartOfAByte => f.write_str("it is not a whole number of bytes"),
-            Self::Zero => f.write_str("it must be at least one byte"),
-            Self::TooLarge => f.write_str("no machine has that many bytes"),
+            Self::FractionalByte => f.write_str("the size is not a whole number of bytes"),
+            Self::Zero => f.write_str("a size is at least one byte"),
+            Self::TooLarge => f.write_str("the size exceeds the address space"),
         }
     }
 }
 
 impl FromStr for ByteCount {
-    type Err = ParseError;
+    type Err = ByteCountError;
 
-    fn from_str(text: &str) -> Result<Self, ParseError> {
+    fn from_str(text: &str) -> Result<Self, ByteCountError> {
         let text = text.trim();
         let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(end);
         let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
         if whole.is_empty() || part.is_empty() || part.contains('.') {
-            return Err(ParseError::NoNumber);
+            return Err(ByteCountError::MissingNumber);
         }
         let unit = unit.trim();
-        let shift = shift_of(unit).ok_or_else(|| ParseError::UnknownUnit(unit.to_owned()))?;
+        let shift = shift_of(unit).ok_or_else(|| ByteCountError::UnknownUnit(unit.to_owned()))?;
 
         let scale = u32::try_from(part.len()).ok().and_then(|digits| 10_u128.checked_pow(digits));
         let parse = |digits: &str| digits.parse::<u128>().ok();
         let (Some(whole), Some(part), Some(scale)) = (parse(whole), parse(part), scale) else {
-            return Err(ParseError::TooLarge);
+            return Err(ByteCountError::TooLarge);
         };
-        let part = part.checked_mul(1 << shift).ok_or(ParseError::TooLarge)?;
+        let part = part.checked_mul(1 << shift).ok_or(ByteCountError::TooLarge)?;
         if part % scale != 0 {
-            return Err(ParseError::PartOfAByte);
+            return Err(ByteCountError::FractionalByte);
         }
         let bytes = whole.checked_mul(1 << shift).and_then(|bytes| bytes.checked_add(part / scale));
         match bytes.and_then(|bytes| usize::try_from(bytes).ok()) {
-            None => Err(ParseError::TooLarge),
-            Some(0) => Err(ParseError::Zero),
+            None => Err(ByteCountError::TooLarge),
+            Some(0) => Err(ByteCountError::Zero),
             Some(bytes) => Ok(Self(bytes)),
         }
     }
@@ -77,11 +77,11 @@ fn shift_of(unit: &str) -> Option<u32> {
     units.iter().find(|(names, _)| names.contains(&unit.as_str())).map(|(_, shift)| *shift)
 }
 
-/// Displays a byte count to a tenth of its unit, where the last byte is not the point.
+/// Displays a byte count rounded to a tenth of its unit: `23.5 GiB`.
 #[derive(Debug, Clone, Copy)]
-pub struct Rough(pub usize);
+pub struct RoundedSize(pub usize);
 
-impl fmt::Display for Rough {
+impl fmt::Display for RoundedSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
         let text = match units.iter().find(|(_, shift)| self.0 >> shift != 0) {
@@ -105,12 +105,12 @@ mod tests {
 
     use super::*;
 
-    fn parse(text: &str) -> Result<usize, ParseError> {
+    fn parse(text: &str) -> Result<usize, ByteCountError> {
         text.parse().map(|ByteCount(bytes)| bytes)
     }
 
     #[test]
-    fn every_unit_is_understood_in_every_form() {
+    fn all_units_and_spellings_are_parsed() {
         for (text, bytes) in [
             ("1", 1),
             ("4096B", 4096),
@@ -129,38 +129,38 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_its_reason() {
+    fn invalid_sizes_are_rejected_with_a_reason() {
         for (text, error) in [
-            ("", ParseError::NoNumber),
-            ("MiB", ParseError::NoNumber),
-            ("-1", ParseError::NoNumber),
-            (".5G", ParseError::NoNumber),
-            ("5.G", ParseError::NoNumber),
-            ("1.2.3K", ParseError::NoNumber),
-            ("1GB", ParseError::UnknownUnit("GB".to_owned())),
-            ("1 K iB", ParseError::UnknownUnit("K iB".to_owned())),
-            ("1e9", ParseError::UnknownUnit("e9".to_owned())),
-            ("1.5", ParseError::PartOfAByte),
-            ("0.0001K", ParseError::PartOfAByte),
-            ("0", ParseError::Zero),
-            ("0.0GiB", ParseError::Zero),
-            ("16777216T", ParseError::TooLarge),
-            ("99999999999999999999999999999999999999999", ParseError::TooLarge),
-            ("1.00000000000000000000000000000000000000000K", ParseError::TooLarge),
+            ("", ByteCountError::MissingNumber),
+            ("MiB", ByteCountError::MissingNumber),
+            ("-1", ByteCountError::MissingNumber),
+            (".5G", ByteCountError::MissingNumber),
+            ("5.G", ByteCountError::MissingNumber),
+            ("1.2.3K", ByteCountError::MissingNumber),
+            ("1GB", ByteCountError::UnknownUnit("GB".to_owned())),
+            ("1 K iB", ByteCountError::UnknownUnit("K iB".to_owned())),
+            ("1e9", ByteCountError::UnknownUnit("e9".to_owned())),
+            ("1.5", ByteCountError::FractionalByte),
+            ("0.0001K", ByteCountError::FractionalByte),
+            ("0", ByteCountError::Zero),
+            ("0.0GiB", ByteCountError::Zero),
+            ("16777216T", ByteCountError::TooLarge),
+            ("99999999999999999999999999999999999999999", ByteCountError::TooLarge),
+            ("1.00000000000000000000000000000000000000000K", ByteCountError::TooLarge),
         ] {
             assert_eq!(parse(text), Err(error), "{text:?}");
         }
     }
 
     #[test]
-    fn what_sizes_are_printed_as_can_be_given_back() {
+    fn printed_sizes_parse_to_the_same_value() {
         for bytes in [1, 1023, 1024, 1536, 64 << 10, 1536 << 20, 1 << 40, (2 << 20) + 1] {
             assert_eq!(parse(&Size(bytes).to_string()), Ok(bytes));
         }
     }
 
     #[test]
-    fn rough_sizes_keep_a_tenth() {
+    fn rounded_sizes_have_at_most_one_decimal() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -169,8 +169,8 @@ mod tests {
             (25_194_139_648, "23.5 GiB"),
             (1 << 40, "1 TiB"),
         ] {
-            assert_eq!(Rough(bytes).to_string(), text);
+            assert_eq!(RoundedSize(bytes).to_string(), text);
         }
-        assert_eq!(format!("{:>8}", Rough(1024)), "   1 KiB");
+        assert_eq!(format!("{:>8}", RoundedSize(1024)), "   1 KiB");
     }
 }

@@ -1,27 +1,27 @@
-//! Tables for people: columns aligned, a row of headings, nothing around them.
+//! Text tables on stdout: aligned columns with headings and without borders.
 
 use comfy_table::{CellAlignment, presets};
 
-use crate::terminal::{self, Colour, Tone};
+use crate::terminal::{self, Colour, TextStyle};
 
-/// Where the text of a column stands.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
-    /// At the left.
+    /// Left-aligned.
     Left,
-    /// At the right.
+    /// Right-aligned.
     Right,
 }
 
-/// A table whose rows have a tone.
+/// A text table in which each row has a style.
 #[derive(Debug)]
-pub struct Table {
+pub struct TextTable {
     table: comfy_table::Table,
-    tones: Vec<Tone>,
+    styles: Vec<TextStyle>,
 }
 
-impl Table {
-    /// A table with these columns and no rows.
+impl TextTable {
+    /// Creates a table with these columns and no rows.
     pub fn new<const N: usize>(columns: [(&str, Align); N]) -> Self {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING).set_header(columns.map(|(name, _)| name));
@@ -32,20 +32,20 @@ impl Table {
                 Align::Right => CellAlignment::Right,
             });
         }
-        Self { table, tones: vec![Tone::Strong] }
+        Self { table, styles: vec![TextStyle::Heading] }
     }
 
     /// Adds a row.
-    pub fn row<const N: usize>(&mut self, tone: Tone, cells: [String; N]) {
-        // A cell of several lines would be several rows, and some text in cells is anybody's.
-        self.table.add_row(cells.map(|cell| terminal::plain(&cell.replace('\n', " "))));
-        self.tones.push(tone);
+    pub fn row<const N: usize>(&mut self, style: TextStyle, cells: [String; N]) {
+        // A line break would split the row, and cells may contain names that other users chose.
+        self.table.add_row(cells.map(|cell| terminal::escaped(&cell.replace('\n', " "))));
+        self.styles.push(style);
     }
 
-    /// The table, each line indented by two.
+    /// Returns the table as text, with each line indented by two spaces.
     pub fn render(&self, colour: Colour) -> String {
-        let lines = self.table.lines().zip(&self.tones);
-        lines.map(|(line, tone)| format!("  {}\n", colour.paint(*tone, line.trim_end()))).collect()
+        let lines = self.table.lines().zip(&self.styles);
+        lines.map(|(line, style)| format!("  {}\n", colour.paint(*style, line.trim_end()))).collect()
     }
 }
 
@@ -53,10 +53,10 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn example() -> Table {
-        let mut table = Table::new([("name", Align::Left), ("time", Align::Right), ("why", Align::Left)]);
-        table.row(Tone::Plain, ["a".to_owned(), "10 us".to_owned(), String::new()]);
-        table.row(Tone::Bad, ["longer".to_owned(), "1 us".to_owned(), "two\nlines".to_owned()]);
+    fn example() -> TextTable {
+        let mut table = TextTable::new([("name", Align::Left), ("time", Align::Right), ("why", Align::Left)]);
+        table.row(TextStyle::Plain, ["a".to_owned(), "10 us".to_owned(), String::new()]);
+        table.row(TextStyle::Error, ["longer".to_owned(), "1 us".to_owned(), "two\nlines".to_owned()]);
         table
     }
 
@@ -67,17 +67,17 @@ mod tests {
     }
 
     #[test]
-    fn cells_show_what_cannot_be_seen() {
-        let mut table = Table::new([("name", Align::Left), ("size", Align::Right)]);
-        table.row(Tone::Plain, ["gpj.\u{202e}exe".to_owned(), "1 B".to_owned()]);
-        table.row(Tone::Plain, ["a\u{200b}\u{1b}[2J".to_owned(), "2 B".to_owned()]);
+    fn control_characters_in_cells_are_escaped() {
+        let mut table = TextTable::new([("name", Align::Left), ("size", Align::Right)]);
+        table.row(TextStyle::Plain, ["gpj.\u{202e}exe".to_owned(), "1 B".to_owned()]);
+        table.row(TextStyle::Plain, ["a\u{200b}\u{1b}[2J".to_owned(), "2 B".to_owned()]);
         let expected =
             "  name                size\n  gpj.\\u{202e}exe      1 B\n  a\\u{200b}\\u{1b}[2J   2 B\n";
         assert_eq!(table.render(Colour::Off), expected);
     }
 
     #[test]
-    fn colour_changes_no_column() {
+    fn colours_do_not_change_the_alignment() {
         let coloured = example().render(Colour::On);
         let plain = coloured.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "");
         assert_eq!(plain, example().render(Colour::Off));

@@ -1,4 +1,4 @@
-//! The one place that writes: data to stdout, everything else to stderr, colour only for eyes.
+//! Terminal output: data on stdout, everything else on stderr, colours only on terminals.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
-/// The reader of stdout went away, as `head` does when it has seen enough: a reason to stop, and none to complain.
+/// The reader of stdout closed the pipe, as `head` does. The program stops without an error message.
 #[derive(Debug)]
 pub struct StdoutClosed;
 
@@ -15,88 +15,88 @@ impl std::error::Error for StdoutClosed {}
 
 impl fmt::Display for StdoutClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the reader of stdout went away")
+        f.write_str("the reader of stdout closed the pipe")
     }
 }
 
-/// How a piece of text is meant, besides what it says.
+/// The style of a text, which selects its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tone {
-    /// As text usually is.
+pub enum TextStyle {
+    /// Ordinary text.
     Plain,
-    /// A heading.
-    Strong,
-    /// Something of less importance.
-    Faint,
-    /// A success.
-    Good,
-    /// A failure.
-    Bad,
+    /// A heading (bold).
+    Heading,
+    /// Text of little importance (dim).
+    Dim,
+    /// A success (green).
+    Success,
+    /// A failure (red).
+    Error,
 }
 
-/// Whether text may carry colour.
+/// Whether text is written with colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colour {
-    /// Text is written without colour.
+    /// Without colours.
     Off,
-    /// Text is written with colour.
+    /// With colours.
     On,
 }
 
 impl Colour {
-    /// Whether text on stdout may.
+    /// Whether stdout is written with colours.
     pub fn of_stdout() -> Self {
-        static COLOUR: LazyLock<Colour> = LazyLock::new(|| Colour::wanted(io::stdout().is_terminal()));
+        static COLOUR: LazyLock<Colour> = LazyLock::new(|| Colour::for_output(io::stdout().is_terminal()));
         *COLOUR
     }
 
-    /// Whether text on stderr may.
+    /// Whether stderr is written with colours.
     pub fn of_stderr() -> Self {
-        static COLOUR: LazyLock<Colour> = LazyLock::new(|| Colour::wanted(io::stderr().is_terminal()));
+        static COLOUR: LazyLock<Colour> = LazyLock::new(|| Colour::for_output(io::stderr().is_terminal()));
         *COLOUR
     }
 
-    fn wanted(is_terminal: bool) -> Self {
-        // An empty variable counts as absent: https://no-color.org
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    fn for_output(is_terminal: bool) -> Self {
+        // An empty variable counts as unset: https://no-color.org
+        let disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
-        if is_terminal && !refused && !dumb { Self::On } else { Self::Off }
+        if is_terminal && !disabled && !dumb { Self::On } else { Self::Off }
     }
 
-    /// The text in the colour of a tone.
-    pub fn paint(self, tone: Tone, text: &str) -> String {
-        let code = match tone {
+    /// Returns the text with the escape sequences of a style, or unchanged if colours are off.
+    pub fn paint(self, style: TextStyle, text: &str) -> String {
+        let code = match style {
             _ if self == Self::Off => return text.to_owned(),
-            Tone::Plain => return text.to_owned(),
-            Tone::Strong => 1,
-            Tone::Faint => 2,
-            Tone::Good => 32,
-            Tone::Bad => 31,
+            TextStyle::Plain => return text.to_owned(),
+            TextStyle::Heading => 1,
+            TextStyle::Dim => 2,
+            TextStyle::Success => 32,
+            TextStyle::Error => 31,
         };
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 }
 
-/// Writes data.
+/// Writes data to stdout.
 ///
 /// # Errors
-/// [`StdoutClosed`], or what the system said.
+/// [`StdoutClosed`] if the reader closed the pipe, or the error of `write`.
 pub fn print(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
-        // As text: the cause of a full disk is not to be taken for that of full memory.
+        // As text, without the source: ENOSPC of a full disk must not be classified as out of memory.
         Err(error) => Err(anyhow!("cannot write to stdout: {error}")),
     }
 }
 
-/// Text that somebody else has chosen, with what would act on the terminal made visible.
-pub fn plain(text: &str) -> String {
+/// Escapes control characters in text of other users, so that it cannot control the terminal.
+pub fn escaped(text: &str) -> String {
     wholemem_os::Visible(text).to_string()
 }
 
-/// Writes one object in one line.
+/// Writes one JSON object in one line to stdout.
 ///
 /// # Errors
 /// As [`print()`].
@@ -104,13 +104,13 @@ pub fn print_json(object: &impl Serialize) -> Result<()> {
     print(&(serde_json::to_string(object)? + "\n"))
 }
 
-/// Tells a person something besides the data.
+/// Writes a line with the prefix `note:` to stderr.
 pub fn note(text: &str) {
-    say(&format!("{} {text}\n", Colour::of_stderr().paint(Tone::Strong, "note:")));
+    print_stderr(&format!("{} {text}\n", Colour::of_stderr().paint(TextStyle::Heading, "note:")));
 }
 
-/// Writes to stderr. If nobody is there to read it, nobody misses it.
-pub fn say(text: &str) {
+/// Writes to stderr. Errors are ignored: there is no other place to report them.
+pub fn print_stderr(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
@@ -119,20 +119,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colour_is_added_only_where_it_is_wanted() {
-        assert_eq!(Colour::Off.paint(Tone::Bad, "no"), "no");
-        assert_eq!(Colour::On.paint(Tone::Bad, "no"), "\x1b[31mno\x1b[0m");
-        assert_eq!(Colour::On.paint(Tone::Plain, "no"), "no");
+    fn colours_are_added_only_if_they_are_on() {
+        assert_eq!(Colour::Off.paint(TextStyle::Error, "no"), "no");
+        assert_eq!(Colour::On.paint(TextStyle::Error, "no"), "\x1b[31mno\x1b[0m");
+        assert_eq!(Colour::On.paint(TextStyle::Plain, "no"), "no");
     }
 
     #[test]
-    fn text_of_others_does_nothing_to_the_terminal() {
-        assert_eq!(plain("a\u{1b}[2J\r\n\tb \u{9b}é日"), r"a\u{1b}[2J\r\n\tb \u{9b}é日");
-        assert_eq!(plain("gpj.\u{202e}exe"), r"gpj.\u{202e}exe");
+    fn text_of_other_users_cannot_control_the_terminal() {
+        assert_eq!(escaped("a\u{1b}[2J\r\n\tb \u{9b}é日"), r"a\u{1b}[2J\r\n\tb \u{9b}é日");
+        assert_eq!(escaped("gpj.\u{202e}exe"), r"gpj.\u{202e}exe");
     }
 
     #[test]
-    fn what_is_no_terminal_has_no_colour() {
-        assert_eq!(Colour::wanted(false), Colour::Off);
+    fn output_that_is_not_a_terminal_has_no_colours() {
+        assert_eq!(Colour::for_output(false), Colour::Off);
     }
 }

@@ -1,4 +1,4 @@
-//! The options of the benches of collective calls.
+//! The options of the collective benchmarks.
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -6,13 +6,13 @@ use wholemem::{Algorithm, Dtype, ReduceOp};
 use wholemem_command::backend::BackendChoice;
 use wholemem_command::size::ByteCount;
 
-/// What every one of these benches takes. Of what takes several values, each goes with each.
+/// The options of all collective benchmarks. All combinations of the values of lists are measured.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BarrierArgs {
-    /// Which machinery moves the bytes
+    /// Memory to use: GPU or host
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// How many ranks
+    /// Numbers of ranks
     #[arg(
         long,
         value_delimiter = ',',
@@ -21,16 +21,16 @@ pub(crate) struct BarrierArgs {
         value_parser = clap::value_parser!(u32).range(1..=64)
     )]
     pub(crate) ranks: Vec<u32>,
-    /// How calls are enqueued [default: eager on a host, and both on a GPU]
+    /// How calls are enqueued [default: eager on a host, both on a GPU]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODES")]
-    pub(crate) mode: Vec<Mode>,
-    /// Let ranks run on any core, instead of each on its own where there are enough
+    pub(crate) mode: Vec<LaunchMode>,
+    /// Do not pin each rank to its own core
     #[arg(long)]
     pub(crate) any_core: bool,
-    /// How many calls are timed together [default: as many as take about a millisecond, and 100 on a GPU]
+    /// Calls that are timed together [default: as many as take about a millisecond, 100 on a GPU]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) calls: Option<u32>,
-    /// How often to measure each
+    /// Rounds for each case
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Print one JSON object instead of a table
@@ -38,65 +38,65 @@ pub(crate) struct BarrierArgs {
     pub(crate) json: bool,
 }
 
-/// A bench of calls that move bytes.
+/// The options of collectives that move data.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct MovesArgs {
+pub(crate) struct DataArgs {
     #[command(flatten)]
     pub(crate) all: BarrierArgs,
-    /// How many bytes each rank brings along [default: from 8B to 64MiB, on a GPU to 256MiB, or what leaves enough free]
+    /// Lengths of each rank's input [default: from 8B to 64MiB, on a GPU to 256MiB, or less if memory is short]
     #[arg(long, value_delimiter = ',', value_name = "SIZES")]
     pub(crate) sizes: Vec<ByteCount>,
-    /// Where inputs and outputs are
+    /// Memory of inputs and outputs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "window,staged", value_name = "BUFFERS")]
-    pub(crate) buffers: Vec<Buffers>,
-    /// How it is done, wherever it can be done so [default: as the library chooses] [possible values: packets, one-shot,
+    pub(crate) buffers: Vec<BufferKind>,
+    /// Algorithms to force where they are supported [default: chosen by wholemem] [possible values: packets, one-shot,
     /// two-shot]
     #[arg(long, value_delimiter = ',', value_name = "ALGORITHMS")]
     pub(crate) algorithm: Vec<Algorithm>,
 }
 
-/// A bench of reductions.
+/// The options of `allreduce`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReduceArgs {
     #[command(flatten)]
-    pub(crate) moves: MovesArgs,
-    /// Whether the output is where the input is
+    pub(crate) moves: DataArgs,
+    /// Whether calls are in place
     #[arg(long, value_enum, value_delimiter = ',', default_value = "out,in", value_name = "PLACES")]
-    pub(crate) place: Vec<Place>,
-    /// The type of the elements [default: f32 on a host, bf16 on a GPU]
+    pub(crate) place: Vec<OutputPlace>,
+    /// Types of the elements [default: f32 on a host, bf16 on a GPU]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub(crate) dtype: Vec<Dtype>,
-    /// How elements become one
+    /// Operations that combine elements
     #[arg(long, value_delimiter = ',', default_value = "sum", value_name = "OPS")]
     pub(crate) op: Vec<ReduceOp>,
-    /// Measure every algorithm at every size, and print the table of which is best up to where
+    /// Measure every algorithm at every size, and print the thresholds between the algorithms
     #[arg(long, conflicts_with_all = ["algorithm", "place", "buffers"])]
     pub(crate) tune: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
-    /// Each call by itself
+pub(crate) enum LaunchMode {
+    /// Each call is enqueued separately
     Eager,
-    /// A graph of a hundred calls
+    /// 100 calls in a CUDA graph
     Graph,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Buffers {
-    /// In windows, which the other ranks reach
+pub(crate) enum BufferKind {
+    /// In windows, which the other ranks have mapped
     Window,
-    /// In memory of this rank alone
+    /// In memory that only this rank has mapped
     Staged,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Place {
-    /// Elsewhere
+pub(crate) enum OutputPlace {
+    /// The output is another buffer
     Out,
-    /// In the input's place
+    /// The output is the input buffer
     In,
 }

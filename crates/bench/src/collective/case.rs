@@ -1,65 +1,70 @@
-//! What is measured: the parameters of one case, and the cases that arguments ask for.
+//! Cases of the collective benchmarks: their parameters, and how they follow from the options.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use wholemem::{Algorithm, Dtype, ReduceOp};
-use wholemem_command::size::{ByteCount, Rough};
+use wholemem_command::size::{ByteCount, RoundedSize};
 use wholemem_hal::BackendKind;
 
-use super::What;
-use crate::args::{BarrierArgs, Buffers, Mode, MovesArgs, Place, ReduceArgs};
+use super::CollectiveOp;
+use crate::args::{BarrierArgs, BufferKind, DataArgs, LaunchMode, OutputPlace, ReduceArgs};
 
-/// What the calls of a round on a host move between all ranks, and what a short one counts for: about a millisecond.
+/// Bytes that the calls of a round on the host move on all ranks, and the bytes that a short call counts for. A round then
+/// takes about a millisecond.
 const ROUND: usize = 32 << 20;
 const SHORT: usize = 4 << 10;
 
-/// The calls of a graph, and of a round on a GPU.
+/// Calls in a graph, and in a round on a GPU.
 const GRAPH: u32 = 100;
 
-/// Sizes that nobody asked for: up to the last on a GPU, and up to the one before on a host.
+/// Default sizes. On a host the last one is left out.
 const SIZES: [usize; 12] =
     [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
 
-/// The part of what is free that they take at most.
+/// Default sizes use at most this fraction (one third) of the available memory.
 const PART: usize = 3;
 
-/// One thing to measure.
+/// The parameters of one measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Case {
-    pub(super) what: What,
+pub(super) struct CollectiveCase {
+    pub(super) what: CollectiveOp,
     pub(super) ranks: u32,
-    /// Bytes that each rank brings along.
+    /// Length of each rank's input in bytes.
     pub(super) len: usize,
-    /// By their numbers.
+    /// Codes of the element type and of the operation.
     dtype: u32,
     op: u32,
-    /// By its name, if it is to be this one.
+    /// Name of the forced algorithm.
     algorithm: Option<String>,
-    pub(super) mode: Mode,
-    pub(super) buffers: Buffers,
-    pub(super) place: Place,
-    /// Calls of a round.
+    pub(super) mode: LaunchMode,
+    pub(super) buffers: BufferKind,
+    pub(super) place: OutputPlace,
+    /// Calls in a round.
     pub(super) calls: u32,
-    /// Those, if they do not depend on what is moved.
+    /// Calls in a round that the user or the device sets, instead of a number that depends on the length.
     asked: Option<u32>,
-    /// Buffers that the calls of a round take in turn.
+    /// Buffers that the calls of a round use cyclically.
     pub(super) slots: u32,
     pub(super) rounds: u32,
-    /// Whether each rank has a core of its own.
+    /// Whether each rank is pinned to its own core.
     pub(super) bound: bool,
 }
 
-impl Case {
-    /// All that the arguments of a reduction ask for.
-    pub(super) fn reductions(args: &ReduceArgs, machine: &Machine) -> Result<Vec<Self>> {
+impl CollectiveCase {
+    /// Creates the cases of `bench allreduce`.
+    pub(super) fn reductions(args: &ReduceArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let usual = [if machine.on_gpu() { Dtype::Bf16 } else { Dtype::F32 }];
         let dtypes = if args.dtype.is_empty() { &usual[..] } else { &args.dtype };
         let mut cases = Vec::new();
-        for case in Self::moves(What::Allreduce, &args.moves, machine)? {
+        for case in Self::of_data(CollectiveOp::Allreduce, &args.moves, machine)? {
             for (dtype, op) in dtypes.iter().flat_map(|dtype| args.op.iter().map(move |op| (*dtype, *op))) {
-                ensure!(op.applies_to(dtype), "the reduction {op} is not for {dtype}");
+                ensure!(op.applies_to(dtype), "the reduction {op} does not support {dtype}");
                 let (len, unit) = (case.len, dtype.len());
-                ensure!(len.is_multiple_of(unit), "{} are no whole elements of {dtype}", Rough(len));
+                ensure!(
+                    len.is_multiple_of(unit),
+                    "{} is not a multiple of the length of {dtype}",
+                    RoundedSize(len)
+                );
                 for &place in &args.place {
                     cases.push(case.clone().of(dtype, op, place));
                 }
@@ -68,8 +73,8 @@ impl Case {
         Ok(cases)
     }
 
-    /// All that the arguments ask for, those of one number of ranks side by side, and among them those of one algorithm.
-    pub(super) fn moves(what: What, args: &MovesArgs, machine: &Machine) -> Result<Vec<Self>> {
+    /// Creates the cases of a benchmark that moves data, sorted by the number of ranks and then by algorithm.
+    pub(super) fn of_data(what: CollectiveOp, args: &DataArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let algorithms = match &args.algorithm[..] {
             [] => vec![None],
             some => some.iter().map(|algorithm| Some(algorithm.to_string())).collect(),
@@ -82,36 +87,36 @@ impl Case {
                     sizes.iter().flat_map(|len| args.buffers.iter().map(move |at| (len, at)))
                 {
                     let case = Self { what, len, buffers, algorithm: algorithm.clone(), ..case.clone() };
-                    cases.push(case.of(Dtype::U8, ReduceOp::Sum, Place::Out));
+                    cases.push(case.of(Dtype::U8, ReduceOp::Sum, OutputPlace::Out));
                 }
             }
         }
         Ok(cases)
     }
 
-    /// Those that move nothing.
-    pub(super) fn barriers(args: &BarrierArgs, machine: &Machine) -> Result<Vec<Self>> {
+    /// Creates the cases of `bench barrier`, which are the base of all other cases.
+    pub(super) fn barriers(args: &BarrierArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let modes = match (&args.mode[..], machine.on_gpu()) {
-            ([], true) => vec![Mode::Eager, Mode::Graph],
-            ([], false) => vec![Mode::Eager],
+            ([], true) => vec![LaunchMode::Eager, LaunchMode::Graph],
+            ([], false) => vec![LaunchMode::Eager],
             (some, _) => some.to_vec(),
         };
-        let graphs = modes.contains(&Mode::Graph);
+        let graphs = modes.contains(&LaunchMode::Graph);
         ensure!(
             machine.on_gpu() || !graphs,
-            "graphs of a host are calls one after the other: leave out `--mode graph`"
+            "`--mode graph` needs a GPU: on a host, graphs run calls one by one"
         );
         let asked = args.calls.or_else(|| machine.on_gpu().then_some(GRAPH));
         let case = |ranks: u32, mode| Self {
-            what: What::Barrier,
+            what: CollectiveOp::Barrier,
             ranks,
             len: 0,
             dtype: Dtype::U8.code(),
             op: ReduceOp::Sum.code(),
             algorithm: None,
             mode,
-            buffers: Buffers::Window,
-            place: Place::Out,
+            buffers: BufferKind::Window,
+            place: OutputPlace::Out,
             calls: asked.unwrap_or_else(|| calls(ranks, 0)),
             asked,
             slots: 1,
@@ -121,35 +126,35 @@ impl Case {
         Ok(args.ranks.iter().flat_map(|ranks| modes.iter().map(|mode| case(*ranks, *mode))).collect())
     }
 
-    /// A few reductions in windows, in place.
-    pub(super) fn of_the_tour(ranks: u32, len: usize) -> Self {
+    /// Creates the case of the demo: all-reduces in windows, in place.
+    pub(super) fn for_demo(ranks: u32, len: usize) -> Self {
         let (calls, rounds) = (10, 3);
         let case = Self {
-            what: What::Allreduce,
+            what: CollectiveOp::Allreduce,
             ranks,
             len,
             dtype: 0,
             op: 0,
             algorithm: None,
-            mode: Mode::Eager,
-            buffers: Buffers::Window,
-            place: Place::In,
+            mode: LaunchMode::Eager,
+            buffers: BufferKind::Window,
+            place: OutputPlace::In,
             calls,
             asked: Some(calls),
             slots: 1,
             rounds,
             bound: false,
         };
-        case.of(Dtype::F32, ReduceOp::Sum, Place::In)
+        case.of(Dtype::F32, ReduceOp::Sum, OutputPlace::In)
     }
 
-    /// The same, of elements of a type that are combined so.
-    fn of(mut self, dtype: Dtype, op: ReduceOp, place: Place) -> Self {
+    /// Sets the element type, the operation and the place of the output, and the number of calls and buffers that follow.
+    fn of(mut self, dtype: Dtype, op: ReduceOp, place: OutputPlace) -> Self {
         (self.dtype, self.op, self.place) = (dtype.code(), op.code(), place);
         self.calls = self.asked.unwrap_or_else(|| calls(self.ranks, self.len));
         self.slots = match place {
-            Place::In => self.calls.div_ceil(lifetime(dtype, op, self.ranks)),
-            Place::Out => 1,
+            OutputPlace::In => self.calls.div_ceil(lifetime(dtype, op, self.ranks)),
+            OutputPlace::Out => 1,
         };
         self
     }
@@ -162,31 +167,31 @@ impl Case {
         ReduceOp::from_code(self.op).unwrap_or(ReduceOp::Sum)
     }
 
-    /// The algorithm that is asked for.
-    pub(super) fn wanted(&self) -> Option<Algorithm> {
+    /// The algorithm that the options force.
+    pub(super) fn forced_algorithm(&self) -> Option<Algorithm> {
         self.algorithm.as_deref().and_then(|name| name.parse().ok())
     }
 
-    /// Whether another case is of the same algorithm.
-    pub(super) fn has_the_algorithm_of(&self, other: &Self) -> bool {
+    /// Whether both cases force the same algorithm.
+    pub(super) fn has_same_algorithm(&self, other: &Self) -> bool {
         self.algorithm == other.algorithm
     }
 
-    /// Bytes of the output.
+    /// Length of each rank's output in bytes.
     pub(super) fn output_len(&self) -> usize {
         match self.what {
-            What::Allgather => self.len * self.ranks as usize,
+            CollectiveOp::Allgather => self.len * self.ranks as usize,
             _ => self.len,
         }
     }
 
-    /// What all ranks together take of memory.
+    /// Bytes of memory that all ranks use together.
     pub(super) fn footprint(&self) -> usize {
         let buffers = match self.place {
-            Place::In => self.len,
-            Place::Out => self.len + self.output_len(),
+            OutputPlace::In => self.len,
+            OutputPlace::Out => self.len + self.output_len(),
         };
-        // Pieces are compared on their way back from a GPU, and a copy has a place of its own.
+        // The last term is the target of the plain copy.
         buffers
             .saturating_mul(self.slots as usize)
             .saturating_add(self.output_len())
@@ -196,33 +201,33 @@ impl Case {
     pub(super) fn label(&self) -> String {
         let Self { what, ranks, .. } = self;
         match what {
-            What::Barrier => format!("{what} of {ranks}"),
-            _ => format!("{what} of {} among {ranks}", Rough(self.len)),
+            CollectiveOp::Barrier => format!("{what} of {ranks}"),
+            _ => format!("{what} of {} among {ranks}", RoundedSize(self.len)),
         }
     }
 }
 
-/// The machine that cases are run on.
+/// Properties of the machine that the cases depend on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Machine {
+pub(super) struct MachineInfo {
     pub(super) kind: BackendKind,
     pub(super) available: usize,
     pub(super) cores: usize,
 }
 
-impl Machine {
+impl MachineInfo {
     fn on_gpu(&self) -> bool {
         self.kind == BackendKind::Cuda
     }
 }
 
-/// The sizes that are asked for, or those that there is room for.
-fn sizes(what: What, asked: &[ByteCount], ranks: u32, machine: &Machine) -> Vec<usize> {
+/// Returns the requested sizes, or the default sizes that fit in the available memory.
+fn sizes(what: CollectiveOp, asked: &[ByteCount], ranks: u32, machine: &MachineInfo) -> Vec<usize> {
     if !asked.is_empty() {
         return asked.iter().map(|size| size.0).collect();
     }
     let copies = match what {
-        What::Allgather => 2 * ranks as usize + 1,
+        CollectiveOp::Allgather => 2 * ranks as usize + 1,
         _ => 3,
     };
     let most = machine.available / PART / copies / ranks.max(1) as usize;
@@ -230,14 +235,13 @@ fn sizes(what: What, asked: &[ByteCount], ranks: u32, machine: &Machine) -> Vec<
     all.iter().copied().filter(|len| *len <= most).collect()
 }
 
-/// How many calls take about a millisecond on a host.
+/// Returns the number of calls that take about a millisecond on a host.
 fn calls(ranks: u32, len: usize) -> u32 {
     let calls = ROUND / ranks.max(1) as usize / len.max(SHORT);
     u32::try_from(calls).unwrap_or(u32::MAX).max(1)
 }
 
-/// How often elements are combined in place until nothing is left of them: doubled and doubled again, they are infinite
-/// or zero.
+/// Returns how many times elements can be combined in place before they overflow or become zero.
 fn lifetime(dtype: Dtype, op: ReduceOp, ranks: u32) -> u32 {
     let bits: u32 = match dtype {
         Dtype::F16 => 15,
@@ -258,21 +262,21 @@ pub(super) mod tests {
     use crate::args::BenchCommand;
     use crate::args::tests::parse;
 
-    const HOST: Machine = Machine { kind: BackendKind::Host, available: 4 << 30, cores: 2 };
+    const HOST: MachineInfo = MachineInfo { kind: BackendKind::Host, available: 4 << 30, cores: 2 };
 
-    /// The cases on a host that words ask for.
-    pub(in super::super) fn reductions(words: &[&str]) -> Vec<Case> {
+    /// Parses the options of `bench allreduce` and returns its cases on a host.
+    pub(in super::super) fn reductions(words: &[&str]) -> Vec<CollectiveCase> {
         tried(words).unwrap()
     }
 
-    fn tried(words: &[&str]) -> Result<Vec<Case>> {
+    fn tried(words: &[&str]) -> Result<Vec<CollectiveCase>> {
         let words = [&["allreduce"], words].concat();
-        let BenchCommand::Allreduce(args) = parse(&words) else { panic!("no reduction") };
-        Case::reductions(&args, &HOST)
+        let BenchCommand::Allreduce(args) = parse(&words) else { panic!("not an allreduce") };
+        CollectiveCase::reductions(&args, &HOST)
     }
 
     #[test]
-    fn each_value_goes_with_each() {
+    fn cases_are_all_combinations_of_the_options() {
         let cases = reductions(&["--ranks", "2,3", "--sizes", "8,1KiB", "--dtype", "f32,u8"]);
         assert_eq!(cases.len(), 2 * 2 * 2 * 2 * 2);
         assert!(cases.is_sorted_by_key(|case| case.ranks));
@@ -280,15 +284,15 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_combinations_are_rejected() {
         let refused = |words: &[&str]| tried(words).unwrap_err().to_string();
-        assert_eq!(refused(&["--op", "xor"]), "the reduction xor is not for f32");
-        assert_eq!(refused(&["--sizes", "6B"]), "6 B are no whole elements of f32");
-        assert!(refused(&["--mode", "graph"]).ends_with("leave out `--mode graph`"));
+        assert_eq!(refused(&["--op", "xor"]), "the reduction xor does not support f32");
+        assert_eq!(refused(&["--sizes", "6B"]), "6 B is not a multiple of the length of f32");
+        assert!(refused(&["--mode", "graph"]).starts_with("`--mode graph` needs a GPU"));
     }
 
     #[test]
-    fn rounds_are_long_enough_and_elements_outlive_them() {
+    fn rounds_are_long_enough_and_elements_do_not_overflow() {
         assert_eq!([calls(2, 4), calls(2, 4096), calls(2, 1 << 20), calls(8, 1 << 30)], [4096, 4096, 16, 1]);
         assert_eq!(lifetime(Dtype::F32, ReduceOp::Sum, 2), 121);
         assert_eq!(lifetime(Dtype::F32, ReduceOp::Sum, 3), 60);
@@ -297,10 +301,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sizes_leave_enough_free() {
-        let machine = |available| Machine { available, ..HOST };
-        assert_eq!(sizes(What::Allreduce, &[], 2, &HOST).last(), Some(&(64 << 20)));
-        assert_eq!(sizes(What::Allreduce, &[], 2, &machine(1 << 20)).last(), Some(&(16 << 10)));
-        assert_eq!(sizes(What::Allgather, &[], 8, &HOST).last(), Some(&(4 << 20)));
+    fn default_sizes_fit_in_the_available_memory() {
+        let machine = |available| MachineInfo { available, ..HOST };
+        assert_eq!(sizes(CollectiveOp::Allreduce, &[], 2, &HOST).last(), Some(&(64 << 20)));
+        assert_eq!(sizes(CollectiveOp::Allreduce, &[], 2, &machine(1 << 20)).last(), Some(&(16 << 10)));
+        assert_eq!(sizes(CollectiveOp::Allgather, &[], 8, &HOST).last(), Some(&(4 << 20)));
     }
 }

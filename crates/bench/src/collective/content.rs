@@ -1,5 +1,7 @@
-//! What ranks bring along, and what must come of it: small numbers that come again after a prime number of elements, so
-//! that elements at a wrong place are found out, and so that what is expected is known without a second buffer.
+//! Test data of the collective benchmarks, and the expected results.
+//!
+//! The elements are small numbers with a prime period, so that elements at wrong positions are detected, and the expected
+//! result is known without a second buffer.
 
 use anyhow::{Result, bail};
 use half::{bf16, f16};
@@ -9,30 +11,30 @@ use wholemem_hal::{Span, Stream};
 
 const SEED: u64 = 0x0b57_ac1e_0000_0006;
 
-/// Elements before they come again.
+/// Elements in a period.
 const PERIOD: usize = 1021;
 
-/// About how many bytes are written or compared at once: so few that they are left in the caches, as far as these go. Longer
-/// copies go past them.
+/// Approximate number of bytes that are written or compared at a time. Few enough to stay in the caches; longer copies use
+/// non-temporal stores.
 const PIECE: usize = 64 << 10;
 
-/// One period of elements.
+/// One period of elements, as bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Period(Vec<u8>);
+pub(super) struct ElementPeriod(Vec<u8>);
 
-impl Period {
-    /// What a rank brings along in a round.
+impl ElementPeriod {
+    /// Returns the input of a rank in a round.
     pub(super) fn of(dtype: Dtype, round: u64, rank: u32) -> Self {
         let seed = word(word(SEED, round), u64::from(rank));
         let number = |at: u64| u8::try_from(word(seed, at) >> 61).unwrap_or(0) + 1;
         Self((0..PERIOD as u64).flat_map(|at| element(dtype, number(at))).collect())
     }
 
-    /// What comes of what all ranks bring along, when it is combined once, and again in its place.
+    /// Returns the result of combining the inputs of all ranks `times` times in place.
     pub(super) fn combined(all: &[Self], dtype: Dtype, op: ReduceOp, times: u32) -> Self {
         let sources: Vec<&[u8]> = all.iter().map(|period| &period.0[..]).collect();
         let mut once = combine_naive(&sources, dtype, op);
-        // There are few different numbers: it is enough to know what becomes of each.
+        // Few distinct values exist: the result is computed once for each of them.
         let mut numbers: Vec<&[u8]> = once.chunks_exact(dtype.len()).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -49,13 +51,13 @@ impl Period {
         Self(once)
     }
 
-    /// As many periods as make a piece, or `len` bytes.
+    /// Repeats the period to about `PIECE` bytes or `len` bytes, whichever is less.
     fn repeated(&self, len: usize) -> Vec<u8> {
         let count = len.min(PIECE).div_ceil(self.0.len()).max(1);
         self.0.repeat(count)
     }
 
-    /// Writes periods to memory, from its beginning on.
+    /// Fills memory with repeated periods.
     pub(super) fn write(&self, stream: &Stream, to: &Span) -> Result<()> {
         let piece = self.repeated(to.len());
         for at in (0..to.len()).step_by(piece.len()) {
@@ -65,7 +67,7 @@ impl Period {
         Ok(())
     }
 
-    /// Looks that memory holds periods, from its beginning on.
+    /// Checks that memory contains repeated periods.
     pub(super) fn check(&self, stream: &Stream, from: &Span) -> Result<()> {
         let piece = self.repeated(from.len());
         let mut seen = vec![0; piece.len().min(from.len())];
@@ -81,7 +83,7 @@ impl Period {
     }
 }
 
-/// A small number as an element.
+/// Encodes a small number as an element.
 fn element(dtype: Dtype, number: u8) -> Vec<u8> {
     match dtype {
         Dtype::F16 => f16::from(number).to_ne_bytes().to_vec(),
@@ -104,24 +106,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn combining_again_is_what_it_is_one_by_one() {
+    fn repeated_combining_equals_combining_one_by_one() {
         for (dtype, op) in
             [(Dtype::F32, ReduceOp::Sum), (Dtype::Bf16, ReduceOp::Avg), (Dtype::U16, ReduceOp::Prod)]
         {
-            let all: Vec<_> = (0..3).map(|rank| Period::of(dtype, 5, rank)).collect();
-            let mut expected = Period::combined(&all, dtype, op, 1);
+            let all: Vec<_> = (0..3).map(|rank| ElementPeriod::of(dtype, 5, rank)).collect();
+            let mut expected = ElementPeriod::combined(&all, dtype, op, 1);
             for times in 2..6 {
-                expected = Period::combined(&vec![expected; 3], dtype, op, 1);
-                assert_eq!(Period::combined(&all, dtype, op, times), expected, "{dtype} {op} {times}");
+                expected = ElementPeriod::combined(&vec![expected; 3], dtype, op, 1);
+                assert_eq!(ElementPeriod::combined(&all, dtype, op, times), expected, "{dtype} {op} {times}");
             }
         }
     }
 
     #[test]
-    fn every_wrong_byte_is_found() {
+    fn a_wrong_byte_is_reported_at_any_length() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let stream = device.stream().unwrap();
-        let period = Period::of(Dtype::F32, 1, 0);
+        let period = ElementPeriod::of(Dtype::F32, 1, 0);
         for len in [4, 4084, 3 << 20] {
             let buffer = PinnedBuffer::create(&device, len).unwrap();
             period.write(&stream, &buffer.all()).unwrap();
@@ -133,8 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn rounds_and_ranks_bring_other_elements() {
-        let first = Period::of(Dtype::U8, 1, 0);
-        assert!(first != Period::of(Dtype::U8, 2, 0) && first != Period::of(Dtype::U8, 1, 1));
+    fn inputs_differ_between_rounds_and_ranks() {
+        let first = ElementPeriod::of(Dtype::U8, 1, 0);
+        assert!(first != ElementPeriod::of(Dtype::U8, 2, 0) && first != ElementPeriod::of(Dtype::U8, 1, 1));
     }
 }

@@ -1,4 +1,4 @@
-//! What no call can be faster than: a flag that goes to another rank and back, and a plain copy of as many bytes.
+//! Lower limits of a collective call: the round trip of a flag between two ranks, and a plain copy of as many bytes.
 
 use std::hint::spin_loop;
 use std::os::fd::AsFd;
@@ -13,77 +13,77 @@ use wholemem_hal::limits::RawDevice;
 use wholemem_hal::{Allocation, BackendKind, Event, EventKind, HandleKind, Rights, Span};
 use wholemem_os::Deadline;
 
-use super::run::captured;
-use crate::alloc::raw_failed;
+use super::run::capture;
+use crate::alloc::raw_error;
 
-/// How often a flag goes there and back, and how often that is measured.
+/// Round trips in a run, and runs, of which the fastest counts.
 const TRIPS: u64 = 2000;
 const RUNS: u32 = 7;
 
-/// How often a rank looks before it lets others run, for machines with one core.
+/// Polls after which a rank yields its core, for machines with one core.
 const SPINS: u32 = 100_000;
 
-/// Words that are no neighbours in a cache.
+/// Offsets of the two flags, in different cache lines.
 const THERE: usize = 0;
 const BACK: usize = 256;
 
-/// Calls of a graph.
+/// Calls in a graph.
 const CALLS: u32 = 100;
 
-/// What tells the speed of copies on a GPU.
+/// Bytes of the copy that measures the copy speed of a GPU.
 const LARGE: usize = 256 << 20;
 
-/// How many times a copy on a host is made, of which the best counts.
+/// Copies on a host, of which the fastest counts.
 const COPIES: u32 = 30;
 
-/// What ranks can do at best, as all of them have measured it together.
+/// Measured limits, equal on all ranks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    pub(super) flag: Flag,
-    /// Seconds that a byte takes in a long copy, where short ones cannot be timed.
-    second_a_byte: Option<f64>,
+    pub(super) flag: FlagTime,
+    /// Seconds for each byte of a long copy, on a GPU, where short copies cannot be timed.
+    seconds_per_byte: Option<f64>,
 }
 
-/// How long a flag's round trip takes, and how that is known.
+/// The time of a flag's round trip, and how it was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct Flag {
+pub(super) struct FlagTime {
     pub(super) took: Duration,
-    pub(super) by: FlagBy,
+    pub(super) by: FlagMethod,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum FlagBy {
-    /// Two ranks pass a word in shared memory to and fro.
+pub(super) enum FlagMethod {
+    /// Ranks 0 and 1 exchange a word in shared memory.
     PingPong,
-    /// The barrier's own kernel, in a graph.
+    /// Barrier kernels in a graph.
     BarrierKernel,
 }
 
 impl Limits {
-    /// Measures. Collective.
+    /// Measures the limits. Collective.
     pub(super) fn measure(symmetric: &SymmetricMemory) -> Result<Self> {
         let group = symmetric.group();
         if group.device().backend().kind() == BackendKind::Host {
             let took = ping_pong(group)?;
-            return Ok(Self { flag: Flag { took, by: FlagBy::PingPong }, second_a_byte: None });
+            return Ok(Self { flag: FlagTime { took, by: FlagMethod::PingPong }, seconds_per_byte: None });
         }
-        let flag = Flag { took: barriers(symmetric)?, by: FlagBy::BarrierKernel };
-        Ok(Self { flag, second_a_byte: Some(large_copy(group)?) })
+        let flag = FlagTime { took: barriers(symmetric)?, by: FlagMethod::BarrierKernel };
+        Ok(Self { flag, seconds_per_byte: Some(large_copy(group)?) })
     }
 
-    /// How long the slowest rank takes for a plain copy when all of them make one. Collective.
+    /// Returns the time of the slowest rank for a plain copy that all ranks make at the same time. Collective.
     pub(super) fn copy(&self, group: &Communicator, to: &Span, from: &Span) -> Result<Duration> {
-        if let Some(second) = self.second_a_byte {
+        if let Some(second) = self.seconds_per_byte {
             return Ok(Duration::from_secs_f64(second * from.len() as f64));
         }
-        let raw = RawDevice::of(group.device()).map_err(raw_failed)?;
+        let raw = RawDevice::of(group.device()).map_err(raw_error)?;
         group.bootstrap().barrier()?;
-        slowest(group, raw.best_copy(to, from, COPIES).map_err(raw_failed)?)
+        slowest(group, raw.best_copy(to, from, COPIES).map_err(raw_error)?)
     }
 }
 
-/// The longest time of all ranks. Collective.
+/// Returns the longest time of all ranks. Collective.
 pub(super) fn slowest(group: &Communicator, own: Duration) -> Result<Duration> {
     let own = u64::try_from(own.as_nanos()).expect("shorter than 584 years");
     let all = group.bootstrap().all_gather(&own.to_le_bytes())?;
@@ -91,16 +91,18 @@ pub(super) fn slowest(group: &Communicator, own: Duration) -> Result<Duration> {
     Ok(Duration::from_nanos(times.max().unwrap_or(0)))
 }
 
-/// Ranks 0 and 1 pass a word to and fro in memory that both have mapped; the others sleep.
+/// Measures the round trip of a word between ranks 0 and 1 in shared memory, while the other ranks wait in a barrier.
 fn ping_pong(group: &Communicator) -> Result<Duration> {
     let (comm, device) = (group.bootstrap(), group.device());
     let len = memory::whole_granules(device, 2 * BACK)?;
     let own = device.allocate(len)?;
-    let handle =
-        own.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd().context("host memory has a descriptor")?;
+    let handle = own
+        .export(HandleKind::Fd, Rights::ReadWrite)?
+        .into_fd()
+        .context("host memory was not exported as a descriptor")?;
     let first = comm.rank() == Rank(0);
     let given = comm.all_gather_fds(&first.then_some(handle.as_fd()).into_iter().collect::<Vec<_>>())?;
-    let fd = given.into_iter().next().and_then(|mut fds| fds.pop()).context("rank 0 gave no memory")?;
+    let fd = given.into_iter().next().and_then(|mut fds| fds.pop()).context("rank 0 sent no descriptor")?;
     let map = Allocation::import(device, fd.into(), len)?.map(Rights::ReadWrite)?;
     let bytes = map.bytes()?;
     let (there, back) = (bytes.atomic_u64(THERE)?, bytes.atomic_u64(BACK)?);
@@ -113,10 +115,10 @@ fn ping_pong(group: &Communicator) -> Result<Duration> {
                 _ if comm.size() == 1 => {}
                 Rank(0) => {
                     there.store(trip, Ordering::Release);
-                    await_word(back, trip);
+                    wait_for_word(back, trip);
                 }
                 Rank(1) => {
-                    await_word(there, trip);
+                    wait_for_word(there, trip);
                     back.store(trip, Ordering::Release);
                 }
                 _ => break,
@@ -129,22 +131,22 @@ fn ping_pong(group: &Communicator) -> Result<Duration> {
     slowest(group, if comm.rank().0 < 2 { own } else { Duration::ZERO })
 }
 
-fn await_word(word: &AtomicU64, wanted: u64) {
-    let mut looks = 0_u32;
+fn wait_for_word(word: &AtomicU64, wanted: u64) {
+    let mut polls = 0_u32;
     while word.load(Ordering::Acquire) != wanted {
-        looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(SPINS) {
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(SPINS) {
             std::thread::yield_now();
         }
         spin_loop();
     }
 }
 
-/// One of many barriers in a graph: no flag can go to another rank and back within less than half of it.
+/// Returns the time of one of many barriers in a graph. A flag's round trip cannot be shorter than half of it.
 fn barriers(symmetric: &SymmetricMemory) -> Result<Duration> {
     let group = symmetric.group();
     let stream = group.device().stream()?;
-    let graph = captured(&stream, |stream| (0..CALLS).try_for_each(|_| Ok(symmetric.barrier(stream)?)))?;
+    let graph = capture(&stream, |stream| (0..CALLS).try_for_each(|_| Ok(symmetric.barrier(stream)?)))?;
     let event = || Event::create(group.device(), EventKind::Timed);
     let (begin, end) = (event()?, event()?);
     let mut best = Duration::MAX;
@@ -161,13 +163,13 @@ fn barriers(symmetric: &SymmetricMemory) -> Result<Duration> {
     slowest(group, best / CALLS)
 }
 
-/// How many seconds a byte takes when all ranks copy at once.
+/// Returns the seconds for each byte when all ranks copy at the same time.
 fn large_copy(group: &Communicator) -> Result<f64> {
     let device = group.device();
     let map = || -> Result<Span> { Ok(device.allocate(LARGE)?.map(Rights::ReadWrite)?.all()) };
     let (from, to) = (map()?, map()?);
-    let raw = RawDevice::of(device).map_err(raw_failed)?;
+    let raw = RawDevice::of(device).map_err(raw_error)?;
     group.bootstrap().barrier()?;
-    let took = slowest(group, raw.best_copy(&to, &from, RUNS).map_err(raw_failed)?)?;
+    let took = slowest(group, raw.best_copy(&to, &from, RUNS).map_err(raw_error)?)?;
     Ok(took.as_secs_f64() / LARGE as f64)
 }

@@ -1,13 +1,13 @@
-//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`: what ranks do together, beside a flag's round trip
-//! and a plain copy.
+//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`: collectives, compared with a flag's round trip and a
+//! plain copy.
 //!
 //! ```text
-//!   a round   inputs filled, outputs spoilt -> all begin together -> calls, timed -> every byte compared
+//!   a round   fill inputs, poison outputs -> barrier -> timed calls -> compare every byte
 //! ```
 //!
-//! Ranks are processes, each on a core of its own where there are enough. The time of a round is the slowest rank's, and is
-//! told as that of one call. Calls of a round use the same buffers again and again, as the benches of others do, and so
-//! they are in the caches where they fit; in place they use several in turn, lest all elements become infinite.
+//! Ranks are processes, each pinned to its own core if there are enough. The time of a round is that of the slowest rank,
+//! divided by the number of calls. The calls of a round use the same buffers again, as the benchmarks of other libraries do, so
+//! that short buffers stay in the caches. In-place calls use several buffers cyclically, because elements would overflow.
 
 mod case;
 mod content;
@@ -25,28 +25,28 @@ use serde::{Deserialize, Serialize};
 use wholemem::{Communicator, SymmetricMemory, SymmetricSpec, Tuning};
 use wholemem_command::backend::BackendChoice;
 use wholemem_command::failure::PeerFailed;
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::ranks::RankRole;
 use wholemem_command::{backend, memory};
 use wholemem_hal::Device;
 
-use self::case::{Case, Machine};
-use self::limit::{Flag, Limits};
-use self::report::{Measured, tell};
+use self::case::{CollectiveCase, MachineInfo};
+use self::limit::{FlagTime, Limits};
+use self::report::{CollectiveResult, print_report};
 use super::workers;
-use crate::args::{BarrierArgs, MovesArgs, ReduceArgs};
+use crate::args::{BarrierArgs, DataArgs, ReduceArgs};
 
-/// What ranks do together.
+/// The collective that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum What {
+pub(crate) enum CollectiveOp {
     Allreduce,
     Allgather,
     Broadcast,
     Barrier,
 }
 
-impl fmt::Display for What {
+impl fmt::Display for CollectiveOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Allreduce => "allreduce",
@@ -57,109 +57,109 @@ impl fmt::Display for What {
     }
 }
 
-/// What came of a case.
+/// The measurements of a case.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Outcome {
-    /// How long a call took, in each round.
+struct CaseOutcome {
+    /// Time of a call, for each round.
     rounds: Vec<Duration>,
     algorithm: Option<String>,
-    flag: Flag,
+    flag: FlagTime,
     copy: Duration,
 }
 
-type Told = workers::Told<(), Outcome>;
-type Tell<'a> = workers::Tell<'a, (), Outcome>;
+type RankMessage = workers::RankMessage<(), CaseOutcome>;
+type Reporter<'a> = workers::Reporter<'a, (), CaseOutcome>;
 
 pub(super) fn reduce(args: &ReduceArgs) -> Result<()> {
     let (device, machine) = open(args.moves.all.backend)?;
     if args.tune {
         return tune::run(args, &device, &machine);
     }
-    let measured = measure(&device, &Case::reductions(args, &machine)?)?;
-    tell(What::Allreduce, &device, &measured, None, args.moves.all.json)
+    let measured = measure(&device, &CollectiveCase::reductions(args, &machine)?)?;
+    print_report(CollectiveOp::Allreduce, &device, &measured, None, args.moves.all.json)
 }
 
-pub(super) fn moves(what: What, args: &MovesArgs) -> Result<()> {
+pub(super) fn move_data(what: CollectiveOp, args: &DataArgs) -> Result<()> {
     let (device, machine) = open(args.all.backend)?;
-    let measured = measure(&device, &Case::moves(what, args, &machine)?)?;
-    tell(what, &device, &measured, None, args.all.json)
+    let measured = measure(&device, &CollectiveCase::of_data(what, args, &machine)?)?;
+    print_report(what, &device, &measured, None, args.all.json)
 }
 
 pub(super) fn barrier(args: &BarrierArgs) -> Result<()> {
     let (device, machine) = open(args.backend)?;
-    let measured = measure(&device, &Case::barriers(args, &machine)?)?;
-    tell(What::Barrier, &device, &measured, None, args.json)
+    let measured = measure(&device, &CollectiveCase::barriers(args, &machine)?)?;
+    print_report(CollectiveOp::Barrier, &device, &measured, None, args.json)
 }
 
-/// A reduction for the tour, in windows and in place: how long a call took.
+/// Runs the all-reduce of the demo, in windows and in place, and returns the time of a call.
 ///
 /// # Errors
-/// What went wrong, also that a sum is not what it has to be.
-pub fn tour(device: &Device, ranks: u32, len: usize) -> Result<Duration> {
-    let case = Case::of_the_tour(ranks, len);
+/// If a rank fails or a sum is wrong.
+pub fn demo(device: &Device, ranks: u32, len: usize) -> Result<Duration> {
+    let case = CollectiveCase::for_demo(ranks, len);
     let measured = measure(device, &[case])?;
     let first = measured.first().context("nothing was measured")?;
     Ok(Duration::from_secs_f64(first.value / 1e6))
 }
 
-fn open(choice: BackendChoice) -> Result<(Device, Machine)> {
+fn open(choice: BackendChoice) -> Result<(Device, MachineInfo)> {
     let device = backend::open(choice)?.backend.device(0)?;
     let (kind, available) = (device.backend().kind(), device.available()?);
     let cores = cores()?.len();
-    Ok((device, Machine { kind, available, cores }))
+    Ok((device, MachineInfo { kind, available, cores }))
 }
 
-/// Has ranks run cases, in groups of one number of ranks.
-fn measure(device: &Device, cases: &[Case]) -> Result<Vec<Measured>> {
-    let most = cases.iter().map(Case::footprint).max().unwrap_or(0);
-    memory::ensure_room(device, most)?;
+/// Starts ranks for each number of ranks, and has them run its cases.
+fn measure(device: &Device, cases: &[CollectiveCase]) -> Result<Vec<CollectiveResult>> {
+    let most = cases.iter().map(CollectiveCase::footprint).max().unwrap_or(0);
+    memory::ensure_available(device, most)?;
     let mut measured = Vec::new();
     for same in cases.chunk_by(|one, next| one.ranks == next.ranks) {
         let Some(first) = same.first() else { continue };
-        let mut shown: Option<Progress> = None;
+        let mut shown: Option<ProgressDisplay> = None;
         let mut left = same.iter();
-        let mut hear = |told: Told| -> Result<()> {
+        let mut on_message = |message: RankMessage| -> Result<()> {
             let Some(case) = left.as_slice().first() else { return Ok(()) };
-            match told {
-                Told::Ready => {}
-                Told::Round(()) => {
+            match message {
+                RankMessage::Ready => {}
+                RankMessage::Round(()) => {
                     let rounds = case.rounds as usize;
-                    shown.get_or_insert_with(|| Progress::of_rounds(&case.label(), rounds)).advance(1);
+                    shown.get_or_insert_with(|| ProgressDisplay::rounds(&case.label(), rounds)).advance(1);
                 }
-                Told::Done(outcome) => {
+                RankMessage::Done(outcome) => {
                     shown = None;
-                    measured.push(Measured::new(case, &outcome));
+                    measured.push(CollectiveResult::new(case, &outcome));
                     left.next();
                 }
-                Told::Failed { what, hint } => return Err(PeerFailed { what, hint }.into()),
+                RankMessage::Failed { message, hint } => return Err(PeerFailed { message, hint }.into()),
             }
             Ok(())
         };
         let role = (RankRole::Collective, first.ranks);
-        workers::run(role, device.backend().kind(), same, &mut hear)?;
+        workers::run(role, device.backend().kind(), same, &mut on_message)?;
     }
-    ensure!(measured.len() == cases.len(), "{} of {} were measured", measured.len(), cases.len());
+    ensure!(measured.len() == cases.len(), "only {} of {} cases were measured", measured.len(), cases.len());
     Ok(measured)
 }
 
-/// Runs one rank of a bench of collective calls.
+/// Runs one rank of a collective benchmark.
 ///
 /// # Errors
-/// That the plan is none. What goes wrong in the bench is reported to the process that started this one.
+/// If the plan is invalid. Errors of the benchmark are sent to the process that started this one.
 pub fn rank(plan: &str) -> Result<()> {
     workers::rank(plan, run_cases)
 }
 
-/// Runs cases as one rank, and tells how it goes.
-fn run_cases(group: &Communicator, cases: &[Case], tell: Tell<'_>) -> Result<()> {
+/// Runs cases as one rank and reports the progress.
+fn run_cases(group: &Communicator, cases: &[CollectiveCase], report: Reporter<'_>) -> Result<()> {
     if cases.first().is_some_and(|case| case.bound) {
         bind(group.rank().index())?;
     }
     let mut limits = None;
-    for same in cases.chunk_by(Case::has_the_algorithm_of) {
+    for same in cases.chunk_by(CollectiveCase::has_same_algorithm) {
         let Some(first) = same.first() else { continue };
         let usual = Tuning::measured(group.device().backend().kind(), group.size());
-        let tuning = first.wanted().map(|always| Tuning { always: Some(always), ..usual });
+        let tuning = first.forced_algorithm().map(|always| Tuning { always: Some(always), ..usual });
         let symmetric =
             SymmetricMemory::create(group, &SymmetricSpec { tuning, ..SymmetricSpec::default() })?;
         let limits = match &limits {
@@ -167,8 +167,8 @@ fn run_cases(group: &Communicator, cases: &[Case], tell: Tell<'_>) -> Result<()>
             None => limits.insert(Limits::measure(&symmetric)?),
         };
         for case in same {
-            let outcome = run::run_case(&symmetric, case, limits, tell)?;
-            tell(Told::Done(outcome))?;
+            let outcome = run::run_case(&symmetric, case, limits, report)?;
+            report(RankMessage::Done(outcome))?;
         }
     }
     Ok(())
@@ -176,16 +176,16 @@ fn run_cases(group: &Communicator, cases: &[Case], tell: Tell<'_>) -> Result<()>
 
 /// The cores that this process may run on.
 fn cores() -> Result<Vec<usize>> {
-    let allowed = sched_getaffinity(None).context("cannot read the affinity")?;
+    let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     Ok((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
 }
 
-/// Ties this thread to a core of its own.
+/// Pins this thread to the core with this index.
 fn bind(rank: usize) -> Result<()> {
     let core = cores()?.into_iter().nth(rank).context("there are fewer cores than ranks")?;
     let mut one = CpuSet::new();
     one.set(core);
-    sched_setaffinity(None, &one).context("cannot set the affinity")
+    sched_setaffinity(None, &one).context("cannot set the CPU affinity")
 }
 
 #[cfg(test)]
@@ -194,14 +194,14 @@ mod tests {
     use wholemem_hal::{Backend, HostConfig};
 
     use super::*;
-    use crate::args::{Buffers, Place};
+    use crate::args::{BufferKind, OutputPlace};
 
     fn groups(ranks: u32) -> Vec<Communicator> {
         let device = Backend::host(HostConfig::virtual_devices(1)).unwrap().device(0).unwrap();
         Communicator::local(&vec![device; ranks as usize]).unwrap()
     }
 
-    /// Has every rank do something; one that fails is gone for the others.
+    /// Runs `work` on every rank in its own thread. A rank that fails drops its communicator.
     fn on_each<T: Send>(
         groups: Vec<Communicator>,
         work: impl Fn(&Communicator) -> Result<T> + Sync,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_place_and_algorithm_is_played_and_checked() {
+    fn every_type_place_and_algorithm_runs_and_is_verified() {
         let words = ["--ranks", "3", "--sizes", "8,300KiB", "--dtype", "bf16,i64", "--op", "sum,avg"];
         let algorithms = ["--algorithm", "packets,one-shot,two-shot", "--rounds", "1"];
         let mut cases = case::tests::reductions(&[&words[..], &algorithms].concat());
@@ -223,8 +223,8 @@ mod tests {
         }
         let outcomes = on_each(groups(3), |group| {
             let mut done = 0;
-            run_cases(group, &cases, &mut |told| {
-                done += usize::from(matches!(told, Told::Done(_)));
+            run_cases(group, &cases, &mut |message| {
+                done += usize::from(matches!(message, RankMessage::Done(_)));
                 Ok(())
             })?;
             Ok(done)
@@ -233,10 +233,11 @@ mod tests {
     }
 
     #[test]
-    fn a_reduction_that_waits_for_nobody_is_found_out() {
+    fn a_reduction_without_its_first_barrier_is_detected() {
         let words = ["--ranks", "2", "--sizes", "64KiB", "--rounds", "1", "--algorithm", "one-shot"];
         let cases = case::tests::reductions(&words);
-        let staged = |case: &&Case| case.buffers == Buffers::Staged && case.place == Place::Out;
+        let staged =
+            |case: &&CollectiveCase| case.buffers == BufferKind::Staged && case.place == OutputPlace::Out;
         let mut case = cases.iter().find(staged).unwrap().clone();
         case.calls = 1;
         let outcomes = on_each(groups(2), |group| {

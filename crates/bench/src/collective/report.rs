@@ -1,25 +1,25 @@
-//! What was found, for programs and for people.
+//! Results and reports of the collective benchmarks, as JSON and as text.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
-use wholemem_command::size::Rough;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_hal::{BackendKind, Device};
 
-use super::case::Case;
-use super::limit::FlagBy;
-use super::tune::Best;
-use super::{Outcome, What};
-use crate::args::{Buffers, Mode, Place};
+use super::case::CollectiveCase;
+use super::limit::FlagMethod;
+use super::tune::Thresholds;
+use super::{CaseOutcome, CollectiveOp};
+use crate::args::{BufferKind, LaunchMode, OutputPlace};
 
-/// One case: how long a call takes on the slowest rank.
+/// The result of one case: the time of a call on the slowest rank.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Measured {
+pub(super) struct CollectiveResult {
     pub(super) ranks: u32,
-    /// What each rank brings along.
+    /// Length of each rank's input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bytes: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,14 +28,14 @@ pub(super) struct Measured {
     op: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) algorithm: Option<String>,
-    pub(super) mode: Mode,
+    pub(super) mode: LaunchMode,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) buffers: Option<Buffers>,
+    pub(super) buffers: Option<BufferKind>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<OutputPlace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pinned: Option<&'static str>,
-    /// How many calls were timed together, and how many buffers they took in turn.
+    /// Calls that were timed together, and buffers that they used cyclically.
     calls: u32,
     slots: u32,
     pub(super) value: f64,
@@ -43,18 +43,18 @@ pub(super) struct Measured {
     limit: f64,
     of_limit: f64,
     best: f64,
-    /// What the limit is made of.
+    /// The two terms of the limit.
     flag: f64,
     copy: f64,
     rounds: usize,
-    /// How a flag's round trip was measured.
-    flag_by: FlagBy,
+    /// How the flag's round trip was measured.
+    flag_by: FlagMethod,
 }
 
-impl Measured {
-    pub(super) fn new(case: &Case, outcome: &Outcome) -> Self {
-        let moves = case.what != What::Barrier;
-        let reduces = case.what == What::Allreduce;
+impl CollectiveResult {
+    pub(super) fn new(case: &CollectiveCase, outcome: &CaseOutcome) -> Self {
+        let moves = case.what != CollectiveOp::Barrier;
+        let reduces = case.what == CollectiveOp::Allreduce;
         let mut rounds = outcome.rounds.clone();
         rounds.sort_unstable();
         let median = rounds.get(rounds.len() / 2).copied().unwrap_or_default();
@@ -84,34 +84,34 @@ impl Measured {
     }
 }
 
-/// To a nanosecond, which is a thousandth of the unit.
+/// Converts to microseconds, rounded to nanoseconds.
 fn micros(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e9).round() / 1e3
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
-    bench: What,
+struct CollectiveReport<'a> {
+    bench: CollectiveOp,
     backend: String,
     device: String,
     ranks: u32,
     verified: bool,
-    cases: &'a [Measured],
-    /// Which algorithm is best up to where.
+    cases: &'a [CollectiveResult],
+    /// Thresholds between the algorithms, with `--tune`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    tuning: Option<&'a [Best]>,
+    tuning: Option<&'a [Thresholds]>,
 }
 
-/// Prints the cases. Each was checked, or there would have been an error.
-pub(super) fn tell(
-    what: What,
+/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
+pub(super) fn print_report(
+    what: CollectiveOp,
     device: &Device,
-    cases: &[Measured],
-    tuning: Option<&[Best]>,
+    cases: &[CollectiveResult],
+    tuning: Option<&[Thresholds]>,
     json: bool,
 ) -> Result<()> {
     let ranks = cases.iter().map(|case| case.ranks).max().unwrap_or(0);
-    let report = Report {
+    let report = CollectiveReport {
         bench: what,
         backend: device.backend().kind().to_string(),
         device: place(device, ranks),
@@ -123,7 +123,7 @@ pub(super) fn tell(
     if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
 }
 
-/// Where ranks run; GPUs that several of them have to share are told as such.
+/// Names the devices of the ranks, and whether ranks share them.
 fn place(device: &Device, ranks: u32) -> String {
     let (name, devices) = (&device.info().name, device.backend().devices().len());
     match device.backend().kind() {
@@ -133,7 +133,7 @@ fn place(device: &Device, ranks: u32) -> String {
     }
 }
 
-impl Report<'_> {
+impl CollectiveReport<'_> {
     fn render(&self, colour: Colour) -> String {
         let columns = [
             "ranks",
@@ -147,19 +147,19 @@ impl Report<'_> {
             "best",
             "calls",
         ];
-        let mut table = Table::new(columns.map(|name| match name {
+        let mut table = TextTable::new(columns.map(|name| match name {
             "buffers" | "algorithm" | "mode" => (name, Align::Left),
             _ => (name, Align::Right),
         }));
         for case in self.cases {
             table.row(
-                Tone::Plain,
+                TextStyle::Plain,
                 [
                     case.ranks.to_string(),
-                    case.bytes.map_or_else(String::new, |bytes| Rough(bytes).to_string()),
-                    case.buffers.map_or_else(String::new, |at| place_in_words(at, case.place)),
+                    case.bytes.map_or_else(String::new, |bytes| RoundedSize(bytes).to_string()),
+                    case.buffers.map_or_else(String::new, |at| buffers_label(at, case.place)),
                     case.algorithm.clone().unwrap_or_default(),
-                    if case.mode == Mode::Graph { "graph" } else { "eager" }.to_owned(),
+                    if case.mode == LaunchMode::Graph { "graph" } else { "eager" }.to_owned(),
                     digits(case.value),
                     digits(case.limit),
                     digits(case.of_limit),
@@ -169,19 +169,19 @@ impl Report<'_> {
             );
         }
         let what = match self.bench {
-            What::Allreduce => "reducing the elements of all ranks",
-            What::Allgather => "giving the bytes of every rank to all",
-            What::Broadcast => "giving the bytes of rank 0 to all",
-            What::Barrier => "ranks waiting for each other",
+            CollectiveOp::Allreduce => "allreduce",
+            CollectiveOp::Allgather => "allgather",
+            CollectiveOp::Broadcast => "broadcast",
+            CollectiveOp::Barrier => "barrier",
         };
         let flag = match self.cases.first().map(|case| case.flag_by) {
-            Some(FlagBy::BarrierKernel) => "a barrier of its own kernel",
+            Some(FlagMethod::BarrierKernel) => "a barrier kernel",
             _ => "a flag's round trip",
         };
-        let copy = if self.bench != What::Barrier { " and a plain copy" } else { "" };
+        let copy = if self.bench != CollectiveOp::Barrier { " and a plain copy" } else { "" };
         let best: String = self.tuning.unwrap_or_default().iter().map(|best| format!("\n{best}\n")).collect();
         format!(
-            "{what}, on {} ({})\nmicroseconds a call on the slowest rank, beside {flag}{copy}; every round was checked\n\n{}{best}",
+            "{what}, on {} ({})\nmicroseconds per call on the slowest rank; the limit is {flag}{copy}; every round was verified\n\n{}{best}",
             self.backend,
             self.device,
             table.render(colour)
@@ -189,14 +189,14 @@ impl Report<'_> {
     }
 }
 
-/// `window`, `staged, in place`
-fn place_in_words(buffers: Buffers, place: Option<Place>) -> String {
-    let at = if buffers == Buffers::Window { "window" } else { "staged" };
-    let place = if place == Some(Place::In) { ", in place" } else { "" };
+/// Formats the kind and the place of the buffers: `window`, `staged, in place`.
+fn buffers_label(buffers: BufferKind, place: Option<OutputPlace>) -> String {
+    let at = if buffers == BufferKind::Window { "window" } else { "staged" };
+    let place = if place == Some(OutputPlace::In) { ", in place" } else { "" };
     format!("{at}{place}")
 }
 
-/// Three digits, or whole numbers.
+/// Formats a number with three digits, or as an integer from 100 on.
 fn digits(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -207,19 +207,19 @@ fn digits(value: f64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::limit::Flag;
+    use super::super::limit::FlagTime;
     use super::*;
 
-    /// A case of a reduction, whose one round took so many microseconds a call.
-    pub(in super::super) fn measured(case: &Case, algorithm: &str, took: u64) -> Measured {
-        let flag = Flag { took: Duration::from_micros(1), by: FlagBy::PingPong };
+    /// Returns the result of a case whose fastest round took `took` microseconds for a call.
+    pub(in super::super) fn measured(case: &CollectiveCase, algorithm: &str, took: u64) -> CollectiveResult {
+        let flag = FlagTime { took: Duration::from_micros(1), by: FlagMethod::PingPong };
         let rounds = [took, took + 2, 1000].map(Duration::from_micros).to_vec();
         let algorithm = Some(algorithm.to_owned());
-        Measured::new(case, &Outcome { rounds, algorithm, flag, copy: Duration::from_micros(4) })
+        CollectiveResult::new(case, &CaseOutcome { rounds, algorithm, flag, copy: Duration::from_micros(4) })
     }
 
     #[test]
-    fn json_has_the_parameters_and_the_fields_that_every_benchmark_has() {
+    fn json_has_the_parameters_and_the_common_keys() {
         let case = super::super::case::tests::reductions(&["--ranks", "2", "--sizes", "1KiB"]);
         let expected = concat!(
             r#"{"ranks":2,"bytes":1024,"dtype":"f32","op":"sum","algorithm":"packets","mode":"eager","#,
@@ -231,9 +231,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn people_see_buffers_and_their_place() {
-        assert_eq!(place_in_words(Buffers::Window, Some(Place::Out)), "window");
-        assert_eq!(place_in_words(Buffers::Staged, Some(Place::In)), "staged, in place");
+    fn the_text_report_names_buffers_and_places() {
+        assert_eq!(buffers_label(BufferKind::Window, Some(OutputPlace::Out)), "window");
+        assert_eq!(buffers_label(BufferKind::Staged, Some(OutputPlace::In)), "staged, in place");
         assert_eq!([1834.4, 12.34, 0.123].map(digits), ["1834", "12.3", "0.12"]);
     }
 }

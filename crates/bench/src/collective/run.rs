@@ -1,4 +1,5 @@
-//! One rank's part in a case: rounds that all ranks begin together, and whose outcome each of them checks.
+//! Runs a case of a collective benchmark on one rank: rounds that all ranks start together, and whose results each rank
+//! verifies.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -9,66 +10,66 @@ use wholemem_command::memory;
 use wholemem_hal::{BackendKind, Event, EventKind, Graph, PinnedBuffer, Rights, Span, Stream};
 use wholemem_os::Deadline;
 
-use super::case::Case;
-use super::content::Period;
+use super::case::CollectiveCase;
+use super::content::ElementPeriod;
 use super::limit::{Limits, slowest};
-use super::{Outcome, Tell, Told, What};
-use crate::args::{Buffers, Mode, Place};
+use super::{CaseOutcome, CollectiveOp, RankMessage, Reporter};
+use crate::args::{BufferKind, LaunchMode, OutputPlace};
 
-/// What is in an output before anything is written to it.
+/// The value of output bytes before a round.
 const POISON: u8 = 0xEE;
 
-/// Rounds before anything counts.
+/// Rounds before the measured rounds.
 const WARM_UP: u32 = 2;
 
-/// Runs a case as one rank, and tells of each round that counts.
+/// Runs a case as one rank, and reports each measured round.
 pub(super) fn run_case(
     symmetric: &SymmetricMemory,
-    case: &Case,
+    case: &CollectiveCase,
     limits: &Limits,
-    tell: Tell<'_>,
-) -> Result<Outcome> {
-    let mut runner = Runner::new(symmetric, case)?;
+    report: Reporter<'_>,
+) -> Result<CaseOutcome> {
+    let mut runner = CollectiveRunner::new(symmetric, case)?;
     for _ in 0..WARM_UP {
         runner.round()?;
     }
     let mut rounds = Vec::new();
     for _ in 0..case.rounds {
         rounds.push(runner.round()?);
-        tell(Told::Round(()))?;
+        report(RankMessage::Round(()))?;
     }
     let copy = runner.copy(limits)?;
-    Ok(Outcome { rounds, algorithm: runner.algorithm(), flag: limits.flag, copy })
+    Ok(CaseOutcome { rounds, algorithm: runner.algorithm(), flag: limits.flag, copy })
 }
 
-/// A rank, and what its calls take.
-struct Runner<'a> {
+/// The state of a rank while it runs a case.
+struct CollectiveRunner<'a> {
     symmetric: &'a SymmetricMemory,
-    case: &'a Case,
+    case: &'a CollectiveCase,
     stream: Stream,
     events: [Event; 2],
-    /// What the calls of a round take in turn.
-    slots: Vec<Slot>,
-    /// A round, recorded.
+    /// Buffers that the calls of a round use cyclically.
+    slots: Vec<BufferSlot>,
+    /// The captured calls of a round, in graph mode.
     graph: Option<Graph>,
-    /// Where a barrier leaves word that it has been reached.
+    /// A window in which each rank writes the number of its round before the barrier.
     word: Window,
     rounds: u64,
 }
 
-/// An input, and an output that may be the same.
-struct Slot {
-    input: Memory,
-    output: Option<Memory>,
+/// An input buffer, and an output buffer unless calls are in place.
+struct BufferSlot {
+    input: CallMemory,
+    output: Option<CallMemory>,
 }
 
-/// Memory that others reach, or only this rank.
-enum Memory {
+/// Memory of a call: a part of a window, or memory that only this rank has mapped.
+enum CallMemory {
     Window(Window, Range<usize>),
     Own(Span),
 }
 
-impl Memory {
+impl CallMemory {
     fn buffer(&self) -> Buffer<'_> {
         match self {
             Self::Window(window, range) => window.range(range.clone()),
@@ -76,7 +77,7 @@ impl Memory {
         }
     }
 
-    /// This rank's bytes.
+    /// The memory of this rank.
     fn local(&self) -> Result<Span> {
         Ok(match self {
             Self::Window(window, range) => local(window).part(range.start, range.len())?,
@@ -85,48 +86,49 @@ impl Memory {
     }
 }
 
-/// This rank's part of a window. The benchmarks give every rank as many bytes.
+/// Returns this rank's part of a window. All windows of the benchmarks have the same length on every rank.
 fn local(window: &Window) -> &Span {
-    window.local().expect("every rank has bytes of the window")
+    window.local().expect("every rank has a part of the window")
 }
 
-impl Slot {
-    fn output(&self) -> &Memory {
+impl BufferSlot {
+    fn output(&self) -> &CallMemory {
         self.output.as_ref().unwrap_or(&self.input)
     }
 }
 
-impl<'a> Runner<'a> {
-    fn new(symmetric: &'a SymmetricMemory, case: &'a Case) -> Result<Self> {
+impl<'a> CollectiveRunner<'a> {
+    fn new(symmetric: &'a SymmetricMemory, case: &'a CollectiveCase) -> Result<Self> {
         let device = symmetric.group().device();
-        let count = if case.what == What::Barrier { 0 } else { case.slots as usize };
+        let count = if case.what == CollectiveOp::Barrier { 0 } else { case.slots as usize };
         let inputs = parts(symmetric, case.buffers, case.len, count)?;
         let mut outputs = match case.place {
-            Place::Out => parts(symmetric, case.buffers, case.output_len(), count)?,
-            Place::In => Vec::new(),
+            OutputPlace::Out => parts(symmetric, case.buffers, case.output_len(), count)?,
+            OutputPlace::In => Vec::new(),
         }
         .into_iter();
-        let slots = inputs.into_iter().map(|input| Slot { input, output: outputs.next() }).collect();
+        let slots = inputs.into_iter().map(|input| BufferSlot { input, output: outputs.next() }).collect();
         let event = || Event::create(device, EventKind::Timed);
         let word = symmetric.mem_alloc(size_of::<u64>())?;
         let (stream, events) = (device.stream()?, [event()?, event()?]);
         let mut runner = Self { symmetric, case, stream, events, slots, graph: None, word, rounds: 0 };
-        if case.mode == Mode::Graph {
+        if case.mode == LaunchMode::Graph {
             let calls = |_: &Stream| (0..case.calls as usize).try_for_each(|call| runner.call(call));
-            runner.graph = Some(captured(&runner.stream, calls)?);
+            runner.graph = Some(capture(&runner.stream, calls)?);
         }
         Ok(runner)
     }
 
-    /// Which algorithm the calls take, where there is a choice.
+    /// The algorithm of the calls, if the collective has several.
     fn algorithm(&self) -> Option<String> {
-        let Case { what, len, buffers, place, .. } = *self.case;
-        let (window, in_place) = (buffers == Buffers::Window, place == Place::In);
-        let algorithm = || self.symmetric.algorithm_of(len, window, in_place, what == What::Allreduce);
-        (what != What::Barrier).then(|| algorithm().to_string())
+        let CollectiveCase { what, len, buffers, place, .. } = *self.case;
+        let (window, in_place) = (buffers == BufferKind::Window, place == OutputPlace::In);
+        let algorithm =
+            || self.symmetric.algorithm_of(len, window, in_place, what == CollectiveOp::Allreduce);
+        (what != CollectiveOp::Barrier).then(|| algorithm().to_string())
     }
 
-    /// Prepares a round, has all ranks begin it together, and checks it. Says how long the slowest rank took for a call.
+    /// Runs and verifies a round that all ranks start together. Returns the time of a call on the slowest rank.
     fn round(&mut self) -> Result<Duration> {
         self.rounds += 1;
         self.prepare()?;
@@ -141,7 +143,7 @@ impl<'a> Runner<'a> {
 
     fn prepare(&self) -> Result<()> {
         let own = self.symmetric.group().rank().0;
-        let period = Period::of(self.case.dtype(), self.rounds, own);
+        let period = ElementPeriod::of(self.case.dtype(), self.rounds, own);
         for slot in &self.slots {
             if let Some(output) = &slot.output {
                 self.stream.fill(&output.local()?, POISON)?;
@@ -171,7 +173,7 @@ impl<'a> Runner<'a> {
         Ok(start.elapsed())
     }
 
-    /// One call, as whoever calls this library from Rust would make it.
+    /// Makes one call through the public API.
     fn call(&self, number: usize) -> Result<()> {
         let (symmetric, stream, case) = (self.symmetric, &self.stream, self.case);
         let Some(slot) = self.slots.get(number % self.slots.len().max(1)) else {
@@ -179,54 +181,53 @@ impl<'a> Runner<'a> {
         };
         let (input, output) = (slot.input.buffer(), slot.output().buffer());
         let called = match case.what {
-            What::Allreduce => symmetric.all_reduce(stream, input, output, case.dtype(), case.op()),
-            What::Allgather => symmetric.all_gather(stream, input, output),
-            What::Broadcast => symmetric.broadcast(stream, ROOT, input, output),
-            What::Barrier => symmetric.barrier(stream),
+            CollectiveOp::Allreduce => symmetric.all_reduce(stream, input, output, case.dtype(), case.op()),
+            CollectiveOp::Allgather => symmetric.all_gather(stream, input, output),
+            CollectiveOp::Broadcast => symmetric.broadcast(stream, ROOT, input, output),
+            CollectiveOp::Barrier => symmetric.barrier(stream),
         };
         Ok(called?)
     }
 
-    /// Looks at all that came of a round.
+    /// Verifies the outputs of a round.
     fn check(&self) -> Result<()> {
         let case = self.case;
         let ranks = || (0..case.ranks).map(Rank);
-        let brought: Vec<_> = ranks().map(|rank| Period::of(case.dtype(), self.rounds, rank.0)).collect();
+        let brought: Vec<_> =
+            ranks().map(|rank| ElementPeriod::of(case.dtype(), self.rounds, rank.0)).collect();
         for (number, slot) in (0..).zip(&self.slots) {
             let seen = slot.output().local()?;
             match case.what {
-                What::Allreduce => {
-                    // In place, what came of one call goes into the next.
+                CollectiveOp::Allreduce => {
+                    // In place, the output of a call is the input of the next one.
                     let times = match case.place {
-                        Place::In => (case.calls - number).div_ceil(case.slots),
-                        Place::Out => 1,
+                        OutputPlace::In => (case.calls - number).div_ceil(case.slots),
+                        OutputPlace::Out => 1,
                     };
-                    let combined = Period::combined(&brought, case.dtype(), case.op(), times);
+                    let combined = ElementPeriod::combined(&brought, case.dtype(), case.op(), times);
                     combined.check(&self.stream, &seen)?;
                 }
-                What::Allgather => {
+                CollectiveOp::Allgather => {
                     for (period, rank) in brought.iter().zip(ranks()) {
                         let part = seen.part(rank.index() * case.len, case.len)?;
-                        period
-                            .check(&self.stream, &part)
-                            .with_context(|| format!("what rank {rank} gave"))?;
+                        period.check(&self.stream, &part).with_context(|| format!("input of rank {rank}"))?;
                     }
                 }
-                What::Broadcast => brought[ROOT.index()].check(&self.stream, &seen)?,
-                What::Barrier => {}
+                CollectiveOp::Broadcast => brought[ROOT.index()].check(&self.stream, &seen)?,
+                CollectiveOp::Barrier => {}
             }
         }
-        // Who has left the barriers of this round finds that every rank has come to it.
+        // A rank that has left the barriers of this round sees the round number of every rank.
         for rank in ranks() {
             let mut word = [0; size_of::<u64>()];
             self.stream.read(&self.word.part_of(rank, 0, word.len())?, &mut word)?;
             let seen = u64::from_ne_bytes(word);
-            ensure!(seen == self.rounds, "rank {rank} was in round {seen}, and not in {}", self.rounds);
+            ensure!(seen == self.rounds, "rank {rank} was in round {seen} instead of {}", self.rounds);
         }
         Ok(())
     }
 
-    /// How long a plain copy of as many bytes takes.
+    /// Returns the time of a plain copy of the output.
     fn copy(&self, limits: &Limits) -> Result<Duration> {
         let Some(slot) = self.slots.first() else { return Ok(Duration::ZERO) };
         let (group, from) = (self.symmetric.group(), slot.output().local()?);
@@ -236,32 +237,37 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// Who has what is broadcast.
+/// The source rank of broadcasts.
 const ROOT: Rank = Rank(0);
 
-/// Memory for `count` buffers of `len` bytes. Collective.
-fn parts(symmetric: &SymmetricMemory, buffers: Buffers, len: usize, count: usize) -> Result<Vec<Memory>> {
+/// Allocates `count` buffers of `len` bytes. Collective.
+fn parts(
+    symmetric: &SymmetricMemory,
+    buffers: BufferKind,
+    len: usize,
+    count: usize,
+) -> Result<Vec<CallMemory>> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    // Each begins on a cache line, as buffers of their own would.
+    // Each buffer begins on a cache line, as separate allocations would.
     let step = len.next_multiple_of(64);
     let total = step * count;
     Ok(match buffers {
-        Buffers::Window => {
+        BufferKind::Window => {
             let window = symmetric.mem_alloc(total)?;
             let range = |at: usize| at * step..at * step + len;
-            (0..count).map(|at| Memory::Window(window.clone(), range(at))).collect()
+            (0..count).map(|at| CallMemory::Window(window.clone(), range(at))).collect()
         }
-        Buffers::Staged => {
+        BufferKind::Staged => {
             let span = own(symmetric, total)?;
-            let parts = (0..count).map(|at| Ok(Memory::Own(span.part(at * step, len)?)));
+            let parts = (0..count).map(|at| Ok(CallMemory::Own(span.part(at * step, len)?)));
             parts.collect::<Result<_>>()?
         }
     })
 }
 
-/// Memory of this rank alone.
+/// Allocates memory that only this rank maps.
 fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     let device = symmetric.group().device();
     if device.backend().kind() == BackendKind::Host {
@@ -271,8 +277,8 @@ fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     Ok(map.span(0, len)?)
 }
 
-/// Records what is enqueued, whatever errors it has.
-pub(super) fn captured(stream: &Stream, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
+/// Captures enqueued work in a graph. Returns the error of `work` if it fails.
+pub(super) fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
     let mut outcome = Ok(());
     let graph = stream.capture(|stream| {
         outcome = work(stream);

@@ -1,96 +1,96 @@
-//! What is measured: the parameters of one case, and the cases that arguments ask for.
+//! Cases of gather and scatter: their parameters, and how they follow from the options.
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use wholemem_command::size::{ByteCount, Rough};
+use wholemem_command::size::{ByteCount, RoundedSize};
 use wholemem_hal::BackendKind;
 use wholemem_os::width::to_usize;
 
-use super::Op;
-use crate::args::{IndexChoice, KindChoice, LocationChoice, RowsArgs, Share, Spread};
+use super::RowOp;
+use crate::args::{IndexChoice, IndexDistribution, KindChoice, LocationChoice, RowShare, RowsArgs};
 
-/// What ranks' parts of a table are multiples of, in rows: so that they are whole words, whatever a row is.
+/// Ranks' parts of the table are multiples of this number of rows, so that they are whole words for any row length.
 const STEP: u64 = 8;
 
-/// Calls of few rows are timed together: as many as move this much or the table's length, but no more than so many.
-const TOGETHER: usize = 8 << 20;
-const MOST_CALLS: u64 = 2048;
+/// Short calls are timed together: as many as move `BATCH_LEN` bytes or the length of the table, and at most `MAX_CALLS`.
+const BATCH_LEN: usize = 8 << 20;
+const MAX_CALLS: u64 = 2048;
 
-/// How much memory a measurement may take.
+/// Default sizes of a measurement, which depend on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
-    /// The table's, unless another is asked for.
+pub(super) struct DefaultSizes {
+    /// Length of the table, unless an option sets it.
     pub(super) table: usize,
-    /// What a call moves, unless another number of rows is asked for.
+    /// Bytes that a call moves, unless an option sets the number of rows.
     pub(super) payload: usize,
-    /// The most rows of a call, unless they are asked for.
-    pub(super) most_rows: u64,
-    /// What is moved between two uses of the same memory.
+    /// The most rows of a call, unless an option sets the number.
+    pub(super) max_rows: u64,
+    /// Bytes that are moved between two uses of the same memory, so that the memory has left the caches.
     pub(super) ring: usize,
 }
 
-impl Room {
-    /// What suits a device with so much memory free.
-    pub(super) fn on(kind: BackendKind, available: usize) -> Self {
+impl DefaultSizes {
+    /// Returns the sizes for a kind of device with `available` bytes of memory.
+    pub(super) fn for_device(kind: BackendKind, available: usize) -> Self {
         let power_below = |len: usize| 1_usize << len.max(1).ilog2();
         match kind {
             BackendKind::Cuda => Self {
                 table: power_below(available / 3).min(16 << 30),
                 payload: 2 << 30,
-                most_rows: 32 << 20,
+                max_rows: 32 << 20,
                 ring: 8 << 30,
             },
             _ => Self {
                 table: power_below(available / 4).min(4 << 30),
                 payload: 64 << 20,
-                most_rows: 4 << 20,
+                max_rows: 4 << 20,
                 ring: 1 << 30,
             },
         }
     }
 }
 
-/// One thing to measure.
+/// The parameters of one measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Case {
-    pub(super) op: Op,
+pub(super) struct RowsCase {
+    pub(super) op: RowOp,
     pub(super) row_len: usize,
     pub(super) index: IndexChoice,
-    pub(super) spread: Spread,
+    pub(super) spread: IndexDistribution,
     pub(super) kind: KindChoice,
     pub(super) location: LocationChoice,
-    pub(super) share: Share,
+    pub(super) share: RowShare,
     pub(super) ranks: u32,
     pub(super) first_only: bool,
     pub(super) table_rows: u64,
-    /// Rows of a call.
+    /// Rows in a call.
     pub(super) rows: u64,
     /// Calls that are timed together.
     pub(super) calls: u64,
-    /// Pairs of a run.
+    /// Buffer pairs in a run.
     pub(super) pairs: u32,
     pub(super) rounds: u32,
 }
 
-impl Case {
-    /// All that the arguments ask for, those of one number of ranks side by side, and among them those of one table.
-    pub(super) fn all(op: Op, args: &RowsArgs, room: &Room) -> Result<Vec<Self>> {
-        let room = match args.table {
-            Some(ByteCount(table)) => Room { table, ..*room },
-            None => *room,
+impl RowsCase {
+    /// Creates the cases of the options, sorted by the number of ranks and then by table.
+    pub(super) fn all(op: RowOp, args: &RowsArgs, defaults: &DefaultSizes) -> Result<Vec<Self>> {
+        let defaults = match args.table {
+            Some(ByteCount(table)) => DefaultSizes { table, ..*defaults },
+            None => *defaults,
         };
         let mut cases = Vec::new();
         for &ranks in &args.ranks {
             for (&location, &kind) in pairs(&args.location, &args.kind) {
                 for (&share, &ByteCount(row_len)) in pairs(&args.share, &args.row_bytes) {
                     for (&index, &spread) in pairs(&args.index, &args.spread) {
-                        let tour = Self::of_the_tour(op, ranks, &room);
+                        let demo = Self::for_demo(op, ranks, &defaults);
                         let (first_only, rounds) = (args.first_only, args.rounds);
-                        let case = Self { index, spread, kind, location, share, first_only, rounds, ..tour };
+                        let case = Self { index, spread, kind, location, share, first_only, rounds, ..demo };
                         let asked = args.rows.iter().copied().map(Some);
                         let rows: Vec<_> = if args.rows.is_empty() { vec![None] } else { asked.collect() };
                         for rows in rows {
-                            cases.push(case.sized(row_len, rows, args.calls, &room)?);
+                            cases.push(case.sized(row_len, rows, args.calls, &defaults)?);
                         }
                     }
                 }
@@ -99,16 +99,16 @@ impl Case {
         Ok(cases)
     }
 
-    /// Rows of 1 KiB of a table that is divided evenly.
-    pub(super) fn of_the_tour(op: Op, ranks: u32, room: &Room) -> Self {
+    /// Creates the case of the demo: rows of 1 KiB, in a table that is divided evenly.
+    pub(super) fn for_demo(op: RowOp, ranks: u32, defaults: &DefaultSizes) -> Self {
         let case = Self {
             op,
             row_len: 1024,
             index: IndexChoice::I64,
-            spread: Spread::Uniform,
+            spread: IndexDistribution::Uniform,
             kind: KindChoice::Continuous,
             location: LocationChoice::Device,
-            share: Share::Even,
+            share: RowShare::Even,
             ranks,
             first_only: false,
             table_rows: 0,
@@ -117,66 +117,72 @@ impl Case {
             pairs: 1,
             rounds: 3,
         };
-        let rows = (room.payload.min(room.table) / case.row_len).max(1) as u64;
-        Self { calls: 1, ..case.of_rows(case.row_len, rows, room.table) }
+        let rows = (defaults.payload.min(defaults.table) / case.row_len).max(1) as u64;
+        Self { calls: 1, ..case.of_rows(case.row_len, rows, defaults.table) }
     }
 
-    /// The same, of rows of another length.
-    fn sized(&self, row_len: usize, rows: Option<u64>, calls: Option<u64>, room: &Room) -> Result<Self> {
+    /// Returns the case with another row length, and with the numbers of rows and calls that the options set.
+    fn sized(
+        &self,
+        row_len: usize,
+        rows: Option<u64>,
+        calls: Option<u64>,
+        defaults: &DefaultSizes,
+    ) -> Result<Self> {
         let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
-            least <= room.table,
-            "a table of {} has no {STEP} rows of {} for each rank",
-            Rough(room.table),
-            Rough(row_len)
+            least <= defaults.table,
+            "a table of {} is too short: each rank needs {STEP} rows of {}",
+            RoundedSize(defaults.table),
+            RoundedSize(row_len)
         );
-        let usual = ((room.payload.min(room.table) / row_len) as u64).clamp(1, room.most_rows);
+        let usual = ((defaults.payload.min(defaults.table) / row_len) as u64).clamp(1, defaults.max_rows);
         let rows = rows.unwrap_or(usual);
         let all = usize::try_from(rows.saturating_mul(calls.unwrap_or(1))).ok();
         let all = all.and_then(|rows| rows.checked_mul(row_len));
         let all = all.filter(|len| *len <= isize::MAX.cast_unsigned() / 8);
-        all.with_context(|| format!("{rows} rows of {} are more than a machine has", Rough(row_len)))?;
-        let mut sized = self.of_rows(row_len, rows, room.table);
+        all.with_context(|| format!("{rows} rows of {} exceed the address space", RoundedSize(row_len)))?;
+        let mut sized = self.of_rows(row_len, rows, defaults.table);
         sized.calls = calls.unwrap_or(sized.calls);
-        let pairs = (room.ring.min(room.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
+        let pairs = (defaults.ring.min(defaults.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
         Ok(Self { pairs: u32::try_from(pairs).unwrap_or(u32::MAX).min(self.rounds), ..sized })
     }
 
-    /// The same with so many rows of a length to a call, and as many in a table as it has room for.
+    /// Returns the case with `rows` rows in a call, and as many rows in the table as fit in `table` bytes.
     pub(super) fn of_rows(&self, row_len: usize, rows: u64, table: usize) -> Self {
         let step = STEP * u64::from(self.ranks);
         let table_rows = ((table / row_len) as u64 / step * step).max(step);
         let call = length(rows, row_len).max(1);
-        let calls = ((TOGETHER.min(table) / call) as u64).clamp(1, MOST_CALLS);
+        let calls = ((BATCH_LEN.min(table) / call) as u64).clamp(1, MAX_CALLS);
         Self { row_len, rows, table_rows, calls, ..self.clone() }
     }
 
-    /// Whether another case is of the same table.
-    pub(super) fn has_the_table_of(&self, other: &Self) -> bool {
+    /// Whether both cases use the same table.
+    pub(super) fn has_same_table(&self, other: &Self) -> bool {
         let table =
             |case: &Self| (case.row_len, case.kind, case.location, case.share, case.ranks, case.table_rows);
         table(self) == table(other)
     }
 
-    /// How many ranks move rows.
+    /// Number of ranks that move rows.
     pub(super) fn movers(&self) -> u32 {
         if self.first_only { 1 } else { self.ranks }
     }
 
-    /// How many rows each rank has.
+    /// Number of rows of each rank.
     pub(super) fn rows_of_each(&self) -> Vec<u64> {
         let ranks = u64::from(self.ranks);
-        // All of 1..=ranks where seven does not divide them, and no two neighbours alike.
+        // Weights are a permutation of 1..=ranks unless 7 divides the number of ranks, and adjacent weights differ.
         let weights: Vec<u64> = match self.share {
-            Share::Even => vec![1; self.ranks as usize],
-            Share::Uneven => (0..ranks).map(|rank| rank * 7 % ranks + 1).collect(),
-            Share::First => (0..ranks).map(|rank| u64::from(rank == 0)).collect(),
-            Share::Last => (0..ranks).map(|rank| u64::from(rank + 1 == ranks)).collect(),
+            RowShare::Even => vec![1; self.ranks as usize],
+            RowShare::Uneven => (0..ranks).map(|rank| rank * 7 % ranks + 1).collect(),
+            RowShare::First => (0..ranks).map(|rank| u64::from(rank == 0)).collect(),
+            RowShare::Last => (0..ranks).map(|rank| u64::from(rank + 1 == ranks)).collect(),
         };
         let sum: u64 = weights.iter().sum();
         let mut rows: Vec<_> =
             weights.iter().map(|weight| self.table_rows / STEP * weight / sum * STEP).collect();
-        // What rounding left goes to the one that has most.
+        // The remainder of the rounding is added to the largest part.
         let left = self.table_rows - rows.iter().sum::<u64>();
         if let Some(most) = rows.iter_mut().max() {
             *most += left;
@@ -184,8 +190,8 @@ impl Case {
         rows
     }
 
-    /// How many rows indices name: all, but for those that the type cannot number.
-    pub(super) fn reach(&self) -> u64 {
+    /// Exclusive upper bound of the indices: the number of rows, or 2^31 for 32-bit indices.
+    pub(super) fn row_bound(&self) -> u64 {
         match self.index {
             IndexChoice::I32 => self.table_rows.min(1 << 31),
             IndexChoice::I64 => self.table_rows,
@@ -209,7 +215,7 @@ impl Case {
         length(self.batch_rows(), self.row_len)
     }
 
-    /// The memory they take on the dense side, in whole words.
+    /// Length of the contiguous rows of a round, in whole words.
     pub(super) fn dense_len(&self) -> usize {
         self.batch_len().next_multiple_of(size_of::<u64>())
     }
@@ -218,7 +224,7 @@ impl Case {
         length(self.table_rows, self.row_len)
     }
 
-    /// About how much memory it takes in all.
+    /// Approximate memory of the case on all ranks.
     pub(super) fn footprint(&self) -> usize {
         let indices = length(self.batch_rows(), self.index_len());
         let run = (2 * self.dense_len() + indices).saturating_mul(self.pairs as usize);
@@ -229,19 +235,19 @@ impl Case {
 
     pub(super) fn label(&self) -> String {
         let verb = match self.op {
-            Op::Gather => "gathering",
-            Op::Scatter => "scattering",
+            RowOp::Gather => "gathering",
+            RowOp::Scatter => "scattering",
         };
-        format!("{verb} {} rows of {}", self.rows, Rough(self.row_len))
+        format!("{verb} {} rows of {}", self.rows, RoundedSize(self.row_len))
     }
 }
 
-/// How many bytes rows are. What does not fit was refused.
+/// Returns the length of rows in bytes. Lengths that overflow have been rejected before.
 fn length(rows: u64, row_len: usize) -> usize {
     to_usize(rows).saturating_mul(row_len)
 }
 
-/// Each with each.
+/// Returns the Cartesian product.
 fn pairs<'a, A, B>(these: &'a [A], those: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     these.iter().flat_map(move |this| those.iter().map(move |that| (this, that)))
 }
@@ -252,26 +258,27 @@ mod tests {
     use crate::args::BenchCommand;
     use crate::args::tests::parse;
 
-    const ROOM: Room = Room { table: 1 << 30, payload: 64 << 20, most_rows: 4 << 20, ring: 1 << 30 };
+    const DEFAULTS: DefaultSizes =
+        DefaultSizes { table: 1 << 30, payload: 64 << 20, max_rows: 4 << 20, ring: 1 << 30 };
 
-    fn cases(args: &str) -> Result<Vec<Case>> {
+    fn cases(args: &str) -> Result<Vec<RowsCase>> {
         let words: Vec<_> = ["gather"].into_iter().chain(args.split_whitespace()).collect();
-        let BenchCommand::Gather(args) = parse(&words) else { panic!("another bench") };
-        Case::all(Op::Gather, &args, &ROOM)
+        let BenchCommand::Gather(args) = parse(&words) else { panic!("not a gather") };
+        RowsCase::all(RowOp::Gather, &args, &DEFAULTS)
     }
 
     #[test]
-    fn each_value_goes_with_each_and_tables_are_made_once() {
+    fn cases_are_all_combinations_grouped_by_table() {
         let line =
             "--row-bytes 4,1KiB --index i32,i64 --spread uniform,zipf --kind continuous,chunked --ranks 1,2";
         let cases = cases(line).unwrap();
         assert_eq!(cases.len(), 32);
-        assert_eq!(cases.chunk_by(Case::has_the_table_of).count(), 8);
+        assert_eq!(cases.chunk_by(RowsCase::has_same_table).count(), 8);
         assert_eq!(cases.chunk_by(|one, next| one.ranks == next.ranks).count(), 2);
     }
 
     #[test]
-    fn a_call_moves_the_usual_payload_or_the_rows_asked_for() {
+    fn options_override_the_default_rows_and_calls() {
         let usual = cases("--row-bytes 4,1KiB").unwrap();
         let sizes: Vec<_> = usual.iter().map(|case| (case.rows, case.calls, case.pairs)).collect();
         assert_eq!(sizes, [(4 << 20, 1, 15), (64 << 10, 1, 8)]);
@@ -282,35 +289,35 @@ mod tests {
         let sizes: Vec<_> = asked.iter().map(|case| (case.rows, case.calls, case.pairs)).collect();
         assert_eq!(sizes, [(1, 3, 15), (65536, 3, 2)]);
         let error = cases("--row-bytes 1GiB --table 8GiB --rows 1073741824 --calls 8").unwrap_err();
-        assert_eq!(error.to_string(), "1073741824 rows of 1 GiB are more than a machine has");
+        assert_eq!(error.to_string(), "1073741824 rows of 1 GiB exceed the address space");
     }
 
     #[test]
-    fn ranks_have_whole_words_and_all_rows() {
-        for share in [Share::Even, Share::Uneven, Share::First, Share::Last] {
+    fn parts_of_ranks_are_whole_words_and_cover_all_rows() {
+        for share in [RowShare::Even, RowShare::Uneven, RowShare::First, RowShare::Last] {
             for (ranks, row_len) in [(1, 4), (2, 12), (7, 100), (17, 130)] {
-                let case = Case { share, ..Case::of_the_tour(Op::Gather, ranks, &ROOM) };
-                let case = case.of_rows(row_len, 1, ROOM.table);
+                let case = RowsCase { share, ..RowsCase::for_demo(RowOp::Gather, ranks, &DEFAULTS) };
+                let case = case.of_rows(row_len, 1, DEFAULTS.table);
                 let rows = case.rows_of_each();
                 assert_eq!((rows.len(), rows.iter().sum()), (ranks as usize, case.table_rows));
                 assert!(rows.iter().all(|rows| rows % STEP == 0), "{rows:?}");
                 let alike = rows.windows(2).filter(|two| two[0] == two[1]).count();
-                assert!(share != Share::Uneven || alike == 0 || ranks == 7, "{rows:?}");
+                assert!(share != RowShare::Uneven || alike == 0 || ranks == 7, "{rows:?}");
             }
         }
     }
 
     #[test]
-    fn four_byte_indices_name_what_they_can() {
-        let room = Room { table: 16 << 30, ..ROOM };
-        let case = Case::of_the_tour(Op::Gather, 1, &room).of_rows(4, 1, room.table);
-        assert_eq!(Case { index: IndexChoice::I32, ..case.clone() }.reach(), 1 << 31);
-        assert_eq!(case.reach(), 4 << 30);
+    fn indices_of_32_bits_are_below_2_to_the_31() {
+        let defaults = DefaultSizes { table: 16 << 30, ..DEFAULTS };
+        let case = RowsCase::for_demo(RowOp::Gather, 1, &defaults).of_rows(4, 1, defaults.table);
+        assert_eq!(RowsCase { index: IndexChoice::I32, ..case.clone() }.row_bound(), 1 << 31);
+        assert_eq!(case.row_bound(), 4 << 30);
     }
 
     #[test]
-    fn a_table_that_is_too_short_for_its_rows_is_refused() {
+    fn a_table_with_too_few_rows_is_rejected() {
         let error = cases("--row-bytes 1MiB --table 1MiB").unwrap_err();
-        assert_eq!(error.to_string(), "a table of 1 MiB has no 8 rows of 1 MiB for each rank");
+        assert_eq!(error.to_string(), "a table of 1 MiB is too short: each rank needs 8 rows of 1 MiB");
     }
 }

@@ -1,25 +1,26 @@
-//! What rows hold: the bytes of the pattern at the place of their number, made and summed up by all cores.
+//! Content of rows: the bytes of the pattern at the offset of the row, generated and summed by all cores.
 
 use std::num::NonZero;
 use std::thread;
 
 use wholemem_hal::pattern::{checksum_term, word};
 
-/// What is in memory that nothing was moved to.
+/// The value of memory before rows are moved to it.
 pub(super) const POISON: u8 = 0xEE;
 
 const WORD: usize = size_of::<u64>();
 
-/// How many rows are made at once: whole words, and about this many bytes.
+/// Blocks of rows that are generated at a time: multiples of `ROWS` rows, so that they are whole words, and about `BYTES`
+/// bytes.
 const ROWS: usize = 8;
 const BYTES: usize = 32 << 10;
 
-/// How many cores there are.
+/// Number of cores.
 pub(super) fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Writes the bytes of one row of a table that holds the pattern of `seed`.
+/// Writes one row of a table that contains the pattern of `seed`.
 fn write_row(seed: u64, row: u64, target: &mut [u8]) {
     let start = row.wrapping_mul(target.len() as u64);
     let (mut index, mut skipped) = (start / WORD as u64, usize::try_from(start % WORD as u64).unwrap_or(0));
@@ -33,7 +34,7 @@ fn write_row(seed: u64, row: u64, target: &mut [u8]) {
     }
 }
 
-/// Writes rows, by the number that `row_of` has for each position.
+/// Writes rows. `row_of` returns the row number of a position.
 pub(super) fn write_rows(seed: u64, row_len: usize, row_of: impl Fn(u64) -> u64 + Sync, target: &mut [u8]) {
     in_parallel(target, row_len, |first, part| {
         let rows = (first..).zip(part.chunks_exact_mut(row_len));
@@ -41,7 +42,7 @@ pub(super) fn write_rows(seed: u64, row_len: usize, row_of: impl Fn(u64) -> u64 
     });
 }
 
-/// The checksum of `count` such rows, one directly after the other, with poison up to the end of their last word.
+/// Returns the checksum of `count` contiguous rows, padded with poison bytes to a whole word.
 pub(super) fn sum_rows(seed: u64, row_len: usize, count: u64, row_of: impl Fn(u64) -> u64 + Sync) -> u64 {
     let parts = cores() as u64;
     let step = count.div_ceil(parts).next_multiple_of(ROWS as u64).max(ROWS as u64);
@@ -56,7 +57,7 @@ pub(super) fn sum_rows(seed: u64, row_len: usize, count: u64, row_of: impl Fn(u6
     thread::scope(|scope| {
         let firsts = (0..parts).map(|part| part * step).filter(|first| *first < count);
         let threads: Vec<_> = firsts.map(|first| scope.spawn(move || sum_part(first))).collect();
-        threads.into_iter().map(joined).fold(0, u64::wrapping_add)
+        threads.into_iter().map(join_thread).fold(0, u64::wrapping_add)
     })
 }
 
@@ -102,7 +103,7 @@ fn sum_bytes(
     sum
 }
 
-/// The first position of rows that are not as they should be, with its byte.
+/// Returns the first wrong row of `seen` and the first wrong byte in it.
 pub(super) fn first_difference(
     seed: u64,
     row_len: usize,
@@ -117,12 +118,12 @@ pub(super) fn first_difference(
     })
 }
 
-/// What a thread came to; its panic is ours.
-pub(super) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+/// Returns the result of a thread, or propagates its panic.
+pub(super) fn join_thread<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Has every core do a part of `target`, which is made of items of `len` bytes, and knows the number of its first item.
+/// Divides `target`, which has items of `len` bytes, among all cores. `work` gets the index of its first item.
 pub(super) fn in_parallel(target: &mut [u8], len: usize, work: impl Fn(u64, &mut [u8]) + Sync) {
     let items = target.len() / len;
     let step = items.div_ceil(cores()).max(1);
@@ -138,7 +139,7 @@ pub(super) fn in_parallel(target: &mut [u8], len: usize, work: impl Fn(u64, &mut
 mod tests {
     use super::*;
 
-    /// The bytes of a table, made word by word.
+    /// Generates the bytes of a table, word by word.
     fn table(seed: u64, len: usize) -> Vec<u8> {
         (0..).flat_map(|index| word(seed, index).to_ne_bytes()).take(len).collect()
     }
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_the_pattern_at_their_place_and_their_sum_is_known() {
+    fn written_rows_match_the_pattern_and_its_checksum() {
         for row_len in [1, 4, 8, 12, 100, 130, 1024] {
             for count in [1, 7, 8, 300] {
                 let table = table(5, 50 * row_len);
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_is_found() {
+    fn the_first_wrong_byte_is_found() {
         let mut rows = vec![0; 300];
         write_rows(9, 100, row_of, &mut rows);
         assert_eq!(first_difference(9, 100, row_of, &rows), None);

@@ -1,46 +1,46 @@
-//! Indices that are a function of their position: the same again whenever they are asked for, so that none are kept.
+//! Random indices that are a function of their position, so that they can be generated again and need not be stored.
 
 use wholemem_hal::pattern::word;
 use wholemem_os::width::to_usize;
 
 use super::content::in_parallel;
-use crate::args::{IndexChoice, Spread};
+use crate::args::{IndexChoice, IndexDistribution};
 
-/// Zipf's exponent: that of the Yahoo! Cloud Serving Benchmark.
+/// Exponent of the Zipf distribution, as in the Yahoo! Cloud Serving Benchmark (YCSB).
 const EXPONENT: f64 = 0.99;
 
-/// A prime larger than any number of rows: its multiples visit all rows before they come back.
+/// A prime larger than any number of rows: the products with 0..rows are a permutation modulo the number of rows.
 const STRIDE: u64 = (1 << 61) - 1;
 
 /// The indices of one round.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Draw {
+pub(super) struct IndexSequence {
     seed: u64,
-    /// How many rows they name.
-    reach: u64,
-    zipf: Option<Zipf>,
+    /// Exclusive upper bound of the indices.
+    row_bound: u64,
+    zipf: Option<ZipfSampler>,
 }
 
-impl Draw {
-    pub(super) fn new(spread: Spread, reach: u64, seed: u64) -> Self {
-        let zipf = (spread == Spread::Zipf).then(|| Zipf::of(reach));
-        Self { seed, reach, zipf }
+impl IndexSequence {
+    pub(super) fn new(spread: IndexDistribution, row_bound: u64, seed: u64) -> Self {
+        let zipf = (spread == IndexDistribution::Zipf).then(|| ZipfSampler::new(row_bound));
+        Self { seed, row_bound, zipf }
     }
 
-    /// The index at a position.
+    /// Returns the index at a position.
     pub(super) fn at(&self, position: u64) -> u64 {
         let random = word(self.seed, position);
         match &self.zipf {
-            None => below(random, self.reach),
-            // The frequent ones first, but spread over the table.
+            None => below(random, self.row_bound),
+            // The permutation distributes the frequent rows over the table.
             Some(zipf) => {
-                let place = u128::from(zipf.pick(random)) * u128::from(STRIDE % self.reach);
-                u64::try_from(place % u128::from(self.reach)).unwrap_or(0)
+                let place = u128::from(zipf.pick(random)) * u128::from(STRIDE % self.row_bound);
+                u64::try_from(place % u128::from(self.row_bound)).unwrap_or(0)
             }
         }
     }
 
-    /// The bytes of the first `count` of them.
+    /// Returns the bytes of the first `count` indices.
     pub(super) fn bytes(&self, kind: IndexChoice, count: u64) -> Vec<u8> {
         let len = match kind {
             IndexChoice::I32 => size_of::<i32>(),
@@ -49,7 +49,7 @@ impl Draw {
         let mut bytes = vec![0; to_usize(count).saturating_mul(len)];
         in_parallel(&mut bytes, len, |first, part| {
             for (position, place) in (first..).zip(part.chunks_exact_mut(len)) {
-                // The lower bytes: a four-byte index is below 2^31.
+                // The low bytes: a 32-bit index is below 2^31.
                 place.copy_from_slice(&self.at(position).to_le_bytes()[..len]);
             }
         });
@@ -57,23 +57,23 @@ impl Draw {
     }
 }
 
-/// A random number below a bound, of a random word.
+/// Maps a random word to a number below a bound.
 fn below(random: u64, bound: u64) -> u64 {
     u64::try_from((u128::from(random) * u128::from(bound)) >> 64).unwrap_or(0)
 }
 
-/// Numbers from 0 on, each rarer than the one before, by rejection from the area under the curve that passes through
-/// their frequencies (Hörmann and Derflinger, 1996): no table of them, and one try and some most of the time.
+/// Samples numbers from 0 with a Zipf distribution, by rejection inversion (Hörmann and Derflinger, 1996). It needs no table,
+/// and little more than one attempt on average.
 #[derive(Debug, Clone, Copy)]
-struct Zipf {
+struct ZipfSampler {
     count: f64,
-    /// The areas up to the first number and to the last.
+    /// Integrals of the density up to the first and up to the last number.
     areas: [f64; 2],
-    /// How near to a number from below is always under its bar.
+    /// Samples at most this far below a number are always accepted.
     near: f64,
 }
 
-/// The area under `x^-EXPONENT` up to `x`, and its inverse.
+/// Integral of `x^-EXPONENT` up to `x`, and its inverse.
 fn area(x: f64) -> f64 {
     x.powf(1.0 - EXPONENT) / (1.0 - EXPONENT)
 }
@@ -82,18 +82,18 @@ fn area_to(area: f64) -> f64 {
     (area * (1.0 - EXPONENT)).powf(1.0 / (1.0 - EXPONENT))
 }
 
-impl Zipf {
-    fn of(count: u64) -> Self {
+impl ZipfSampler {
+    fn new(count: u64) -> Self {
         let count = count as f64;
         let near = 2.0 - area_to(area(2.5) - 2_f64.powf(-EXPONENT));
         Self { count, areas: [area(1.5) - 1.0, area(count + 0.5)], near }
     }
 
-    /// The number for a random word.
+    /// Returns the number for a random word.
     fn pick(&self, random: u64) -> u64 {
         let [least, most] = self.areas;
         for attempt in 0.. {
-            // All bits of a fraction.
+            // 53 bits, as many as a double has.
             let fraction = (word(random, attempt) >> 11) as f64 / (1_u64 << 53) as f64;
             let under = most + fraction * (least - most);
             let x = area_to(under);
@@ -116,15 +116,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indices_are_the_same_again_and_others_for_another_seed() {
-        for spread in [Spread::Uniform, Spread::Zipf] {
-            let draw = Draw::new(spread, 1000, 7);
+    fn indices_are_a_function_of_seed_and_position() {
+        for spread in [IndexDistribution::Uniform, IndexDistribution::Zipf] {
+            let draw = IndexSequence::new(spread, 1000, 7);
             let bytes = draw.bytes(IndexChoice::I64, 500);
             let indices: Vec<_> =
                 bytes.chunks_exact(8).map(|index| u64::from_le_bytes(index.try_into().unwrap())).collect();
             assert!(indices.iter().zip(0..).all(|(index, position)| *index == draw.at(position)));
             assert!(indices.iter().all(|index| *index < 1000));
-            assert_ne!(bytes, Draw::new(spread, 1000, 8).bytes(IndexChoice::I64, 500));
+            assert_ne!(bytes, IndexSequence::new(spread, 1000, 8).bytes(IndexChoice::I64, 500));
             let short = draw.bytes(IndexChoice::I32, 500);
             let widened: Vec<_> = short
                 .chunks_exact(4)
@@ -134,26 +134,26 @@ mod tests {
         }
     }
 
-    /// How often each of `reach` rows is drawn.
-    fn counts(spread: Spread, reach: u64, draws: u64) -> Vec<u64> {
-        let draw = Draw::new(spread, reach, 3);
-        let mut counts = vec![0; usize::try_from(reach).unwrap()];
+    /// Counts how often each of `row_bound` rows is drawn.
+    fn counts(spread: IndexDistribution, row_bound: u64, draws: u64) -> Vec<u64> {
+        let draw = IndexSequence::new(spread, row_bound, 3);
+        let mut counts = vec![0; usize::try_from(row_bound).unwrap()];
         (0..draws).for_each(|position| counts[usize::try_from(draw.at(position)).unwrap()] += 1);
         counts
     }
 
     #[test]
-    fn uniform_indices_come_alike_often() {
-        let counts = counts(Spread::Uniform, 10, 100_000);
+    fn uniform_indices_are_equally_frequent() {
+        let counts = counts(IndexDistribution::Uniform, 10, 100_000);
         assert!(counts.iter().all(|count| count.abs_diff(10_000) < 500), "{counts:?}");
     }
 
     #[test]
-    fn zipf_indices_come_by_their_law() {
-        let (reach, draws) = (100_u64, 1_000_000_u64);
-        let mut counts = counts(Spread::Zipf, reach, draws);
+    fn zipf_indices_have_the_expected_frequencies() {
+        let (row_bound, draws) = (100_u64, 1_000_000_u64);
+        let mut counts = counts(IndexDistribution::Zipf, row_bound, draws);
         counts.sort_unstable_by(|a, b| b.cmp(a));
-        let all: f64 = (1..=reach).map(|n| (n as f64).powf(-EXPONENT)).sum();
+        let all: f64 = (1..=row_bound).map(|n| (n as f64).powf(-EXPONENT)).sum();
         for n in [1_u32, 2, 10, 50] {
             let expected = f64::from(n).powf(-EXPONENT) / all * draws as f64;
             let seen = counts[n as usize - 1] as f64;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_can_be_frequent() {
+    fn the_permutation_covers_all_rows() {
         let seen: std::collections::BTreeSet<_> =
             (0..1000_u64).map(|number| u128::from(number) * u128::from(STRIDE % 1000) % 1000).collect();
         assert_eq!(seen.len(), 1000);

@@ -1,16 +1,16 @@
-//! `wholemem bench gather` and `scatter`: rows of a table moved by their indices, beside a plain copy of as many bytes.
+//! `wholemem bench gather` and `scatter`: gather and scatter, compared with a plain copy of as many bytes.
 //!
 //! ```text
-//!   a pair      [ dense rows | indices ]   [ dense rows ]        ours, and the plain copy
-//!   a run       all pairs: prepared -> each timed -> each checked (scatter: and undone)
+//!   buffer pair   [ contiguous rows | indices ]   [ contiguous rows ]     for wholemem, and for the plain copy
+//!   run           prepare all pairs -> time each -> verify each (scatter: and restore the table)
 //! ```
 //!
-//! The table is a [pattern](wholemem_hal::pattern), so that every row is known by its number, and indices are a function
-//! of their position: what a call moved is checked whole, on the device, without keeping either. Between its preparation
-//! and its measurement a pair leaves the caches, as the others of the run come through them.
+//! The table contains a [pattern](wholemem_hal::pattern), and indices are a function of their position. So all moved bytes are
+//! verified by a checksum on the device, without a stored copy. Between its preparation and its measurement a pair leaves the
+//! caches, because the other pairs of the run use them.
 //!
-//! One rank runs in this process. Several ranks are processes, each with its part of the table, and all move rows at once,
-//! so that what they reach of the others' is memory that was passed between processes.
+//! A single rank runs in this process. Several ranks are processes, each with a part of the table, and all move rows at the
+//! same time: they access memory of other processes.
 
 mod alternate;
 mod case;
@@ -23,116 +23,121 @@ mod table;
 use anyhow::{Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use wholemem::{Bootstrap, Communicator};
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::ranks::RankRole;
 use wholemem_command::{backend, memory};
 use wholemem_hal::{Backend, BackendKind, Device, HostConfig};
 
 use self::alternate::Alternate;
-use self::case::{Case, Room};
-pub use self::report::Measured;
-use super::sample::{Pair, Summary};
+use self::case::{DefaultSizes, RowsCase};
+pub use self::report::RowsResult;
+use super::sample::{Summary, TimePair};
 use super::workers;
 use crate::args::{LocationChoice, RowsArgs};
 
-/// What is done with rows.
+/// The measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Op {
-    /// Rows of the table are copied to this rank.
+pub enum RowOp {
+    /// Copies rows of the table to contiguous memory.
     Gather,
-    /// Rows of this rank are copied to the table.
+    /// Copies contiguous rows to the table.
     Scatter,
 }
 
-/// What is told while rows are moved.
-type Told = workers::Told<Pair, Summary>;
+/// Messages about the progress of cases.
+type RankMessage = workers::RankMessage<TimePair, Summary>;
 
-pub(super) fn run(op: Op, args: &RowsArgs) -> Result<()> {
-    let opened = backend::open(args.backend)?;
-    let device = opened.backend.device(0)?;
-    let cases = Case::all(op, args, &room(&device, &args.location)?)?;
+pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
+    let selected = backend::open(args.backend)?;
+    let device = selected.backend.device(0)?;
+    let cases = RowsCase::all(op, args, &default_sizes(&device, &args.location)?)?;
     let mut measured = Vec::new();
     let alternate = args.in_turns.then_some(Alternate);
-    ensure!(alternate.is_none() || args.ranks == [1], "turns are taken by one rank, not by several");
+    ensure!(alternate.is_none() || args.ranks == [1], "`--in-turns` supports only one rank");
     for same in cases.chunk_by(|one, next| one.ranks == next.ranks) {
         measured.extend(measure(&device, same, alternate)?);
     }
-    report::tell(op, &device, &measured, args.json || args.in_turns)
+    report::print_report(op, &device, &measured, args.json || args.in_turns)
 }
 
-/// A measurement for the tour: so many ranks, one table, rows of 1 KiB.
+/// Runs the gather or scatter of the demo, with rows of 1 KiB.
 ///
 /// # Errors
-/// What went wrong, also that a row is not what it has to be.
-pub fn tour(op: Op, device: &Device, ranks: u32, table: usize) -> Result<Measured> {
-    let room = Room { table, ..room(device, &[])? };
-    let mut measured = measure(device, &[Case::of_the_tour(op, ranks, &room)], None)?;
+/// If a rank fails or a row is wrong.
+pub fn demo(op: RowOp, device: &Device, ranks: u32, table: usize) -> Result<RowsResult> {
+    let defaults = DefaultSizes { table, ..default_sizes(device, &[])? };
+    let mut measured = measure(device, &[RowsCase::for_demo(op, ranks, &defaults)], None)?;
     measured.pop().ok_or_else(|| anyhow!("nothing was measured"))
 }
 
-/// How much there is for a table, and for what is moved.
-fn room(device: &Device, locations: &[LocationChoice]) -> Result<Room> {
+/// Returns the default sizes for the available memory of the device, and of the host if the table is there.
+fn default_sizes(device: &Device, locations: &[LocationChoice]) -> Result<DefaultSizes> {
     let kind = device.backend().kind();
-    let mut room = Room::on(kind, device.available()?);
+    let mut defaults = DefaultSizes::for_device(kind, device.available()?);
     if kind == BackendKind::Cuda && locations.contains(&LocationChoice::Host) {
         let machine = Backend::host(HostConfig::default())?.device(0)?;
-        room.table = room.table.min(Room::on(BackendKind::Host, machine.available()?).table);
+        defaults.table =
+            defaults.table.min(DefaultSizes::for_device(BackendKind::Host, machine.available()?).table);
     }
-    Ok(room)
+    Ok(defaults)
 }
 
-/// Measures cases of one number of ranks.
-fn measure(device: &Device, cases: &[Case], alternate: Option<Alternate>) -> Result<Vec<Measured>> {
+/// Measures cases with the same number of ranks.
+fn measure(device: &Device, cases: &[RowsCase], alternate: Option<Alternate>) -> Result<Vec<RowsResult>> {
     let mut measured = Vec::new();
-    let mut shown: Option<Progress> = None;
-    let mut hear = |told: Told| -> Result<()> {
+    let mut shown: Option<ProgressDisplay> = None;
+    let mut on_message = |message: RankMessage| -> Result<()> {
         let Some(case) = cases.get(measured.len()) else { return Ok(()) };
-        match told {
-            Told::Ready => return alternate.map_or(Ok(()), Alternate::wait),
-            Told::Round(pair) => {
+        match message {
+            RankMessage::Ready => return alternate.map_or(Ok(()), Alternate::wait),
+            RankMessage::Round(pair) => {
                 alternate.map_or(Ok(()), |alternate| alternate.end(case, pair))?;
                 let rounds = case.rounds as usize;
-                shown.get_or_insert_with(|| Progress::of_rounds(&case.label(), rounds)).advance(1);
+                shown.get_or_insert_with(|| ProgressDisplay::rounds(&case.label(), rounds)).advance(1);
             }
-            Told::Done(summary) => {
+            RankMessage::Done(summary) => {
                 shown = None;
-                measured.push(Measured::new(case, device, &summary));
+                measured.push(RowsResult::new(case, device, &summary));
             }
-            Told::Failed { what, hint } => {
-                return Err(wholemem_command::failure::PeerFailed { what, hint }.into());
+            RankMessage::Failed { message, hint } => {
+                return Err(wholemem_command::failure::PeerFailed { message, hint }.into());
             }
         }
         Ok(())
     };
     let Some(first) = cases.first() else { return Ok(Vec::new()) };
-    let most = cases.iter().map(Case::footprint).max().unwrap_or(0);
-    memory::ensure_room(device, most)?;
+    let most = cases.iter().map(RowsCase::footprint).max().unwrap_or(0);
+    memory::ensure_available(device, most)?;
     if first.ranks == 1 {
-        let comm = Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("a group of one rank has none"))?;
-        run_cases(&Communicator::create(comm, device)?, cases, &mut hear)?;
+        let comm = Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("the group has no rank"))?;
+        run_cases(&Communicator::create(comm, device)?, cases, &mut on_message)?;
     } else {
-        workers::run((RankRole::Rows, first.ranks), device.backend().kind(), cases, &mut hear)?;
+        workers::run((RankRole::Rows, first.ranks), device.backend().kind(), cases, &mut on_message)?;
     }
-    ensure!(measured.len() == cases.len(), "{} of {} were measured", measured.len(), cases.len());
+    ensure!(measured.len() == cases.len(), "only {} of {} cases were measured", measured.len(), cases.len());
     Ok(measured)
 }
 
-/// Runs one rank of a bench of rows.
+/// Runs one rank of a benchmark of gather or scatter.
 ///
 /// # Errors
-/// That the plan is none. What goes wrong in the bench is reported to the process that started this one.
+/// If the plan is invalid. Errors of the benchmark are sent to the process that started this one.
 pub fn rank(plan: &str) -> Result<()> {
-    workers::rank(plan, |group, cases: &[Case], mut tell| run_cases(group, cases, &mut tell))
+    workers::rank(plan, |group, cases: &[RowsCase], mut report| run_cases(group, cases, &mut report))
 }
 
-/// Runs cases as one rank, and tells how it goes.
-fn run_cases(group: &Communicator, cases: &[Case], tell: &mut impl FnMut(Told) -> Result<()>) -> Result<()> {
-    for same in cases.chunk_by(Case::has_the_table_of) {
+/// Runs cases as one rank and reports the progress.
+fn run_cases(
+    group: &Communicator,
+    cases: &[RowsCase],
+    report: &mut impl FnMut(RankMessage) -> Result<()>,
+) -> Result<()> {
+    for same in cases.chunk_by(RowsCase::has_same_table) {
         let Some(first) = same.first() else { continue };
-        let table = table::Table::create(group, first)?;
+        let table = table::BenchTable::create(group, first)?;
         for case in same {
-            let summary = run::run_case(&table, case, tell)?;
-            tell(Told::Done(summary))?;
+            let summary = run::run_case(&table, case, report)?;
+            report(RankMessage::Done(summary))?;
         }
     }
     Ok(())
@@ -141,33 +146,33 @@ fn run_cases(group: &Communicator, cases: &[Case], tell: &mut impl FnMut(Told) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{IndexChoice, KindChoice, Share, Spread};
+    use crate::args::{IndexChoice, IndexDistribution, KindChoice, RowShare};
 
     fn devices(count: usize) -> Vec<Device> {
         let backend = Backend::host(HostConfig::virtual_devices(1)).unwrap();
         vec![backend.device(0).unwrap(); count]
     }
 
-    fn case(op: Op, ranks: u32) -> Case {
-        let room = Room { table: 1 << 18, payload: 1 << 16, most_rows: 1 << 20, ring: 1 << 20 };
-        Case { rounds: 3, ..Case::of_the_tour(op, ranks, &room) }
+    fn case(op: RowOp, ranks: u32) -> RowsCase {
+        let defaults = DefaultSizes { table: 1 << 18, payload: 1 << 16, max_rows: 1 << 20, ring: 1 << 20 };
+        RowsCase { rounds: 3, ..RowsCase::for_demo(op, ranks, &defaults) }
     }
 
-    /// Runs cases by threads, and counts what rank 0 tells.
-    fn run_by_threads(ranks: u32, cases: &[Case]) -> Result<(usize, usize)> {
+    /// Runs cases with threads as ranks, and counts the rounds and cases that rank 0 reports.
+    fn run_by_threads(ranks: u32, cases: &[RowsCase]) -> Result<(usize, usize)> {
         let groups = Communicator::local(&devices(ranks as usize))?;
-        let told = std::thread::scope(|scope| {
+        let message = std::thread::scope(|scope| {
             let threads: Vec<_> = groups
                 .iter()
                 .map(|group| {
                     scope.spawn(move || {
                         let (mut rounds, mut done) = (0, 0);
-                        run_cases(group, cases, &mut |told| {
-                            match told {
-                                Told::Ready => {}
-                                Told::Round(_) => rounds += 1,
-                                Told::Done(_) => done += 1,
-                                Told::Failed { what, .. } => panic!("{what}"),
+                        run_cases(group, cases, &mut |message| {
+                            match message {
+                                RankMessage::Ready => {}
+                                RankMessage::Round(_) => rounds += 1,
+                                RankMessage::Done(_) => done += 1,
+                                RankMessage::Failed { message, .. } => panic!("{message}"),
                             }
                             Ok(())
                         })
@@ -177,20 +182,20 @@ mod tests {
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>>>()
         })?;
-        Ok(told[0])
+        Ok(message[0])
     }
 
     #[test]
-    fn every_length_type_and_spread_is_moved_and_checked() {
+    fn every_length_type_and_distribution_is_moved_and_verified() {
         let mut cases = Vec::new();
-        for op in [Op::Gather, Op::Scatter] {
+        for op in [RowOp::Gather, RowOp::Scatter] {
             for (row_len, rows) in [(4, 1000), (12, 33), (100, 1), (130, 7), (1024, 100)] {
                 let (index, spread) = if row_len < 100 {
-                    (IndexChoice::I32, Spread::Zipf)
+                    (IndexChoice::I32, IndexDistribution::Zipf)
                 } else {
-                    (IndexChoice::I64, Spread::Uniform)
+                    (IndexChoice::I64, IndexDistribution::Uniform)
                 };
-                let of_length = Case { index, spread, ..case(op, 1).of_rows(row_len, rows, 1 << 18) };
+                let of_length = RowsCase { index, spread, ..case(op, 1).of_rows(row_len, rows, 1 << 18) };
                 cases.push(of_length);
             }
         }
@@ -198,25 +203,25 @@ mod tests {
     }
 
     #[test]
-    fn ranks_divide_a_table_and_all_or_one_of_them_move_its_rows() {
+    fn all_ranks_or_one_rank_move_rows_of_a_divided_table() {
         let mut cases = Vec::new();
-        for op in [Op::Gather, Op::Scatter] {
-            for share in [Share::Even, Share::Uneven, Share::First, Share::Last] {
+        for op in [RowOp::Gather, RowOp::Scatter] {
+            for share in [RowShare::Even, RowShare::Uneven, RowShare::First, RowShare::Last] {
                 for (kind, first_only) in [(KindChoice::Continuous, false), (KindChoice::Chunked, true)] {
                     let of_length = case(op, 3).of_rows(100, 50, 1 << 18);
-                    cases.push(Case { share, kind, first_only, ..of_length });
+                    cases.push(RowsCase { share, kind, first_only, ..of_length });
                 }
             }
         }
         assert_eq!(run_by_threads(3, &cases).unwrap(), (3 * cases.len(), cases.len()));
     }
 
-    /// Runs a case on a table one of whose rows is another's.
-    fn error_on_a_wrong_table(op: Op, wrong: u64) -> String {
+    /// Runs a case on a table in which one row has the content of another, and returns the error.
+    fn error_on_a_wrong_table(op: RowOp, wrong: u64) -> String {
         let group = &Communicator::local(&devices(1)).unwrap()[0];
-        // Every row is asked for, some often.
+        // 2000 indices of 40 rows: every row is accessed.
         let case = case(op, 1).of_rows(100, 2000, 1 << 12);
-        let table = table::Table::create(group, &case).unwrap();
+        let table = table::BenchTable::create(group, &case).unwrap();
         let stream = group.device().stream().unwrap();
         let mut row = [0; 100];
         table.tensor.read_rows_on(&stream, wrong - 1, &mut row).unwrap();
@@ -225,23 +230,23 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_from_a_wrong_row_is_found_out() {
-        let error = error_on_a_wrong_table(Op::Gather, 7);
+    fn a_gather_of_a_wrong_row_is_detected() {
+        let error = error_on_a_wrong_table(RowOp::Gather, 7);
         assert!(error.starts_with("gathering 2000 rows of 100 B: position "), "{error}");
-        assert!(error.ends_with(", which is row 7, is wrong from its byte 0 on"), "{error}");
+        assert!(error.ends_with(" (row 7) is wrong from byte 0 on"), "{error}");
     }
 
     #[test]
-    fn a_row_that_a_scatter_does_not_reach_must_stay_as_it_was() {
+    fn a_change_of_a_row_that_is_not_scattered_is_detected() {
         let group = &Communicator::local(&devices(1)).unwrap()[0];
-        let case = case(Op::Scatter, 1).of_rows(100, 1, 1 << 18);
-        let case = Case { calls: 1, pairs: 1, rounds: 1, ..case };
-        let table = table::Table::create(group, &case).unwrap();
+        let case = case(RowOp::Scatter, 1).of_rows(100, 1, 1 << 18);
+        let case = RowsCase { calls: 1, pairs: 1, rounds: 1, ..case };
+        let table = table::BenchTable::create(group, &case).unwrap();
         let stream = group.device().stream().unwrap();
         run::run_case(&table, &case, &mut |_| Ok(())).unwrap();
-        // Of two thousand rows, some that nobody writes.
+        // Ten of about 2600 rows, which the scatter of one row does not write.
         table.tensor.write_rows_on(&stream, 1000, &[7; 1000]).unwrap();
         let error = run::run_case(&table, &case, &mut |_| Ok(())).unwrap_err().to_string();
-        assert!(error.starts_with("rows that nobody scattered to have changed among 0.."), "{error}");
+        assert!(error.starts_with("rows in 0.."), "{error}");
     }
 }

@@ -1,37 +1,37 @@
-//! What was found, for programs and for people.
+//! Results and reports of gather and scatter, as JSON and as text.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
-use wholemem_command::size::Rough;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_hal::Device;
 
-use super::{Case, Op};
-use crate::args::{IndexChoice, KindChoice, LocationChoice, Share, Spread};
+use super::{RowOp, RowsCase};
+use crate::args::{IndexChoice, IndexDistribution, KindChoice, LocationChoice, RowShare};
 use crate::sample::Summary;
 
-/// One case. Rates are of payload: what is read and written once counts once.
+/// The result of one case. Rates count the bytes of moved rows once, although they are read and written.
 #[derive(Debug, Clone, Serialize)]
-pub struct Measured {
+pub struct RowsResult {
     row_bytes: usize,
     index: IndexChoice,
     kind: KindChoice,
     location: LocationChoice,
-    spread: Spread,
-    share: Share,
+    spread: IndexDistribution,
+    share: RowShare,
     ranks: u32,
-    /// How many of the ranks move rows, all at once.
+    /// Ranks that move rows at the same time.
     movers: u32,
-    /// How many devices the ranks have between them: where there are fewer than ranks, they share.
+    /// Devices of all ranks. If there are fewer than ranks, ranks share them.
     devices: u32,
-    /// The rows that a call moves.
+    /// Rows in a call.
     pub rows: u64,
-    /// How many calls of so many rows were timed together.
+    /// Calls that were timed together.
     calls: u64,
-    /// The length of the table.
+    /// Length of the table.
     pub table_bytes: usize,
     value: f64,
     unit: &'static str,
@@ -41,24 +41,24 @@ pub struct Measured {
     limit_median: f64,
     best: f64,
     limit_best: f64,
-    /// How long a call took.
+    /// Time of a call.
     call_us: f64,
     rounds: u32,
-    /// How long a round took.
+    /// Time of a round.
     #[serde(skip)]
     pub took: Duration,
-    /// The bytes of all ranks that were moved in a round.
+    /// Bytes that all ranks moved in a round.
     #[serde(skip)]
     pub moved: usize,
 }
 
-impl Measured {
-    pub(super) fn new(case: &Case, device: &Device, summary: &Summary) -> Self {
+impl RowsResult {
+    pub(super) fn new(case: &RowsCase, device: &Device, summary: &Summary) -> Self {
         let moved = case.batch_len() * case.movers() as usize;
         let payload = moved as f64;
         let speed = |time: Duration| rounded(payload / time.as_secs_f64().max(1e-9) / 1e9);
         let Summary { typical, median, best } = *summary;
-        let (value, limit) = (speed(typical.ours), speed(typical.raw));
+        let (value, limit) = (speed(typical.wholemem), speed(typical.raw));
         let devices =
             u32::try_from(device.backend().devices().len()).expect("devices are numbered in 32 bits");
         Self {
@@ -78,40 +78,40 @@ impl Measured {
             unit: "GB/s",
             limit,
             of_limit: if limit > 0.0 { rounded(value / limit) } else { 1.0 },
-            median: speed(median.ours),
+            median: speed(median.wholemem),
             limit_median: speed(median.raw),
-            best: speed(best.ours),
+            best: speed(best.wholemem),
             limit_best: speed(best.raw),
-            call_us: rounded(typical.ours.as_secs_f64() * 1e6 / case.calls as f64),
+            call_us: rounded(typical.wholemem.as_secs_f64() * 1e6 / case.calls as f64),
             rounds: case.rounds,
-            took: typical.ours,
+            took: typical.wholemem,
             moved,
         }
     }
 }
 
-/// To a thousandth, or to three digits where that is nothing.
+/// Rounds to a thousandth, or to a millionth for values below 0.1.
 fn rounded(value: f64) -> f64 {
     let scale = if value.abs() < 0.1 { 1e6 } else { 1e3 };
     (value * scale).round() / scale
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct RowsReport<'a> {
     bench: &'static str,
     backend: String,
     device: String,
     ranks: u32,
     verified: bool,
-    cases: &'a [Measured],
+    cases: &'a [RowsResult],
 }
 
-/// Prints the cases. Each was checked, or there would have been an error.
-pub(super) fn tell(op: Op, device: &Device, cases: &[Measured], json: bool) -> Result<()> {
-    let report = Report {
+/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
+pub(super) fn print_report(op: RowOp, device: &Device, cases: &[RowsResult], json: bool) -> Result<()> {
+    let report = RowsReport {
         bench: match op {
-            Op::Gather => "gather",
-            Op::Scatter => "scatter",
+            RowOp::Gather => "gather",
+            RowOp::Scatter => "scatter",
         },
         backend: device.backend().kind().to_string(),
         device: device.info().name.clone(),
@@ -122,7 +122,7 @@ pub(super) fn tell(op: Op, device: &Device, cases: &[Measured], json: bool) -> R
     if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
 }
 
-/// A value as it stands in the JSON.
+/// Returns the JSON string of an enum value.
 fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -130,7 +130,7 @@ fn word(value: &impl Serialize) -> String {
     }
 }
 
-impl Report<'_> {
+impl RowsReport<'_> {
     fn render(&self, colour: Colour) -> String {
         let columns = [
             "row",
@@ -143,25 +143,25 @@ impl Report<'_> {
             "copy",
             "of limit",
             "best",
-            "us a call",
+            "us per call",
         ];
-        let mut table = Table::new(columns.map(|name| match name {
+        let mut table = TextTable::new(columns.map(|name| match name {
             "table" | "index" | "spread" | "ranks" => (name, Align::Left),
             _ => (name, Align::Right),
         }));
         for case in self.cases {
             let place = format!("{} {}", word(&case.kind), word(&case.location));
             let share =
-                if case.share == Share::Even { String::new() } else { format!(", {}", word(&case.share)) };
+                if case.share == RowShare::Even { String::new() } else { format!(", {}", word(&case.share)) };
             table.row(
-                Tone::Plain,
+                TextStyle::Plain,
                 [
-                    Rough(case.row_bytes).to_string(),
+                    RoundedSize(case.row_bytes).to_string(),
                     case.rows.to_string(),
                     place,
                     word(&case.index),
                     word(&case.spread),
-                    format!("{}{share}", case.ranks_in_words()),
+                    format!("{}{share}", case.ranks_label()),
                     digits(case.value),
                     digits(case.limit),
                     digits(case.of_limit),
@@ -171,14 +171,14 @@ impl Report<'_> {
             );
         }
         let what = match self.bench {
-            "gather" => "gathering rows of a table",
-            _ => "scattering rows to a table",
+            "gather" => "gather from a table",
+            _ => "scatter to a table",
         };
         let len = self.cases.iter().map(|case| case.table_bytes).max().unwrap_or(0);
         format!(
-            "{what} of {}, on {} ({})\nGB/s of payload, beside a plain copy of as many bytes; \
-            all that was moved was checked\n\n{}",
-            Rough(len),
+            "{what} of {}, on {} ({})\nGB/s of rows; the limit is a plain copy of as many bytes; \
+            all moved rows were verified\n\n{}",
+            RoundedSize(len),
             self.backend,
             self.device,
             table.render(colour)
@@ -186,9 +186,9 @@ impl Report<'_> {
     }
 }
 
-impl Measured {
-    /// `1`, `4 on one device`, `2, one moves`
-    fn ranks_in_words(&self) -> String {
+impl RowsResult {
+    /// Formats the ranks: `1`, `4 on one device`, `2, one moves`.
+    fn ranks_label(&self) -> String {
         let on = match self.devices {
             devices if devices == self.ranks => String::new(),
             1 => " on one device".to_owned(),
@@ -199,7 +199,7 @@ impl Measured {
     }
 }
 
-/// Three digits, or whole numbers.
+/// Formats a number with three digits, or as an integer from 100 on.
 fn digits(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -213,21 +213,24 @@ fn digits(value: f64) -> String {
 mod tests {
     use wholemem_hal::{Backend, HostConfig};
 
-    use super::super::case::Room;
+    use super::super::case::DefaultSizes;
     use super::*;
-    use crate::sample::Pair;
+    use crate::sample::TimePair;
 
-    fn measured(ranks: u32, first_only: bool) -> Measured {
-        let room = Room { table: 1 << 30, payload: 1 << 20, most_rows: 1 << 20, ring: 1 << 20 };
-        let case = Case { first_only, calls: 8, ..Case::of_the_tour(Op::Gather, ranks, &room) };
+    fn measured(ranks: u32, first_only: bool) -> RowsResult {
+        let defaults = DefaultSizes { table: 1 << 30, payload: 1 << 20, max_rows: 1 << 20, ring: 1 << 20 };
+        let case = RowsCase { first_only, calls: 8, ..RowsCase::for_demo(RowOp::Gather, ranks, &defaults) };
         let device = Backend::host(HostConfig::virtual_devices(1)).unwrap().device(0).unwrap();
-        let pair = |ours, raw| Pair { ours: Duration::from_micros(ours), raw: Duration::from_micros(raw) };
+        let pair = |wholemem, raw| TimePair {
+            wholemem: Duration::from_micros(wholemem),
+            raw: Duration::from_micros(raw),
+        };
         let summary = Summary { typical: pair(4000, 2000), median: pair(5000, 2500), best: pair(3000, 1000) };
-        Measured::new(&case, &device, &summary)
+        RowsResult::new(&case, &device, &summary)
     }
 
     #[test]
-    fn json_has_the_parameters_and_the_fields_that_every_benchmark_has() {
+    fn json_has_the_parameters_and_the_common_keys() {
         let expected = concat!(
             r#"{"row_bytes":1024,"index":"i64","kind":"continuous","location":"device","spread":"uniform","#,
             r#""share":"even","ranks":2,"movers":2,"devices":1,"rows":1024,"calls":8,"table_bytes":1073741824,"#,
@@ -238,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn people_see_which_ranks_share_a_device() {
-        assert_eq!(measured(1, false).ranks_in_words(), "1");
-        assert_eq!(measured(4, false).ranks_in_words(), "4 on one device");
-        assert_eq!(measured(2, true).ranks_in_words(), "2 on one device, one moves");
+    fn the_text_report_names_ranks_that_share_a_device() {
+        assert_eq!(measured(1, false).ranks_label(), "1");
+        assert_eq!(measured(4, false).ranks_label(), "4 on one device");
+        assert_eq!(measured(2, true).ranks_label(), "2 on one device, one moves");
     }
 
     #[test]
-    fn rates_keep_three_digits() {
+    fn rates_have_three_digits() {
         assert_eq!([1834.4, 12.34, 1.5, 0.0123].map(digits), ["1834", "12.3", "1.50", "0.0123"]);
         assert_eq!(rounded(0.000_123_4), 0.000_123);
     }

@@ -1,4 +1,4 @@
-//! One rank's part in a case: runs of pairs that are prepared, timed and checked.
+//! Runs a case of gather or scatter on one rank: runs of buffer pairs that are prepared, timed and verified.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -12,74 +12,75 @@ use wholemem_hal::pattern::{Pattern, word};
 use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Rights, Span, Stream};
 use wholemem_os::Deadline;
 
-use super::case::Case;
-use super::content::{POISON, cores, first_difference, joined, sum_rows, write_rows};
-use super::indices::Draw;
-use super::table::{Piece, SEED, Table, fill, seed_at};
-use super::{Op, Told};
-use crate::alloc::raw_failed;
+use super::case::RowsCase;
+use super::content::{POISON, cores, first_difference, join_thread, sum_rows, write_rows};
+use super::indices::IndexSequence;
+use super::table::{BenchTable, SEED, TablePart, fill, seed_at};
+use super::{RankMessage, RowOp};
+use crate::alloc::raw_error;
 use crate::args::IndexChoice;
-use crate::sample::{PairedTimes, Side, Summary, Timed};
+use crate::sample::{Implementation, PairedTimes, Summary, TimedRun};
 
-/// From here on the plain copy on a host is made by all cores, as a gather is.
-const WORTH_SHARING: usize = 16 << 20;
+/// Plain copies on a host of this length or more are divided among all cores, as gathers are.
+const PARALLEL_MIN: usize = 16 << 20;
 
-/// Runs a case as one rank, and tells of each round that counts, when it is about to begin and when it is over.
+/// Runs a case as one rank. Reports the begin and the end of each measured round.
 pub(super) fn run_case(
-    table: &Table,
-    case: &Case,
-    tell: &mut impl FnMut(Told) -> Result<()>,
+    table: &BenchTable,
+    case: &RowsCase,
+    report: &mut impl FnMut(RankMessage) -> Result<()>,
 ) -> Result<Summary> {
-    let mut runner = Runner::new(table, case)?;
-    // One round before anything counts.
+    let mut runner = RowsRunner::new(table, case)?;
+    // One round is a warm-up.
     runner.run(&mut PairedTimes::default(), 1, &mut |_| Ok(()))?;
     let mut paired = PairedTimes::default();
     while paired.rounds() < case.rounds {
         let rounds = case.pairs.min(case.rounds - paired.rounds());
-        runner.run(&mut paired, rounds, tell)?;
+        runner.run(&mut paired, rounds, report)?;
     }
-    if case.op == Op::Scatter {
+    if case.op == RowOp::Scatter {
         table.check(&runner.stream, &runner.pattern)?;
     }
     Ok(paired.summary())
 }
 
-/// A rank, what it moves rows with, and what it moves them to or from.
-struct Runner<'a> {
-    table: &'a Table,
-    case: &'a Case,
+/// The state of a rank while it runs a case.
+struct RowsRunner<'a> {
+    table: &'a BenchTable,
+    case: &'a RowsCase,
     stream: Stream,
     raw: RawDevice,
     pattern: Pattern,
     events: [Event; 2],
-    pairs: Vec<Pair>,
-    /// Where rows that were scattered are gathered again.
+    pairs: Vec<BufferPair>,
+    /// Memory to which scattered rows are gathered for verification.
     check: Option<Span>,
-    /// Rows on their way to the device.
+    /// Host buffer for rows that are written to the device.
     rows: Vec<u8>,
     runs: u64,
     draws: u64,
 }
 
-/// What a round uses.
-struct Pair {
+/// The buffers of a round.
+struct BufferPair {
     dense: Span,
     indices: Span,
-    draw: Draw,
-    /// The copy's.
+    draw: IndexSequence,
+    /// Memory of the plain copy.
     plain: Span,
-    pieces: Vec<Piece>,
+    pieces: Vec<TablePart>,
 }
 
-impl<'a> Runner<'a> {
-    fn new(table: &'a Table, case: &'a Case) -> Result<Self> {
+impl<'a> RowsRunner<'a> {
+    fn new(table: &'a BenchTable, case: &'a RowsCase) -> Result<Self> {
         let device = table.group.device();
         let pairs = if Self::moves(table, case) { case.pairs as usize } else { 0 };
         let dense_len = case.dense_len();
         let index_len = usize::try_from(case.batch_rows())? * case.index_len();
         let map = |len: usize| -> Result<Mapping> {
             let map = device.allocate(memory::whole_granules(device, len)?)?.map(Rights::ReadWrite)?;
-            // Some twenty times faster than with the first touch of each page, and no loss where it cannot be.
+            // Maps all pages at once, about twenty times faster than a page fault for each. On an error, pages are mapped on
+            // use.
             let _ = map.populate();
             Ok(map)
         };
@@ -88,11 +89,11 @@ impl<'a> Runner<'a> {
             let dense = map(dense_len)?.span(0, dense_len)?;
             let indices = map(index_len)?.span(0, index_len)?;
             let plain = map(dense_len)?.span(0, dense_len)?;
-            let draw = Draw::new(case.spread, case.reach(), 0);
-            all.push(Pair { dense, indices, draw, plain, pieces: Vec::new() });
+            let draw = IndexSequence::new(case.spread, case.row_bound(), 0);
+            all.push(BufferPair { dense, indices, draw, plain, pieces: Vec::new() });
         }
         let check = match case.op {
-            Op::Scatter if pairs > 0 => Some(map(dense_len)?.span(0, dense_len)?),
+            RowOp::Scatter if pairs > 0 => Some(map(dense_len)?.span(0, dense_len)?),
             _ => None,
         };
         let event = || Event::create(device, EventKind::Timed);
@@ -100,7 +101,7 @@ impl<'a> Runner<'a> {
             table,
             case,
             stream: device.stream()?,
-            raw: RawDevice::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_error)?,
             pattern: Pattern::load(device)?,
             events: [event()?, event()?],
             pairs: all,
@@ -111,16 +112,16 @@ impl<'a> Runner<'a> {
         })
     }
 
-    fn moves(table: &Table, case: &Case) -> bool {
+    fn moves(table: &BenchTable, case: &RowsCase) -> bool {
         !case.first_only || table.group.rank().0 == 0
     }
 
-    /// Runs some rounds: prepares what they use, measures each, and checks what came of them.
+    /// Runs some rounds: prepares their buffers, measures each, and verifies the moved bytes.
     fn run(
         &mut self,
         paired: &mut PairedTimes,
         rounds: u32,
-        tell: &mut impl FnMut(Told) -> Result<()>,
+        report: &mut impl FnMut(RankMessage) -> Result<()>,
     ) -> Result<()> {
         self.runs += 1;
         let used = self.pairs.len().min(rounds as usize);
@@ -129,16 +130,16 @@ impl<'a> Runner<'a> {
         }
         self.table.group.barrier_on(&self.stream)?;
         for round in 0..rounds as usize {
-            tell(Told::Ready)?;
-            paired.round(&mut |side| {
-                let took = self.together(|| match side {
-                    Side::Ours => self.ours(&self.pairs[round]),
-                    Side::Raw => self.plain(&self.pairs[round]),
+            report(RankMessage::Ready)?;
+            paired.round(&mut |implementation| {
+                let took = self.time_on_all_ranks(|| match implementation {
+                    Implementation::Wholemem => self.run_wholemem(&self.pairs[round]),
+                    Implementation::Raw => self.run_copy(&self.pairs[round]),
                 })?;
-                Ok(Timed { took, flaw: None })
+                Ok(TimedRun { took, mismatch: None })
             })?;
             if let Some(pair) = paired.latest() {
-                tell(Told::Round(pair))?;
+                report(RankMessage::Round(pair))?;
             }
         }
         self.table.group.barrier_on(&self.stream)?;
@@ -147,40 +148,40 @@ impl<'a> Runner<'a> {
             self.check(pair)?;
         }
         self.table.group.barrier_on(&self.stream)?;
-        if self.case.op == Op::Scatter {
+        if self.case.op == RowOp::Scatter {
             for pair in 0..used {
-                self.undo(pair)?;
+                self.restore(pair)?;
             }
             self.table.group.barrier_on(&self.stream)?;
         }
         Ok(())
     }
 
-    /// What rows become in this run, when they are scattered: the same on every rank, so that it does not matter who is
-    /// last.
+    /// The seed of the rows that this run scatters. It is equal on all ranks, so that the order of concurrent writes does not
+    /// matter.
     fn version(&self) -> u64 {
         word(SEED, !self.runs)
     }
 
-    /// Gives a pair indices of its own, a place for the copy, and what they need.
+    /// Gives a pair new indices, and a new range of the table for the plain copy, and fills both.
     fn prepare(&mut self, pair: usize) -> Result<()> {
         self.draws += 1;
         let seed = word(word(!SEED, u64::from(self.table.group.rank().0)), self.draws);
         let (case, version) = (self.case, self.version());
-        let draw = Draw::new(case.spread, case.reach(), seed);
-        let Pair { dense, indices, plain, .. } = &self.pairs[pair];
+        let draw = IndexSequence::new(case.spread, case.row_bound(), seed);
+        let BufferPair { dense, indices, plain, .. } = &self.pairs[pair];
         self.stream.write(indices, &draw.bytes(case.index, case.batch_rows()))?;
 
-        // Whole pages from anywhere on.
+        // A random range of whole pages.
         let place = (u128::from(seed) * self.table.tensor.memory().len() as u128) >> 64;
         let pieces = self.table.pieces(usize::try_from(place)? & !4095, plain.len())?;
         match case.op {
-            Op::Gather => {
+            RowOp::Gather => {
                 self.stream.fill(dense, POISON)?;
                 self.stream.fill(plain, POISON)?;
             }
-            Op::Scatter => {
-                for Piece { at, offset, span } in &pieces {
+            RowOp::Scatter => {
+                for TablePart { at, offset, span } in &pieces {
                     fill(&plain.part(*at, span.len())?, &self.stream, &self.pattern, version, *offset)?;
                 }
                 self.rows.resize(case.batch_len(), 0);
@@ -193,9 +194,9 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Does something on all ranks at once, and says how long it took from the first beginning to the last end. One rank
-    /// alone says itself how long it took.
-    fn together(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
+    /// Runs `work` on all ranks at the same time, and returns the time from the first begin to the last end. With one rank, or
+    /// one that moves rows, it is the time that `work` returns.
+    fn time_on_all_ranks(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
         let comm = self.table.group.bootstrap();
         if self.case.ranks == 1 {
             return work();
@@ -213,14 +214,14 @@ impl<'a> Runner<'a> {
         let (mut first, mut last) = (u64::MAX, 0);
         for (rank, bytes) in all.iter().enumerate() {
             let (words, _) = bytes.as_chunks::<8>();
-            let [start, end] = words else { anyhow::bail!("rank {rank} told no times") };
+            let [start, end] = words else { anyhow::bail!("rank {rank} sent no times") };
             (first, last) = (first.min(u64::from_le_bytes(*start)), last.max(u64::from_le_bytes(*end)));
         }
         Ok(Duration::from_nanos(last.saturating_sub(first)))
     }
 
-    /// Moves rows, as whoever calls this library from Rust would: operands are made beforehand, calls are not.
-    fn ours(&self, pair: &Pair) -> Result<Duration> {
+    /// Moves rows through the public API. Operands are created before the measured time.
+    fn run_wholemem(&self, pair: &BufferPair) -> Result<Duration> {
         let (tensor, stream, [begin, end]) = (&self.table.tensor, &self.stream, &self.events);
         let on_device = stream.device().backend().kind() == BackendKind::Cuda;
         let calls = calls(self.case, &pair.dense, &pair.indices)?;
@@ -230,8 +231,8 @@ impl<'a> Runner<'a> {
         }
         for (indices, dense) in &calls {
             match self.case.op {
-                Op::Gather => tensor.gather_on(stream, indices, dense)?,
-                Op::Scatter => tensor.scatter_on(stream, indices, dense, Order::Any)?,
+                RowOp::Gather => tensor.gather_on(stream, indices, dense)?,
+                RowOp::Scatter => tensor.scatter_on(stream, indices, dense, Order::Any)?,
             }
         }
         if on_device {
@@ -241,14 +242,14 @@ impl<'a> Runner<'a> {
         Ok(if on_device { begin.elapsed(end)? } else { start.elapsed() })
     }
 
-    /// Copies as many bytes between the table and memory like that of the rows.
-    fn plain(&self, pair: &Pair) -> Result<Duration> {
+    /// Copies as many bytes between the table and contiguous memory.
+    fn run_copy(&self, pair: &BufferPair) -> Result<Duration> {
         let mut took = Duration::ZERO;
-        for Piece { at, span, .. } in &pair.pieces {
+        for TablePart { at, span, .. } in &pair.pieces {
             let dense = pair.plain.part(*at, span.len())?;
             let (to, from) = match self.case.op {
-                Op::Gather => (&dense, span),
-                Op::Scatter => (span, &dense),
+                RowOp::Gather => (&dense, span),
+                RowOp::Scatter => (span, &dense),
             };
             took += self.copy(to, from)?;
         }
@@ -258,8 +259,8 @@ impl<'a> Runner<'a> {
     fn copy(&self, to: &Span, from: &Span) -> Result<Duration> {
         let threads = cores() / self.case.movers() as usize;
         let on_host = self.stream.device().backend().kind() == BackendKind::Host;
-        if !on_host || threads < 2 || to.len() < WORTH_SHARING {
-            return self.raw.best_copy(to, from, 1).map_err(raw_failed);
+        if !on_host || threads < 2 || to.len() < PARALLEL_MIN {
+            return self.raw.best_copy(to, from, 1).map_err(raw_error);
         }
         let step = to.len().div_ceil(threads).next_multiple_of(4096);
         let parts: Vec<_> =
@@ -274,14 +275,14 @@ impl<'a> Runner<'a> {
                         let (to, from) = (to.part(start, len), from.part(start, len));
                         let raw = RawDevice::of(device);
                         line.wait();
-                        let (to, from, raw) = (to?, from?, raw.map_err(raw_failed)?);
+                        let (to, from, raw) = (to?, from?, raw.map_err(raw_error)?);
                         let began = Instant::now();
-                        raw.best_copy(&to, &from, 1).map_err(raw_failed)?;
+                        raw.best_copy(&to, &from, 1).map_err(raw_error)?;
                         Ok((began, Instant::now()))
                     })
                 })
                 .collect();
-            threads.into_iter().map(joined).collect()
+            threads.into_iter().map(join_thread).collect()
         });
         let times = times.into_iter().collect::<Result<Vec<_>>>()?;
         let began = times.iter().map(|(began, _)| *began).min();
@@ -289,11 +290,11 @@ impl<'a> Runner<'a> {
         Ok(ended.zip(began).map(|(ended, began)| ended.saturating_duration_since(began)).unwrap_or_default())
     }
 
-    /// Checks all bytes that a pair moved.
+    /// Verifies all bytes that a pair moved.
     fn check(&self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         let (seed, seen) = match (case.op, &self.check) {
-            (Op::Scatter, Some(check)) => {
+            (RowOp::Scatter, Some(check)) => {
                 self.stream.fill(check, POISON)?;
                 let all = indices(case.index, pair.indices.clone());
                 self.table.tensor.gather_on_sync(&self.stream, &all, &dense(check.clone()))?;
@@ -308,16 +309,14 @@ impl<'a> Runner<'a> {
             self.stream.read(&seen.part(0, rows.len())?, &mut rows)?;
             let label = case.label();
             let (position, byte) = first_difference(seed, case.row_len, row_of, &rows)
-                .with_context(|| format!("{label}: bytes behind the last row have changed"))?;
+                .with_context(|| format!("{label}: bytes after the last row have changed"))?;
             let row = row_of(position);
-            anyhow::bail!(
-                "{label}: position {position}, which is row {row}, is wrong from its byte {byte} on"
-            );
+            anyhow::bail!("{label}: position {position} (row {row}) is wrong from byte {byte} on");
         }
-        for Piece { at, offset, span } in &pair.pieces {
+        for TablePart { at, offset, span } in &pair.pieces {
             let copied = match case.op {
-                Op::Gather => pair.plain.part(*at, span.len())?,
-                Op::Scatter => span.clone(),
+                RowOp::Gather => pair.plain.part(*at, span.len())?,
+                RowOp::Scatter => span.clone(),
             };
             let first = seed_at(seed, *offset);
             let expected = sum_rows(first, 8, (span.len() / 8) as u64, |position| position);
@@ -327,15 +326,15 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Scatters what was there before.
-    fn undo(&mut self, pair: usize) -> Result<()> {
+    /// Scatters the original rows.
+    fn restore(&mut self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         write_rows(SEED, case.row_len, |position| pair.draw.at(position), &mut self.rows);
         let rows = pair.dense.part(0, self.rows.len())?;
         self.stream.write(&rows, &self.rows)?;
         let all = indices(case.index, pair.indices.clone());
         self.table.tensor.scatter_on_sync(&self.stream, &all, &dense(rows), Order::Any)?;
-        for Piece { offset, span, .. } in &pair.pieces {
+        for TablePart { offset, span, .. } in &pair.pieces {
             fill(span, &self.stream, &self.pattern, SEED, *offset)?;
         }
         Ok(())
@@ -353,8 +352,8 @@ fn dense(span: Span) -> RowBuffer {
     RowBuffer::new(span, Dtype::U8)
 }
 
-/// The calls of a round, one behind the other in its memory.
-fn calls(case: &Case, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
+/// Divides the memory of a round into the operands of its calls.
+fn calls(case: &RowsCase, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
     let count = usize::try_from(case.rows)?;
     (0..usize::try_from(case.calls)?)
         .map(|call| {
@@ -365,7 +364,7 @@ fn calls(case: &Case, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBu
         .collect()
 }
 
-/// Now, on the clock that all processes of a machine share.
+/// Returns the time of the monotonic clock, which all processes of a machine share.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The table whose rows are moved: a tensor of bytes over all ranks, each row known by its number.
+//! The table of a benchmark: a tensor of bytes on all ranks that contains a pattern.
 
 use std::ops::Range;
 
@@ -9,28 +9,28 @@ use wholemem_hal::{BackendKind, Span, Stream};
 use wholemem_os::Deadline;
 use wholemem_os::width::to_usize;
 
-use super::case::Case;
-use super::content::{cores, joined, sum_rows};
+use super::case::RowsCase;
+use super::content::{cores, join_thread, sum_rows};
 use crate::args::{KindChoice, LocationChoice};
 
-/// The seed of what it holds.
+/// The seed of the pattern in the table.
 pub(super) const SEED: u64 = 0x0b57_ac1e_0000_0001;
 
 const WORD: usize = size_of::<u64>();
 
-/// From here on a host's memory is filled by all cores.
-const WORTH_SHARING: usize = 32 << 20;
+/// Host memory of this length or more is filled by all cores.
+const PARALLEL_MIN: usize = 32 << 20;
 
-/// A table that holds the pattern of [`SEED`], as one rank has it.
+/// One rank's handle of a table that contains the pattern of [`SEED`].
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct BenchTable {
     pub(super) group: Communicator,
     pub(super) tensor: WholeTensor,
 }
 
-impl Table {
-    /// Makes it and fills it. Collective.
-    pub(super) fn create(group: &Communicator, case: &Case) -> Result<Self> {
+impl BenchTable {
+    /// Creates and fills the table. Collective.
+    pub(super) fn create(group: &Communicator, case: &RowsCase) -> Result<Self> {
         let spec = TensorSpec::new(Dtype::U8, &[case.table_rows, case.row_len as u64]);
         let kind = match case.kind {
             KindChoice::Continuous => Kind::Continuous,
@@ -47,20 +47,19 @@ impl Table {
             let (stream, pattern) = (group.device().stream()?, Pattern::load(group.device())?);
             fill(&own.span, &stream, &pattern, SEED, table.offset_of(own.rows.start))?;
         }
-        // Faults of pages that others filled are none of a gather's.
+        // Maps all pages now, so that gathers have no page faults.
         table.tensor.memory().populate()?;
         group.barrier_on(&group.device().stream()?)?;
         Ok(table)
     }
 
-    /// Where a row begins.
+    /// Returns the offset of a row.
     pub(super) fn offset_of(&self, row: u64) -> usize {
         to_usize(row).saturating_mul(self.tensor.row_len())
     }
 
-    /// The bytes from `offset` on, and from the beginning again behind the last, in pieces that no boundary between ranks
-    /// divides.
-    pub(super) fn pieces(&self, offset: usize, len: usize) -> Result<Vec<Piece>> {
+    /// Returns the `len` bytes from `offset` on, cyclically, in parts that are each on one rank.
+    pub(super) fn pieces(&self, offset: usize, len: usize) -> Result<Vec<TablePart>> {
         let memory = self.tensor.memory();
         let ranks = (0..memory.partition().ranks()).map(Rank);
         let parts: Vec<Range<usize>> = ranks
@@ -71,43 +70,43 @@ impl Table {
         let (mut pieces, mut done, mut from) = (Vec::new(), 0, offset % memory.len());
         while done < len {
             let part = parts.iter().find(|part| part.contains(&from));
-            let Some(part) = part else { anyhow::bail!("no rank has the byte {from}") };
+            let Some(part) = part else { anyhow::bail!("no rank has the byte at offset {from}") };
             let now = (part.end - from).min(len - done);
-            pieces.push(Piece { at: done, offset: from, span: memory.span(from, now)? });
+            pieces.push(TablePart { at: done, offset: from, span: memory.span(from, now)? });
             done += now;
             from = (from + now) % memory.len();
         }
         Ok(pieces)
     }
 
-    /// Looks that this rank's part is as it was made.
+    /// Verifies that this rank's part contains the original pattern.
     pub(super) fn check(&self, stream: &Stream, pattern: &Pattern) -> Result<()> {
         let Some(own) = self.tensor.local() else { return Ok(()) };
         let (first, count) = (own.rows.start, own.rows.end - own.rows.start);
         let expected = sum_rows(SEED, self.tensor.row_len(), count, |position| first + position);
         let seen = pattern.checksum(stream, &own.span)?;
-        ensure!(seen == expected, "rows that nobody scattered to have changed among {:?}", own.rows);
+        ensure!(seen == expected, "rows in {:?} have changed that were not scattered to", own.rows);
         Ok(())
     }
 }
 
-/// Some of a table's bytes, and their place among those asked for.
+/// A contiguous part of the table on one rank: its position in the requested range, its offset in the table, and its memory.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct TablePart {
     pub(super) at: usize,
     pub(super) offset: usize,
     pub(super) span: Span,
 }
 
-/// The seed whose pattern from its beginning on is that of `seed` from the byte `offset` on.
+/// Returns the seed whose pattern begins with the pattern of `seed` at `offset`.
 pub(super) fn seed_at(seed: u64, offset: usize) -> u64 {
     seed.wrapping_add((offset / WORD) as u64)
 }
 
-/// Fills memory with the pattern of `seed` from the byte `offset` on, and waits.
+/// Fills memory with the pattern of `seed` from `offset` on, and waits.
 pub(super) fn fill(to: &Span, stream: &Stream, pattern: &Pattern, seed: u64, offset: usize) -> Result<()> {
     let device = stream.device();
-    if device.backend().kind() != BackendKind::Host || to.len() < WORTH_SHARING {
+    if device.backend().kind() != BackendKind::Host || to.len() < PARALLEL_MIN {
         pattern.fill(stream, to, seed_at(seed, offset))?;
         return Ok(stream.synchronize(Deadline::NEVER)?);
     }
@@ -123,7 +122,7 @@ pub(super) fn fill(to: &Span, stream: &Stream, pattern: &Pattern, seed: u64, off
                 })
             })
             .collect();
-        threads.into_iter().map(joined).collect()
+        threads.into_iter().map(join_thread).collect()
     });
     outcomes.into_iter().collect()
 }

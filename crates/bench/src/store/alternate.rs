@@ -1,25 +1,25 @@
-//! Objects created, read and deleted in rounds that alternate with those of another program, which says when each begins.
+//! `--in-turns` of the store benchmark: rounds that alternate with those of another program, which starts each round.
 //!
 //! ```text
-//!   us  "ready"   ---->  the other program does a round of its own, while nothing runs here
-//!   us            <----  an empty line
-//!   us  our times ---->  ...
+//!   wholemem  "ready"       ---->  the other program runs a round, while wholemem is idle
+//!   wholemem                <----  an empty line
+//!   wholemem  its times     ---->  ...
 //! ```
 //!
-//! Nobody is tied to a core here: the other program's daemon is not either.
+//! No process is pinned to a core, because the daemon of the other program is not either.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use wholemem_command::own_store::OwnStore;
+use wholemem_command::temporary_store::TemporaryStore;
 use wholemem_command::terminal;
 
 use super::{BATCH, check, timed};
 use crate::args::StoreArgs;
 use crate::case_report::median;
 
-/// The times of a round, in microseconds: where several objects were made, of the middle one.
+/// The times of a round in microseconds. With several objects they are medians.
 #[derive(Debug, Serialize)]
-struct Round {
+struct StoreRound {
     bytes: usize,
     #[serde(rename = "create+write+seal")]
     create: f64,
@@ -31,22 +31,22 @@ struct Round {
 
 /// Runs all rounds of all sizes.
 pub(super) fn run(args: &StoreArgs) -> Result<()> {
-    let served = OwnStore::start()?;
+    let store = TemporaryStore::start()?;
     for size in &args.sizes {
         let mut bytes = vec![0; size.0];
         for round in 0..args.rounds {
             terminal::print("\"ready\"\n")?;
             let mut line = String::new();
-            ensure!(std::io::stdin().read_line(&mut line)? > 0, "nobody says that it is our turn");
+            ensure!(std::io::stdin().read_line(&mut line)? > 0, "stdin was closed before the next round");
             bytes.fill(round.to_le_bytes()[0]);
-            terminal::print_json(&once(&served, &bytes, args.burst)?)?;
+            terminal::print_json(&once(&store, &bytes, args.burst)?)?;
         }
     }
     Ok(())
 }
 
-fn once(served: &OwnStore, bytes: &[u8], burst: u32) -> Result<Round> {
-    let (client, other) = (served.connect()?, served.connect()?);
+fn once(store: &TemporaryStore, bytes: &[u8], burst: u32) -> Result<StoreRound> {
+    let (client, other) = (store.connect()?, store.connect()?);
     let names: Vec<_> = (0..burst).map(|number| format!("bench-{number}")).collect();
     let made = names.iter().map(|name| timed(|| Ok(client.put(name, bytes)?)));
     let (made, sealed): (Vec<_>, Vec<_>) = made.collect::<Result<Vec<_>>>()?.into_iter().unzip();
@@ -62,7 +62,7 @@ fn once(served: &OwnStore, bytes: &[u8], burst: u32) -> Result<Round> {
     let deleted = sealed.iter().map(|sealed| Ok(timed(|| Ok(client.delete(sealed.id)?))?.0));
     let deleted = deleted.collect::<Result<Vec<_>>>()?;
     let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
-    Ok(Round {
+    Ok(StoreRound {
         bytes: bytes.len(),
         create: micros(median(&made)),
         first: micros(median(&first)),

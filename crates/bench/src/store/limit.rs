@@ -1,16 +1,15 @@
-//! The limit of a store's requests: one round trip of a socket between two processes that carries as many bytes there.
+//! The limit of a store's requests: a round trip over a socket between two processes, with as many bytes in the request.
 //!
-//! A client and its server are two processes, and the bytes of a small object go from the one to the other. So does this: a
-//! packet of that length, received by a process that does nothing but answer by a byte, both tied to the same core as the
-//! store's processes are. Two threads of one process would be faster by what it takes to change between processes,
-//! which no store can leave out. A packet holds 64 KiB; for longer objects, which are mapped and not sent, the
-//! limit is a round trip of one byte.
+//! A client sends the bytes of a small object to the server, which is another process. The limit does the same: it sends a
+//! packet of that length to a process that replies with one byte. Both are pinned to the core of the store's processes. Two
+//! threads of one process would be faster by the cost of switching between processes, which a store cannot avoid. A packet has
+//! at most 64 KiB. Longer objects are mapped and not sent, so their limit is a round trip of one byte.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use wholemem_command::link::Link;
-use wholemem_command::peer::Peer;
+use wholemem_command::link::PeerLink;
+use wholemem_command::peer::PeerProcess;
 use wholemem_command::peer::PeerRole;
 use wholemem_hal::BackendKind;
 use wholemem_os::Deadline;
@@ -18,33 +17,33 @@ use wholemem_os::packet::MAX_PACKET;
 
 const WARM_UP: u32 = 10;
 
-/// The longest object that a packet brings along.
+/// The longest object that is sent in a packet.
 const LONGEST: usize = 64 << 10;
 
-/// The other process of a round trip.
+/// The second process, which replies to packets.
 #[derive(Debug)]
-pub(super) struct Limit(Peer);
+pub(super) struct EchoPeer(PeerProcess);
 
-impl Limit {
+impl EchoPeer {
     pub(super) fn start() -> Result<Self> {
-        Ok(Self(Peer::start(PeerRole::Echo, BackendKind::Host)?))
+        Ok(Self(PeerProcess::start(PeerRole::Echo, BackendKind::Host)?))
     }
 
-    /// How long these bytes there and one back take; of more than a packet brings along, one byte.
+    /// Measures a round trip with these bytes, or with one byte if they do not fit in a packet.
     pub(super) fn round_trip(&mut self, bytes: &[u8]) -> Result<Duration> {
         let packet = if bytes.is_empty() || bytes.len() > LONGEST { &[7] } else { bytes };
-        self.0.with(|link| {
+        self.0.with_link(|link| {
             let mut answer = [0; 8];
             let start = Instant::now();
             link.socket().send(packet, &[], Deadline::NEVER)?;
             let got = link.socket().recv(&mut answer, Deadline::NEVER)?;
             let took = start.elapsed();
-            ensure!(got == 1, "an answer of {got} bytes came");
+            ensure!(got == 1, "the reply has {got} bytes instead of 1");
             Ok(took)
         })
     }
 
-    /// The same for one byte, again and again.
+    /// Measures round trips of one byte.
     pub(super) fn round_trips(&mut self, rounds: u32) -> Result<Vec<Duration>> {
         for _ in 0..WARM_UP {
             self.round_trip(&[])?;
@@ -53,11 +52,11 @@ impl Limit {
     }
 }
 
-/// Answers every packet, until the other process has no more.
+/// Replies to every packet with one byte, until the other process closes the connection.
 ///
 /// # Errors
-/// What the system said.
-pub fn echo(link: &Link) -> Result<()> {
+/// If the connection is closed, or the error of a call.
+pub fn echo(link: &PeerLink) -> Result<()> {
     let mut packet = vec![0; MAX_PACKET];
     loop {
         let len = link.socket().recv(&mut packet, Deadline::NEVER)?;

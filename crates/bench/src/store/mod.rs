@@ -1,8 +1,7 @@
-//! `wholemem bench store`: what clients of a store wait for, beside a socket's round trip.
+//! `wholemem bench store`: the time of clients' requests, compared with a round trip over a socket.
 //!
-//! Server, keeper and clients are tied to one core, as both ends of the round trip are: across cores a wake-up takes many
-//! times longer, and differs from moment to moment. The round trip is one between two processes that carries the same
-//! bytes as the request ([`limit`]).
+//! Server, keeper, clients and both ends of the round trip are pinned to one core: a wake-up across cores takes many times
+//! longer, and its time varies. The round trip is between two processes and carries the same bytes as the request ([`limit`]).
 
 mod alternate;
 mod gpu;
@@ -12,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use wholemem_command::backend::BackendChoice;
-use wholemem_command::own_store::OwnStore;
-use wholemem_command::progress::Progress;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::temporary_store::TemporaryStore;
 use wholemem_os::Deadline;
 use wholemem_store::{Client, Object, Pack};
 
-use self::limit::Limit;
-use super::case_report::{Measured, tell};
+use self::limit::EchoPeer;
+use super::case_report::{CaseResult, print_cases};
 use super::comm::pin;
 use crate::args::StoreArgs;
 
 pub use self::limit::echo;
 
-/// How often a cached object is got for one time, since the clock itself takes as long.
+/// Gets of a cached object that are timed together, because one takes no longer than reading the clock.
 const BATCH: u32 = 1000;
 
 pub(super) fn run(args: &StoreArgs) -> Result<()> {
@@ -35,48 +34,49 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         return gpu::run(args);
     }
     let core = pin()?;
-    let served = OwnStore::start()?;
-    let client = served.connect()?;
-    let mut limit = Limit::start()?;
+    let store = TemporaryStore::start()?;
+    let client = store.connect()?;
+    let mut limit = EchoPeer::start()?;
     let limits = limit.round_trips(args.rounds)?;
     let mut cases = Vec::new();
     let mut add =
         |clients: u32, what: &str, bytes: Option<usize>, times: &[Duration], limits: &[Duration]| {
-            cases.push(Measured { bytes, ..Measured::of_times(clients, what, "us", times, limits) });
+            cases.push(CaseResult { bytes, ..CaseResult::of_times(clients, what, "us", times, limits) });
         };
     for size in &args.sizes {
-        let _progress = Progress::of_step(&format!("objects of {} bytes", size.0));
-        let Times { kinds, limits } = by_size(&served, &client, &mut limit, size.0, args.rounds)?;
+        let _progress = ProgressDisplay::step(&format!("objects of {} bytes", size.0));
+        let ObjectTimes { kinds, limits } = by_size(&store, &client, &mut limit, size.0, args.rounds)?;
         for (what, times) in ["create+write+seal", "get first", "get cached", "delete"].iter().zip(&kinds) {
-            // Only what is created brings its bytes along.
+            // Only the creation sends the bytes of the object.
             let limits = if *what == "create+write+seal" { &limits[0] } else { &limits[1] };
             add(1, what, Some(size.0), times, limits);
         }
     }
     for &objects in &args.packs {
-        let _progress = Progress::of_step(&format!("a pack of {objects}"));
+        let _progress = ProgressDisplay::step(&format!("a pack of {objects}"));
         add(
             1,
             "attach pack",
             Some(objects as usize),
-            &attach(&served, &client, objects, args.rounds.min(20))?,
+            &attach(&store, &client, objects, args.rounds.min(20))?,
             &limits,
         );
     }
-    add(2, "publish to visible", None, &publish(&served, &client, args.rounds)?, &limits);
+    add(2, "publish to visible", None, &publish(&store, &client, args.rounds)?, &limits);
     for &clients in &args.clients {
-        let others = (1..clients).map(|_| served.connect()).collect::<Result<Vec<_>>>()?;
+        let others = (1..clients).map(|_| store.connect()).collect::<Result<Vec<_>>>()?;
         let times = (0..args.rounds).map(|_| timed(|| Ok(client.status()?)));
         let times = times.collect::<Result<Vec<_>>>()?;
         let seen = client.status()?.clients;
-        ensure!(seen == others.len() as u64 + 1, "{seen} clients are there");
+        ensure!(seen == others.len() as u64 + 1, "the store has {seen} clients");
         let times: Vec<_> = times.iter().map(|(took, _)| *took).collect();
         add(clients, "status", None, &times, &limits);
     }
     drop(client);
-    let title =
-        format!("a store of the host, everybody pinned to core {core}; bytes of a pack are its objects");
-    tell("store", &title, "round trip", args.json, &cases)
+    let title = format!(
+        "a store of host memory, all processes pinned to core {core}; the bytes of a pack are its number of objects"
+    );
+    print_cases("store", &title, "round trip", args.json, &cases)
 }
 
 fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
@@ -85,23 +85,28 @@ fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
     Ok((start.elapsed(), outcome))
 }
 
-/// Times of the four things that happen to an object, of one size; and of round trips beside them, of as many bytes and of
-/// one.
+/// Times of the four operations on an object of one size, and of the round trips with as many bytes and with one byte.
 #[derive(Debug, Default)]
-struct Times {
+struct ObjectTimes {
     kinds: [Vec<Duration>; 4],
     limits: [Vec<Duration>; 2],
 }
 
-fn by_size(served: &OwnStore, client: &Client, limit: &mut Limit, len: usize, rounds: u32) -> Result<Times> {
+fn by_size(
+    store: &TemporaryStore,
+    client: &Client,
+    limit: &mut EchoPeer,
+    len: usize,
+    rounds: u32,
+) -> Result<ObjectTimes> {
     const WARM_UP: u32 = 10;
-    const MOST_BYTES: usize = 4 << 30;
-    let rounds = rounds.min(u32::try_from(MOST_BYTES / len.max(1)).unwrap_or(u32::MAX)).max(3);
-    let mut all = Times::default();
+    const MAX_BYTES: usize = 4 << 30;
+    let rounds = rounds.min(u32::try_from(MAX_BYTES / len.max(1)).unwrap_or(u32::MAX)).max(3);
+    let mut all = ObjectTimes::default();
     let (times, limits) = (&mut all.kinds, &mut all.limits);
     let mut bytes = vec![0; len];
-    // Each by itself: who comes and goes meanwhile would be measured too. And the limit beside it in every round, as the
-    // machine changes its speed.
+    // No other client connects or disconnects while these are measured. The limit is measured in every round, because the speed
+    // of the machine changes.
     for round in 0..WARM_UP + rounds {
         bytes.fill(round.to_le_bytes()[0]);
         let (put, sealed) = timed(|| Ok(client.put("bench", &bytes)?))?;
@@ -119,8 +124,8 @@ fn by_size(served: &OwnStore, client: &Client, limit: &mut Limit, len: usize, ro
     bytes.fill(7);
     let sealed = client.put("bench", &bytes)?;
     for _ in 0..rounds {
-        // One that has mapped nothing yet.
-        let other = served.connect()?;
+        // A client that has mapped nothing.
+        let other = store.connect()?;
         let (took, object) = timed(|| Ok(other.get("bench")?))?;
         times[1].push(took);
         check(&object, len, 7)?;
@@ -134,18 +139,18 @@ fn by_size(served: &OwnStore, client: &Client, limit: &mut Limit, len: usize, ro
 }
 
 fn check(object: &Object, len: usize, value: u8) -> Result<()> {
-    ensure!(object.len() == len, "an object of {len} bytes came as {}", object.len());
+    ensure!(object.len() == len, "an object of {len} bytes has {} bytes", object.len());
     let mut seen = [value; 2];
     if len > 0 {
         object.bytes()?.read_at(0, &mut seen[..1])?;
         object.bytes()?.read_at(len - 1, &mut seen[1..])?;
     }
-    ensure!(seen == [value; 2], "an object of {len} bytes holds {seen:?} instead of {value}");
+    ensure!(seen == [value; 2], "an object of {len} bytes contains {seen:?} instead of {value}");
     Ok(())
 }
 
-/// How long a client that has mapped nothing takes to have all objects of a pack.
-fn attach(served: &OwnStore, client: &Client, objects: u32, rounds: u32) -> Result<Vec<Duration>> {
+/// Returns the times until a client without mappings has mapped all objects of a pack.
+fn attach(store: &TemporaryStore, client: &Client, objects: u32, rounds: u32) -> Result<Vec<Duration>> {
     const LEN: usize = 1024;
     let mut pack = Pack::new("pack");
     for object in 0..objects {
@@ -158,25 +163,25 @@ fn attach(served: &OwnStore, client: &Client, objects: u32, rounds: u32) -> Resu
     let sealed = draft.seal()?;
     let mut times = Vec::new();
     for _ in 0..rounds {
-        let other = served.connect()?;
+        let other = store.connect()?;
         let (took, held) = timed(|| Ok(other.get_pack("pack")?))?;
-        ensure!(held.members().count() == objects as usize, "not all objects of the pack are there");
+        ensure!(held.members().count() == objects as usize, "the pack lacks objects");
         let last = objects as usize - 1;
         let mut seen = [0];
         held.bytes(&format!("pack/layers.{last}.weight"))?.read_at(LEN - 1, &mut seen)?;
-        ensure!(seen[0] == last.to_le_bytes()[0], "the last object holds {}", seen[0]);
+        ensure!(seen[0] == last.to_le_bytes()[0], "the last object contains {}", seen[0]);
         times.push(took);
     }
     client.delete(sealed.id)?;
     Ok(times)
 }
 
-/// How long after it is sent away a small object is got by a process that waits for it.
-fn publish(served: &OwnStore, client: &Client, rounds: u32) -> Result<Vec<Duration>> {
+/// Returns the times from a put until a client that waits for the name has the object.
+fn publish(store: &TemporaryStore, client: &Client, rounds: u32) -> Result<Vec<Duration>> {
     let mut times = Vec::new();
     for round in 0..rounds {
         let name = format!("publish-{round}");
-        let waiter = served.connect()?;
+        let waiter = store.connect()?;
         let deadline = Deadline::after(Duration::from_secs(60));
         let waiting = {
             let name = name.clone();
@@ -185,7 +190,7 @@ fn publish(served: &OwnStore, client: &Client, rounds: u32) -> Result<Vec<Durati
                 Ok(Instant::now())
             })
         };
-        // Until it waits, on a connection of its own.
+        // Wait until the client is connected.
         while client.status()?.clients < 3 && !waiting.is_finished() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The command line: its words, its defaults and its help. Nothing here does anything.
+//! The command line: commands, options, defaults and help texts.
 
 mod store;
 
@@ -25,56 +25,57 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Say what this machine can do, each thing tried, with the reason where not
+    /// Try every feature on this machine, and report which work and why others do not
     Doctor(DoctorArgs),
-    /// Take a tour that checks its own results
+    /// Demonstrate the features, and verify every result
     ///
-    /// A second process creates memory, fills it and passes it on as a file descriptor. This one maps it, checks every
-    /// byte, kills the other, and checks every byte again. Then four processes join as ranks, and one of them is killed:
-    /// the others say which. Four others make one table between them, and gather and scatter its rows. Others add up what each
-    /// of them has in a window. At last an object is put into a store, whose server is killed, and got from the next one.
+    /// A second process creates memory, fills it and sends its file descriptor. This process maps the memory, verifies every
+    /// byte, kills the second process, and verifies every byte again. Then four processes join as ranks, and one of them is
+    /// killed: the others report its rank. Four ranks create a table together, and gather and scatter its rows. Four ranks sum
+    /// buffers in a window. Finally an object is put into a store, the store's server is killed, and the object is read from
+    /// the next server.
     Demo(DemoArgs),
     /// Run a command as several ranks
     ///
-    /// Every rank has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) and what
-    /// `Bootstrap::from_env()` needs to join the others. What ranks write comes out line by line behind their rank.
-    /// Signals go to all ranks. The first rank that fails ends the others, and its exit code is this program's.
+    /// Every rank has the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) and those that
+    /// `Bootstrap::from_env()` reads. Each line that a rank writes is printed with the rank as prefix. Signals are forwarded
+    /// to all ranks. If a rank fails, the other ranks are terminated, and its exit code is the exit code of the launcher.
     Launch(LaunchArgs),
-    /// Save, check and export tables of rows as files
+    /// Save, check and export tables as files
     Table(TableArgs),
-    /// Serve a store of named objects, which outlive whoever made them, and this server
+    /// Serve a store of named objects, which outlive the processes that created them and a crash of the server
     ///
-    /// Two processes serve it: this one, which holds all memory, and a server, which may be killed at any time and is
-    /// started again. SIGTERM ends both, and the store with them.
+    /// Two processes run: this process, the keeper, holds the descriptors of all memory. It starts the server and restarts it
+    /// if it is killed. SIGTERM to this process ends both, and frees all objects.
     Serve(ServeArgs),
-    /// Put a file into a store, as an object; a .safetensors file as a pack, with an object for each tensor
+    /// Put a file into a store as an object; a .safetensors file as a pack with an object for each tensor
     Put(PutArgs),
     /// Write an object of a store to a file
     Get(GetArgs),
     /// List the objects of a store
     Ls(ListArgs),
-    /// Say what there is to know of an object, or of a store
+    /// Show the properties of an object, or the state of a store
     Stat(StatArgs),
-    /// Delete objects of a store: their memory goes with the last who holds them
+    /// Delete objects of a store; memory is freed when no client holds the object
     Rm(RemoveArgs),
-    /// Tell what happens in a store, as it happens
+    /// Print events of a store: published and deleted objects
     Watch(WatchArgs),
-    /// Measure, beside the same system calls made raw
+    /// Run a benchmark, compared with the same work by raw system calls
     Bench(BenchArgs),
-    /// Play the second process; started by the other commands only
+    /// Run as the second process of another command (internal)
     #[command(hide = true)]
     Peer(PeerArgs),
-    /// Play one rank; started by the other commands only
+    /// Run as one rank of another command (internal)
     #[command(hide = true)]
     Rank(RankArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArgs {
-    /// How many ranks
+    /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ranks: u32,
-    /// Also write what each rank writes to files in this folder: `rank-N.out` and `rank-N.err`
+    /// Also write the output of each rank to files in this folder: `rank-N.out` and `rank-N.err`
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
     /// The command and its arguments
@@ -85,33 +86,33 @@ pub(crate) struct LaunchArgs {
 #[derive(Debug, Args)]
 pub(crate) struct TableArgs {
     #[command(subcommand)]
-    pub(crate) what: TableCommand,
+    pub(crate) command: TableCommand,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TableCommand {
-    /// Say what a file or a saved table holds
+    /// Show the type and the shape of a file or a saved table
     Info(TableSource),
-    /// Save the rows of a file as a folder of files with checksums, which any number of ranks loads at once
+    /// Save the rows of a file as a folder of files with checksums, which any number of ranks can load in parallel
     Import(TableImport),
-    /// Read all of a saved table, and compare it with its checksums
+    /// Read a saved table and verify its checksums
     Check(TableSource),
-    /// Write rows to a .npy file
+    /// Write the rows to a .npy file
     Export(TableExport),
 }
 
-/// Rows in files.
+/// The file or folder that a table is read from.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TableSource {
     /// A saved table, a .npy file, a .safetensors file, or raw rows
     pub(crate) path: PathBuf,
-    /// Which tensor of a .safetensors file
+    /// Name of the tensor in a .safetensors file
     #[arg(long, value_name = "NAME", conflicts_with_all = ["dtype", "row_shape"])]
     pub(crate) tensor: Option<String>,
-    /// The type of raw elements, such as `f32`
+    /// Element type of raw rows, such as `f32`
     #[arg(long, requires = "row_shape")]
     pub(crate) dtype: Option<Dtype>,
-    /// The shape of a raw row, such as `128` or `3,224,224`
+    /// Shape of a raw row, such as `128` or `3,224,224`
     #[arg(long, value_delimiter = ',', requires = "dtype")]
     pub(crate) row_shape: Vec<u64>,
     /// Print one JSON object instead of text
@@ -123,12 +124,12 @@ pub(crate) struct TableSource {
 pub(crate) struct TableImport {
     #[command(flatten)]
     pub(crate) source: TableSource,
-    /// Where to save it
+    /// The folder to save the table in
     pub(crate) to: PathBuf,
-    /// How many files to save it in
+    /// Number of files
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=99999))]
     pub(crate) parts: u32,
-    /// Replace a saved table that is there
+    /// Replace an existing saved table
     #[arg(long)]
     pub(crate) overwrite: bool,
 }
@@ -143,19 +144,19 @@ pub(crate) struct TableExport {
 
 #[derive(Debug, Args)]
 pub(crate) struct RankArgs {
-    /// What to do
+    /// Task of this rank
     #[arg(value_enum)]
     pub(crate) role: RankRole,
-    /// The process that started this one
+    /// Process id of the process that started this one
     #[arg(long)]
     pub(crate) parent: u32,
-    /// How much memory to have when it dies
+    /// Bytes of resident memory to hold until the process is killed
     #[arg(long, default_value_t = 0)]
     pub(crate) resident: usize,
-    /// What to measure, as JSON
+    /// Cases to measure, as JSON
     #[arg(long, default_value = "")]
     pub(crate) plan: String,
-    /// The command to become
+    /// Command to execute
     #[arg(last = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -169,13 +170,13 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Which machinery moves the bytes
+    /// Memory to use: GPU or host
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// How much memory to share, such as `64KiB` or `1.5GiB`
+    /// Size of the shared memory, such as `64KiB` or `1.5GiB`
     #[arg(long, default_value = "256MiB")]
     pub(crate) size: ByteCount,
-    /// The seed of the bytes, to repeat a run [default: a random one, which is printed]
+    /// Seed of the test data, to repeat a run [default: a random seed, which is printed]
     #[arg(long)]
     pub(crate) seed: Option<u64>,
     /// Print one JSON object instead of a table
@@ -185,13 +186,13 @@ pub(crate) struct DemoArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PeerArgs {
-    /// What to do
+    /// Task of this process
     #[arg(value_enum)]
     pub(crate) role: PeerRole,
-    /// The process that started this one
+    /// Process id of the process that started this one
     #[arg(long)]
     pub(crate) parent: u32,
-    /// Which machinery moves the bytes
+    /// Memory to use: GPU or host
     #[arg(long, value_enum)]
     pub(crate) backend: BackendChoice,
 }
@@ -203,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_makes_sense() {
+    fn the_command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 }

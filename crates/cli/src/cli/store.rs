@@ -1,4 +1,4 @@
-//! The words of the commands of a store.
+//! The options of the store's commands.
 
 use std::path::PathBuf;
 
@@ -11,52 +11,52 @@ use wholemem_store::ObjectId;
 
 #[derive(Debug, Args)]
 pub(crate) struct SocketArgs {
-    /// The socket of the store [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
+    /// Socket of the store [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The socket to serve at [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
+    /// Socket to listen on [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub(crate) listen: Option<PathBuf>,
-    /// How much host memory objects may take [default: three quarters of what is available]
+    /// Limit of host memory for objects [default: three quarters of the available memory]
     #[arg(long)]
     pub(crate) size: Option<ByteCount>,
-    /// How much device memory objects may take [default: nine tenths of what there is]
+    /// Limit of device memory for objects [default: nine tenths of the devices' memory]
     #[arg(long)]
     pub(crate) device_size: Option<ByteCount>,
-    /// How many objects there may be [default: 65536]
+    /// Maximum number of objects [default: 65536]
     #[arg(long, value_parser = clap::value_parser!(u32).range(16..=4_194_304))]
     pub(crate) objects: Option<u32>,
-    /// Whose devices' memory to hand out: CUDA's where there is one, none, or CUDA's or nothing at all
+    /// Device memory of the store: `auto` serves it if CUDA is available, `host` does not, `cuda` requires it
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// End when the process with this number does; for commands that serve a store of their own
+    /// End when the process with this id ends; for commands that start a temporary store
     #[arg(long, hide = true)]
     pub(crate) parent: Option<u32>,
-    /// Play one of the two processes; started by the other one only
+    /// Run as one of the two processes (internal)
     #[arg(long, value_enum, hide = true)]
     pub(crate) role: Option<ServeRole>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ServeRole {
-    /// Holds all memory, and starts the server
+    /// Holds the descriptors of all memory, and starts the server
     Keeper,
-    /// Serves clients
+    /// Serves the clients
     Server,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PutArgs {
-    /// The name of the object, or of the pack
+    /// Name of the object or of the pack
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: String,
-    /// The file: .npy and .safetensors are taken apart, any other is taken as it is
+    /// File to read: .npy and .safetensors are parsed, the bytes of other files are stored unchanged
     pub(crate) file: PathBuf,
-    /// How many seconds to wait for others to delete something, if the quota is full
+    /// If the quota is reached, wait up to this many seconds until other objects are deleted
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub(crate) wait: f64,
     #[command(flatten)]
@@ -68,11 +68,11 @@ pub(crate) struct PutArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct GetArgs {
-    /// The name of the object, or of the pack
+    /// Name of the object or of the pack
     pub(crate) name: String,
-    /// The file to write
+    /// File to write: .npy and .safetensors get the header of that format, other files get only the bytes of the object
     pub(crate) file: PathBuf,
-    /// How many seconds to wait for the name, if nobody has it yet
+    /// If no object has the name, wait up to this many seconds for one
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub(crate) wait: f64,
     #[command(flatten)]
@@ -84,10 +84,10 @@ pub(crate) struct GetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// How the names begin
+    /// Prefix of the names
     #[arg(default_value = "")]
     pub(crate) prefix: String,
-    /// List drafts instead: objects that were created and are not sealed yet
+    /// List drafts instead: objects that are created but not sealed
     #[arg(long)]
     pub(crate) drafts: bool,
     #[command(flatten)]
@@ -99,7 +99,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
-    /// The name of an object; without one, the store as a whole
+    /// Name of an object [default: show the store]
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
@@ -110,10 +110,10 @@ pub(crate) struct StatArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
-    /// The names of the objects, or of packs, which go as a whole
+    /// Names of objects or packs; a pack is deleted with all of its objects
     #[arg(required_unless_present = "ids")]
     pub(crate) names: Vec<String>,
-    /// Delete the object with this id, as `stat` and `ls --drafts` print it; also a draft, if you run the server
+    /// Delete the object with this id, which `stat` and `ls --drafts` print; the user of the server can delete drafts too
     #[arg(long = "id", value_name = "ID")]
     pub(crate) ids: Vec<ObjectId>,
     #[command(flatten)]
@@ -122,10 +122,10 @@ pub(crate) struct RemoveArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// How the names begin
+    /// Prefix of the names
     #[arg(default_value = "")]
     pub(crate) prefix: String,
-    /// End after so many events
+    /// Exit after this many events
     #[arg(long)]
     pub(crate) count: Option<u64>,
     #[command(flatten)]
@@ -135,8 +135,8 @@ pub(crate) struct WatchArgs {
     pub(crate) json: bool,
 }
 
-/// A time that can be waited for.
+/// Parses a waiting time in seconds.
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if (0.0..=1e9).contains(&seconds) { Ok(seconds) } else { Err("not a time to wait for".to_owned()) }
+    if (0.0..=1e9).contains(&seconds) { Ok(seconds) } else { Err("not between 0 and 1e9".to_owned()) }
 }

@@ -1,109 +1,116 @@
-//! `wholemem demo`: a tour that checks its own results.
+//! `wholemem demo`: demonstrates the features of the library and verifies every result.
 //!
-//! The tour is made of chapters, one file each. A chapter plays on a [`Stage`], which times its steps and keeps what
-//! came of them; every step either checked what it claims or fails, and a failed step is a failing exit code.
+//! The demo has several parts, one file each. A part runs its steps on a [`StepRecorder`], which times them and records their
+//! results. A step fails if its check fails, and a failed step sets a failing exit code.
 
 mod pattern;
 mod ranks;
 mod reduce;
 mod rows;
 mod sharing;
-mod stage;
+mod step;
 mod store;
 
 use anyhow::Result;
 use serde::Serialize;
 use wholemem_command::backend;
-use wholemem_command::memory::{self, Shortage};
-use wholemem_command::size::Rough;
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::memory::{self, MemoryShortage};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_hal::Device;
 use wholemem_os::Size;
 
 use self::pattern::Pattern;
-use self::stage::{Stage, Step};
+use self::step::{StepRecord, StepRecorder};
 use crate::cli::DemoArgs;
 
 pub(crate) use self::sharing::creator;
 
-type Chapter = fn(&mut Stage, &Setting) -> Result<()>;
+type DemoPart = fn(&mut StepRecorder, &DemoContext) -> Result<()>;
 
-/// The tour, in order.
-const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play, rows::play, reduce::play, store::play];
+/// The parts of the demo, in order.
+const PARTS: &[DemoPart] = &[sharing::run, ranks::run, rows::run, reduce::run, store::run];
 
-/// What all chapters have in common.
+/// The parameters of all parts.
 #[derive(Debug)]
-struct Setting {
+struct DemoContext {
     device: Device,
-    /// How much memory to use.
+    /// Bytes of memory to use.
     len: usize,
     pattern: Pattern,
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct DemoReport<'a> {
     demo: &'static str,
     backend: String,
     seed: u64,
     bytes: usize,
-    steps: &'a [Step],
+    steps: &'a [StepRecord],
     ok: bool,
 }
 
 pub(crate) fn run(args: &DemoArgs) -> Result<()> {
-    let opened = backend::open(args.backend)?;
-    let device = opened.backend.device(0)?;
-    let len = fitting(&device, args.size.0)?;
-    let seed = args.seed.unwrap_or_else(random);
-    let setting = Setting { device, len, pattern: Pattern::new(seed) };
+    let selected = backend::open(args.backend)?;
+    let device = selected.backend.device(0)?;
+    let len = fitting_len(&device, args.size.0)?;
+    let seed = args.seed.unwrap_or_else(random_seed);
+    let context = DemoContext { device, len, pattern: Pattern::new(seed) };
     if !args.json {
-        let title = format!("wholemem {} on {}\n", env!("CARGO_PKG_VERSION"), opened.describe());
+        let title = format!("wholemem {} on {}\n", env!("CARGO_PKG_VERSION"), selected.describe());
         terminal::print(&title)?;
     }
 
-    let mut stage = Stage::default();
-    let outcome = CHAPTERS.iter().try_for_each(|play| play(&mut stage, &setting));
+    let mut recorder = StepRecorder::default();
+    let outcome = PARTS.iter().try_for_each(|run| run(&mut recorder, &context));
     let ok = outcome.is_ok();
     if args.json {
-        let backend = opened.backend.kind().to_string();
-        terminal::print_json(&Report { demo: "tour", backend, seed, bytes: len, steps: stage.steps(), ok })?;
+        let backend = selected.backend.kind().to_string();
+        terminal::print_json(&DemoReport {
+            demo: "tour",
+            backend,
+            seed,
+            bytes: len,
+            steps: recorder.steps(),
+            ok,
+        })?;
     } else {
-        terminal::print(&render(&stage, &setting, ok, Colour::of_stdout()))?;
+        terminal::print(&render(&recorder, &context, ok, Colour::of_stdout()))?;
     }
     outcome
 }
 
-fn render(stage: &Stage, setting: &Setting, ok: bool, colour: Colour) -> String {
-    let (verdict, tone) =
-        if ok { ("everything was checked", Tone::Good) } else { ("a check failed", Tone::Bad) };
-    let (size, seed) = (Size(setting.len).to_string().replace(' ', ""), setting.pattern.seed());
-    let repeat = format!("repeat it with `--size {size} --seed {seed}`");
-    format!("\n{}\n{}; {repeat}\n", stage.table().render(colour), colour.paint(tone, verdict))
+fn render(recorder: &StepRecorder, context: &DemoContext, ok: bool, colour: Colour) -> String {
+    let (summary, style) =
+        if ok { ("all checks passed", TextStyle::Success) } else { ("a check failed", TextStyle::Error) };
+    let (size, seed) = (Size(context.len).to_string().replace(' ', ""), context.pattern.seed());
+    let repeat = format!("repeat with `--size {size} --seed {seed}`");
+    format!("\n{}\n{}; {repeat}\n", recorder.table().render(colour), colour.paint(style, summary))
 }
 
-/// As much of the asked size as leaves half of the memory free, in whole granules.
-fn fitting(device: &Device, asked: usize) -> Result<usize> {
-    let len = memory::whole_granules(device, asked)?;
-    match memory::ensure_room(device, len.saturating_mul(2)) {
+/// Reduces the requested size to half of the available memory, in whole granules.
+fn fitting_len(device: &Device, requested: usize) -> Result<usize> {
+    let len = memory::whole_granules(device, requested)?;
+    match memory::ensure_available(device, len.saturating_mul(2)) {
         Ok(()) => Ok(len),
         Err(error) => {
-            let Some(&Shortage { available, .. }) = error.downcast_ref() else { return Err(error) };
+            let Some(&MemoryShortage { available, .. }) = error.downcast_ref() else { return Err(error) };
             let granule = device.granularity()?.minimum.len();
             let less = available / 2 / granule * granule;
             if less == 0 {
                 return Err(error);
             }
-            let (less_text, available) = (Rough(less), Rough(available));
-            terminal::note(&format!("using {less_text}, as {available} of memory are available"));
+            let (less_text, available) = (RoundedSize(less), RoundedSize(available));
+            terminal::note(&format!("using {less_text}, because {available} of memory are available"));
             Ok(less.min(len))
         }
     }
 }
 
-/// A number that differs from run to run.
-fn random() -> u64 {
+/// Returns a seed that differs between runs.
+fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    // Small enough that every JSON reader keeps all of it.
+    // 53 bits: JSON readers that use doubles keep the exact value.
     std::hash::RandomState::new().build_hasher().finish() >> 11
 }
 
@@ -118,21 +125,21 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_made_whole_granules() {
-        assert_eq!(fitting(&device(), 1).unwrap(), 64 << 10);
-        assert_eq!(fitting(&device(), 128 << 10).unwrap(), 128 << 10);
+    fn a_size_is_rounded_up_to_granules() {
+        assert_eq!(fitting_len(&device(), 1).unwrap(), 64 << 10);
+        assert_eq!(fitting_len(&device(), 128 << 10).unwrap(), 128 << 10);
     }
 
     #[test]
-    fn more_than_there_is_becomes_what_there_is() {
-        let asked = 1 << 50;
-        let len = fitting(&device(), asked).unwrap();
-        assert!(len > 0 && len < asked && len.is_multiple_of(64 << 10));
+    fn a_size_above_the_available_memory_is_reduced() {
+        let requested = 1 << 50;
+        let len = fitting_len(&device(), requested).unwrap();
+        assert!(len > 0 && len < requested && len.is_multiple_of(64 << 10));
     }
 
     #[test]
-    fn seeds_differ_and_fit_every_reader() {
-        assert_ne!(random(), random());
-        assert!(random() < 1 << 53);
+    fn random_seeds_differ_and_have_53_bits() {
+        assert_ne!(random_seed(), random_seed());
+        assert!(random_seed() < 1 << 53);
     }
 }

@@ -1,32 +1,32 @@
-//! The second chapter: processes that join as ranks, and what they see when one of them is killed.
+//! Part 2 of the demo: processes join as ranks, one of them is killed, and the others report its rank.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use wholemem_bench::Doomed;
+use wholemem_bench::VictimGroup;
 
-use super::Setting;
-use super::stage::{Done, Stage};
+use super::DemoContext;
+use super::step::{StepRecorder, StepResult};
 
 const RANKS: u32 = 4;
 const VICTIM: u32 = 2;
 
-/// Far above what it takes: a survivor that knows only then has not been told, but has given up.
-const PROMPTLY: Duration = Duration::from_secs(10);
+/// Far above the usual detection time. A survivor that needs longer did not detect the death but ran into a timeout.
+const MAX_DETECTION: Duration = Duration::from_secs(10);
 
-/// Plays the chapter.
-pub(super) fn play(stage: &mut Stage, _: &Setting) -> Result<()> {
-    let group = stage.step("join", || {
-        let group = Doomed::start(RANKS, VICTIM, 0)?;
-        let what =
-            format!("{RANKS} processes joined as ranks, proved a secret, and gathered each other's bytes");
-        Ok((group, Done::new(what)))
+/// Runs this part.
+pub(super) fn run(recorder: &mut StepRecorder, _: &DemoContext) -> Result<()> {
+    let group = recorder.step("join", || {
+        let group = VictimGroup::start(RANKS, VICTIM, 0)?;
+        let text =
+            format!("{RANKS} processes joined as ranks, authenticated each other, and gathered their bytes");
+        Ok((group, StepResult::new(text)))
     })?;
-    stage.step("lose", || {
-        let known = group.kill()?;
-        ensure!(known < PROMPTLY, "the survivors knew only after {known:?}");
-        let what =
-            format!("rank {VICTIM} got SIGKILL; each of the others said so, the last after {known:.1?}");
-        Ok(((), Done::new(what).took(known)))
+    recorder.step("lose", || {
+        let detected = group.kill()?;
+        ensure!(detected < MAX_DETECTION, "the survivors detected the death only after {detected:?}");
+        let text =
+            format!("rank {VICTIM} got SIGKILL; all other ranks reported it, the last after {detected:.1?}");
+        Ok(((), StepResult::new(text).took(detected)))
     })
 }

@@ -1,25 +1,25 @@
-//! The fourth chapter: processes that add up what each of them has in a window, and all get the same.
+//! Part 4 of the demo: an all-reduce of buffers in a window, by several processes.
 
 use anyhow::Result;
-use wholemem_command::size::Rough;
+use wholemem_command::size::RoundedSize;
 
-use super::Setting;
-use super::stage::{Done, Stage};
+use super::DemoContext;
+use super::step::{StepRecorder, StepResult};
 
 const RANKS: u32 = 4;
 
-/// The most that each brings along.
+/// The longest buffer of a rank.
 const LEN: usize = 4 << 20;
 
-/// Plays the chapter.
-pub(super) fn play(stage: &mut Stage, setting: &Setting) -> Result<()> {
-    stage.step("reduce", || {
-        let len = setting.len.min(LEN);
-        let took = wholemem_bench::reduce_tour(&setting.device, RANKS, len)?;
-        let what = format!(
-            "{RANKS} processes added up {} of each in a window, and all got the same sums",
-            Rough(len)
+/// Runs this part.
+pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
+    recorder.step("reduce", || {
+        let len = context.len.min(LEN);
+        let took = wholemem_bench::reduce_demo(&context.device, RANKS, len)?;
+        let text = format!(
+            "{RANKS} processes summed {} of each rank in a window, and all got the same sums",
+            RoundedSize(len)
         );
-        Ok(((), Done::new(what).took(took)))
+        Ok(((), StepResult::new(text).took(took)))
     })
 }

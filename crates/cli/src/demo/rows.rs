@@ -1,29 +1,29 @@
-//! The third chapter: processes that make one table between them, and move its rows.
+//! Part 3 of the demo: processes create a table together, and gather and scatter its rows.
 //!
-//! Each holds a part of the table, gathers rows from everywhere, and scatters new ones; every byte is checked.
+//! Each process has a part of the table and accesses rows of all parts. Every byte is verified.
 
 use anyhow::Result;
-use wholemem_bench::Op;
-use wholemem_command::size::Rough;
+use wholemem_bench::RowOp;
+use wholemem_command::size::RoundedSize;
 
-use super::Setting;
-use super::stage::{Done, Stage};
+use super::DemoContext;
+use super::step::{StepRecorder, StepResult};
 
 const RANKS: u32 = 4;
 
-/// Plays the chapter.
-pub(super) fn play(stage: &mut Stage, setting: &Setting) -> Result<()> {
-    for (name, op) in [("gather", Op::Gather), ("scatter", Op::Scatter)] {
-        stage.step(name, || {
-            let tour = wholemem_bench::tour(op, &setting.device, RANKS, setting.len)?;
-            let (table, rows) = (Rough(tour.table_bytes), tour.rows);
-            let what = match op {
-                Op::Gather => format!(
-                    "{RANKS} processes made one table of {table}; each gathered {rows} rows of 1 KiB from all of it"
+/// Runs this part.
+pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
+    for (name, op) in [("gather", RowOp::Gather), ("scatter", RowOp::Scatter)] {
+        recorder.step(name, || {
+            let result = wholemem_bench::rows_demo(op, &context.device, RANKS, context.len)?;
+            let (table, rows) = (RoundedSize(result.table_bytes), result.rows);
+            let text = match op {
+                RowOp::Gather => format!(
+                    "{RANKS} processes created a table of {table}; each gathered {rows} rows of 1 KiB from all ranks"
                 ),
-                Op::Scatter => format!("each scattered {rows} rows over all of it, and found them there again"),
+                RowOp::Scatter => format!("each scattered {rows} rows to all ranks, and read them again"),
             };
-            Ok(((), Done::new(what).took(tour.took).moved(tour.moved)))
+            Ok(((), StepResult::new(text).took(result.took).moved(result.moved)))
         })?;
     }
     Ok(())

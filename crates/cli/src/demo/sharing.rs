@@ -1,11 +1,11 @@
-//! The first chapter: memory that a second process creates, that this one maps, and that stays when its creator dies.
+//! Part 1 of the demo: a second process creates memory, this process maps it, and the memory outlives its creator.
 //!
 //! ```text
 //!   creator                                  this process
 //!   create, map   ---- file descriptor --->  import, map
-//!   fill                                     check every byte
-//!   killed                                   check every byte again
-//!                                            drop all: nothing is left
+//!   fill                                     verify every byte
+//!   killed                                   verify every byte again
+//!                                            unmap: no descriptor and no mapping is left
 //! ```
 
 use std::fs;
@@ -14,30 +14,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use wholemem_command::link::Link;
-use wholemem_command::peer::Peer;
+use wholemem_command::link::PeerLink;
+use wholemem_command::peer::PeerProcess;
 use wholemem_command::peer::PeerRole;
-use wholemem_command::size::Rough;
+use wholemem_command::size::RoundedSize;
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
 
-use super::stage::{Done, Stage};
-use super::{Pattern, Setting};
+use super::step::{StepRecorder, StepResult};
+use super::{DemoContext, Pattern};
 
-/// What the creator is asked to do.
+/// Requests to the creator, in this order.
 #[derive(Debug, Serialize, Deserialize)]
-enum Request {
+enum CreatorRequest {
     Create { len: usize },
     Map,
     Fill { seed: u64 },
 }
 
-/// That it did it, and how long it took.
+/// The reply to a request: how long it took.
 #[derive(Debug, Serialize, Deserialize)]
-struct Answer {
+struct CreatorReply {
     nanos: u64,
 }
 
-impl Answer {
+impl CreatorReply {
     fn since(start: Instant) -> Self {
         Self { nanos: u64::try_from(start.elapsed().as_nanos()).expect("shorter than 584 years") }
     }
@@ -47,138 +47,138 @@ impl Answer {
     }
 }
 
-/// Plays the second process.
-pub(crate) fn creator(link: &Link, device: &Device) -> Result<()> {
-    let Request::Create { len } = link.hear()? else { return out_of_turn() };
+/// Runs the second process, which creates the memory.
+pub(crate) fn creator(link: &PeerLink, device: &Device) -> Result<()> {
+    let CreatorRequest::Create { len } = link.receive()? else { return unexpected_request() };
     let start = Instant::now();
     let memory = device.allocate(len)?;
-    link.say(&Answer::since(start))?;
+    link.send(&CreatorReply::since(start))?;
 
-    let Request::Map = link.hear()? else { return out_of_turn() };
+    let CreatorRequest::Map = link.receive()? else { return unexpected_request() };
     let start = Instant::now();
     let map = memory.map(Rights::ReadWrite)?;
-    enter_pages(&map);
+    populate(&map);
     let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
-    let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
-    link.say_with_fd(&Answer::since(start), handle.as_fd())?;
+    let handle = handle.into_fd().context("the memory was not exported as a file descriptor")?;
+    link.send_with_fd(&CreatorReply::since(start), handle.as_fd())?;
 
-    let Request::Fill { seed } = link.hear()? else { return out_of_turn() };
+    let CreatorRequest::Fill { seed } = link.receive()? else { return unexpected_request() };
     let stream = device.stream()?;
     let start = Instant::now();
     Pattern::new(seed).write(&stream, &map)?;
-    link.say(&Answer::since(start))?;
+    link.send(&CreatorReply::since(start))?;
 
-    // Stays, with the memory mapped, until it is killed.
-    link.hear::<()>()
+    // Waits, with the memory mapped, until the process is killed.
+    link.receive::<()>()
 }
 
-fn out_of_turn() -> Result<()> {
-    anyhow::bail!("it was asked out of turn")
+fn unexpected_request() -> Result<()> {
+    anyhow::bail!("the creator got an unexpected request")
 }
 
-/// Some twenty times faster than touching each page first when it is used, and no loss where it cannot be.
-fn enter_pages(map: &Mapping) {
+/// Maps all pages at once, about twenty times faster than a page fault for each. Errors are ignored: pages are then mapped on use.
+fn populate(map: &Mapping) {
     let _ = map.populate();
 }
 
-/// Plays the chapter.
-pub(super) fn play(stage: &mut Stage, setting: &Setting) -> Result<()> {
-    let Setting { device, len, pattern } = setting;
+/// Runs this part.
+pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
+    let DemoContext { device, len, pattern } = context;
     let len = *len;
-    let before = Holdings::count()?;
+    let before = ResourceCount::count()?;
     let own = std::process::id();
 
-    let mut peer = stage.step("create", || {
-        let mut peer = Peer::start(PeerRole::Creator, device.backend().kind())?;
-        let answer: Answer = peer.with(|link| {
-            link.say(&Request::Create { len })?;
-            link.hear()
+    let mut peer = recorder.step("create", || {
+        let mut peer = PeerProcess::start(PeerRole::Creator, device.backend().kind())?;
+        let reply: CreatorReply = peer.with_link(|link| {
+            link.send(&CreatorRequest::Create { len })?;
+            link.receive()
         })?;
-        let what = format!("process {} created {} on {}", peer.id(), Rough(len), device.label());
-        Ok((peer, Done::new(what).took(answer.time())))
+        let text = format!("process {} created {} on {}", peer.id(), RoundedSize(len), device.label());
+        Ok((peer, StepResult::new(text).took(reply.time())))
     })?;
     let creator = peer.id();
 
-    let handle = stage.step("send", || {
-        let (answer, handle) = peer.with(|link| {
-            link.say(&Request::Map)?;
-            link.hear_with_fd::<Answer>()
+    let handle = recorder.step("send", || {
+        let (reply, handle) = peer.with_link(|link| {
+            link.send(&CreatorRequest::Map)?;
+            link.receive_with_fd::<CreatorReply>()
         })?;
-        let what = format!("process {creator} mapped it, entered its pages, and sent a file descriptor");
-        Ok((handle, Done::new(what).took(answer.time())))
+        let text = format!("process {creator} mapped the memory, populated it, and sent a file descriptor");
+        Ok((handle, StepResult::new(text).took(reply.time())))
     })?;
 
-    let map = stage.step("import", || {
+    let map = recorder.step("import", || {
         let memory = Allocation::import(device, handle.into(), len)?;
         let map = memory.map(Rights::ReadWrite)?;
-        enter_pages(&map);
-        let what = format!("process {own}, this one, took it over and mapped it too");
-        Ok((map, Done::new(what)))
+        populate(&map);
+        let text = format!("process {own}, this process, imported and mapped the memory");
+        Ok((map, StepResult::new(text)))
     })?;
 
-    stage.step("fill", || {
-        let answer: Answer = peer.with(|link| {
-            link.say(&Request::Fill { seed: pattern.seed() })?;
-            link.hear()
+    recorder.step("fill", || {
+        let reply: CreatorReply = peer.with_link(|link| {
+            link.send(&CreatorRequest::Fill { seed: pattern.seed() })?;
+            link.receive()
         })?;
-        let what = format!("process {creator} wrote bytes of seed {}", pattern.seed());
-        Ok(((), Done::new(what).took(answer.time()).moved(len)))
+        let text = format!("process {creator} wrote a pattern with seed {}", pattern.seed());
+        Ok(((), StepResult::new(text).took(reply.time()).moved(len)))
     })?;
 
     let stream = device.stream()?;
-    stage.step("verify", || {
+    recorder.step("verify", || {
         pattern.check(&stream, &map, "verify")?;
-        let what = format!("process {own} found all {len} bytes as they should be");
-        Ok(((), Done::new(what).moved(len)))
+        let text = format!("process {own} verified all {len} bytes");
+        Ok(((), StepResult::new(text).moved(len)))
     })?;
 
-    stage.step("kill", || {
+    recorder.step("kill", || {
         peer.kill()?;
-        let what = format!("process {creator} got SIGKILL, and is dead");
-        Ok(((), Done::new(what)))
+        let text = format!("process {creator} was killed with SIGKILL");
+        Ok(((), StepResult::new(text)))
     })?;
 
-    stage.step("verify-again", || {
+    recorder.step("verify-again", || {
         pattern.check(&stream, &map, "verify again")?;
-        let what = format!("its memory is still here: all {len} bytes are as before");
-        Ok(((), Done::new(what).moved(len)))
+        let text = format!("the memory is still mapped: all {len} bytes are unchanged");
+        Ok(((), StepResult::new(text).moved(len)))
     })?;
 
-    stage.step("give-back", || {
+    recorder.step("give-back", || {
         drop((stream, map));
         let left = device.backend().collect();
-        ensure!(left == 0, "{left} things could not be given back");
-        let after = Holdings::count()?;
-        let Holdings { files, maps } = after;
+        ensure!(left == 0, "{left} resources could not be released");
+        let after = ResourceCount::count()?;
+        let ResourceCount { files, maps } = after;
         ensure!(
             after == before,
-            "{files} file descriptors and {maps} maps are held, and {} and {} were before",
+            "{files} file descriptors and {maps} mappings are left, but there were {} and {} before",
             before.files,
             before.maps
         );
-        let what = format!("{files} open files and {maps} maps of our memory, as before");
-        Ok(((), Done::new(what)))
+        let text = format!("{files} open files and {maps} mappings of wholemem, as before the demo");
+        Ok(((), StepResult::new(text)))
     })
 }
 
-/// What this process holds of the kernel's.
+/// Open files and mappings of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Holdings {
+struct ResourceCount {
     files: usize,
-    /// Maps of memory made by this library, which carry its name.
+    /// Mappings of wholemem's memory files, which are found by name.
     maps: usize,
 }
 
-impl Holdings {
+impl ResourceCount {
     fn count() -> Result<Self> {
         let files = fs::read_dir("/proc/self/fd").context("cannot count open files")?.count();
-        let maps = fs::read_to_string("/proc/self/maps").context("cannot count maps")?;
-        // The reader of the folder is one of the files in it, this time and every time.
-        Ok(Self { files, maps: our_maps(&maps) })
+        let maps = fs::read_to_string("/proc/self/maps").context("cannot count mappings")?;
+        // The descriptor of /proc/self/fd itself is counted in every call.
+        Ok(Self { files, maps: count_own_maps(&maps) })
     }
 }
 
-fn our_maps(text: &str) -> usize {
+fn count_own_maps(text: &str) -> usize {
     text.lines().filter(|line| line.contains("/memfd:wholemem")).count()
 }
 
@@ -189,48 +189,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_of_our_memory_are_told_from_others() {
+    fn only_mappings_of_wholemem_are_counted() {
         let text = "\
             7f00-7f01 rw-s 00000000 00:01 1034 /memfd:wholemem (deleted)\n\
             7f01-7f02 rw-p 00000000 00:00 0\n\
             7f02-7f03 ---s 00000000 00:01 1035 /memfd:wholemem (deleted)\n\
             7f03-7f04 r--p 00000000 00:01 99 /usr/bin/wholemem\n";
-        assert_eq!(our_maps(text), 2);
+        assert_eq!(count_own_maps(text), 2);
     }
 
     #[test]
-    fn a_map_that_is_held_is_counted() {
+    fn a_mapping_of_this_process_is_counted() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let _map = device.allocate(64 << 10).unwrap().map(Rights::Read).unwrap();
-        let held = Holdings::count().unwrap();
+        let held = ResourceCount::count().unwrap();
         assert!(held.maps >= 1 && held.files >= 1, "{held:?}");
     }
 
     #[test]
-    fn the_creator_does_what_it_is_asked_in_turn() {
+    fn the_creator_serves_requests_in_order() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let (here, there) = Link::pair().unwrap();
+        let (here, there) = PeerLink::pair().unwrap();
         let len = 64 << 10;
         std::thread::scope(|scope| {
             let creator = scope.spawn(|| creator(&there, &device));
-            here.say(&Request::Create { len }).unwrap();
-            here.hear::<Answer>().unwrap();
-            here.say(&Request::Map).unwrap();
-            let (_, handle) = here.hear_with_fd::<Answer>().unwrap();
+            here.send(&CreatorRequest::Create { len }).unwrap();
+            here.receive::<CreatorReply>().unwrap();
+            here.send(&CreatorRequest::Map).unwrap();
+            let (_, handle) = here.receive_with_fd::<CreatorReply>().unwrap();
             let map = Allocation::import(&device, handle.into(), len).unwrap().map(Rights::Read).unwrap();
-            here.say(&Request::Fill { seed: 3 }).unwrap();
-            here.hear::<Answer>().unwrap();
+            here.send(&CreatorRequest::Fill { seed: 3 }).unwrap();
+            here.receive::<CreatorReply>().unwrap();
             Pattern::new(3).check(&device.stream().unwrap(), &map, "test").unwrap();
-            here.say(&()).unwrap();
+            here.send(&()).unwrap();
             creator.join().unwrap().unwrap();
         });
     }
 
     #[test]
-    fn the_creator_refuses_what_is_out_of_turn() {
+    fn the_creator_rejects_requests_out_of_order() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let (here, there) = Link::pair().unwrap();
-        here.say(&Request::Map).unwrap();
-        assert_eq!(creator(&there, &device).unwrap_err().to_string(), "it was asked out of turn");
+        let (here, there) = PeerLink::pair().unwrap();
+        here.send(&CreatorRequest::Map).unwrap();
+        assert_eq!(
+            creator(&there, &device).unwrap_err().to_string(),
+            "the creator got an unexpected request"
+        );
     }
 }

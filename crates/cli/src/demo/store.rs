@@ -1,47 +1,53 @@
-//! The third chapter: a named object, whose server is killed with it in hand.
+//! Part 5 of the demo: a named object outlives the server of its store.
 
 use anyhow::{Result, ensure};
-use wholemem_command::own_store::OwnStore;
-use wholemem_command::size::Rough;
+use wholemem_command::size::RoundedSize;
+use wholemem_command::temporary_store::TemporaryStore;
 use wholemem_os::Deadline;
 
-use super::Setting;
-use super::stage::{Done, Stage};
+use super::DemoContext;
+use super::step::{StepRecorder, StepResult};
 
-/// More would show nothing more.
-const MOST: usize = 64 << 20;
+/// The longest object.
+const MAX_LEN: usize = 64 << 20;
 
 const NAME: &str = "tour/weights";
 
-/// Plays the chapter.
-pub(super) fn play(stage: &mut Stage, setting: &Setting) -> Result<()> {
-    let len = setting.len.min(MOST);
+/// Runs this part.
+pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
+    let len = context.len.min(MAX_LEN);
     let mut bytes = vec![0; len];
-    setting.pattern.make(0, &mut bytes);
-    let (store, client) = stage.step("serve", || {
-        let store = OwnStore::start()?;
+    context.pattern.generate(0, &mut bytes);
+    let (store, client) = recorder.step("serve", || {
+        let store = TemporaryStore::start()?;
         let client = store.connect()?;
-        Ok(((store, client), Done::new("a keeper and a server run; this process is a client")))
+        Ok(((store, client), StepResult::new("a keeper and a server are running; this process is a client")))
     })?;
-    stage.step("put", || {
+    recorder.step("put", || {
         let sealed = client.put(NAME, &bytes)?;
         ensure!(sealed.version == 1, "`{NAME}` is version {}", sealed.version);
-        let what = format!("{} are sealed under `{NAME}`: nobody can write them any more", Rough(len));
-        Ok(((), Done::new(what).moved(len)))
+        let text = format!("{} are sealed as `{NAME}`: no process can write them", RoundedSize(len));
+        Ok(((), StepResult::new(text).moved(len)))
     })?;
-    stage.step("kill-server", || {
+    recorder.step("kill-server", || {
         let server = store.server()?;
         server.kill()?;
-        ensure!(server.wait_exit(Deadline::NEVER)?, "the server lives");
-        Ok(((), Done::new("the server got SIGKILL; its keeper holds the memory, and starts another")))
+        ensure!(server.wait_exit(Deadline::NEVER)?, "the server did not exit");
+        Ok((
+            (),
+            StepResult::new(
+                "the server was killed with SIGKILL; its keeper holds the memory and starts another server",
+            ),
+        ))
     })?;
-    stage.step("get", || {
+    recorder.step("get", || {
         let other = store.connect()?;
         let object = other.get(NAME)?;
-        ensure!(object.to_vec()? == bytes, "`{NAME}` holds other bytes than were put");
+        ensure!(object.to_vec()? == bytes, "the bytes of `{NAME}` have changed");
         let epoch = other.status()?.epoch;
-        ensure!(epoch == 2, "server number {epoch} serves");
-        let what = format!("a new client got `{NAME}` from the next server, all {len} bytes as they were");
-        Ok(((), Done::new(what).moved(len)))
+        ensure!(epoch == 2, "the epoch of the server is {epoch}, expected 2");
+        let text =
+            format!("a new client read `{NAME}` from the second server: all {len} bytes are unchanged");
+        Ok(((), StepResult::new(text).moved(len)))
     })
 }

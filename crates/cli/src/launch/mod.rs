@@ -1,22 +1,22 @@
-//! `wholemem launch`: a command as several ranks, watched to its end.
+//! `wholemem launch`: starts a command as several ranks and supervises them.
 //!
 //! ```text
 //!   wholemem launch -n 4 -- ./my_program
-//!     ├─ rank 0 ─┐  each in a process group of its own; what it writes comes out here,
-//!     ├─ rank 1  │  line by line, behind its rank
+//!     ├─ rank 0 ─┐  each rank has its own process group; the launcher prints its output
+//!     ├─ rank 1  │  line by line with the rank as prefix
 //!     ├─ rank 2  │
-//!     └─ rank 3 ─┘  signals go to all; the first that fails ends the rest
+//!     └─ rank 3 ─┘  signals are forwarded to all ranks; the first failure ends all ranks
 //! ```
 //!
-//! What it keeps true: when it ends, no rank and nothing that a rank has started runs any more, not even what has left
-//! its group or session; when it is killed, the ranks are killed with it. Rank 0 reads what is passed to it, unless that
-//! is a terminal, of which the ranks are not the foreground. The id of the group, which holds its secret, is in the
-//! environment of the ranks and on no command line.
+//! When the launcher exits, all ranks and all their descendants have ended, including those in another process group or
+//! session. If the launcher is killed, the ranks are killed too. Rank 0 inherits stdin, unless it is a terminal: ranks are
+//! background process groups, which must not read it. The unique id of the group contains its secret, so it is passed in the
+//! environment and never on a command line.
 
 mod orphans;
 mod output;
+mod output_queue;
 mod rank;
-mod sink;
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -28,89 +28,92 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, kill_process_group, setrlimit};
 use wholemem_comm::UniqueId;
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
 
-use self::output::Output;
-use self::sink::Sink;
+use self::output::RankOutput;
+use self::output_queue::OutputQueue;
 use crate::cli::LaunchArgs;
 
-pub(crate) use self::rank::serve;
+pub(crate) use self::rank::run_role;
 
-/// What is passed on to the ranks.
-const PASSED_ON: [Signal; 6] =
+/// Signals that are forwarded to the ranks.
+const FORWARDED: [Signal; 6] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
-/// How long ranks have to end after one has failed, before they are killed.
-const GRACE: Duration = Duration::from_secs(5);
+/// Time between SIGTERM and SIGKILL for the other ranks, after one has failed.
+const GRACE_PERIOD: Duration = Duration::from_secs(5);
 
-/// The ranks of a run; all of them are dead when this is dropped.
+/// The ranks of a launch, which are killed on drop.
 #[derive(Debug)]
-struct Crew(Vec<Member>);
+struct RankGroup(Vec<LaunchedRank>);
 
 #[derive(Debug)]
-struct Member {
+struct LaunchedRank {
     rank: u32,
     child: Child,
-    watch: PidFd,
-    output: Output,
+    pidfd: PidFd,
+    output: RankOutput,
     status: Option<ExitStatus>,
 }
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
-    // Before there is another thread, so that no signal passes us by.
-    let signals = Signals::block(&[&PASSED_ON[..], &[Signal::CHILD]].concat())?;
+    // Before another thread exists: every thread inherits the signal mask.
+    let signals = Signals::block(&[&FORWARDED[..], &[Signal::CHILD]].concat())?;
     let id = UniqueId::create()?;
     if let Some(folder) = &args.log_dir {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     let port = free_port();
-    allow_files(args.ranks);
-    orphans::adopt();
-    let mut crew = Crew(Vec::new());
+    raise_file_limit(args.ranks);
+    orphans::become_subreaper();
+    let mut group = RankGroup(Vec::new());
     for rank in 0..args.ranks {
-        crew.0
-            .push(Member::start(rank, args, &id, port).with_context(|| format!("cannot start rank {rank}"))?);
+        group.0.push(
+            LaunchedRank::start(rank, args, &id, port)
+                .with_context(|| format!("cannot start rank {rank}"))?,
+        );
     }
-    let failure = crew.watch(&signals)?;
+    let failure = group.supervise(&signals)?;
     Ok(match failure {
         None => ExitCode::SUCCESS,
         Some((rank, status)) => {
-            let title = Colour::of_stderr().paint(Tone::Bad, "error:");
-            let others = if args.ranks > 1 { "; the others were ended" } else { "" };
-            terminal::say(&format!("{title} rank {rank} failed: {status}{others}\n"));
-            ExitCode::from(code(status))
+            let title = Colour::of_stderr().paint(TextStyle::Error, "error:");
+            let others = if args.ranks > 1 { "; the other ranks were terminated" } else { "" };
+            terminal::print_stderr(&format!("{title} rank {rank} failed: {status}{others}\n"));
+            ExitCode::from(exit_code(status))
         }
     })
 }
 
-/// The exit code of a rank, as a shell would tell it.
-fn code(status: ExitStatus) -> u8 {
+/// The exit code of the launcher for a rank's status: as in a shell, 128 plus the signal if a signal killed it.
+fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(1)
 }
 
-/// Two pipes, two logs and a watch for each rank: the usual limit on open files is 1,024. It is not raised further than
-/// that, as the ranks inherit it.
-fn allow_files(ranks: u32) {
+/// Raises the soft limit on open files, whose default is 1024, to five for each rank: two pipes, two logs and a pidfd.
+///
+/// The limit is not raised further, because the ranks inherit it.
+fn raise_file_limit(ranks: u32) {
     let limit = getrlimit(Resource::Nofile);
     let needed = 64 + 5 * u64::from(ranks);
     if limit.current.is_some_and(|current| current < needed) {
         let current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
-        // Where it cannot be, the rank that cannot be started says so.
+        // If this fails, starting a rank fails with the error of `pipe` or `open`.
         let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
     }
 }
 
-/// A port that nobody listens at, for programs that need torchrun's `MASTER_PORT`.
+/// Returns an unused TCP port, for programs that read torchrun's `MASTER_PORT`.
 fn free_port() -> u16 {
     let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
     probe.map_or(29500, |address| address.port())
 }
 
-impl Member {
+impl LaunchedRank {
     fn start(rank: u32, args: &LaunchArgs, id: &UniqueId, port: u16) -> Result<Self> {
         let (rank_text, size) = (rank.to_string(), args.ranks.to_string());
         let mut command = Command::new("/proc/self/exe");
@@ -132,29 +135,29 @@ impl Member {
             .stderr(Stdio::piped())
             .process_group(0);
         let mut child = command.spawn()?;
-        let output = Output::of(rank, args.ranks, &mut child, args.log_dir.as_deref())?;
-        let watch = PidFd::open(child.id())?;
-        Ok(Self { rank, child, watch, output, status: None })
+        let output = RankOutput::of(rank, args.ranks, &mut child, args.log_dir.as_deref())?;
+        let pidfd = PidFd::open(child.id())?;
+        Ok(Self { rank, child, pidfd, output, status: None })
     }
 
-    /// The rank's process, as long as it has not been waited for: its number, and that of its group, are ours.
+    /// The process id and group id of the rank, or `None` if it has been reaped: the kernel may then reuse the id.
     fn pid(&self) -> Option<Pid> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         pid.filter(|_| self.status.is_none())
     }
 
-    /// Sends a signal to the rank and what it has started.
+    /// Sends a signal to the process group of the rank.
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.pid() {
             let _ = kill_process_group(group, signal);
-            // Who is stopped ends of it when it goes on.
+            // A stopped process handles SIGTERM only after SIGCONT.
             if signal == Signal::TERM {
                 let _ = kill_process_group(group, Signal::CONT);
             }
         }
     }
 
-    /// Takes the end of the rank, and ends what it has started and left.
+    /// Kills the rest of the rank's process group, and reaps the rank.
     fn reap(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::KILL);
         let status = self.child.wait()?;
@@ -163,65 +166,65 @@ impl Member {
     }
 }
 
-impl Crew {
-    /// Waits for all ranks, and says which one was the first to fail.
-    fn watch(&mut self, signals: &Signals) -> Result<Option<(u32, ExitStatus)>> {
+impl RankGroup {
+    /// Waits for all ranks and returns the first that failed.
+    fn supervise(&mut self, signals: &Signals) -> Result<Option<(u32, ExitStatus)>> {
         let mut failure = None;
         let mut kill_at: Option<Instant> = None;
-        let mut sinks = Sink::both();
-        while self.0.iter().any(|member| member.status.is_none()) {
-            self.sleep(signals, &sinks, kill_at);
-            sinks.iter_mut().try_for_each(Sink::flush)?;
+        let mut queues = OutputQueue::both();
+        while self.0.iter().any(|rank| rank.status.is_none()) {
+            self.poll(signals, &queues, kill_at);
+            queues.iter_mut().try_for_each(OutputQueue::flush)?;
             while let Some(signal) = signals.next()? {
                 if signal == Signal::CHILD {
-                    orphans::bury(|child| self.0.iter().any(|member| member.pid() == Some(child)));
+                    orphans::reap(|child| self.0.iter().any(|rank| rank.pid() == Some(child)));
                 } else {
-                    self.0.iter().for_each(|member| member.signal(signal));
+                    self.0.iter().for_each(|rank| rank.signal(signal));
                 }
             }
-            for member in &mut self.0 {
-                member.output.pass_on(&mut sinks)?;
-                if member.status.is_none() && member.watch.has_exited()? {
-                    let status = member.reap()?;
-                    member.output.pass_on(&mut sinks)?;
+            for rank in &mut self.0 {
+                rank.output.forward(&mut queues)?;
+                if rank.status.is_none() && rank.pidfd.has_exited()? {
+                    let status = rank.reap()?;
+                    rank.output.forward(&mut queues)?;
                     if !status.success() && failure.is_none() {
-                        failure = Some((member.rank, status));
+                        failure = Some((rank.rank, status));
                     }
                 }
             }
             if failure.is_some() && kill_at.is_none() {
-                self.0.iter().for_each(|member| member.signal(Signal::TERM));
-                kill_at = Some(Instant::now() + GRACE);
+                self.0.iter().for_each(|rank| rank.signal(Signal::TERM));
+                kill_at = Some(Instant::now() + GRACE_PERIOD);
             }
             if kill_at.is_some_and(|at| at <= Instant::now()) {
-                self.0.iter().for_each(|member| member.signal(Signal::KILL));
+                self.0.iter().for_each(|rank| rank.signal(Signal::KILL));
             }
         }
-        self.finish(signals, &mut sinks)?;
+        self.finish(signals, &mut queues)?;
         Ok(failure)
     }
 
-    /// Passes on what dead ranks have left in their pipes. A signal ends the wait for a reader that does not read.
-    fn finish(&mut self, signals: &Signals, sinks: &mut [Sink; 2]) -> Result<()> {
-        // First, so that the pipes have an end, and nothing runs or lies about dead while a reader stands still.
-        orphans::end();
-        let mut is_told = false;
+    /// Forwards the output that ended ranks left in their pipes. A signal ends the wait for a reader that does not read.
+    fn finish(&mut self, signals: &Signals, queues: &mut [OutputQueue; 2]) -> Result<()> {
+        // First: orphans hold the pipes open, and must not run or remain zombies while a reader of stdout is blocked.
+        orphans::kill_all();
+        let mut is_finished = false;
         loop {
             let mut any = false;
-            for member in &mut self.0 {
-                any |= member.output.pass_on(sinks)?;
+            for rank in &mut self.0 {
+                any |= rank.output.forward(queues)?;
             }
-            // Only once, and when all else is there: it ends the last lines.
-            if !any && !is_told && !sinks.iter().any(Sink::is_full) {
-                self.0.iter_mut().for_each(|member| member.output.finish(sinks));
-                is_told = true;
+            // Once, after all other output: it terminates the last lines.
+            if !any && !is_finished && !queues.iter().any(OutputQueue::is_full) {
+                self.0.iter_mut().for_each(|rank| rank.output.finish(queues));
+                is_finished = true;
             }
-            sinks.iter_mut().try_for_each(Sink::flush)?;
-            if !any && is_told && sinks.iter().all(Sink::is_empty) {
+            queues.iter_mut().try_for_each(OutputQueue::flush)?;
+            if !any && is_finished && queues.iter().all(OutputQueue::is_empty) {
                 return Ok(());
             }
             if !any {
-                self.sleep(signals, sinks, None);
+                self.poll(signals, queues, None);
             }
             while let Some(signal) = signals.next()? {
                 if signal != Signal::CHILD {
@@ -231,13 +234,13 @@ impl Crew {
         }
     }
 
-    /// Waits until something happens.
-    fn sleep(&self, signals: &Signals, sinks: &[Sink; 2], kill_at: Option<Instant>) {
-        let living = self.0.iter().filter(|member| member.status.is_none());
+    /// Waits for a signal, for output, for space in an output, for the exit of a rank, or until `kill_at`.
+    fn poll(&self, signals: &Signals, queues: &[OutputQueue; 2], kill_at: Option<Instant>) {
+        let living = self.0.iter().filter(|rank| rank.status.is_none());
         let mut polls = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-        polls.extend(living.map(|member| PollFd::from_borrowed_fd(member.watch.as_fd(), PollFlags::IN)));
-        polls.extend(sinks.iter().filter_map(Sink::poll));
-        let outputs = self.0.iter().flat_map(|member| member.output.fds(sinks));
+        polls.extend(living.map(|rank| PollFd::from_borrowed_fd(rank.pidfd.as_fd(), PollFlags::IN)));
+        polls.extend(queues.iter().filter_map(OutputQueue::poll));
+        let outputs = self.0.iter().flat_map(|rank| rank.output.fds(queues));
         polls.extend(outputs.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let left = kill_at.map(|at| at.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
@@ -245,12 +248,12 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for RankGroup {
     fn drop(&mut self) {
-        for member in self.0.iter_mut().filter(|member| member.status.is_none()) {
-            let _ = member.reap();
+        for rank in self.0.iter_mut().filter(|rank| rank.status.is_none()) {
+            let _ = rank.reap();
         }
-        orphans::end();
+        orphans::kill_all();
     }
 }
 
@@ -259,8 +262,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_that_died_of_a_signal_is_told_as_a_shell_tells_it() {
-        assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
-        assert_eq!(code(ExitStatus::from_raw(9)), 137);
+    fn a_rank_killed_by_a_signal_has_the_exit_code_of_a_shell() {
+        assert_eq!(exit_code(ExitStatus::from_raw(3 << 8)), 3);
+        assert_eq!(exit_code(ExitStatus::from_raw(9)), 137);
     }
 }

@@ -1,33 +1,32 @@
-//! What ranks have started and left behind: it becomes ours when its parent ends, so that it can be ended with the run.
+//! Orphaned descendants of ranks. The launcher is their subreaper, and kills them when the launch ends.
 
 use std::fs;
 
 use rustix::process::{Pid, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use wholemem_os::pidfd::Signal;
 
-/// How many generations are ended: each makes orphans of the next.
-const GENERATIONS: usize = 1000;
+/// Limit of the rounds in [`kill_all`]: killing one generation orphans the next.
+const MAX_GENERATIONS: usize = 1000;
 
-/// From now on, whoever is orphaned below this process is its child, in whichever session or group.
-pub(crate) fn adopt() {
-    // Every kernel we run on can. Without it, what leaves a rank's group would not be found.
+/// Makes this process the parent of orphaned descendants, in any session or process group (PR_SET_CHILD_SUBREAPER).
+pub(crate) fn become_subreaper() {
+    // Supported since Linux 3.4. Without it, descendants that leave a rank's process group would not be found.
     let _ = set_child_subreaper(Some(getpid()));
 }
 
-/// Takes the ends of those who have ended, so that a long run does not fill the machine with them. The ends of ranks
-/// are for others to take.
-pub(crate) fn bury(is_rank: impl Fn(Pid) -> bool) {
+/// Reaps orphans that have exited, so that a long launch does not accumulate zombies. Ranks are reaped by `LaunchedRank`.
+pub(crate) fn reap(is_rank: impl Fn(Pid) -> bool) {
     for child in children().into_iter().filter(|child| !is_rank(*child)) {
         let _ = waitpid(Some(child), WaitOptions::NOHANG);
     }
 }
 
-/// Ends all children of this process, and those that become its children by that. No rank is among them any more.
-pub(crate) fn end() {
-    for _ in 0..GENERATIONS {
-        let ended = children().into_iter().filter(|child| kill_process(*child, Signal::KILL).is_ok());
-        // Who cannot be ended, because it runs as another user, is not waited for.
-        if ended.filter(|child| waitpid(Some(*child), WaitOptions::empty()).is_ok()).count() == 0 {
+/// Kills all children of this process, and the descendants that become its children. All ranks have been reaped before.
+pub(crate) fn kill_all() {
+    for _ in 0..MAX_GENERATIONS {
+        let killed = children().into_iter().filter(|child| kill_process(*child, Signal::KILL).is_ok());
+        // A process of another user cannot be killed, and is not waited for.
+        if killed.filter(|child| waitpid(Some(*child), WaitOptions::empty()).is_ok()).count() == 0 {
             return;
         }
     }

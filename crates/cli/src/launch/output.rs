@@ -1,4 +1,4 @@
-//! What a rank writes: each line behind its rank, and all of it in a file where one is asked for.
+//! The output of a rank: lines with the rank as prefix, and log files with `--log-dir`.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,24 +9,24 @@ use std::process::Child;
 use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 
-use super::sink::{Sink, is_ready};
+use super::output_queue::{OutputQueue, is_ready};
 
-/// A line that has not ended by then is passed on in pieces.
-const LONGEST: usize = 64 << 10;
+/// A longer line is split.
+const MAX_LINE: usize = 64 << 10;
 
-/// How often a stream is read before the others have their turn, and signals and deaths theirs. A full pipe is read in
-/// fewer, so that what a rank wrote before it ended comes out.
-const TURN: usize = 64;
+/// Reads from one stream before other streams, signals and exits are handled. A full pipe needs fewer reads, so all output
+/// that a rank wrote before its exit is forwarded.
+const MAX_READS: usize = 64;
 
-/// The two streams of a rank.
+/// The stdout and stderr of a rank.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(super) struct RankOutput {
     prefix: String,
-    streams: Vec<Stream>,
+    streams: Vec<OutputStream>,
 }
 
 #[derive(Debug)]
-struct Stream {
+struct OutputStream {
     from: OwnedFd,
     is_error: bool,
     log: Option<File>,
@@ -34,7 +34,7 @@ struct Stream {
     ended: bool,
 }
 
-impl Output {
+impl RankOutput {
     pub(super) fn of(rank: u32, ranks: u32, child: &mut Child, folder: Option<&Path>) -> Result<Self> {
         let width = (ranks - 1).to_string().len();
         let log = |name: &str| {
@@ -46,45 +46,46 @@ impl Output {
             [(child.stdout.take().map(OwnedFd::from), false), (child.stderr.take().map(OwnedFd::from), true)];
         let stream = |(from, is_error): (Option<OwnedFd>, bool)| {
             let log = log(if is_error { "err" } else { "out" });
-            from.map(|from| Ok(Stream { from, is_error, log: log?, partial: Vec::new(), ended: false }))
+            from.map(|from| Ok(OutputStream { from, is_error, log: log?, partial: Vec::new(), ended: false }))
         };
         let streams: Result<Vec<_>> = streams.into_iter().filter_map(stream).collect();
         Ok(Self { prefix: format!("[{rank:width$}] "), streams: streams? })
     }
 
-    /// What there is to read from, where there is room for it.
-    pub(super) fn fds(&self, sinks: &[Sink; 2]) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let is_read = |stream: &&Stream| !stream.ended && !sinks[usize::from(stream.is_error)].is_full();
+    /// The pipes that are open and whose queue is not full.
+    pub(super) fn fds(&self, queues: &[OutputQueue; 2]) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let is_read =
+            |stream: &&OutputStream| !stream.ended && !queues[usize::from(stream.is_error)].is_full();
         self.streams.iter().filter(is_read).map(|stream| stream.from.as_fd())
     }
 
-    /// Passes on what is there to be read, as far as there is room for it. Says whether there was anything.
-    pub(super) fn pass_on(&mut self, sinks: &mut [Sink; 2]) -> Result<bool> {
+    /// Reads available output and appends it to the queues until they are full. Returns whether anything was read.
+    pub(super) fn forward(&mut self, queues: &mut [OutputQueue; 2]) -> Result<bool> {
         let mut any = false;
         for stream in &mut self.streams {
-            let sink = &mut sinks[usize::from(stream.is_error)];
-            for _ in 0..TURN {
-                if stream.ended || sink.is_full() || !is_ready(&stream.from, PollFlags::IN) {
+            let queue = &mut queues[usize::from(stream.is_error)];
+            for _ in 0..MAX_READS {
+                if stream.ended || queue.is_full() || !is_ready(&stream.from, PollFlags::IN) {
                     break;
                 }
-                stream.read(&self.prefix, sink)?;
+                stream.read(&self.prefix, queue)?;
                 any = true;
             }
         }
         Ok(any)
     }
 
-    /// Passes on the lines that were not ended.
-    pub(super) fn finish(&mut self, sinks: &mut [Sink; 2]) {
+    /// Forwards the last lines that have no line break.
+    pub(super) fn finish(&mut self, queues: &mut [OutputQueue; 2]) {
         for stream in self.streams.iter_mut().filter(|stream| !stream.partial.is_empty()) {
             stream.partial.push(b'\n');
-            stream.bring_lines(&self.prefix, &mut sinks[usize::from(stream.is_error)]);
+            stream.push_lines(&self.prefix, &mut queues[usize::from(stream.is_error)]);
         }
     }
 }
 
-impl Stream {
-    fn read(&mut self, prefix: &str, sink: &mut Sink) -> Result<()> {
+impl OutputStream {
+    fn read(&mut self, prefix: &str, queue: &mut OutputQueue) -> Result<()> {
         let mut buffer = [0; 16 << 10];
         match rustix::io::read(&self.from, &mut buffer) {
             Ok(0) => self.ended = true,
@@ -93,10 +94,10 @@ impl Stream {
                     log.write_all(&buffer[..len]).context("cannot write the output of a rank")?;
                 }
                 self.partial.extend_from_slice(&buffer[..len]);
-                if self.partial.len() > LONGEST && !self.partial.contains(&b'\n') {
+                if self.partial.len() > MAX_LINE && !self.partial.contains(&b'\n') {
                     self.partial.push(b'\n');
                 }
-                self.bring_lines(prefix, sink);
+                self.push_lines(prefix, queue);
             }
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => self.ended = true,
@@ -104,11 +105,11 @@ impl Stream {
         Ok(())
     }
 
-    fn bring_lines(&mut self, prefix: &str, sink: &mut Sink) {
+    fn push_lines(&mut self, prefix: &str, queue: &mut OutputQueue) {
         let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return };
         let rest = self.partial.split_off(end + 1);
         let lines = std::mem::replace(&mut self.partial, rest);
-        sink.bring(&prefixed(&lines, prefix));
+        queue.push(&prefixed(&lines, prefix));
     }
 }
 

@@ -1,7 +1,7 @@
-//! One rank: this program started again, to become the command of a rank, or to play one in a bench or the tour.
+//! The process of one rank: it executes the command of `launch`, or a task of a benchmark or of the demo.
 //!
-//! It is here so that no rank outlives who started it: it first asks the kernel to be killed with it, which stays so
-//! when it becomes another program.
+//! The process first requests a SIGKILL for the exit of its parent (PR_SET_PDEATHSIG), which persists across `exec`. So no
+//! rank outlives the process that started it.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -16,76 +16,76 @@ use wholemem_os::{pidfd, signal};
 
 use crate::cli::RankArgs;
 
-/// Plays the rank.
-pub(crate) fn serve(args: &RankArgs) -> Result<()> {
-    pidfd::die_with_parent(args.parent).context("this command is for wholemem itself to start")?;
+/// Runs the task of a rank.
+pub(crate) fn run_role(args: &RankArgs) -> Result<()> {
+    pidfd::die_with_parent(args.parent).context("this command is internal: only wholemem starts it")?;
     match args.role {
-        RankRole::Run => become_command(&args.command),
-        RankRole::Idle => say(&[0]).and_then(|()| wait()),
+        RankRole::Run => exec_command(&args.command),
+        RankRole::Idle => write_stdout(&[0]).and_then(|()| wait_for_eof()),
         RankRole::Join => join(),
-        RankRole::Survive => survive(),
-        RankRole::Doomed => be_killed(args.resident),
+        RankRole::Survivor => survive(),
+        RankRole::Victim => wait_to_be_killed(args.resident),
         RankRole::Rows => wholemem_bench::rows_rank(&args.plan),
         RankRole::Collective => wholemem_bench::collective_rank(&args.plan),
     }
 }
 
-fn become_command(command: &[OsString]) -> Result<()> {
+fn exec_command(command: &[OsString]) -> Result<()> {
     let (program, rest) = command.split_first().context("no command was given")?;
-    // The launcher reads its signals, and what it holds back for that is inherited.
+    // The launcher blocks the signals that it reads from a descriptor, and the signal mask is inherited.
     signal::unblock_all()?;
     let error = Command::new(program).args(rest).exec();
     Err(error).with_context(|| format!("cannot run `{}`", program.display()))
 }
 
-/// Joins, says with how many connections, and leaves when it is told to.
+/// Joins the group, writes the number of connections, and leaves when stdin is closed.
 fn join() -> Result<()> {
     let comm = Bootstrap::from_env()?;
-    say(&[u8::try_from(comm.connections())?])?;
-    wait()?;
+    write_stdout(&[u8::try_from(comm.connections())?])?;
+    wait_for_eof()?;
     comm.barrier()?;
     Ok(())
 }
 
-/// Joins, and checks that the others are there.
-fn meet() -> Result<Bootstrap> {
+/// Joins the group and verifies an all-gather.
+fn join_and_check() -> Result<Bootstrap> {
     let comm = Bootstrap::from_env()?;
     let all = comm.all_gather(&comm.rank().0.to_le_bytes())?;
     ensure!(all.iter().zip(0u32..).all(|(got, rank)| *got == rank.to_le_bytes()), "all_gather is wrong");
     Ok(comm)
 }
 
-/// Waits in a barrier for one of the others to be killed. Says which it was, and when it knew.
+/// Waits in a barrier until another rank is killed, and writes its number and the time of detection.
 fn survive() -> Result<()> {
-    let comm = meet()?;
-    say(b"r")?;
+    let comm = join_and_check()?;
+    write_stdout(b"r")?;
     let outcome = comm.barrier();
     let now = clock_gettime(ClockId::Monotonic);
     let Err(Error::PeerLost { rank }) = outcome else {
-        anyhow::bail!("a rank was to die, and the barrier answered {outcome:?}");
+        anyhow::bail!("the barrier returned {outcome:?}, expected the loss of a rank");
     };
     let nanos = now.tv_sec * 1_000_000_000 + now.tv_nsec;
-    say(format!("{rank} {nanos}\n").as_bytes())
+    write_stdout(format!("{rank} {nanos}\n").as_bytes())
 }
 
-/// Has so much memory, and waits to be killed.
-fn be_killed(resident: usize) -> Result<()> {
-    let _comm = meet()?;
+/// Holds `resident` bytes of memory and waits to be killed.
+fn wait_to_be_killed(resident: usize) -> Result<()> {
+    let _comm = join_and_check()?;
     let mut memory = vec![0u8; resident];
     memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
-    say(b"r")?;
-    wait()?;
-    anyhow::bail!("it was to be killed, with {} bytes of memory", memory.len())
+    write_stdout(b"r")?;
+    wait_for_eof()?;
+    anyhow::bail!("stdin was closed before the rank, with {} bytes of memory, was killed", memory.len())
 }
 
-fn say(bytes: &[u8]) -> Result<()> {
+fn write_stdout(bytes: &[u8]) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes)?;
     Ok(stdout.flush()?)
 }
 
-/// Until who started this lets go of our standard input.
-fn wait() -> Result<()> {
+/// Waits until the process that started this one closes stdin.
+fn wait_for_eof() -> Result<()> {
     std::io::stdin().lock().read_to_end(&mut Vec::new())?;
     Ok(())
 }

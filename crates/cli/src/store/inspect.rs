@@ -1,19 +1,19 @@
-//! What is in a store, and what happens to it.
+//! `wholemem ls`, `stat`, `rm` and `watch`: lists, shows and deletes objects, and prints events.
 
 use anyhow::Result;
 use serde::Serialize;
-use wholemem_command::size::Rough;
-use wholemem_command::table::{Align, Table};
-use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_command::size::RoundedSize;
+use wholemem_command::table::{Align, TextTable};
+use wholemem_command::terminal::{self, Colour, TextStyle};
 use wholemem_os::Deadline;
 use wholemem_os::width::to_usize;
 use wholemem_store::{Entry, Error, Event, EventKind};
 
 use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
 
-/// An object, for programs.
+/// The properties of an object in JSON.
 #[derive(Debug, Serialize)]
-struct Described<'a> {
+struct ObjectSummary<'a> {
     name: &'a str,
     id: u64,
     len: usize,
@@ -27,8 +27,8 @@ struct Described<'a> {
     description: String,
 }
 
-fn described(entry: &Entry) -> Described<'_> {
-    Described {
+fn described(entry: &Entry) -> ObjectSummary<'_> {
+    ObjectSummary {
         name: &entry.name,
         id: entry.id.as_u64(),
         len: entry.len,
@@ -54,11 +54,11 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
     if args.json {
         #[derive(Serialize)]
         struct Objects<'a> {
-            objects: Vec<Described<'a>>,
+            objects: Vec<ObjectSummary<'a>>,
         }
         return terminal::print_json(&Objects { objects: entries.iter().map(described).collect() });
     }
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         ("name", Align::Left),
         ("size", Align::Right),
         ("version", Align::Right),
@@ -66,23 +66,26 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
         ("owner", Align::Right),
     ]);
     for entry in &entries {
-        let size = Rough(entry.len).to_string();
+        let size = RoundedSize(entry.len).to_string();
         let (version, owner) = (entry.version.to_string(), entry.owner.to_string());
-        table.row(Tone::Plain, [terminal::plain(&entry.name), size, version, place(entry).to_owned(), owner]);
+        table.row(
+            TextStyle::Plain,
+            [terminal::escaped(&entry.name), size, version, place(entry).to_owned(), owner],
+        );
     }
     terminal::print(&table.render(Colour::of_stdout()))
 }
 
-/// Lists drafts. They have ids and no versions yet.
+/// Prints drafts. Unlike sealed objects they have no version, so their ids are printed.
 fn list_drafts(drafts: &[Entry], json: bool) -> Result<()> {
     if json {
         #[derive(Serialize)]
         struct Drafts<'a> {
-            drafts: Vec<Described<'a>>,
+            drafts: Vec<ObjectSummary<'a>>,
         }
         return terminal::print_json(&Drafts { drafts: drafts.iter().map(described).collect() });
     }
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         ("name", Align::Left),
         ("size", Align::Right),
         ("id", Align::Right),
@@ -90,8 +93,12 @@ fn list_drafts(drafts: &[Entry], json: bool) -> Result<()> {
         ("owner", Align::Right),
     ]);
     for draft in drafts {
-        let (size, id, owner) = (Rough(draft.len).to_string(), draft.id.to_string(), draft.owner.to_string());
-        table.row(Tone::Plain, [terminal::plain(&draft.name), size, id, place(draft).to_owned(), owner]);
+        let (size, id, owner) =
+            (RoundedSize(draft.len).to_string(), draft.id.to_string(), draft.owner.to_string());
+        table.row(
+            TextStyle::Plain,
+            [terminal::escaped(&draft.name), size, id, place(draft).to_owned(), owner],
+        );
     }
     terminal::print(&table.render(Colour::of_stdout()))
 }
@@ -105,15 +112,15 @@ pub(crate) fn stat(args: &StatArgs) -> Result<()> {
             return terminal::print_json(&described);
         }
         let mut lines = vec![
-            ("name", terminal::plain(&entry.name)),
-            ("size", format!("{} ({} bytes)", Rough(entry.len), entry.len)),
+            ("name", terminal::escaped(&entry.name)),
+            ("size", format!("{} ({} bytes)", RoundedSize(entry.len), entry.len)),
             ("version", entry.version.to_string()),
             ("place", place(&entry).to_owned()),
             ("owner", entry.owner.to_string()),
             ("id", entry.id.to_string()),
         ];
         if !described.description.is_empty() {
-            lines.push(("description", terminal::plain(&described.description)));
+            lines.push(("description", terminal::escaped(&described.description)));
         }
         let text = lines.iter().map(|(name, value)| format!("  {name:<12}{value}\n"));
         return terminal::print(&text.collect::<String>());
@@ -123,7 +130,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<()> {
         return terminal::print_json(&status);
     }
     let of = |usage: wholemem_store::Usage| {
-        let bytes = |count: u64| Rough(to_usize(count));
+        let bytes = |count: u64| RoundedSize(to_usize(count));
         format!("{} of {}", bytes(usage.used), bytes(usage.quota))
     };
     let lines = [
@@ -151,7 +158,7 @@ pub(crate) fn remove(args: &RemoveArgs) -> Result<()> {
 
 pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
     #[derive(Serialize)]
-    struct Happened<'a> {
+    struct EventLine<'a> {
         event: &'static str,
         name: &'a str,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -163,25 +170,25 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
     let mut left = args.count;
     while left != Some(0) {
         let event = watch.next(Deadline::NEVER);
-        let happened = match &event {
+        let line = match &event {
             Ok(Event { name, object, kind: EventKind::Published { version } }) => {
-                Happened { event: "published", name, id: Some(object.as_u64()), version: Some(*version) }
+                EventLine { event: "published", name, id: Some(object.as_u64()), version: Some(*version) }
             }
             Ok(Event { name, object, .. }) => {
-                Happened { event: "deleted", name, id: Some(object.as_u64()), version: None }
+                EventLine { event: "deleted", name, id: Some(object.as_u64()), version: None }
             }
-            // Nothing that happened, and not counted: but who reads this has to look.
+            // Not an event, so it is not counted. Readers should list the objects again.
             Err(Error::EventsMissed { prefix }) => {
-                Happened { event: "missed", name: prefix, id: None, version: None }
+                EventLine { event: "missed", name: prefix, id: None, version: None }
             }
             Err(_) => return Ok(event.map(drop)?),
         };
         if args.json {
-            terminal::print_json(&happened)?;
+            terminal::print_json(&line)?;
         } else {
-            let Happened { event, name, version, .. } = happened;
+            let EventLine { event, name, version, .. } = line;
             let version = version.map(|version| format!(" version {version}")).unwrap_or_default();
-            terminal::print(&format!("{event:<10}{}{version}\n", terminal::plain(name)))?;
+            terminal::print(&format!("{event:<10}{}{version}\n", terminal::escaped(name)))?;
         }
         if event.is_ok() {
             left = left.map(|left| left - 1);

@@ -1,11 +1,11 @@
-//! `wholemem serve`, and what people do with a store: put, get, ls, stat, rm, watch.
+//! The commands of a store: `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch`.
 //!
-//! | room | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`serve`](mod@serve) | the daemon: a keeper, and the server it starts |
-//! | [`transfer`] | files into objects and back |
-//! | [`tensors`] | .npy and .safetensors files: what is in them, and where |
-//! | [`inspect`] | what is in a store, and what happens to it |
+//! | [`serve`](mod@serve) | the daemon: a keeper, and the server that it starts |
+//! | [`transfer`] | copies files to objects and objects to files |
+//! | [`tensors`] | descriptions of objects that were .npy and .safetensors files |
+//! | [`inspect`] | lists, shows and deletes objects, and prints events |
 
 mod inspect;
 mod serve;

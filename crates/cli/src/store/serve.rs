@@ -1,4 +1,4 @@
-//! The daemon: this program as keeper, and started again as server.
+//! `wholemem serve`: the daemon, whose keeper and server are processes of this program.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -33,7 +33,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     };
     let mut part = serve.clone();
     if role == ProcessRole::Server {
-        // Only here: the keeper starts no CUDA.
+        // Only in the server: the keeper must not initialize CUDA.
         part.devices = match args.backend {
             BackendChoice::Host => None,
             BackendChoice::Cuda => Some(BackendKind::Cuda),
@@ -43,7 +43,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     Ok(part.run_role(role, socket, &launch)?)
 }
 
-/// Starts this program again, with the same settings.
+/// Starts a process of this program in a role, with the same options.
 fn start(args: &ServeArgs, serve: &Serve, role: ProcessRole, socket: OwnedFd) -> std::io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("wholemem").arg("serve").arg("--listen").arg(&serve.listen);

@@ -1,4 +1,4 @@
-//! Tensors of files as objects: what the users of an object are told, so that the file can be written again.
+//! Descriptions of objects that were tensors in files, from which the file headers are written again.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -7,69 +7,69 @@ use wholemem::files::npy;
 use wholemem::files::safetensors::TensorEntry;
 use wholemem_command::terminal;
 
-/// How the description of an object begins that was a .npy file.
+/// Prefix of the description of an object that was a .npy file. The header of the file follows.
 const NPY: &str = "npy ";
 
-/// How the description of a pack begins that was a .safetensors file. What the file said of itself follows.
+/// Prefix of the description of a pack that was a .safetensors file. The file's `__metadata__` follows.
 const SAFETENSORS: &str = "safetensors";
 
-/// How long that can be, in bytes: the longest description, less its beginning.
-const LONGEST_METADATA: usize = 216 - SAFETENSORS.len() - 1;
+/// The longest `__metadata__` that fits in a description, in bytes.
+const MAX_METADATA: usize = 216 - SAFETENSORS.len() - 1;
 
-/// Where the bytes of a .npy file begin that is so long, and what they are.
+/// Parses the header of a .npy file of `file_len` bytes. Returns the offset of the elements and the description.
 pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
     let (text, offset) = npy::header(start, file_len)?;
     Ok((usize::try_from(offset)?, format!("{NPY}{text}")))
 }
 
-/// The beginning of a .npy file with this description, if it is that of one, or of a tensor that numpy has a type for.
+/// Returns the header of a .npy file for a description, if the object was a .npy file or a tensor of a type that numpy has.
 pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     match std::str::from_utf8(meta).ok()?.strip_prefix(NPY) {
         Some(text) => npy::encode_header(text).ok(),
-        None => npy::encode_header(&npy_text(&understand("the object", meta, 0).ok()?)?).ok(),
+        None => npy::encode_header(&npy_text(&parse_description("the object", meta, 0).ok()?)?).ok(),
     }
 }
 
-/// The header of a .npy file that holds a tensor.
+/// Returns the header dictionary of a .npy file for a tensor.
 fn npy_text(tensor: &TensorEntry) -> Option<String> {
     let descr = Dtype::from_safetensors(&tensor.type_name)?.info().npy?;
     let shape: String = tensor.shape.iter().map(|len| format!("{len}, ")).collect();
     Some(format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", shape.trim_end()))
 }
 
-/// What the users of a pack are told whose file says this of itself.
-pub(super) fn describe_pack(metadata: Option<&str>) -> String {
+/// Returns the description of a pack whose file has this `__metadata__`.
+pub(super) fn pack_description(metadata: Option<&str>) -> String {
     match metadata {
         None => SAFETENSORS.to_owned(),
-        Some(metadata) if metadata.len() <= LONGEST_METADATA => format!("{SAFETENSORS} {metadata}"),
+        Some(metadata) if metadata.len() <= MAX_METADATA => format!("{SAFETENSORS} {metadata}"),
         Some(metadata) => {
             let len = metadata.len();
             terminal::note(&format!(
-                "`__metadata__` of {len} bytes is left out: there is room for {LONGEST_METADATA}"
+                "`__metadata__` is not stored: it has {len} bytes, the limit is {MAX_METADATA}"
             ));
             SAFETENSORS.to_owned()
         }
     }
 }
 
-/// What a pack's file said of itself, if the pack was a file.
-pub(super) fn understand_pack(meta: &[u8]) -> Option<Option<&str>> {
+/// Returns the `__metadata__` in the description of a pack, or `None` if the pack was not a .safetensors file.
+pub(super) fn parse_pack_description(meta: &[u8]) -> Option<Option<&str>> {
     let rest = std::str::from_utf8(meta).ok()?.strip_prefix(SAFETENSORS)?;
     if rest.is_empty() { Some(None) } else { rest.strip_prefix(' ').map(Some) }
 }
 
-/// What the users of a tensor's object are told.
-pub(super) fn describe(tensor: &TensorEntry) -> String {
+/// Returns the description of the object of a tensor.
+pub(super) fn description(tensor: &TensorEntry) -> String {
     json!({ "dtype": tensor.type_name, "shape": tensor.shape }).to_string()
 }
 
-/// A tensor of a file to be written, by what the users of its object are told.
-pub(super) fn understand(name: &str, meta: &[u8], len: usize) -> Result<TensorEntry> {
-    let what = || format!("`{name}` does not say what it is");
-    let value: Value = serde_json::from_slice(meta).with_context(what)?;
-    let type_name = value["dtype"].as_str().with_context(what)?.to_owned();
-    let shape = value["shape"].as_array().with_context(what)?;
-    let shape = shape.iter().map(Value::as_u64).collect::<Option<_>>().with_context(what)?;
+/// Parses the description of an object into the tensor that a file to be written contains.
+pub(super) fn parse_description(name: &str, meta: &[u8], len: usize) -> Result<TensorEntry> {
+    let problem = || format!("the description of `{name}` has no type and shape");
+    let value: Value = serde_json::from_slice(meta).with_context(problem)?;
+    let type_name = value["dtype"].as_str().with_context(problem)?.to_owned();
+    let shape = value["shape"].as_array().with_context(problem)?;
+    let shape = shape.iter().map(Value::as_u64).collect::<Option<_>>().with_context(problem)?;
     Ok(TensorEntry { name: name.to_owned(), type_name, shape, offset: 0, len: len as u64 })
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_npy_file_is_described_and_written_again() {
+    fn a_npy_header_round_trips_through_its_description() {
         let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
         let written = write_npy(format!("npy {header}").as_bytes()).unwrap();
         assert_eq!(written.len() % 64, 0);
@@ -91,18 +91,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pack_is_understood_as_it_was_described() {
+    fn a_pack_description_parses_to_the_same_metadata() {
         for metadata in [None, Some(r#"{"format":"pt"}"#)] {
-            assert_eq!(understand_pack(describe_pack(metadata).as_bytes()), Some(metadata));
+            assert_eq!(parse_pack_description(pack_description(metadata).as_bytes()), Some(metadata));
         }
         for meta in [&b""[..], b"npy {}", b"safetensorsish", b"\xff"] {
-            assert_eq!(understand_pack(meta), None);
+            assert_eq!(parse_pack_description(meta), None);
         }
     }
 
     #[test]
-    fn a_tensor_is_written_as_a_npy_file_where_numpy_has_its_type() {
-        // As long as any of these is.
+    fn a_tensor_has_a_npy_header_if_numpy_has_its_type() {
+        // 24 bytes: enough elements for each of the shapes below.
         let read = |front: Vec<u8>| read_npy(&front, front.len() as u64 + 24).unwrap().1;
         let written = |meta: &str| write_npy(meta.as_bytes()).map(read);
         let text = |descr: &str, shape: &str| {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_is_understood_as_it_was_described() {
+    fn a_tensor_description_parses_to_the_same_tensor() {
         let tensor = TensorEntry {
             name: "a".to_owned(),
             type_name: "F8_E4M3".to_owned(),
@@ -122,11 +122,11 @@ mod tests {
             offset: 0,
             len: 6,
         };
-        assert_eq!(describe(&tensor), r#"{"dtype":"F8_E4M3","shape":[2,3]}"#);
-        assert_eq!(understand("a", describe(&tensor).as_bytes(), 6).unwrap(), tensor);
+        assert_eq!(description(&tensor), r#"{"dtype":"F8_E4M3","shape":[2,3]}"#);
+        assert_eq!(parse_description("a", description(&tensor).as_bytes(), 6).unwrap(), tensor);
         for meta in ["", "{}", r#"{"dtype":"F32","shape":[-1]}"#] {
-            let error = understand("a", meta.as_bytes(), 6).unwrap_err();
-            assert_eq!(error.to_string(), "`a` does not say what it is");
+            let error = parse_description("a", meta.as_bytes(), 6).unwrap_err();
+            assert_eq!(error.to_string(), "the description of `a` has no type and shape");
         }
     }
 }

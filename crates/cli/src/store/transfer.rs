@@ -1,4 +1,4 @@
-//! Files into objects, and objects into files.
+//! `wholemem put` and `get`: copies files to objects and objects to files.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use wholemem::files::{npy, safetensors};
-use wholemem_command::progress::Progress;
-use wholemem_command::size::Rough;
+use wholemem_command::progress::ProgressDisplay;
+use wholemem_command::size::RoundedSize;
 use wholemem_command::terminal;
 use wholemem_os::SharedSlice;
 use wholemem_os::pidfd::Signal;
@@ -19,11 +19,11 @@ use wholemem_store::{Client, Entry, Error, Object, Pack, Sealed};
 use super::tensors;
 use crate::cli::{GetArgs, PutArgs};
 
-/// How much is copied at a time.
-const STEP: usize = 1 << 20;
+/// Bytes that are copied at a time.
+const COPY_LEN: usize = 1 << 20;
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct TransferReport<'a> {
     name: &'a str,
     id: u64,
     version: u64,
@@ -43,18 +43,18 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let (sealed, len, objects) = put_file(&client, &args.name, path).with_context(context)?;
     let Sealed { id, version, .. } = sealed;
     if args.json {
-        let report = Report { name: &args.name, id: id.as_u64(), version, len, objects };
+        let report = TransferReport { name: &args.name, id: id.as_u64(), version, len, objects };
         return terminal::print_json(&report);
     }
     let count = if objects == 1 { String::new() } else { format!(", {objects} objects") };
-    let name = terminal::plain(&args.name);
-    terminal::print(&format!("{name} version {version}, {}{count}\n", Rough(len)))
+    let name = terminal::escaped(&args.name);
+    terminal::print(&format!("{name} version {version}, {}{count}\n", RoundedSize(len)))
 }
 
 fn put_file(client: &Client, name: &str, path: &Path) -> Result<(Sealed, usize, usize)> {
-    // Before it is opened: that would wait for who writes a pipe.
-    let is_ordinary = std::fs::metadata(path)?.is_file();
-    ensure!(is_ordinary, "it is no ordinary file, and its length is not known beforehand");
+    // Checked before `open`, which blocks on a FIFO without a writer.
+    let is_regular = std::fs::metadata(path)?.is_file();
+    ensure!(is_regular, "not a regular file: its length is not known in advance");
     let mut file = File::open(path)?;
     let len = usize::try_from(file.metadata()?.len())?;
     match extension(path) {
@@ -78,14 +78,14 @@ fn put_bytes(
     len: usize,
 ) -> Result<(Sealed, usize, usize)> {
     let mut draft = client.create_with_meta(name, meta, len)?;
-    let progress = Progress::of_bytes("putting", len);
+    let progress = ProgressDisplay::bytes("putting", len);
     copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(at, bytes)?))?;
-    let said = offset + len;
-    ensure!(file.read(&mut [0])? == 0, "it is longer than the {said} bytes it was said to have");
+    let stat_len = offset + len;
+    ensure!(file.read(&mut [0])? == 0, "the file is longer than the {stat_len} bytes that stat reports");
     Ok((draft.seal().map_err(Error::from)?, len, 1))
 }
 
-/// A pack with an object for each tensor, named behind the name of the pack.
+/// Puts a .safetensors file as a pack with an object `NAME/TENSOR` for each tensor.
 fn put_safetensors(
     client: &Client,
     name: &str,
@@ -93,41 +93,41 @@ fn put_safetensors(
     len: usize,
 ) -> Result<(Sealed, usize, usize)> {
     let mut start = [0; 8];
-    ensure!(len >= start.len(), "it is no .safetensors file: it is shorter than its front");
+    ensure!(len >= start.len(), "not a .safetensors file: it is shorter than the length of its header");
     file.read_exact(&mut start)?;
     let mut header = vec![0; safetensors::header_len(start, len as u64)?];
     file.read_exact(&mut header)?;
-    let found = safetensors::decode(&header, len as u64)?;
-    let about = tensors::describe_pack(safetensors::metadata(&header).as_deref());
-    let mut pack = Pack::new(name).with_meta(about.as_bytes());
-    let mut places = Vec::new();
-    for tensor in &found {
+    let entries = safetensors::decode(&header, len as u64)?;
+    let description = tensors::pack_description(safetensors::metadata(&header).as_deref());
+    let mut pack = Pack::new(name).with_meta(description.as_bytes());
+    let mut ranges = Vec::new();
+    for tensor in &entries {
         let (offset, len) = (usize::try_from(tensor.offset)?, usize::try_from(tensor.len)?);
-        let meta = tensors::describe(tensor);
+        let meta = tensors::description(tensor);
         pack = pack.add_with_meta(&format!("{name}/{}", tensor.name), meta.as_bytes(), len);
-        places.push((offset, len));
+        ranges.push((offset, len));
     }
     let mut draft = client.create_pack(&pack)?;
-    let total = places.iter().map(|(_, len)| len).sum();
-    let progress = Progress::of_bytes("putting", total);
-    for (member, (offset, len)) in places.into_iter().enumerate() {
+    let total = ranges.iter().map(|(_, len)| len).sum();
+    let progress = ProgressDisplay::bytes("putting", total);
+    for (member, (offset, len)) in ranges.into_iter().enumerate() {
         copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(member, at, bytes)?))?;
     }
-    Ok((draft.seal().map_err(Error::from)?, total, found.len()))
+    Ok((draft.seal().map_err(Error::from)?, total, entries.len()))
 }
 
 fn copy_in(
     file: &mut File,
     offset: usize,
     len: usize,
-    progress: &Progress,
+    progress: &ProgressDisplay,
     mut write: impl FnMut(usize, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut buffer = vec![0; STEP.min(len)];
+    let mut buffer = vec![0; COPY_LEN.min(len)];
     file.seek(SeekFrom::Start(offset as u64))?;
-    for at in (0..len).step_by(STEP) {
-        let part = &mut buffer[..STEP.min(len - at)];
-        file.read_exact(part).context("it became shorter while it was read")?;
+    for at in (0..len).step_by(COPY_LEN) {
+        let part = &mut buffer[..COPY_LEN.min(len - at)];
+        file.read_exact(part).context("the file was truncated while it was read")?;
         write(at, part)?;
         progress.advance(part.len());
     }
@@ -138,7 +138,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     let client = super::connect(&args.socket)?;
     let deadline = wholemem_os::Deadline::after(std::time::Duration::from_secs_f64(args.wait));
     let object = client.get_within(&args.name, deadline)?;
-    // While it is held: its name may be another's when it has been written.
+    // Read while the object is held: another object may have the name when the file is written.
     let entry = object.entry()?;
     let context = || format!("cannot write {}", args.file.display());
     let (len, objects) = match extension(&args.file) {
@@ -148,45 +148,48 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     .with_context(context)?;
     let (id, version) = (entry.id.as_u64(), entry.version);
     if args.json {
-        return terminal::print_json(&Report { name: &args.name, id, version, len, objects });
+        return terminal::print_json(&TransferReport { name: &args.name, id, version, len, objects });
     }
-    terminal::print(&format!("{} version {version}, {}\n", terminal::plain(&args.name), Rough(len)))
+    terminal::print(&format!("{} version {version}, {}\n", terminal::escaped(&args.name), RoundedSize(len)))
 }
 
-/// That an object was put from another kind of file than it is to become.
-fn never_was(entry: &Entry, kind: &str) -> anyhow::Error {
-    let name = terminal::plain(&entry.name);
-    anyhow!("`{name}` was no {kind} file when it was put; another ending takes its bytes as they are")
+/// The error that an object cannot be written as a .npy or .safetensors file, because it was not put as one.
+fn not_put_as(entry: &Entry, kind: &str) -> anyhow::Error {
+    let name = terminal::escaped(&entry.name);
+    anyhow!(
+        "`{name}` was not put as a {kind} file; with another extension its bytes are written without a header"
+    )
 }
 
 fn get_bytes(object: &Object, entry: &Entry, is_npy: bool, path: &Path) -> Result<(usize, usize)> {
     let front = match is_npy {
-        true => tensors::write_npy(&entry.meta).ok_or_else(|| never_was(entry, ".npy"))?,
+        true => tensors::write_npy(&entry.meta).ok_or_else(|| not_put_as(entry, ".npy"))?,
         false => Vec::new(),
     };
     let bytes = object.bytes()?;
-    let mut file = Target::create(path)?;
+    let mut file = OutputFile::create(path)?;
     file.write(&front)?;
-    copy_out(&bytes, &mut file, &Progress::of_bytes("getting", object.len()))?;
+    copy_out(&bytes, &mut file, &ProgressDisplay::bytes("getting", object.len()))?;
     file.commit()?;
     Ok((object.len(), 1))
 }
 
 fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize, usize)> {
-    let about = tensors::understand_pack(&entry.meta).ok_or_else(|| never_was(entry, ".safetensors"))?;
+    let metadata =
+        tensors::parse_pack_description(&entry.meta).ok_or_else(|| not_put_as(entry, ".safetensors"))?;
     let pack = object.into_pack()?;
-    let own = format!("{}/", entry.name);
+    let prefix = format!("{}/", entry.name);
     let mut found = Vec::new();
     for (full, member) in pack.members() {
-        let name = full.strip_prefix(&own).unwrap_or(full);
-        found.push((full, member, tensors::understand(name, &member.meta, member.len)?));
+        let name = full.strip_prefix(&prefix).unwrap_or(full);
+        found.push((full, member, tensors::parse_description(name, &member.meta, member.len)?));
     }
     found.sort_by_key(|(_, member, _)| member.offset);
     let entries: Vec<_> = found.iter().map(|(_, _, entry)| entry.clone()).collect();
     let total = found.iter().map(|(_, member, _)| member.len).sum();
-    let mut file = Target::create(path)?;
-    file.write(&safetensors::encode_header(&entries, about)?)?;
-    let progress = Progress::of_bytes("getting", total);
+    let mut file = OutputFile::create(path)?;
+    file.write(&safetensors::encode_header(&entries, metadata)?)?;
+    let progress = ProgressDisplay::bytes("getting", total);
     for (full, _, _) in &found {
         copy_out(&pack.bytes(full)?, &mut file, &progress)?;
     }
@@ -194,10 +197,10 @@ fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize,
     Ok((total, found.len()))
 }
 
-fn copy_out(bytes: &SharedSlice<'_>, file: &mut Target, progress: &Progress) -> Result<()> {
-    let mut buffer = vec![0; STEP.min(bytes.len())];
-    for at in (0..bytes.len()).step_by(STEP) {
-        let part = &mut buffer[..STEP.min(bytes.len() - at)];
+fn copy_out(bytes: &SharedSlice<'_>, file: &mut OutputFile, progress: &ProgressDisplay) -> Result<()> {
+    let mut buffer = vec![0; COPY_LEN.min(bytes.len())];
+    for at in (0..bytes.len()).step_by(COPY_LEN) {
+        let part = &mut buffer[..COPY_LEN.min(bytes.len() - at)];
         bytes.read_at(at, part)?;
         file.write(part)?;
         progress.advance(part.len());
@@ -205,30 +208,30 @@ fn copy_out(bytes: &SharedSlice<'_>, file: &mut Target, progress: &Progress) -> 
     Ok(())
 }
 
-/// The file that an object becomes: whole, or not at all.
-struct Target {
+/// The file that an object is written to. It is replaced atomically when all bytes are written.
+struct OutputFile {
     file: Replacement,
-    /// Held back while there may be something to remove when one comes.
+    /// Signals that are blocked while a temporary file exists, which an abort removes.
     signals: Option<Signals>,
 }
 
-impl Target {
+impl OutputFile {
     fn create(path: &Path) -> Result<Self> {
-        // A pipe may wait for its reader, and is to be interrupted then.
+        // Signals are not blocked for a FIFO: they interrupt an `open` that waits for a reader.
         let is_file = std::fs::metadata(path).map_or(true, |found| found.is_file());
-        // The last one would end this process at a file that is longer than files may be.
-        let held_back = [Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ];
-        let signals = is_file.then(|| Signals::block(&held_back)).transpose()?;
+        // SIGXFSZ would kill this process if the file exceeds RLIMIT_FSIZE; blocked, the write fails with EFBIG.
+        let blocked = [Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ];
+        let signals = is_file.then(|| Signals::block(&blocked)).transpose()?;
         Ok(Self { file: Replacement::create(path)?, signals })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        // As text: the cause of a full disk is not to be taken for that of full memory.
+        // As text, without the source: ENOSPC of a full disk must not be classified as out of memory.
         self.file.write_all(bytes).map_err(|error| anyhow!("{error}"))?;
         self.check()
     }
 
-    /// Fails when a signal has come.
+    /// Fails if a signal is pending.
     fn check(&self) -> Result<()> {
         let signal = self.signals.as_ref().map(Signals::next).transpose()?.flatten();
         ensure!(signal.is_none(), "interrupted");

@@ -30,7 +30,7 @@ fn assert_times(case: &Value) {
 }
 
 #[test]
-fn alloc_is_measured_beside_the_raw_calls_and_checked() {
+fn alloc_is_compared_with_raw_calls_and_verified() {
     let report = bench("alloc", &["--sizes", "64KiB,1MiB", "--rounds", "5"]);
     assert_keys(&report, &REPORT);
     assert_eq!(report["bench"], "alloc");
@@ -48,7 +48,7 @@ fn alloc_is_measured_beside_the_raw_calls_and_checked() {
 }
 
 #[test]
-fn share_is_measured_between_two_processes_and_checked() {
+fn share_is_measured_between_two_processes_and_verified() {
     let report = bench("share", &["--sizes", "64KiB", "--rounds", "5"]);
     assert_keys(&report, &REPORT);
     assert_eq!(report["bench"], "share");
@@ -62,26 +62,26 @@ fn share_is_measured_between_two_processes_and_checked() {
 }
 
 #[test]
-fn without_sizes_a_sweep_goes_from_a_granule_to_the_largest() {
+fn the_default_sizes_range_from_one_granule_to_max_size() {
     let report = bench("alloc", &["--max-size", "600KiB", "--rounds", "2"]);
     let sizes: Vec<_> = list(&report["cases"]).iter().map(|case| &case["bytes"]).collect();
     assert_eq!(sizes, [64 << 10, 256 << 10, 640 << 10]);
 }
 
 #[test]
-fn sizes_are_whole_granules_in_order_and_once_each() {
+fn sizes_are_rounded_to_granules_sorted_and_deduplicated() {
     let report = bench("alloc", &["--sizes", "128KiB,1,64KiB", "--rounds", "1"]);
     let sizes: Vec<_> = list(&report["cases"]).iter().map(|case| &case["bytes"]).collect();
     assert_eq!(sizes, [64 << 10, 128 << 10]);
 }
 
 #[test]
-fn people_get_a_table_with_ratios() {
+fn the_text_report_of_share_has_ratios() {
     let run = run(&["bench", "share", "--backend", "host", "--sizes", "64KiB", "--rounds", "5"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     let lines: Vec<_> = run.stdout.lines().collect();
     assert!(lines[0].ends_with("2 processes, pinned to one core"), "{}", run.stdout);
-    assert_eq!(lines[1], "microseconds; every round was checked");
+    assert_eq!(lines[1], "microseconds; every round was verified");
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let columns = ["size", "wholemem", "raw", "calls", "ratio", "best", "raw", "best", "rounds"];
     assert_eq!(words(lines[3]), columns);
@@ -90,7 +90,7 @@ fn people_get_a_table_with_ratios() {
 }
 
 #[test]
-fn memory_that_runs_out_ends_a_sweep_with_what_was_measured() {
+fn a_sweep_that_runs_out_of_memory_reports_the_measured_sizes() {
     let run =
         run(&["bench", "alloc", "--backend", "host", "--sizes", "64KiB,4096TiB", "--rounds", "1", "--json"]);
     assert_eq!(run.code, Some(0), "{run:?}");
@@ -100,11 +100,11 @@ fn memory_that_runs_out_ends_a_sweep_with_what_was_measured() {
     assert!(report["stopped"].as_str().unwrap().starts_with("4096 TiB: cannot fill 4096 TiB"));
 }
 
-/// What every case of ranks has.
+/// The keys of a case of ranks.
 const RANKS_CASE: [&str; 9] = ["ranks", "what", "value", "unit", "limit", "of_limit", "p99", "max", "rounds"];
 
 #[test]
-fn bootstrap_is_measured_as_threads_and_as_processes() {
+fn bootstrap_is_measured_with_threads_and_with_processes() {
     let report = object(&run(&["bench", "bootstrap", "--ranks", "1,6", "--rounds", "1", "--json"]));
     assert_keys(&report, &REPORT);
     assert_eq!(
@@ -119,7 +119,7 @@ fn bootstrap_is_measured_as_threads_and_as_processes() {
 }
 
 #[test]
-fn operations_of_ranks_are_measured_beside_a_round_trip() {
+fn barrier_and_all_gather_are_compared_with_a_round_trip() {
     let report =
         object(&run(&["bench", "comm", "--ranks", "2", "--sizes", "8B,100KiB", "--rounds", "3", "--json"]));
     assert_keys(&report, &REPORT);
@@ -130,7 +130,7 @@ fn operations_of_ranks_are_measured_beside_a_round_trip() {
 }
 
 #[test]
-fn deaths_are_timed_until_the_last_survivor_knows() {
+fn a_death_is_timed_until_the_last_survivor_detects_it() {
     let report =
         object(&run(&["bench", "death", "--ranks", "3", "--kills", "3", "--resident", "1MiB", "--json"]));
     assert_keys(&report, &REPORT);
@@ -138,7 +138,7 @@ fn deaths_are_timed_until_the_last_survivor_knows() {
     assert_eq!((&case["rounds"], &case["bytes"]), (&3.into(), &(1 << 20).into()));
 }
 
-/// What every case of rows has.
+/// The keys of a case of gather and scatter.
 const ROWS_CASE: [&str; 22] = [
     "row_bytes",
     "index",
@@ -178,7 +178,7 @@ fn assert_rates(case: &Value) {
 }
 
 #[test]
-fn gather_is_measured_beside_a_copy_for_each_size_type_spread_and_kind() {
+fn gather_is_compared_with_a_copy_for_every_combination_of_options() {
     let sizes = ["--row-bytes", "4,12,130,1KiB", "--table", "256KiB", "--rows", "1,200", "--rounds", "2"];
     let types = ["--index", "i32,i64", "--spread", "uniform,zipf", "--kind", "continuous,chunked"];
     let report = bench("gather", &[&sizes[..], &types].concat());
@@ -195,7 +195,7 @@ fn gather_is_measured_beside_a_copy_for_each_size_type_spread_and_kind() {
 }
 
 #[test]
-fn several_ranks_are_processes_and_those_that_share_a_device_are_told() {
+fn a_report_of_several_ranks_has_the_number_of_devices() {
     let args =
         ["--row-bytes", "100", "--table", "1MiB", "--rounds", "2", "--ranks", "2,5", "--share", "uneven"];
     for what in ["gather", "scatter"] {
@@ -215,30 +215,30 @@ fn several_ranks_are_processes_and_those_that_share_a_device_are_told() {
 }
 
 #[test]
-fn people_get_a_table_of_rates() {
+fn the_text_report_of_gather_has_rates() {
     let args =
         ["bench", "gather", "--backend", "host", "--row-bytes", "1KiB", "--table", "1MiB", "--rounds", "2"];
     let run = run(&[&args[..], &["--rows", "7"]].concat());
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     let lines: Vec<_> = run.stdout.lines().collect();
-    assert!(lines[0].starts_with("gathering rows of a table of 1 MiB, on host ("), "{}", run.stdout);
+    assert!(lines[0].starts_with("gather from a table of 1 MiB, on host ("), "{}", run.stdout);
     let words: Vec<_> = lines[4].split_whitespace().collect();
     assert_eq!(words[..8], ["1", "KiB", "7", "continuous", "device", "i64", "uniform", "1"]);
 }
 
 #[test]
-fn a_table_that_cannot_be_is_refused_with_a_hint() {
+fn a_table_that_exceeds_the_memory_is_rejected_with_a_hint() {
     let args = ["bench", "gather", "--backend", "host", "--row-bytes", "1KiB", "--table", "4096TiB"];
     for ranks in ["1", "2"] {
         let run = run(&[&args[..], &["--ranks", ranks]].concat());
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{run:?}");
         assert!(run.stderr.starts_with("error: cannot fill "), "{}", run.stderr);
-        assert!(run.stderr.contains("\nhint: ask for less"), "{}", run.stderr);
+        assert!(run.stderr.contains("\nhint: use a smaller `--size`"), "{}", run.stderr);
     }
 }
 
 #[test]
-fn a_store_is_measured_beside_a_round_trip_and_checked() {
+fn a_store_is_compared_with_a_round_trip_and_verified() {
     let report = object(&run(&[
         "bench",
         "store",
@@ -278,7 +278,7 @@ fn a_store_is_measured_beside_a_round_trip_and_checked() {
 }
 
 #[test]
-fn turns_are_taken_with_another_program() {
+fn rounds_alternate_with_another_program() {
     let args =
         ["bench", "gather", "--backend", "host", "--row-bytes", "100", "--table", "64KiB", "--rounds", "3"];
     let mut command = program(&[&args[..], &["--rows", "1,50", "--in-turns"]].concat());
@@ -299,10 +299,10 @@ fn turns_are_taken_with_another_program() {
 }
 
 #[test]
-fn a_turn_that_never_comes_is_an_error() {
+fn a_closed_stdin_is_an_error_of_in_turns() {
     let args =
         ["bench", "gather", "--backend", "host", "--row-bytes", "100", "--table", "64KiB", "--in-turns"];
     let run = run(&args);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), "\"ready\"\n"));
-    assert_eq!(run.stderr, "error: nobody says that it is our turn\n");
+    assert_eq!(run.stderr, "error: stdin was closed before the next round\n");
 }

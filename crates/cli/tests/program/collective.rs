@@ -7,7 +7,7 @@ use crate::run::run;
 
 const REPORT: [&str; 6] = ["bench", "backend", "device", "ranks", "verified", "cases"];
 
-/// What every case has, and then what those have that move bytes, and that reduce.
+/// The keys of every case; then the further keys of cases that move bytes, and of cases that reduce.
 const CASE: [&str; 13] = [
     "ranks", "mode", "calls", "slots", "value", "unit", "limit", "of_limit", "best", "flag", "copy",
     "rounds", "flag_by",
@@ -50,7 +50,7 @@ fn assert_times(case: &Value) {
 }
 
 #[test]
-fn reductions_are_measured_in_windows_and_staged_at_their_place_and_elsewhere() {
+fn allreduce_is_measured_with_windows_and_staged_in_place_and_out_of_place() {
     let report = bench("allreduce", &["--sizes", "8,64KiB", "--dtype", "f32,bf16"]);
     assert_keys(&report, &REPORT);
     let cases = list(&report["cases"]);
@@ -65,7 +65,7 @@ fn reductions_are_measured_in_windows_and_staged_at_their_place_and_elsewhere() 
 }
 
 #[test]
-fn what_moves_bytes_or_none_is_measured_too() {
+fn allgather_broadcast_and_barrier_are_measured() {
     for what in ["allgather", "broadcast"] {
         let report = bench(what, &["--sizes", "8,10KiB", "--algorithm", "one-shot"]);
         let cases = list(&report["cases"]);
@@ -84,18 +84,18 @@ fn what_moves_bytes_or_none_is_measured_too() {
 }
 
 #[test]
-fn tuning_measures_every_algorithm_and_tells_where_each_is_best() {
+fn tuning_measures_every_algorithm_and_prints_thresholds() {
     let report = bench("allreduce", &["--tune", "--sizes", "64,8KiB,128KiB"]);
     assert_keys(&report, &[&REPORT[..], &["tuning"]].concat());
     let [best] = list(&report["tuning"]) else { panic!("{report}") };
     assert_keys(best, &["ranks", "packets", "one_shot_staged", "one_shot_window"]);
-    // Packets cannot be so long.
+    // Packets have a smaller maximum length.
     assert!(best["packets"].as_u64().unwrap() < 128 << 10, "{best}");
     assert_eq!(list(&report["cases"]).len(), 3 * 3 * 2);
 }
 
 #[test]
-fn people_get_a_table_of_calls() {
+fn the_text_report_of_broadcast_has_one_line_per_case() {
     let args = [
         "bench",
         "broadcast",
@@ -113,14 +113,14 @@ fn people_get_a_table_of_calls() {
     let run = run(&args);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     let lines: Vec<_> = run.stdout.lines().collect();
-    assert!(lines[0].starts_with("giving the bytes of rank 0 to all, on host ("), "{}", run.stdout);
+    assert!(lines[0].starts_with("broadcast, on host ("), "{}", run.stdout);
     let words: Vec<_> = lines[4].split_whitespace().collect();
     assert_eq!(words[..6], ["3", "1", "KiB", "window", "packets", "eager"]);
 }
 
 #[test]
-fn what_a_host_cannot_do_is_refused() {
+fn graph_mode_is_rejected_on_the_host() {
     let run = run(&["bench", "barrier", "--backend", "host", "--mode", "graph"]);
     assert_eq!(run.code, Some(1));
-    assert!(run.stderr.contains("leave out `--mode graph`"), "{}", run.stderr);
+    assert!(run.stderr.contains("`--mode graph` needs a GPU"), "{}", run.stderr);
 }

@@ -24,7 +24,7 @@ const STEPS: [&str; 17] = [
 ];
 
 #[test]
-fn the_first_line_says_which_backend_it_is() {
+fn the_text_report_names_the_backend_and_every_step() {
     let run = run(&["demo", "--backend", "host", "--size", "64KiB", "--seed", "7"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     let mut lines = run.stdout.lines();
@@ -35,22 +35,22 @@ fn the_first_line_says_which_backend_it_is() {
         lines.by_ref().take(1 + STEPS.len()).map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(named[0], "step");
     assert_eq!(named[1..], STEPS);
-    let verdict = "everything was checked; repeat it with `--size 64KiB --seed 7`";
-    assert_eq!(lines.collect::<Vec<_>>(), ["", verdict]);
-    assert!(run.stdout.contains("found all 65536 bytes as they should be"), "{}", run.stdout);
+    let summary = "all checks passed; repeat with `--size 64KiB --seed 7`";
+    assert_eq!(lines.collect::<Vec<_>>(), ["", summary]);
+    assert!(run.stdout.contains("verified all 65536 bytes"), "{}", run.stdout);
 }
 
 #[test]
-fn without_a_gpu_the_first_line_says_so_and_why() {
+fn without_a_gpu_the_first_line_has_the_reason() {
     let run = run(&["demo", "--size", "64KiB"]);
     assert_eq!(run.code, Some(0), "{run:?}");
     let first = run.stdout.lines().next().unwrap();
-    let why = " on the host backend (no GPU: ";
-    assert!(first.contains(why) || first.ends_with(" on the cuda backend"), "{first}");
+    let fallback = " on the host backend (no GPU: ";
+    assert!(first.contains(fallback) || first.ends_with(" on the cuda backend"), "{first}");
 }
 
 #[test]
-fn json_holds_every_step() {
+fn json_has_every_step() {
     let report = object(&run(&["demo", "--backend", "host", "--size", "1MiB", "--json"]));
     assert_keys(&report, &["demo", "backend", "seed", "bytes", "steps", "ok"]);
     assert_eq!(report["demo"], "tour");
@@ -68,7 +68,7 @@ fn json_holds_every_step() {
 }
 
 #[test]
-fn a_seed_can_be_given_and_is_otherwise_another_each_time() {
+fn the_seed_is_an_option_and_random_by_default() {
     let seed = |args: &[&str]| {
         let args = [&["demo", "--backend", "host", "--size", "64KiB", "--json"], args].concat();
         object(&run(&args))["seed"].as_u64().unwrap()
@@ -78,7 +78,7 @@ fn a_seed_can_be_given_and_is_otherwise_another_each_time() {
 }
 
 #[test]
-fn a_size_between_granules_becomes_whole_granules() {
+fn a_size_is_rounded_up_to_granules() {
     let report = object(&run(&["demo", "--backend", "host", "--size", "65537", "--json"]));
     assert_eq!(report["bytes"], 128 << 10);
 }

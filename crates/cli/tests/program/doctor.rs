@@ -12,7 +12,7 @@ fn report() -> Value {
 }
 
 #[test]
-fn json_has_the_promised_shape() {
+fn json_has_the_documented_keys() {
     let report = report();
     assert_keys(&report, &["version", "backends"]);
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
@@ -30,7 +30,7 @@ fn json_has_the_promised_shape() {
             assert!(device["memory_bytes"].as_u64().unwrap() > 0);
             for tried in list(&device["capabilities"]) {
                 assert_keys(tried, &["name", "ok", "reason"]);
-                // What works needs no reason, but may have a version to tell.
+                // A failed capability has a reason; one that works may have a version there.
                 assert!(tried["ok"].as_bool().unwrap() || tried["reason"].is_string(), "{tried}");
             }
         }
@@ -38,7 +38,7 @@ fn json_has_the_promised_shape() {
 }
 
 #[test]
-fn the_host_tells_of_its_devices_and_of_the_kernel() {
+fn the_host_backend_reports_its_devices_and_kernel_features() {
     let report = report();
     let host = &report["backends"][1];
     let backend = Backend::open(BackendKind::Host).unwrap();
@@ -60,7 +60,7 @@ fn the_host_tells_of_its_devices_and_of_the_kernel() {
 }
 
 #[test]
-fn cuda_is_there_or_says_why_not() {
+fn cuda_is_available_or_has_a_reason() {
     let report = report();
     let cuda = &report["backends"][0];
     match Backend::open(BackendKind::Cuda) {
@@ -74,7 +74,7 @@ fn cuda_is_there_or_says_why_not() {
 }
 
 #[test]
-fn people_get_a_table_with_every_reason() {
+fn the_text_report_has_every_reason() {
     let run = run(&["doctor"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     let mut lines = run.stdout.lines();
@@ -86,5 +86,5 @@ fn people_get_a_table_with_every_reason() {
     has("host: available");
     has("create yes");
     has("fabric no host memory is shared as a file descriptor");
-    assert!(!run.stdout.contains('\x1b'), "colour where there is no terminal");
+    assert!(!run.stdout.contains('\x1b'), "escape sequences in output that is not a terminal");
 }

@@ -1,4 +1,4 @@
-//! What people read when something is wrong, and how the program ends then.
+//! Error messages, hints and exit codes of the program.
 
 use std::process::Stdio;
 
@@ -7,7 +7,7 @@ use wholemem_hal::{Backend, BackendKind};
 use crate::run::{finish, program, run};
 
 #[test]
-fn an_unknown_backend_is_told_with_those_there_are() {
+fn the_error_for_an_unknown_backend_lists_the_backends() {
     let run = run(&["demo", "--backend", "metal"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
     insta::assert_snapshot!(run.stderr, @r"
@@ -19,18 +19,18 @@ fn an_unknown_backend_is_told_with_those_there_are() {
 }
 
 #[test]
-fn a_size_that_is_none_is_told_with_the_reason() {
+fn the_error_for_an_invalid_size_has_the_reason() {
     let run = run(&["demo", "--size", "1GB"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
     insta::assert_snapshot!(run.stderr, @r"
-    error: invalid value '1GB' for '--size <SIZE>': `GB` is not a unit: use B, KiB, MiB, GiB or TiB, or K, M, G or T for short
+    error: invalid value '1GB' for '--size <SIZE>': `GB` is not a unit: use B, KiB, MiB, GiB or TiB, or K, M, G or T
 
     For more information, try '--help'.
     ");
 }
 
 #[test]
-fn an_absent_backend_is_told_with_a_way_out() {
+fn the_error_for_an_unavailable_backend_has_a_hint() {
     let Err(error) = Backend::open(BackendKind::Cuda) else {
         println!("skipped: this machine has the cuda backend");
         return;
@@ -39,33 +39,33 @@ fn an_absent_backend_is_told_with_a_way_out() {
     for command in commands {
         let run = run(&[command, &["--backend", "cuda"]].concat());
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{command:?}");
-        let hint = "hint: `wholemem doctor` says what was tried; `--backend host` needs no GPU";
+        let hint = "hint: `wholemem doctor` shows what was tried; `--backend host` needs no GPU";
         assert_eq!(run.stderr, format!("error: {error}\n\n{hint}\n"), "{command:?}");
     }
 }
 
 #[test]
-fn more_memory_than_there_is_is_told_with_a_way_out() {
+fn the_error_for_too_little_memory_has_a_hint() {
     let run = run(&["bench", "alloc", "--backend", "host", "--sizes", "4096TiB"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
     let (error, hint) = run.stderr.split_once("\n\n").unwrap();
     assert!(error.starts_with("error: cannot fill 4096 TiB of memory: "), "{error}");
     assert!(error.ends_with(" are available"), "{error}");
-    let expected = "hint: ask for less, with a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
+    let expected =
+        "hint: use a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
     assert_eq!(hint, expected);
 }
 
 #[test]
-fn the_second_process_is_not_for_people_to_start() {
+fn the_internal_command_peer_cannot_be_started_from_a_shell() {
     let run = run(&["peer", "creator", "--parent", "1", "--backend", "host"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
-    let expected =
-        "error: this command is for wholemem itself to start: the file descriptor is not a packet socket\n";
+    let expected = "error: this command is internal: only wholemem starts it: the file descriptor is not a packet socket\n";
     assert_eq!(run.stderr, expected);
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure() {
+fn a_closed_stdout_is_not_a_failure() {
     let commands: [&[&str]; 5] = [
         &["--help"],
         &["doctor"],
@@ -84,7 +84,7 @@ fn a_reader_that_went_away_is_no_failure() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_a_failure() {
+fn a_full_disk_is_a_failure() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = program(&["doctor"]);
     command.stdout(Stdio::from(full));

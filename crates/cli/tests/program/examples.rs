@@ -1,4 +1,4 @@
-//! The examples, run as `examples/README.md` has them: they print what it says.
+//! Runs the examples and compares their output with `examples/README.md`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,24 +8,24 @@ use crate::run::{finish, program};
 
 const README: &str = include_str!("../../../../examples/README.md");
 
-/// A command, and what it prints.
+/// A command in the readme, and its output.
 #[derive(Debug, PartialEq, Eq)]
-struct Shown {
+struct DocumentedRun {
     command: String,
     lines: Vec<String>,
 }
 
-fn shown() -> Vec<Shown> {
+fn documented_runs() -> Vec<DocumentedRun> {
     let blocks = README.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    let shown = blocks.map(|block| {
+    let runs = blocks.map(|block| {
         let mut lines = block.lines().map(str::to_owned);
         let command = lines.next().unwrap().strip_prefix("$ ").unwrap().to_owned();
-        Shown { command, lines: lines.collect() }
+        DocumentedRun { command, lines: lines.collect() }
     });
-    shown.collect()
+    runs.collect()
 }
 
-/// Builds the examples, which are nothing to build as a rule, and says where they are.
+/// Builds the examples, unless they are up to date, and returns their paths by name.
 fn examples() -> BTreeMap<String, PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--locked", "--package", "wholemem", "--examples", "--message-format=json"]);
@@ -45,10 +45,10 @@ fn examples() -> BTreeMap<String, PathBuf> {
 }
 
 #[test]
-fn every_example_prints_what_its_description_says() {
-    let (examples, shown) = (examples(), shown());
-    assert_eq!(shown.len(), examples.len(), "each example is described once");
-    for Shown { command, lines: mut expected } in shown {
+fn every_example_prints_its_documented_output() {
+    let (examples, runs) = (examples(), documented_runs());
+    assert_eq!(runs.len(), examples.len(), "each example is documented once");
+    for DocumentedRun { command, lines: mut expected } in runs {
         let name = command.split("--example ").nth(1).unwrap().trim();
         let path = examples.get(name).unwrap_or_else(|| panic!("there is no example `{name}`"));
         let command = match command.split_once("launch -n ") {
@@ -65,7 +65,7 @@ fn every_example_prints_what_its_description_says() {
         let run = finish(command);
         assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{name}");
         let mut lines: Vec<_> = run.stdout.lines().map(str::to_owned).collect();
-        // Ranks are done in any order.
+        // The order of the ranks' lines is not defined.
         lines.sort();
         expected.sort();
         assert_eq!(lines, expected, "{name}");

@@ -1,17 +1,17 @@
-//! Looking into the JSON that the program prints.
+//! Checks of the JSON that the program prints.
 
 use serde_json::Value;
 
 use crate::run::Run;
 
-/// The one object in the one line of a run that went well.
+/// Returns the JSON object of a successful run, which prints exactly one line.
 pub(crate) fn object(run: &Run) -> Value {
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{run:?}");
     assert_eq!(run.stdout.matches('\n').count(), 1, "{run:?}");
     serde_json::from_str(&run.stdout).unwrap()
 }
 
-/// Looks that an object has exactly these keys.
+/// Checks that an object has exactly these keys.
 pub(crate) fn assert_keys(value: &Value, expected: &[&str]) {
     let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
     let mut expected = expected.to_vec();

@@ -1,8 +1,9 @@
-//! The real program, run as people and scripts run it: what it prints, how it ends, and what it leaves behind.
+//! Tests of the program `wholemem` as a process: its output, its exit codes, and the processes and files that it leaves.
 
 #![expect(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod bench;
+mod cleanup;
 mod collective;
 mod demo;
 mod doctor;
@@ -11,7 +12,6 @@ mod examples;
 mod help;
 mod json;
 mod launch;
-mod leftovers;
 mod run;
 mod store;
 mod table;

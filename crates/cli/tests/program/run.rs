@@ -1,16 +1,16 @@
-//! Running the program under a watchdog.
+//! Runs the program with a timeout.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use wholemem_os::{Deadline, PidFd};
 
-/// Long enough that only a hang reaches it.
-pub(crate) fn patience() -> Deadline {
+/// A deadline that only a hang exceeds.
+pub(crate) fn timeout() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
-/// The program, with nothing of the caller's terminal or taste.
+/// The command of the program, without the caller's stdin and colour settings.
 pub(crate) fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wholemem"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -18,7 +18,7 @@ pub(crate) fn program(args: &[&str]) -> Command {
     command
 }
 
-/// How a run ended.
+/// The exit code and the output of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -26,7 +26,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// Runs it to its end. What it prints fits a pipe.
+/// Runs the program until it exits. Its output must fit in a pipe.
 pub(crate) fn run(args: &[&str]) -> Run {
     finish(program(args))
 }
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &[&str]) -> Run {
 pub(crate) fn finish(mut command: Command) -> Run {
     let mut child = command.spawn().unwrap();
     let watch = PidFd::open(child.id()).unwrap();
-    if !watch.wait_exit(patience()).unwrap() {
+    if !watch.wait_exit(timeout()).unwrap() {
         child.kill().unwrap();
         panic!("{command:?} hangs: {:?}", child.wait_with_output());
     }

@@ -1,4 +1,4 @@
-//! A store, served and used by the program itself.
+//! The commands of a store: `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,16 +7,16 @@ use std::process::{Child, ChildStdout};
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{Run, finish, patience, program};
+use crate::run::{Run, finish, program, timeout};
 
-/// A store that is served until this is dropped.
-pub(crate) struct Served {
+/// A process `wholemem serve`, which is ended on drop.
+pub(crate) struct StoreProcess {
     folder: tempfile::TempDir,
     keeper: Child,
     _stdout: BufReader<ChildStdout>,
 }
 
-impl Served {
+impl StoreProcess {
     pub(crate) fn start() -> Self {
         Self::start_with(&["--size", "64MiB"])
     }
@@ -43,7 +43,7 @@ impl Served {
         finish(command)
     }
 
-    pub(crate) fn say(&self, args: &[&str]) -> String {
+    pub(crate) fn output(&self, args: &[&str]) -> String {
         let run = self.run(args);
         assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{args:?}");
         run.stdout
@@ -53,7 +53,7 @@ impl Served {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// The server, which is the keeper's one child.
+    /// The process id of the server, which is the only child of the keeper.
     fn server(&self) -> u32 {
         let processes = std::fs::read_dir("/proc").unwrap();
         let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -66,11 +66,11 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for StoreProcess {
     fn drop(&mut self) {
         if let Ok(process) = PidFd::open(self.keeper.id()) {
             let _ = process.signal(Signal::TERM);
-            let _ = process.wait_exit(patience());
+            let _ = process.wait_exit(timeout());
         }
         let _ = self.keeper.kill();
         let _ = self.keeper.wait();
@@ -78,87 +78,87 @@ impl Drop for Served {
 }
 
 #[test]
-fn files_go_in_and_come_out_as_they_were_also_when_the_server_is_killed_between() {
-    let served = Served::start();
+fn a_file_round_trips_through_a_store_whose_server_is_killed() {
+    let store = StoreProcess::start();
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251).to_le_bytes()[0]).collect();
-    std::fs::write(served.file("in"), &bytes).unwrap();
-    assert_eq!(served.say(&["put", "weights", &served.file("in")]), "weights version 1, 2.9 MiB\n");
-    PidFd::open(served.server()).unwrap().kill().unwrap();
-    served.say(&["get", "weights", &served.file("out")]);
-    assert_eq!(std::fs::read(served.file("out")).unwrap(), bytes);
-    insta::assert_snapshot!(served.say(&["ls"]).replace(&rustix::process::geteuid().as_raw().to_string(), "0"), @r"
+    std::fs::write(store.file("in"), &bytes).unwrap();
+    assert_eq!(store.output(&["put", "weights", &store.file("in")]), "weights version 1, 2.9 MiB\n");
+    PidFd::open(store.server()).unwrap().kill().unwrap();
+    store.output(&["get", "weights", &store.file("out")]);
+    assert_eq!(std::fs::read(store.file("out")).unwrap(), bytes);
+    insta::assert_snapshot!(store.output(&["ls"]).replace(&rustix::process::geteuid().as_raw().to_string(), "0"), @r"
     name        size  version  place  owner
     weights  2.9 MiB        1  host       0
     ");
-    let again = served.say(&["put", "weights", &served.file("in"), "--json"]);
+    let again = store.output(&["put", "weights", &store.file("in"), "--json"]);
     assert!(again.contains("\"version\":2,\"len\":3000000,\"objects\":1"), "{again}");
-    assert_eq!(served.say(&["rm", "weights"]), "");
-    let run = served.run(&["get", "weights", &served.file("out")]);
+    assert_eq!(store.output(&["rm", "weights"]), "");
+    let run = store.run(&["get", "weights", &store.file("out")]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(1), "error: there is no object named `weights`\n"));
 }
 
 #[test]
-fn what_objects_may_take_stays_as_it_was_though_the_server_is_another() {
-    // Without `--size`: a part of what is available, which is less when objects have taken some.
-    let served = Served::start_with(&[]);
-    std::fs::write(served.file("in"), vec![1; 64 << 20]).unwrap();
-    let quota = |served: &Served| {
-        let status = served.say(&["stat", "--json"]);
+fn the_default_quota_does_not_change_when_the_server_is_replaced() {
+    // Without `--size` the quota is a part of the available memory, of which objects use some.
+    let store = StoreProcess::start_with(&[]);
+    std::fs::write(store.file("in"), vec![1; 64 << 20]).unwrap();
+    let quota = |store: &StoreProcess| {
+        let status = store.output(&["stat", "--json"]);
         status.split_once("\"host\":").unwrap().1.split_once('}').unwrap().0.to_owned()
     };
-    served.say(&["put", "weights", &served.file("in")]);
-    let before = quota(&served);
-    PidFd::open(served.server()).unwrap().kill().unwrap();
-    assert_eq!(quota(&served), before);
+    store.output(&["put", "weights", &store.file("in")]);
+    let before = quota(&store);
+    PidFd::open(store.server()).unwrap().kill().unwrap();
+    assert_eq!(quota(&store), before);
 }
 
 #[test]
-fn tensors_are_objects_of_their_own_and_come_out_as_files_again() {
-    let served = Served::start();
+fn safetensors_and_npy_files_round_trip_through_objects() {
+    let store = StoreProcess::start();
     let header = br#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}} "#;
     let len = u64::try_from(header.len()).unwrap().to_le_bytes();
     let file = [&len[..], header, b"xyzuv"].concat();
-    std::fs::write(served.file("m.safetensors"), &file).unwrap();
-    let said = served.say(&["put", "m", &served.file("m.safetensors")]);
-    assert_eq!(said, "m version 1, 5 B, 2 objects\n");
-    served.say(&["get", "m/b", &served.file("b")]);
-    assert_eq!(std::fs::read(served.file("b")).unwrap(), b"uv");
-    served.say(&["get", "m", &served.file("out.safetensors")]);
-    let out = std::fs::read(served.file("out.safetensors")).unwrap();
+    std::fs::write(store.file("m.safetensors"), &file).unwrap();
+    let text = store.output(&["put", "m", &store.file("m.safetensors")]);
+    assert_eq!(text, "m version 1, 5 B, 2 objects\n");
+    store.output(&["get", "m/b", &store.file("b")]);
+    assert_eq!(std::fs::read(store.file("b")).unwrap(), b"uv");
+    store.output(&["get", "m", &store.file("out.safetensors")]);
+    let out = std::fs::read(store.file("out.safetensors")).unwrap();
     assert!(out.ends_with(b"xyzuv"));
-    let stat = served.say(&["stat", "m/a"]);
+    let stat = store.output(&["stat", "m/a"]);
     assert!(stat.contains(r#"{"dtype":"U8","shape":[3]}"#), "{stat}");
 
     let header = "{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }";
     let padded = format!("{header:<117}\n");
     let npy = [b"\x93NUMPY\x01\x00\x76\x00", padded.as_bytes(), b"abcd"].concat();
-    std::fs::write(served.file("v.npy"), &npy).unwrap();
-    served.say(&["put", "v", &served.file("v.npy")]);
-    served.say(&["get", "v", &served.file("raw")]);
-    assert_eq!(std::fs::read(served.file("raw")).unwrap(), b"abcd");
-    served.say(&["get", "v", &served.file("out.npy")]);
-    let out = std::fs::read(served.file("out.npy")).unwrap();
+    std::fs::write(store.file("v.npy"), &npy).unwrap();
+    store.output(&["put", "v", &store.file("v.npy")]);
+    store.output(&["get", "v", &store.file("raw")]);
+    assert_eq!(std::fs::read(store.file("raw")).unwrap(), b"abcd");
+    store.output(&["get", "v", &store.file("out.npy")]);
+    let out = std::fs::read(store.file("out.npy")).unwrap();
     assert!(out.ends_with(b"abcd") && out[10..].starts_with(header.as_bytes()));
 }
 
 #[test]
 fn drafts_are_listed_and_deleted_by_their_id() {
-    let served = Served::start();
-    let client = wholemem_store::Client::connect(served.file("socket")).unwrap();
+    let store = StoreProcess::start();
+    let client = wholemem_store::Client::connect(store.file("socket")).unwrap();
     let draft = client.create("weights", 3 << 20).unwrap();
     let owner = rustix::process::geteuid().as_raw().to_string();
-    assert_eq!(served.say(&["ls", "--json"]), "{\"objects\":[]}\n");
-    let (listed, id) = (served.say(&["ls", "--drafts"]), client.drafts("").unwrap()[0].id);
+    assert_eq!(store.output(&["ls", "--json"]), "{\"objects\":[]}\n");
+    let (listed, id) = (store.output(&["ls", "--drafts"]), client.drafts("").unwrap()[0].id);
     let row = listed.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
     assert_eq!(row, ["weights", "3", "MiB", &id.to_string(), "host", &owner]);
-    let json = served.say(&["ls", "--drafts", "--json", "wei"]);
+    let json = store.output(&["ls", "--drafts", "--json", "wei"]);
     let expected = format!("{{\"drafts\":[{{\"name\":\"weights\",\"id\":{},\"len\":3145728,", id.as_u64());
     assert!(json.starts_with(&expected), "{json}");
-    assert_eq!(served.say(&["ls", "--drafts", "--json", "other"]), "{\"drafts\":[]}\n");
-    assert_eq!(served.say(&["rm", "--id", &id.to_string()]), "");
-    assert_eq!(served.say(&["ls", "--drafts", "--json"]), "{\"drafts\":[]}\n");
+    assert_eq!(store.output(&["ls", "--drafts", "--json", "other"]), "{\"drafts\":[]}\n");
+    assert_eq!(store.output(&["rm", "--id", &id.to_string()]), "");
+    assert_eq!(store.output(&["ls", "--drafts", "--json"]), "{\"drafts\":[]}\n");
     assert_eq!(draft.seal().map(drop).unwrap_err().error.code(), "nothing-to-seal");
-    let run = served.run(&["rm", "--id", "1.x"]);
+    let run = store.run(&["rm", "--id", "1.x"]);
     assert!(
         run.stderr.contains("not an id: expected a number, or slot and generation such as `12.3`"),
         "{}",
@@ -168,19 +168,19 @@ fn drafts_are_listed_and_deleted_by_their_id() {
 }
 
 #[test]
-fn what_happens_is_told_as_it_happens() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"x").unwrap();
+fn watch_prints_events_of_a_prefix() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"x").unwrap();
     let mut watch = program(&["watch", "a/", "--count", "2"]);
-    watch.env("WHOLEMEM_SOCKET", served.file("socket"));
+    watch.env("WHOLEMEM_SOCKET", store.file("socket"));
     let watching = watch.spawn().unwrap();
-    // Until the watcher is connected.
-    while !served.say(&["stat"]).contains("clients     2") {
+    // Wait until the watcher is connected.
+    while !store.output(&["stat"]).contains("clients     2") {
         std::thread::yield_now();
     }
-    // Connected is not yet watching: the first that it is told of may not be the first that happened.
+    // The watch may start after the connection, so the first events may be missed.
     for name in ["b/1", "a/1", "a/2", "a/3", "a/4", "a/5"] {
-        served.say(&["put", name, &served.file("in")]);
+        store.output(&["put", name, &store.file("in")]);
     }
     let output = watching.wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -192,51 +192,51 @@ fn what_happens_is_told_as_it_happens() {
 }
 
 #[test]
-fn who_watches_reads_that_the_server_was_replaced() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"x").unwrap();
+fn watch_reports_missed_events_when_the_server_is_replaced() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"x").unwrap();
     let mut watch = program(&["watch", "a/"]);
-    watch.env("WHOLEMEM_SOCKET", served.file("socket"));
+    watch.env("WHOLEMEM_SOCKET", store.file("socket"));
     let mut watching = watch.spawn().unwrap();
     let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
-    while !served.say(&["stat"]).contains("clients     2") {
+    while !store.output(&["stat"]).contains("clients     2") {
         std::thread::yield_now();
     }
     for name in ["a/1", "a/2", "a/3", "a/4", "a/5"] {
-        served.say(&["put", name, &served.file("in")]);
+        store.output(&["put", name, &store.file("in")]);
     }
     assert!(lines.any(|line| line == "published a/5 version 1"));
-    PidFd::open(served.server()).unwrap().kill().unwrap();
+    PidFd::open(store.server()).unwrap().kill().unwrap();
     assert_eq!(lines.next().unwrap(), "missed    a/");
-    served.say(&["put", "a/6", &served.file("in")]);
+    store.output(&["put", "a/6", &store.file("in")]);
     assert_eq!(lines.next().unwrap(), "published a/6 version 1");
     watching.kill().unwrap();
     watching.wait().unwrap();
 }
 
 #[test]
-fn a_store_ends_when_it_is_told_to_and_leaves_nothing() {
-    let served = Served::start();
-    let (keeper, server) = (served.keeper.id(), served.server());
-    let socket = served.file("socket");
-    let again = served.run(&["serve", "--listen", &socket]);
+fn sigterm_ends_a_store_and_removes_its_socket() {
+    let store = StoreProcess::start();
+    let (keeper, server) = (store.keeper.id(), store.server());
+    let socket = store.file("socket");
+    let again = store.run(&["serve", "--listen", &socket]);
     assert_eq!(again.stderr, format!("error: another server already listens at `{socket}`\n"));
     let processes = [keeper, server].map(|pid| PidFd::open(pid).unwrap());
     processes[0].signal(Signal::TERM).unwrap();
     for process in processes {
-        assert_eq!(process.wait_exit(patience()), Ok(true));
+        assert_eq!(process.wait_exit(timeout()), Ok(true));
     }
     assert!(!Path::new(&socket).exists());
-    let run = served.run(&["ls"]);
+    let run = store.run(&["ls"]);
     let expected = format!(
-        "error: no store is served at `{socket}`\n\nhint: `wholemem serve` serves one; `--socket` or \
-         `WHOLEMEM_SOCKET` names another\n"
+        "error: no store is served at `{socket}`\n\nhint: `wholemem serve` starts a store; `--socket` or \
+         `WHOLEMEM_SOCKET` selects another socket\n"
     );
     assert_eq!((run.code, run.stderr), (Some(1), expected));
 }
 
 #[test]
-fn a_store_that_was_started_for_a_process_ends_with_it() {
+fn a_store_started_with_parent_ends_with_that_process() {
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let socket = folder.path().join("socket");
     let mut parent = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
@@ -250,27 +250,27 @@ fn a_store_that_was_started_for_a_process_ends_with_it() {
     assert!(line.starts_with("serving"));
     parent.kill().unwrap();
     parent.wait().unwrap();
-    assert_eq!(PidFd::open(keeper.id()).unwrap().wait_exit(patience()), Ok(true));
+    assert_eq!(PidFd::open(keeper.id()).unwrap().wait_exit(timeout()), Ok(true));
     assert!(keeper.wait().unwrap().success() && !socket.exists());
 }
 
-/// The process under `above` that was started with these words, however deep.
-fn descendant(above: u32, words: &str) -> Option<u32> {
-    let path = format!("/proc/{above}/task/{above}/children");
+/// Returns a descendant of `ancestor` whose command line contains `words`.
+fn descendant(ancestor: u32, words: &str) -> Option<u32> {
+    let path = format!("/proc/{ancestor}/task/{ancestor}/children");
     let children = std::fs::read_to_string(path).unwrap_or_default();
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).find_map(|pid: u32| {
-        let said = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said).replace('\0', " ");
-        if said.contains(words) { Some(pid) } else { descendant(pid, words) }
+        let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
+        if cmdline.contains(words) { Some(pid) } else { descendant(pid, words) }
     })
 }
 
 #[test]
-fn a_keeper_that_is_the_first_process_of_its_namespace_replaces_its_server() {
+fn a_keeper_with_pid_1_in_a_namespace_replaces_its_server() {
     let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
     let tried = std::process::Command::new("unshare").args(unshare).arg("true").output();
     if !tried.is_ok_and(|tried| tried.status.success()) {
-        return wholemem_testkit::skipped("no namespaces can be made here");
+        return wholemem_testkit::skipped("this machine cannot create namespaces");
     }
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let socket = folder.path().join("socket");

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{Run, patience, program, run};
+use crate::run::{Run, program, run, timeout};
 
-/// Runs a command on files in a folder.
+/// Runs `wholemem table`. An argument `@name` is replaced with the path of that file in the folder.
 fn table(folder: &Path, args: &[&str]) -> Run {
     let paths: Vec<_> = args
         .iter()
@@ -22,38 +22,41 @@ fn table(folder: &Path, args: &[&str]) -> Run {
 }
 
 #[test]
-fn rows_survive_being_saved_checked_and_exported() {
+fn rows_are_unchanged_after_import_check_and_export() {
     let folder = tempfile::tempdir().unwrap();
     let rows: Vec<u8> = (0..60_000u32).flat_map(u32::to_le_bytes).collect();
     fs::write(folder.path().join("rows.bin"), &rows).unwrap();
     let import = ["import", "@rows.bin", "@saved", "--dtype", "u32", "--row-shape", "3,4", "--parts", "3"];
     let import = table(folder.path(), &import);
-    let told = format!(
+    let expected = format!(
         "{}: saved\n5000 rows of u32, shape 5000 x 3 x 4, 234.4 KiB in 3 files, with checksums\n",
         folder.path().join("saved").display()
     );
-    assert_eq!((import.code, &import.stdout, import.stderr.as_str()), (Some(0), &told, ""));
+    assert_eq!((import.code, &import.stdout, import.stderr.as_str()), (Some(0), &expected, ""));
 
     let check = table(folder.path(), &["check", "@saved", "--json"]);
-    let told: serde_json::Value = serde_json::from_str(&check.stdout).unwrap();
-    assert_eq!((check.code, &told["done"], &told["bytes"]), (Some(0), &"checked".into(), &240_000.into()));
+    let expected: serde_json::Value = serde_json::from_str(&check.stdout).unwrap();
+    assert_eq!(
+        (check.code, &expected["done"], &expected["bytes"]),
+        (Some(0), &"checked".into(), &240_000.into())
+    );
 
     assert_eq!(table(folder.path(), &["export", "@saved", "@rows.npy"]).code, Some(0));
     let written = fs::read(folder.path().join("rows.npy")).unwrap();
     assert!(written.ends_with(&rows) && written.starts_with(b"\x93NUMPY"));
 
-    // Whatever the file is called.
+    // The extension of the file does not matter.
     let export = table(folder.path(), &["export", "@saved", "@rows"]);
-    let told = format!(
+    let expected = format!(
         "{}: written\n5000 rows of u32, shape 5000 x 3 x 4, 234.4 KiB in 1 file\n",
         folder.path().join("rows").display()
     );
-    assert_eq!((export.code, export.stdout, export.stderr.as_str()), (Some(0), told, ""));
+    assert_eq!((export.code, export.stdout, export.stderr.as_str()), (Some(0), expected, ""));
     assert_eq!(fs::read(folder.path().join("rows")).unwrap(), written);
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_told_with_a_hint() {
+fn errors_of_files_have_hints() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("rows.bin"), [0; 64]).unwrap();
     let unknown = table(folder.path(), &["info", "@rows.bin"]);
@@ -104,7 +107,7 @@ fn listed(folder: &Path) -> Vec<PathBuf> {
 fn an_interrupted_import_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let (rows, saved) = (folder.path().join("rows.bin"), folder.path().join("saved"));
-    // Holes: what is read is nothing, and so much that nobody is done with it before the signal.
+    // A sparse file of 1 TiB: it takes no disk space, and importing it takes longer than the signal.
     File::create(&rows).unwrap().set_len(1 << 40).unwrap();
     let args = [
         "table",
@@ -118,13 +121,13 @@ fn an_interrupted_import_leaves_nothing_behind() {
     ];
     let child = program(&args).spawn().unwrap();
     let process = PidFd::open(child.id()).unwrap();
-    // It has begun when there are files besides the one that is read.
+    // The import has started when the folder has further files.
     while listed(folder.path()).len() == 1 {
         assert!(!process.has_exited().unwrap(), "{:?}", child.wait_with_output());
         std::thread::yield_now();
     }
     process.signal(Signal::INT).unwrap();
-    assert!(process.wait_exit(patience()).unwrap(), "it goes on");
+    assert!(process.wait_exit(timeout()).unwrap(), "the import continues after SIGINT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: the call was interrupted\n");

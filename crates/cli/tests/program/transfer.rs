@@ -1,4 +1,4 @@
-//! Files that are none, names that are none, and objects that were never such files: refused, not guessed at.
+//! Special cases of `put` and `get`: invalid files and names, full disks, signals, links and modes.
 
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -7,90 +7,89 @@ use std::path::Path;
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{finish, patience, program};
-use crate::store::Served;
+use crate::run::{finish, program, timeout};
+use crate::store::StoreProcess;
 
-fn fails(served: &Served, args: &[&str]) -> String {
-    let run = served.run(args);
+fn fails(store: &StoreProcess, args: &[&str]) -> String {
+    let run = store.run(args);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{args:?}");
     run.stderr
 }
 
-fn make_pipe(path: &str) {
+fn create_fifo(path: &str) {
     let path = Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()));
     rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
 }
 
 #[test]
-fn what_is_no_ordinary_file_is_not_put() {
-    let served = Served::start();
-    let pipe = served.file("pipe");
-    make_pipe(&pipe);
+fn put_rejects_files_that_are_not_regular() {
+    let store = StoreProcess::start();
+    let pipe = store.file("pipe");
+    create_fifo(&pipe);
     for path in [&pipe, "/dev/null", "/tmp"] {
-        let expected = format!(
-            "error: cannot put {path}: it is no ordinary file, and its length is not known beforehand\n"
-        );
-        assert_eq!(fails(&served, &["put", "name", path]), expected);
+        let expected =
+            format!("error: cannot put {path}: not a regular file: its length is not known in advance\n");
+        assert_eq!(fails(&store, &["put", "name", path]), expected);
     }
-    // The kernel says of its own files that they are empty.
-    let said = fails(&served, &["put", "name", "/proc/self/status"]);
+    // Files in /proc have a length of 0 in stat.
+    let text = fails(&store, &["put", "name", "/proc/self/status"]);
     assert_eq!(
-        said,
-        "error: cannot put /proc/self/status: it is longer than the 0 bytes it was said to have\n"
+        text,
+        "error: cannot put /proc/self/status: the file is longer than the 0 bytes that stat reports\n"
     );
-    assert_eq!(served.say(&["stat"]).lines().next(), Some("  objects     0"));
+    assert_eq!(store.output(&["stat"]).lines().next(), Some("  objects     0"));
 }
 
 #[test]
-fn an_object_that_nobody_could_find_is_not_put() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"x").unwrap();
-    let run = served.run(&["put", "", &served.file("in")]);
+fn put_rejects_an_empty_name() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"x").unwrap();
+    let run = store.run(&["put", "", &store.file("in")]);
     assert_eq!(run.code, Some(2));
     assert!(run.stderr.contains("a value is required for '<NAME>'"), "{}", run.stderr);
 }
 
 #[test]
-fn names_cannot_write_to_the_terminal() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"x").unwrap();
+fn control_characters_in_names_are_escaped() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"x").unwrap();
     let name = "red\u{1b}[31m\nnext \u{9b}é gpj.\u{202e}exe\u{200b}";
     let shown = r"red\u{1b}[31m\nnext \u{9b}é gpj.\u{202e}exe\u{200b}";
-    assert_eq!(served.say(&["put", name, &served.file("in")]), format!("{shown} version 1, 1 B\n"));
-    assert_eq!(served.say(&["get", name, &served.file("out")]), format!("{shown} version 1, 1 B\n"));
+    assert_eq!(store.output(&["put", name, &store.file("in")]), format!("{shown} version 1, 1 B\n"));
+    assert_eq!(store.output(&["get", name, &store.file("out")]), format!("{shown} version 1, 1 B\n"));
     for args in [vec!["ls"], vec!["stat", name]] {
-        let said = served.say(&args);
-        assert!(said.contains(shown) && !said.contains('\u{1b}'), "{said:?}");
+        let text = store.output(&args);
+        assert!(text.contains(shown) && !text.contains('\u{1b}'), "{text:?}");
     }
-    let error = fails(&served, &["rm", "no\u{1b}[2J\u{2066}\nhint: no"]);
+    let error = fails(&store, &["rm", "no\u{1b}[2J\u{2066}\nhint: no"]);
     assert_eq!(error, "error: there is no object named `no\\u{1b}[2J\\u{2066}\\nhint: no`\n");
     let exact = "\"red\\u001b[31m\\nnext \u{9b}é gpj.\u{202e}exe\u{200b}\"";
-    assert!(served.say(&["ls", "--json"]).contains(exact), "programs get what it is");
+    assert!(store.output(&["ls", "--json"]).contains(exact), "JSON has the exact name");
 }
 
 #[test]
-fn an_object_comes_out_as_a_file_of_a_kind_only_if_it_was_one() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"x").unwrap();
-    served.say(&["put", "plain", &served.file("in")]);
+fn get_writes_a_format_only_if_the_object_was_put_in_it() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"x").unwrap();
+    store.output(&["put", "plain", &store.file("in")]);
     for (file, kind) in [("out.npy", ".npy file"), ("out.safetensors", ".safetensors file")] {
-        let path = served.file(file);
+        let path = store.file(file);
         let expected = format!(
-            "error: cannot write {path}: `plain` was no {kind} when it was put; another ending takes its bytes as they are\n"
+            "error: cannot write {path}: `plain` was not put as a {kind}; with another extension its bytes are written without a header\n"
         );
-        assert_eq!(fails(&served, &["get", "plain", &path]), expected);
+        assert_eq!(fails(&store, &["get", "plain", &path]), expected);
         assert!(!Path::new(&path).exists());
     }
 }
 
 #[test]
-fn arrays_that_are_cut_off_are_not_put() {
-    let served = Served::start();
+fn put_rejects_truncated_and_invalid_npy_files() {
+    let store = StoreProcess::start();
     let npy = |header: &str, elements: &[u8]| {
         let len = u16::try_from(header.len()).unwrap().to_le_bytes();
         [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), elements].concat()
     };
-    let path = served.file("v.npy");
+    let path = store.file("v.npy");
     let whole = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }\n";
     for (file, reason) in [
         (npy(whole, &[0; 47]), "it has 117 bytes, but its header requires 118"),
@@ -103,66 +102,67 @@ fn arrays_that_are_cut_off_are_not_put() {
         (Vec::new(), "invalid .npy file: it does not begin with the magic bytes"),
     ] {
         std::fs::write(&path, file).unwrap();
-        assert_eq!(fails(&served, &["put", "v", &path]), format!("error: cannot put {path}: {reason}\n"));
+        assert_eq!(fails(&store, &["put", "v", &path]), format!("error: cannot put {path}: {reason}\n"));
     }
-    // Of a type that is not ours, the length is not known, and the bytes are passed as they are.
+    // The length of an unknown element type cannot be checked; the bytes are stored unchanged.
     std::fs::write(
         &path,
         npy("{'descr': [('a', '<f4')], 'fortran_order': True, 'shape': (2, 1), }", b"12345678"),
     )
     .unwrap();
-    served.say(&["put", "v", &path]);
-    std::fs::write(served.file("m.safetensors"), b"abc").unwrap();
-    let path = served.file("m.safetensors");
-    let expected =
-        format!("error: cannot put {path}: it is no .safetensors file: it is shorter than its front\n");
-    assert_eq!(fails(&served, &["put", "m", &path]), expected);
+    store.output(&["put", "v", &path]);
+    std::fs::write(store.file("m.safetensors"), b"abc").unwrap();
+    let path = store.file("m.safetensors");
+    let expected = format!(
+        "error: cannot put {path}: not a .safetensors file: it is shorter than the length of its header\n"
+    );
+    assert_eq!(fails(&store, &["put", "m", &path]), expected);
 }
 
 #[test]
-fn what_a_safetensors_file_says_of_itself_comes_out_again() {
-    let served = Served::start();
+fn safetensors_metadata_round_trips_through_a_pack() {
+    let store = StoreProcess::start();
     let file = |header: &str, elements: &[u8]| {
         let len = u64::try_from(header.len()).unwrap().to_le_bytes();
         [&len[..], header.as_bytes(), elements].concat()
     };
-    let (path, out) = (served.file("m.safetensors"), served.file("out.safetensors"));
+    let (path, out) = (store.file("m.safetensors"), store.file("out.safetensors"));
     let header = r#"{"__metadata__":{"format":"pt"},"a":{"data_offsets":[0,3],"dtype":"U8","shape":[3]}} "#;
     std::fs::write(&path, file(header, b"xyz")).unwrap();
-    served.say(&["put", "m", &path]);
-    served.say(&["get", "m", &out]);
+    store.output(&["put", "m", &path]);
+    store.output(&["get", "m", &out]);
     let written = std::fs::read(&out).unwrap();
     assert!(String::from_utf8_lossy(&written).contains(r#""__metadata__":{"format":"pt"}"#), "{written:?}");
     assert!(written.ends_with(b"xyz"));
-    // More than an object's description holds is left out, and that is said.
+    // Metadata that exceeds the description is not stored, with a note.
     let long = "x".repeat(300);
     let header = format!(r#"{{"__metadata__":{{"by":"{long}"}}}}"#);
     std::fs::write(&path, file(&header, b"")).unwrap();
-    let run = served.run(&["put", "m", &path]);
+    let run = store.run(&["put", "m", &path]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(0), "m version 2, 0 B, 0 objects\n"));
-    assert_eq!(run.stderr, "note: `__metadata__` of 309 bytes is left out: there is room for 204\n");
+    assert_eq!(run.stderr, "note: `__metadata__` is not stored: it has 309 bytes, the limit is 204\n");
 }
 
 #[test]
-fn what_is_held_is_written_and_told_though_its_name_is_gone_meanwhile() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"bytes").unwrap();
-    let pipe = served.file("pipe");
-    make_pipe(&pipe);
-    served.say(&["put", "name", &served.file("in")]);
+fn get_writes_an_object_that_is_deleted_meanwhile() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"bytes").unwrap();
+    let pipe = store.file("pipe");
+    create_fifo(&pipe);
+    store.output(&["put", "name", &store.file("in")]);
     let mut get = program(&["get", "name", &pipe, "--wait", "60"]);
-    let get = get.env("WHOLEMEM_SOCKET", served.file("socket")).spawn().unwrap();
-    // It holds the object, and waits for a reader.
-    while !served.say(&["stat"]).contains("clients     2") {
+    let get = get.env("WHOLEMEM_SOCKET", store.file("socket")).spawn().unwrap();
+    // `get` holds the object and waits for a reader of the FIFO.
+    while !store.output(&["stat"]).contains("clients     2") {
         std::thread::yield_now();
     }
-    let (mut deleted, deadline) = (false, patience());
+    let (mut deleted, deadline) = (false, timeout());
     while !deleted {
-        assert!(!deadline.has_passed(), "nobody holds the object");
+        assert!(!deadline.has_passed(), "no client holds the object");
         deleted =
-            served.run(&["rm", "name"]).code == Some(0) && served.say(&["stat"]).contains("retired     1");
+            store.run(&["rm", "name"]).code == Some(0) && store.output(&["stat"]).contains("retired     1");
         if !deleted {
-            served.run(&["put", "name", &served.file("in")]);
+            store.run(&["put", "name", &store.file("in")]);
         }
     }
     let mut bytes = Vec::new();
@@ -174,17 +174,17 @@ fn what_is_held_is_written_and_told_though_its_name_is_gone_meanwhile() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_not_taken_for_full_memory() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"x").unwrap();
-    served.say(&["put", "name", &served.file("in")]);
-    let said = fails(&served, &["get", "name", "/dev/full"]);
-    assert_eq!(said, "error: cannot write /dev/full: No space left on device (os error 28)\n");
+fn a_full_disk_is_not_reported_as_out_of_memory() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"x").unwrap();
+    store.output(&["put", "name", &store.file("in")]);
+    let text = fails(&store, &["get", "name", "/dev/full"]);
+    assert_eq!(text, "error: cannot write /dev/full: No space left on device (os error 28)\n");
 }
 
-/// The names in the folder of a store, but for those of its own.
-fn names(served: &Served) -> Vec<String> {
-    let folder = std::fs::read_dir(Path::new(&served.file("."))).unwrap();
+/// The files in the folder of a store, without its socket.
+fn names(store: &StoreProcess) -> Vec<String> {
+    let folder = std::fs::read_dir(Path::new(&store.file("."))).unwrap();
     let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter(|name| name != "socket").collect();
     names.sort();
@@ -192,80 +192,80 @@ fn names(served: &Served) -> Vec<String> {
 }
 
 #[test]
-fn a_get_that_does_not_fit_the_disk_leaves_the_old_file() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), vec![7; 3_000_000]).unwrap();
-    served.say(&["put", "name", &served.file("in")]);
+fn a_get_that_exceeds_the_file_size_limit_keeps_the_old_file() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), vec![7; 3_000_000]).unwrap();
+    store.output(&["put", "name", &store.file("in")]);
     let header = r#"{"a":{"data_offsets":[0,3000000],"dtype":"U8","shape":[3000000]}} "#;
     let len = u64::try_from(header.len()).unwrap().to_le_bytes();
     let tensors = [&len[..], header.as_bytes(), &vec![7; 3_000_000]].concat();
-    std::fs::write(served.file("in.safetensors"), tensors).unwrap();
-    served.say(&["put", "tensors", &served.file("in.safetensors")]);
-    // Files of a mebibyte at most; with the signal ignored and without.
+    std::fs::write(store.file("in.safetensors"), tensors).unwrap();
+    store.output(&["put", "tensors", &store.file("in.safetensors")]);
+    // Files are limited to 1 MiB, with SIGXFSZ ignored and not ignored.
     for (trap, name, file) in
         [("trap '' XFSZ", "name", "out"), ("true", "name", "out"), ("true", "tensors", "out.safetensors")]
     {
-        let path = served.file(file);
+        let path = store.file(file);
         std::fs::write(&path, b"old").unwrap();
-        let before = names(&served);
+        let before = names(&store);
         let script = format!("{trap}; ulimit -c 0; ulimit -f 1024; exec \"$@\"");
         let mut limited = std::process::Command::new("bash");
         limited.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_wholemem"), "get", name, &path]);
-        limited.env("WHOLEMEM_SOCKET", served.file("socket"));
+        limited.env("WHOLEMEM_SOCKET", store.file("socket"));
         limited.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
         limited.stderr(std::process::Stdio::piped());
         let run = finish(limited);
         let expected = format!("error: cannot write {path}: File too large (os error 27)\n");
         assert_eq!((run.code, run.stderr), (Some(1), expected));
-        assert!(std::fs::read(&path).unwrap() == b"old", "it is as it was");
-        assert_eq!(names(&served), before);
+        assert!(std::fs::read(&path).unwrap() == b"old", "the old file has changed");
+        assert_eq!(names(&store), before);
     }
 }
 
 #[test]
-fn a_get_that_is_interrupted_leaves_the_old_file() {
-    let served = Served::start();
-    std::fs::write(served.file("in"), vec![7; 48 << 20]).unwrap();
-    served.say(&["put", "name", &served.file("in")]);
-    std::fs::write(served.file("out"), b"old").unwrap();
-    let before = names(&served);
-    let deadline = patience();
+fn an_interrupted_get_keeps_the_old_file() {
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), vec![7; 48 << 20]).unwrap();
+    store.output(&["put", "name", &store.file("in")]);
+    std::fs::write(store.file("out"), b"old").unwrap();
+    let before = names(&store);
+    let deadline = timeout();
     loop {
-        assert!(!deadline.has_passed(), "it is never found while it writes");
-        let mut get = program(&["get", "name", &served.file("out")]);
-        let mut get = get.env("WHOLEMEM_SOCKET", served.file("socket")).spawn().unwrap();
+        assert!(!deadline.has_passed(), "`get` is never found while it writes");
+        let mut get = program(&["get", "name", &store.file("out")]);
+        let mut get = get.env("WHOLEMEM_SOCKET", store.file("socket")).spawn().unwrap();
         let process = PidFd::open(get.id()).unwrap();
-        while names(&served) == before && get.try_wait().unwrap().is_none() {}
-        // It is stopped, so that the signal comes while it writes.
+        while names(&store) == before && get.try_wait().unwrap().is_none() {}
+        // Stopped, so that the signal arrives while `get` writes.
         let _ = process.signal(Signal::STOP);
-        let is_writing = names(&served) != before;
+        let is_writing = names(&store) != before;
         let _ = process.signal(Signal::INT).and_then(|()| process.signal(Signal::CONT));
         let output = get.wait_with_output().unwrap();
-        assert_eq!(names(&served), before, "{output:?}");
+        assert_eq!(names(&store), before, "{output:?}");
         if is_writing && output.status.code() != Some(0) {
-            let said = String::from_utf8(output.stderr).unwrap();
-            let expected = format!("error: cannot write {}: interrupted\n", served.file("out"));
-            assert_eq!((output.status.code(), said), (Some(1), expected));
-            assert!(std::fs::read(served.file("out")).unwrap() == b"old", "it is as it was");
+            let text = String::from_utf8(output.stderr).unwrap();
+            let expected = format!("error: cannot write {}: interrupted\n", store.file("out"));
+            assert_eq!((output.status.code(), text), (Some(1), expected));
+            assert!(std::fs::read(store.file("out")).unwrap() == b"old", "the old file has changed");
             return;
         }
-        std::fs::write(served.file("out"), b"old").unwrap();
+        std::fs::write(store.file("out"), b"old").unwrap();
     }
 }
 
 #[test]
-fn a_get_keeps_links_modes_and_descriptors() {
+fn get_preserves_symlinks_and_modes_and_writes_to_descriptors() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-    let served = Served::start();
-    std::fs::write(served.file("in"), b"bytes").unwrap();
-    served.say(&["put", "name", &served.file("in")]);
-    std::fs::write(served.file("out"), b"old").unwrap();
-    std::fs::set_permissions(served.file("out"), std::fs::Permissions::from_mode(0o640)).unwrap();
-    symlink("out", served.file("link")).unwrap();
-    served.say(&["get", "name", &served.file("link")]);
-    assert!(Path::new(&served.file("link")).is_symlink());
-    assert_eq!(std::fs::read(served.file("out")).unwrap(), b"bytes");
-    assert_eq!(std::fs::metadata(served.file("out")).unwrap().mode() & 0o777, 0o640);
-    assert_eq!(served.say(&["get", "name", "/dev/stdout"]), "bytesname version 1, 5 B\n");
-    assert_eq!(served.say(&["get", "name", "/dev/null"]), "name version 1, 5 B\n");
+    let store = StoreProcess::start();
+    std::fs::write(store.file("in"), b"bytes").unwrap();
+    store.output(&["put", "name", &store.file("in")]);
+    std::fs::write(store.file("out"), b"old").unwrap();
+    std::fs::set_permissions(store.file("out"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("out", store.file("link")).unwrap();
+    store.output(&["get", "name", &store.file("link")]);
+    assert!(Path::new(&store.file("link")).is_symlink());
+    assert_eq!(std::fs::read(store.file("out")).unwrap(), b"bytes");
+    assert_eq!(std::fs::metadata(store.file("out")).unwrap().mode() & 0o777, 0o640);
+    assert_eq!(store.output(&["get", "name", "/dev/stdout"]), "bytesname version 1, 5 B\n");
+    assert_eq!(store.output(&["get", "name", "/dev/null"]), "name version 1, 5 B\n");
 }

@@ -1,4 +1,4 @@
-//! A store of this program's own: for benches and the tour, and gone with them.
+//! A store that a benchmark or the demo starts for itself and ends with itself.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
@@ -13,26 +13,29 @@ use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
 use wholemem_store::Client;
 
-/// A store that is served by this program, started again. It ends when this is dropped, and when this process does.
+/// A store whose keeper and server are processes of this program. They end when this is dropped or when this process ends.
 #[derive(Debug)]
-pub struct OwnStore {
+pub struct TemporaryStore {
     folder: PathBuf,
     keeper: Child,
 }
 
-impl OwnStore {
-    /// Serves host memory.
+impl TemporaryStore {
+    /// Starts a store of host memory.
     ///
     /// # Errors
-    /// That the server does not start.
+    /// If the server does not start.
     pub fn start() -> Result<Self> {
         Self::start_on("host")
     }
 
-    /// Serves the memory of a backend's devices too.
+    /// Starts a store of host memory and of the memory of a backend's devices.
+    ///
+    /// # Errors
+    /// If the server does not start.
     pub fn start_on(backend: &str) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("wholemem-store-{}", std::process::id()));
-        std::fs::DirBuilder::new().mode(0o700).create(&folder).context("cannot make a folder")?;
+        std::fs::DirBuilder::new().mode(0o700).create(&folder).context("cannot create a folder")?;
         let mut keeper = Command::new("/proc/self/exe")
             .arg0("wholemem")
             .args(["serve", "--backend", backend, "--parent", &std::process::id().to_string(), "--listen"])
@@ -42,11 +45,11 @@ impl OwnStore {
             .spawn()
             .context("cannot start the store")?;
         let stdout = keeper.stdout.take();
-        let own = Self { folder, keeper };
+        let store = Self { folder, keeper };
         let mut line = String::new();
         stdout.map(|stdout| BufReader::new(stdout).read_line(&mut line)).transpose()?;
-        ensure!(line.starts_with("serving"), "the store did not begin to serve");
-        Ok(own)
+        ensure!(line.starts_with("serving"), "the store did not start to serve");
+        Ok(store)
     }
 
     /// Connects a client.
@@ -57,7 +60,7 @@ impl OwnStore {
         Ok(Client::connect(self.folder.join("socket"))?)
     }
 
-    /// Connects a client that maps memory of devices.
+    /// Connects a client that can map device memory.
     ///
     /// # Errors
     /// As [`Client::connect_with`].
@@ -65,16 +68,19 @@ impl OwnStore {
         Ok(Client::connect_with(self.folder.join("socket"), Some(devices.clone()))?)
     }
 
-    /// The process that serves now: the keeper's one child.
+    /// The current server process, which is the only child of the keeper.
+    ///
+    /// # Errors
+    /// If no server runs.
     pub fn server(&self) -> Result<PidFd> {
         let path = format!("/proc/{0}/task/{0}/children", self.keeper.id());
-        let children = std::fs::read_to_string(path).context("cannot tell which process serves")?;
+        let children = std::fs::read_to_string(path).context("cannot list the children of the keeper")?;
         let server = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
-        Ok(PidFd::open(server.context("no process serves")?)?)
+        Ok(PidFd::open(server.context("the keeper has no server process")?)?)
     }
 }
 
-impl Drop for OwnStore {
+impl Drop for TemporaryStore {
     fn drop(&mut self) {
         if let Ok(process) = PidFd::open(self.keeper.id()) {
             let _ = process.signal(Signal::TERM);

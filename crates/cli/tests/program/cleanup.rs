@@ -1,4 +1,4 @@
-//! Whatever ends the program, its second process ends too.
+//! The second process of a command ends when the program is killed.
 
 use std::fs;
 use std::io::Read;
@@ -7,9 +7,9 @@ use std::process::Child;
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{patience, program};
+use crate::run::{program, timeout};
 
-/// The child of a process, once it has one. Ends without one only if the process does.
+/// Waits until a process has a child and returns it, or `None` if the process exits first.
 fn wait_for_child(parent: &PidFd, pid: u32) -> Option<u32> {
     while !parent.has_exited().unwrap() {
         if let Some(child) = child_of(pid) {
@@ -24,65 +24,65 @@ fn child_of(parent: u32) -> Option<u32> {
     let processes =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     processes.filter_map(|name| name.parse().ok()).find(|&pid: &u32| {
-        // `pid (name) state parent ...`, where the name may hold anything.
+        // `pid (name) state parent ...`, where the name may contain any character.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let parent_of = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
         parent_of == Some(parent.to_string().as_str())
     })
 }
 
-struct Reaped(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Reaped {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts the program, and takes hold of it and of its second process.
-fn start(args: &[&str]) -> (Reaped, PidFd, PidFd) {
-    let first = Reaped(program(args).spawn().unwrap());
+/// Starts the program, and returns pidfds of it and of its second process.
+fn start(args: &[&str]) -> (KillOnDrop, PidFd, PidFd) {
+    let first = KillOnDrop(program(args).spawn().unwrap());
     let pid = first.0.id();
     let watch = PidFd::open(pid).unwrap();
     let child = wait_for_child(&watch, pid).expect("a second process");
     let child = PidFd::open(child).unwrap();
-    assert!(!child.has_exited().unwrap(), "the second process is gone before anything was done to it");
+    assert!(!child.has_exited().unwrap(), "the second process exited too early");
     (first, watch, child)
 }
 
-fn assert_nothing_survives(args: &[&str], signal: Signal) {
+fn assert_both_end(args: &[&str], signal: Signal) {
     let (_first, watch, child) = start(args);
     watch.signal(signal).unwrap();
-    assert!(watch.wait_exit(patience()).unwrap(), "{args:?} outlives {signal:?}");
-    assert!(child.wait_exit(patience()).unwrap(), "the second process of {args:?} outlives it");
+    assert!(watch.wait_exit(timeout()).unwrap(), "{args:?} outlives {signal:?}");
+    assert!(child.wait_exit(timeout()).unwrap(), "the second process of {args:?} outlives it");
 }
 
-/// So many rounds that nothing but a signal ends it.
+/// So many rounds that only a signal ends the benchmark.
 const ENDLESS: [&str; 8] =
     ["bench", "share", "--backend", "host", "--sizes", "64KiB", "--rounds", "4000000000"];
 
 #[test]
-fn a_benchmark_that_is_stopped_leaves_no_process() {
+fn a_benchmark_ended_by_a_signal_leaves_no_process() {
     for signal in [Signal::KILL, Signal::INT, Signal::TERM] {
-        assert_nothing_survives(&ENDLESS, signal);
+        assert_both_end(&ENDLESS, signal);
     }
 }
 
 #[test]
-fn a_demo_that_is_killed_midway_leaves_no_process() {
-    // Long enough that the second process, which is looked for at once, is still at work.
-    assert_nothing_survives(&["demo", "--backend", "host", "--size", "256MiB"], Signal::KILL);
+fn a_killed_demo_leaves_no_process() {
+    // Large enough that the second process still runs when it is found.
+    assert_both_end(&["demo", "--backend", "host", "--size", "256MiB"], Signal::KILL);
 }
 
 #[test]
-fn a_second_process_that_dies_is_told_with_how_it_did() {
+fn the_exit_status_of_a_killed_second_process_is_reported() {
     let (mut first, watch, child) = start(&ENDLESS);
     child.kill().unwrap();
-    assert!(watch.wait_exit(patience()).unwrap(), "the first process waits for the dead");
+    assert!(watch.wait_exit(timeout()).unwrap(), "the first process waits for the killed process");
     assert_eq!(first.0.wait().unwrap().code(), Some(1));
     let mut text = String::new();
     first.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert!(text.starts_with("error: the other process ("), "{text}");
-    assert!(text.ends_with(") ended before its work did: signal: 9 (SIGKILL)\n"), "{text}");
+    assert!(text.ends_with(") exited before its work was done: signal: 9 (SIGKILL)\n"), "{text}");
 }
