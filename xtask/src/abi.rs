@@ -30,7 +30,7 @@ struct Header {
     /// All structures, enumerations and constants of these.
     sources: &'static [&'static str],
     /// Enumerations that structures of the sources have as fields.
-    used: &'static [&'static str],
+    field_types: &'static [&'static str],
     /// Whether enumerators begin with the name of their enumeration.
     qualified: bool,
 }
@@ -48,7 +48,7 @@ const HEADERS: &[Header] = &[
             "abi/lane_words.rs",
             "abi/bad_index.rs",
         ],
-        used: &[],
+        field_types: &[],
         qualified: true,
     },
     Header {
@@ -56,7 +56,7 @@ const HEADERS: &[Header] = &[
         about: "What our own kernels are launched with: the requests of crates/wholemem/src/abi/ in C++.",
         include: "wholemem/abi.cuh",
         sources: &["abi/rows_request.rs", "abi/row_tiles.rs", "abi/collective_request.rs"],
-        used: &["dtype/mod.rs", "dtype/reduce.rs"],
+        field_types: &["dtype/mod.rs", "dtype/reduce.rs"],
         qualified: false,
     },
 ];
@@ -77,7 +77,7 @@ pub(crate) fn check() -> Result<()> {
 /// Generates the headers.
 #[cfg(not(feature = "abi"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
-    generated::with_generator("abi", check)
+    generated::run_generator("abi", check)
 }
 
 /// Generates the headers.
@@ -86,7 +86,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     for header in HEADERS {
         let body = header.translate()?;
         let label = generated::label("//", "abi", &header.digest(&body)?);
-        generated::put(Path::new(header.file), &(label + &body), check)?;
+        generated::write_or_compare(Path::new(header.file), &(label + &body), check)?;
     }
     Ok(())
 }
@@ -104,7 +104,7 @@ impl Header {
     }
 
     fn paths(&self) -> impl Iterator<Item = String> {
-        self.sources.iter().chain(self.used).map(|source| format!("{SOURCES}/{source}"))
+        self.sources.iter().chain(self.field_types).map(|source| format!("{SOURCES}/{source}"))
     }
 
     #[cfg(feature = "abi")]
@@ -126,7 +126,8 @@ impl Header {
         let builder = self.paths().fold(builder, |builder, path| builder.with_src(path));
         let mut header = Vec::new();
         builder.generate().with_context(|| format!("cannot generate {}", self.file))?.write(&mut header);
-        let header = portable(&String::from_utf8(header).context("cbindgen did not write UTF-8")?)?;
+        let header =
+            with_portable_types(&String::from_utf8(header).context("cbindgen did not write UTF-8")?)?;
         Ok(header + "\n" + &assertions(&text)?)
     }
 }
@@ -138,20 +139,20 @@ fn read(path: &str) -> Result<String> {
 /// What of a source can go into a header: its public structures, enumerations and constants, with their documentation, and
 /// layouts. A change of anything else leaves the header as it is.
 fn definitions(source: &str) -> String {
-    let (mut text, mut above, mut within) = (String::new(), String::new(), false);
+    let (mut text, mut preceding, mut inside) = (String::new(), String::new(), false);
     for line in source.lines() {
         let starts = ["pub struct ", "pub enum ", "pub const ", "layout!("];
         if starts.iter().any(|start| line.starts_with(start)) {
-            text += &std::mem::take(&mut above);
-            within = true;
+            text += &std::mem::take(&mut preceding);
+            inside = true;
         }
-        if within {
+        if inside {
             text += &format!("{line}\n");
-            within = !(line.starts_with('}') || line.ends_with(';'));
+            inside = !(line.starts_with('}') || line.ends_with(';'));
         } else if line.starts_with("///") || line.starts_with("#[") {
-            above += &format!("{line}\n");
+            preceding += &format!("{line}\n");
         } else {
-            above.clear();
+            preceding.clear();
         }
     }
     text
@@ -169,7 +170,7 @@ fn public_types(source: &str) -> Vec<String> {
 
 /// What cbindgen wrote, in types that every compiler has, and without the marks of Markdown around drawings.
 #[cfg(any(test, feature = "abi"))]
-fn portable(header: &str) -> Result<String> {
+fn with_portable_types(header: &str) -> Result<String> {
     let mut text = String::new();
     for line in header.lines().filter(|line| !line.trim_start().starts_with("// ```")) {
         let line = line.replace("constexpr static const ", "constexpr ");
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_and_tests_are_no_definitions() {
+    fn definitions_exclude_functions_and_imports() {
         let kept = "/// One.\n#[repr(C)]\npub struct One {\n    /// Two.\n    pub two: u32,\n}\n\
                     layout!(One: 4 { two: 0 });\n/// Three.\npub const THREE: u32 =\n    3;\n";
         let (one, rest) = kept.split_once("layout").unwrap();
@@ -225,23 +226,26 @@ mod tests {
     }
 
     #[test]
-    fn public_types_are_found_and_others_are_not() {
+    fn only_public_types_are_found() {
         let source =
             "pub struct One {\n    pub struct_len: u32,\n}\npub(crate) struct Two;\npub enum Three {\n}\n";
         assert_eq!(public_types(source), ["One", "Three"]);
     }
 
     #[test]
-    fn types_become_those_of_every_compiler() {
+    fn fixed_width_types_are_replaced() {
         let header =
             "// ```text\n//   |a|\n// ```\nconstexpr static const uint32_t LEN = 8;\n    int64_t index;\n";
-        assert_eq!(portable(header).unwrap(), "//   |a|\nconstexpr u32 LEN = 8;\n    i64 index;\n");
-        let error = portable("    uint8_t byte;\n").unwrap_err();
+        assert_eq!(
+            with_portable_types(header).unwrap(),
+            "//   |a|\nconstexpr u32 LEN = 8;\n    i64 index;\n"
+        );
+        let error = with_portable_types("    uint8_t byte;\n").unwrap_err();
         assert_eq!(error.to_string(), "NVRTC has no `uint8_t`: use u32, u64 or i64");
     }
 
     #[test]
-    fn every_number_of_a_layout_is_asserted() {
+    fn every_size_and_offset_of_a_layout_is_asserted() {
         let source = "struct A;\n\nlayout!(A: 16 {\n    one: 0, two: 8,\n});\n";
         assert_eq!(
             assertions(source).unwrap(),

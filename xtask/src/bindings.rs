@@ -115,7 +115,7 @@ pub(crate) fn check() -> Result<()> {
 /// Generates the table.
 #[cfg(not(feature = "bindings"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
-    generated::with_generator("bindings", check)
+    generated::run_generator("bindings", check)
 }
 
 /// Generates the table.
@@ -127,12 +127,13 @@ pub(crate) fn generate(check: bool) -> Result<()> {
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     };
     let (typedefs, header) = (read("cudaTypedefs.h")?, read("cuda.h")?);
-    let rows = rows(&typedefs)?;
+    let functions = functions(&typedefs)?;
 
     let clang = crate::wheels::LIBCLANG.folder()?.join("clang/native");
     let gcc = crate::command::capture(std::process::Command::new("gcc").arg("-print-file-name=include"))?;
-    let types = rows.iter().map(|row| row.typedef.as_str()).collect::<Vec<_>>().join("|");
-    let bound = with_libclang(&clang, || {
+    let types =
+        functions.iter().map(|function_row| function_row.typedef.as_str()).collect::<Vec<_>>().join("|");
+    let bindings = with_libclang(&clang, || {
         bindgen::Builder::default()
             .header(include.join("cudaTypedefs.h").display().to_string())
             .clang_args([format!("-I{}", include.display()), "-isystem".to_owned(), gcc.trim().to_owned()])
@@ -149,12 +150,12 @@ pub(crate) fn generate(check: bool) -> Result<()> {
             .generate()
     })?;
     let text = format!(
-        "{}{bound}{}{}",
+        "{}{bindings}{}{}",
         generated::label("//!", "bindings", &inputs()),
-        table(&rows),
+        table(&functions),
         names(&header)
     );
-    generated::put(Path::new(FILE), &text, check)
+    generated::write_or_compare(Path::new(FILE), &text, check)
 }
 
 /// Runs `generate` with the pinned parser, which clang-sys finds through a variable.
@@ -181,7 +182,7 @@ where
 /// One function: its name, the typedef of its type, and the version in that typedef's name.
 #[cfg(any(test, feature = "bindings"))]
 #[derive(Debug, PartialEq, Eq)]
-struct Row {
+struct DriverFunction {
     function: &'static str,
     typedef: String,
     version: u32,
@@ -189,21 +190,21 @@ struct Row {
 }
 
 #[cfg(feature = "bindings")]
-fn rows(typedefs: &str) -> Result<Vec<Row>> {
+fn functions(typedefs: &str) -> Result<Vec<DriverFunction>> {
     let listed = REQUIRED.iter().map(|name| (*name, true)).chain(OPTIONAL.iter().map(|name| (*name, false)));
     let listed = listed.chain([(LOADER, true)]);
     listed
         .map(|(listed, required)| {
             let version = version(typedefs, listed)?;
-            let function = plain(listed);
-            Ok(Row { function, typedef: format!("PFN_{function}_v{version}"), version, required })
+            let function = base_name(listed);
+            Ok(DriverFunction { function, typedef: format!("PFN_{function}_v{version}"), version, required })
         })
         .collect()
 }
 
 /// The name that the driver is asked for: of a later form than the first, the version says it, and not the name.
 #[cfg(any(test, feature = "bindings"))]
-fn plain(listed: &str) -> &str {
+fn base_name(listed: &str) -> &str {
     listed.strip_suffix("_v2").unwrap_or(listed)
 }
 
@@ -211,36 +212,39 @@ fn plain(listed: &str) -> &str {
 /// other being the variant with a default stream of each thread.
 #[cfg(any(test, feature = "bindings"))]
 fn version(typedefs: &str, function: &str) -> Result<u32> {
-    let meaning = typedefs
+    let definition = typedefs
         .lines()
         .find_map(|line| {
-            let (name, meaning) = line.strip_prefix("#define PFN_")?.split_once(char::is_whitespace)?;
-            (name == function).then_some(meaning.trim())
+            let (name, definition) = line.strip_prefix("#define PFN_")?.split_once(char::is_whitespace)?;
+            (name == function).then_some(definition.trim())
         })
         .with_context(|| format!("the headers define no `PFN_{function}`"))?;
-    let number = match meaning.strip_prefix("__API_TYPEDEF_") {
+    let number = match definition.strip_prefix("__API_TYPEDEF_") {
         Some(arguments) => arguments.split(',').nth(1).map(str::trim),
-        None => meaning.rsplit_once("_v").map(|(_, version)| version),
+        None => definition.rsplit_once("_v").map(|(_, version)| version),
     };
     number
         .and_then(|number| number.parse().ok())
-        .with_context(|| format!("cannot read the version in `#define PFN_{function} {meaning}`"))
+        .with_context(|| format!("cannot read the version in `#define PFN_{function} {definition}`"))
 }
 
-/// A macro that hands all rows to another, which makes of them what it likes.
+/// A macro that hands all functions to another, which makes of them what it likes.
 #[cfg(any(test, feature = "bindings"))]
-fn table(rows: &[Row]) -> String {
+fn table(functions: &[DriverFunction]) -> String {
     let mut text =
         "\n/// Every function of the table: how badly it is needed, its name, its type and its version.\n\
                     macro_rules! for_each_entry {\n    ($then:ident) => {\n        $then! {\n"
             .to_owned();
-    for row in rows {
-        let need = match row {
-            Row { function, .. } if *function == LOADER => continue,
-            Row { required: true, .. } => "required",
-            Row { required: false, .. } => "optional",
+    for function_row in functions {
+        let requirement = match function_row {
+            DriverFunction { function, .. } if *function == LOADER => continue,
+            DriverFunction { required: true, .. } => "required",
+            DriverFunction { required: false, .. } => "optional",
         };
-        text += &format!("            {need} {}: {}, {};\n", row.function, row.typedef, row.version);
+        text += &format!(
+            "            {requirement} {}: {}, {};\n",
+            function_row.function, function_row.typedef, function_row.version
+        );
     }
     text + "        }\n    };\n}\npub(super) use for_each_entry;\n"
 }
@@ -273,7 +277,7 @@ mod tests {
                         #define PFN_cuMemcpyAsync  __API_TYPEDEF_PTSZ(PFN_cuMemcpyAsync, 4000, 7000)\n";
         assert_eq!(version(typedefs, "cuMemCreate").unwrap(), 10020);
         assert_eq!(version(typedefs, "cuMemcpyAsync").unwrap(), 4000);
-        assert_eq!(plain("cuMemcpyAsync_v2"), "cuMemcpyAsync");
+        assert_eq!(base_name("cuMemcpyAsync_v2"), "cuMemcpyAsync");
         let error = version(typedefs, "cuMemFly").unwrap_err();
         assert_eq!(error.to_string(), "the headers define no `PFN_cuMemFly`");
     }
@@ -296,9 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn the_loader_is_no_row_of_its_own_table() {
-        let row = |function, required| Row { function, typedef: "T".to_owned(), version: 1, required };
-        let text = table(&[row("cuInit", true), row("cuMulticastCreate", false), row(LOADER, true)]);
+    fn the_loader_is_not_in_the_table() {
+        let function_row =
+            |function, required| DriverFunction { function, typedef: "T".to_owned(), version: 1, required };
+        let text = table(&[
+            function_row("cuInit", true),
+            function_row("cuMulticastCreate", false),
+            function_row(LOADER, true),
+        ]);
         assert!(
             text.contains("required cuInit: T, 1;\n            optional cuMulticastCreate: T, 1;\n        }"),
             "{text}"

@@ -16,8 +16,8 @@ use crate::command;
 const FOLDER: &str = "target/gpu-bundle";
 
 /// The largest bundle that is still easily carried about, and what rivals may add to it.
-const MOST_BYTES: u64 = 22 << 20;
-const PEERS_BYTES: u64 = 44 << 20;
+const MAX_BYTES: u64 = 22 << 20;
+const MAX_PEERS_BYTES: u64 = 44 << 20;
 
 /// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
 const TESTS: &[(&str, &str)] = &[
@@ -54,10 +54,10 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
 
     crate::python::pack(&folder.join("python"))?;
     crate::peers::pack_allreduce(folder)?;
-    let mut most = MOST_BYTES;
+    let mut max_bytes = MAX_BYTES;
     if with_peers {
-        crate::peers::pack(&folder.join("peers"))?;
-        most += PEERS_BYTES;
+        crate::peers::pack_gather(&folder.join("peers"))?;
+        max_bytes += MAX_PEERS_BYTES;
     }
     let mut total = 0;
     for entry in fs::read_dir(folder)? {
@@ -66,8 +66,8 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
         println!("{:>8} KiB  {}", len / 1024, path.display());
         total += len;
     }
-    if total > most {
-        bail!("the bundle is {total} bytes long, more than {most}");
+    if total > max_bytes {
+        bail!("the bundle is {total} bytes long, more than {max_bytes}");
     }
     println!("on a machine with a GPU: {FOLDER}/run REPORT-FOLDER");
     Ok(())
@@ -102,8 +102,8 @@ fn test_binary(package: &str, target: &str) -> Result<PathBuf> {
 fn binary_in(messages: &str, target: &str) -> Option<PathBuf> {
     messages.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let is_it = message["target"]["name"] == target && message["target"]["kind"][0] == "test";
-        message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
+        let is_target = message["target"]["name"] == target && message["target"]["kind"][0] == "test";
+        message["executable"].as_str().filter(|_| is_target).map(PathBuf::from)
     })
 }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_binary_of_a_test_is_told_from_others() {
+    fn the_binary_is_selected_by_target_name_and_kind() {
         let messages = concat!(
             r#"{"target":{"name":"cuda","kind":["lib"]},"executable":null}"#,
             "\nnot json\n",

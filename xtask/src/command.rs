@@ -26,9 +26,9 @@ pub(crate) fn target_folder() -> Result<PathBuf> {
 
 /// Runs a command whose output goes where ours goes.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    announce(command);
+    print_command(command);
     let status = command.status().with_context(|| format!("cannot start {}", program(command)))?;
-    succeeded(command, status)
+    check_status(command, status)
 }
 
 /// Runs a command for what it writes to its standard output.
@@ -37,45 +37,45 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
         .stderr(Stdio::inherit())
         .output()
         .with_context(|| format!("cannot start {}", program(command)))?;
-    succeeded(command, output.status)?;
+    check_status(command, output.status)?;
     String::from_utf8(output.stdout).with_context(|| format!("{} did not write UTF-8", program(command)))
 }
 
 /// Runs a command whose standard output is both shown as it comes and returned, also when it fails.
 pub(crate) fn tee(command: &mut Command) -> Result<(ExitStatus, String)> {
-    announce(command);
+    print_command(command);
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {}", program(command)))?;
-    let mut kept = String::new();
+    let mut output = String::new();
     if let Some(pipe) = child.stdout.take() {
         for line in BufReader::new(pipe).split(b'\n') {
             let line = line.with_context(|| format!("cannot read what {} writes", program(command)))?;
             let line = String::from_utf8_lossy(&line);
             println!("{line}");
-            kept.push_str(&line);
-            kept.push('\n');
+            output.push_str(&line);
+            output.push('\n');
         }
     }
     let status = child.wait().with_context(|| format!("cannot wait for {}", program(command)))?;
-    Ok((status, kept))
+    Ok((status, output))
 }
 
 /// Runs a command, and kills it when it has not ended within the limit.
 pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result<()> {
-    announce(command);
+    print_command(command);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program(command)))?;
     let start = Instant::now();
     while start.elapsed() < limit {
         if let Some(status) = child.try_wait()? {
-            return succeeded(command, status);
+            return check_status(command, status);
         }
         thread::sleep(Duration::from_millis(20));
     }
     child.kill()?;
     child.wait()?;
-    bail!("{} has not ended after {} s", shown(command), limit.as_secs_f64())
+    bail!("{} has not ended after {} s", command_line(command), limit.as_secs_f64())
 }
 
 /// Whether a command succeeds; what it writes is dropped.
@@ -85,19 +85,19 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
 }
 
 /// An error naming the command, unless it succeeded.
-pub(crate) fn succeeded(command: &Command, status: ExitStatus) -> Result<()> {
+pub(crate) fn check_status(command: &Command, status: ExitStatus) -> Result<()> {
     if !status.success() {
-        bail!("{}: {status}", shown(command));
+        bail!("{}: {status}", command_line(command));
     }
     Ok(())
 }
 
-fn announce(command: &Command) {
-    println!("$ {}", shown(command));
+fn print_command(command: &Command) {
+    println!("$ {}", command_line(command));
 }
 
 /// The command as one would type it, with the variables set for it alone.
-fn shown(command: &Command) -> String {
+fn command_line(command: &Command) -> String {
     let mut words = Vec::new();
     for (name, value) in command.get_envs() {
         let value = value.map(OsStr::to_string_lossy).unwrap_or_default();
@@ -129,20 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_shown_as_one_would_type_it() {
+    fn a_command_line_can_be_pasted_into_a_shell() {
         let mut command = Command::new("/somewhere/bin/cargo");
         command.args(["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
-        assert_eq!(shown(&command), "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps");
+        assert_eq!(command_line(&command), "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps");
     }
 
     #[test]
-    fn a_failing_command_is_an_error_that_names_it() {
+    fn the_error_of_a_failing_command_names_it() {
         let error = run(&mut shell("exit 3")).unwrap_err();
         assert_eq!(error.to_string(), "sh -c 'exit 3': exit status: 3");
     }
 
     #[test]
-    fn a_missing_program_is_an_error_that_names_it() {
+    fn the_error_of_a_missing_program_names_it() {
         let error = run(&mut Command::new("/nowhere/wholemem-no-such-program")).unwrap_err();
         assert_eq!(error.to_string(), "cannot start wholemem-no-such-program");
     }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn success_within_the_limit_and_failure_within_it_are_told_apart() {
+    fn within_the_limit_success_and_failure_are_reported() {
         let limit = Duration::from_secs(600);
         run_within(&mut shell("true"), limit).unwrap();
         let error = run_within(&mut shell("false"), limit).unwrap_err();

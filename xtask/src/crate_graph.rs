@@ -24,7 +24,7 @@ use std::env;
 
 use anyhow::{Context, Result};
 
-use crate::metadata::{self, Kind, Package};
+use crate::metadata::{self, DependencyKind, Package};
 use crate::module_graph::Cycle;
 use crate::{module_graph, report};
 
@@ -128,12 +128,12 @@ fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
         .iter()
         .filter(|(to, _)| is_ours(to) && !allowed.contains(&to.as_str()))
         // Naming oneself is how a crate switches on its own features in its tests.
-        .filter(|(to, kind)| !(*kind == Kind::Dev && (to == TESTKIT || to == name)))
+        .filter(|(to, kind)| !(*kind == DependencyKind::Dev && (to == TESTKIT || to == name)))
         .map(|(to, kind)| {
-            let how = if *kind == Kind::Dev { "dev-depends" } else { "depends" };
-            let may =
+            let how = if *kind == DependencyKind::Dev { "dev-depends" } else { "depends" };
+            let permitted =
                 if allowed.is_empty() { "no crate of the workspace".to_owned() } else { allowed.join(", ") };
-            format!("{name} {how} on {to}, but may depend only on {may}")
+            format!("{name} {how} on {to}, but may depend only on {permitted}")
         })
         .collect()
 }
@@ -142,7 +142,7 @@ fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn findings(name: &str, dependencies: &[(&str, Kind)]) -> Vec<String> {
+    fn findings(name: &str, dependencies: &[(&str, DependencyKind)]) -> Vec<String> {
         let dependencies = dependencies.iter().map(|(to, kind)| ((*to).to_owned(), *kind)).collect();
         forbidden(
             &Package {
@@ -159,15 +159,18 @@ mod tests {
     #[test]
     fn a_dependency_that_points_upwards_is_found() {
         assert_eq!(
-            findings("wholemem-hal", &[("wholemem-os", Kind::Build), ("wholemem-store", Kind::Build)]),
+            findings(
+                "wholemem-hal",
+                &[("wholemem-os", DependencyKind::Build), ("wholemem-store", DependencyKind::Build)]
+            ),
             ["wholemem-hal depends on wholemem-store, but may depend only on wholemem-os"]
         );
     }
 
     #[test]
-    fn a_dependency_between_neighbours_is_found() {
+    fn a_dependency_on_a_crate_of_the_same_layer_is_found() {
         assert_eq!(
-            findings("wholemem-comm", &[("wholemem-hal", Kind::Build)]),
+            findings("wholemem-comm", &[("wholemem-hal", DependencyKind::Build)]),
             ["wholemem-comm depends on wholemem-hal, but may depend only on wholemem-os"]
         );
     }
@@ -175,35 +178,38 @@ mod tests {
     #[test]
     fn a_dev_dependency_that_points_upwards_is_found() {
         assert_eq!(
-            findings("wholemem-os", &[("wholemem-hal", Kind::Dev)]),
+            findings("wholemem-os", &[("wholemem-hal", DependencyKind::Dev)]),
             ["wholemem-os dev-depends on wholemem-hal, but may depend only on no crate of the workspace"]
         );
     }
 
     #[test]
     fn only_tests_may_use_the_testkit() {
-        assert_eq!(findings("wholemem-hal", &[(TESTKIT, Kind::Dev)]), Vec::<String>::new());
+        assert_eq!(findings("wholemem-hal", &[(TESTKIT, DependencyKind::Dev)]), Vec::<String>::new());
         assert_eq!(
-            findings("wholemem-hal", &[(TESTKIT, Kind::Build)]),
+            findings("wholemem-hal", &[(TESTKIT, DependencyKind::Build)]),
             ["wholemem-hal depends on wholemem-testkit, but may depend only on wholemem-os"]
         );
     }
 
     #[test]
     fn the_testkit_may_not_use_the_program() {
-        let findings = findings(TESTKIT, &[("wholemem-hal", Kind::Build), ("wholemem-cli", Kind::Build)]);
+        let findings = findings(
+            TESTKIT,
+            &[("wholemem-hal", DependencyKind::Build), ("wholemem-cli", DependencyKind::Build)],
+        );
         assert_eq!(findings.len(), 1);
         assert!(findings[0].starts_with("wholemem-testkit depends on wholemem-cli, but"), "{findings:?}");
     }
 
     #[test]
-    fn a_crate_may_name_itself_in_its_tests() {
-        assert_eq!(findings("wholemem-os", &[("wholemem-os", Kind::Dev)]), Vec::<String>::new());
+    fn a_crate_may_dev_depend_on_itself() {
+        assert_eq!(findings("wholemem-os", &[("wholemem-os", DependencyKind::Dev)]), Vec::<String>::new());
     }
 
     #[test]
     fn dependencies_from_outside_the_workspace_are_not_checked() {
-        assert_eq!(findings("wholemem-os", &[("rustix", Kind::Build)]), Vec::<String>::new());
+        assert_eq!(findings("wholemem-os", &[("rustix", DependencyKind::Build)]), Vec::<String>::new());
     }
 
     #[test]

@@ -14,14 +14,14 @@ const LABEL: &str = "inputs: ";
 /// A digest of inputs, stable across machines and versions of Rust: FNV-1a over the parts and their lengths.
 pub(crate) fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    let mut eat = |bytes: &[u8]| {
+    let mut update = |bytes: &[u8]| {
         for &byte in bytes {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
     };
     for part in parts {
-        eat(&(part.len() as u64).to_le_bytes());
-        eat(part);
+        update(&(part.len() as u64).to_le_bytes());
+        update(part);
     }
     format!("{hash:016x}")
 }
@@ -42,7 +42,7 @@ fn labelled(text: &str) -> Option<&str> {
 }
 
 /// Writes a generated file, or, where it is only to be checked, fails if it would differ.
-pub(crate) fn put(file: &Path, text: &str, check: bool) -> Result<()> {
+pub(crate) fn write_or_compare(file: &Path, text: &str, check: bool) -> Result<()> {
     let old = fs::read_to_string(file).unwrap_or_default();
     if old == text {
         return Ok(());
@@ -61,7 +61,7 @@ pub(crate) fn put(file: &Path, text: &str, check: bool) -> Result<()> {
     all(feature = "abi", feature = "bindings"),
     expect(dead_code, reason = "all generators are built in")
 )]
-pub(crate) fn with_generator(name: &str, check: bool) -> Result<()> {
+pub(crate) fn run_generator(name: &str, check: bool) -> Result<()> {
     let mut again = command::cargo();
     again.args(["run", "--quiet", "--locked", "--package", "xtask", "--features", name, "--", name]);
     if check {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_tells_parts_apart() {
+    fn a_digest_depends_on_contents_and_boundaries_of_parts() {
         let one = digest([b"ab".as_slice(), b"c"]);
         assert_ne!(one, digest([b"a".as_slice(), b"bc"]));
         assert_ne!(one, digest([b"ab".as_slice(), b"d"]));

@@ -24,10 +24,10 @@ const HEADERS: &str = "crates/wholemem/kernels/include";
 const OPTIONS: &[&str] = &["--std=c++17", "--restrict", "--device-as-default-execution-space"];
 
 /// What the results are assembled for, as far as they are for it: the oldest GPU we know, and Hopper.
-const ARCHITECTURES: &[u32] = &[OLDEST, 90];
+const ARCHITECTURES: &[u32] = &[OLDEST_COMPUTE, 90];
 
 /// What every kernel is compiled for.
-const OLDEST: u32 = 70;
+const OLDEST_COMPUTE: u32 = 70;
 
 /// One of the texts that come of a source.
 #[derive(Debug, Clone, Copy)]
@@ -39,10 +39,10 @@ struct Text {
 }
 
 /// What comes of every source.
-const USUAL: Text = Text { compute: OLDEST, mark: "", define: None };
+const DEFAULT: Text = Text { compute: OLDEST_COMPUTE, mark: "", define: None };
 
 /// What comes of some as well.
-const FURTHER: &[(&str, Text)] = &[
+const EXTRA: &[(&str, Text)] = &[
     ("collective", Text { compute: 90, mark: "90.", define: None }),
     ("collective", Text { compute: 90, mark: "testing.", define: Some("WHOLEMEM_TESTING") }),
 ];
@@ -63,7 +63,7 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
         }
         sources.extend(found);
     }
-    for (source, text) in texts(&sources) {
+    for (source, text) in ptx_files_of(&sources) {
         let (target, digest) = (text.target(source), inputs(source)?);
         if generated::is_current(&target, &digest) && !all {
             continue;
@@ -71,16 +71,16 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
         let ptx = compile(source, text)?;
         assemble(&ptx, source, text)?;
         let text = format!("{}{ptx}", generated::label("//", "kernels", &digest));
-        generated::put(&target, &text, check)?;
+        generated::write_or_compare(&target, &text, check)?;
     }
-    strays(&sources)
+    reject_ptx_without_source(&sources)
 }
 
 /// What comes of the sources.
-fn texts(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
+fn ptx_files_of(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
     sources.iter().flat_map(|source| {
-        let further = FURTHER.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
-        std::iter::once(USUAL).chain(further.map(|(_, text)| *text)).map(move |text| (source, text))
+        let extra = EXTRA.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
+        std::iter::once(DEFAULT).chain(extra.map(|(_, text)| *text)).map(move |text| (source, text))
     })
 }
 
@@ -102,11 +102,11 @@ fn sources_in(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// PTX without a source is a mistake: somebody would embed it.
-fn strays(sources: &[PathBuf]) -> Result<()> {
+fn reject_ptx_without_source(sources: &[PathBuf]) -> Result<()> {
     for folder in FOLDERS {
         for entry in fs::read_dir(Path::new(folder).join("ptx"))? {
             let path = entry?.path();
-            if !texts(sources).any(|(source, text)| text.target(source) == path) {
+            if !ptx_files_of(sources).any(|(source, text)| text.target(source) == path) {
                 bail!("{} has no source", path.display());
             }
         }
@@ -122,7 +122,7 @@ fn inputs(source: &Path) -> Result<String> {
         NVRTC.version.into(),
         RUNTIME.version.into(),
     ];
-    parts.push(format!("{FURTHER:?}").into());
+    parts.push(format!("{EXTRA:?}").into());
     parts.extend(ARCHITECTURES.iter().map(|architecture| architecture.to_le_bytes().to_vec()));
     parts.extend(OPTIONS.iter().map(|option| option.as_bytes().to_vec()));
     let mut headers = Vec::new();
@@ -152,13 +152,13 @@ fn compile(source: &Path, text: Text) -> Result<String> {
         .args([format!("-I{}", headers.display()), format!("-I{HEADERS}")]);
     let ptx =
         command::capture(&mut python).with_context(|| format!("cannot compile {}", source.display()))?;
-    Ok(without_asm_marks(&ptx))
+    Ok(without_asm_markers(&ptx))
 }
 
 /// The compiler marks where each inline instruction begins and ends. That is a tenth of the text, and nobody reads it.
-fn without_asm_marks(ptx: &str) -> String {
-    let is_mark = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");
-    ptx.lines().filter(|line| !is_mark(line)).fold(String::new(), |text, line| text + line + "\n")
+fn without_asm_markers(ptx: &str) -> String {
+    let is_marker = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");
+    ptx.lines().filter(|line| !is_marker(line)).fold(String::new(), |text, line| text + line + "\n")
 }
 
 /// Assembles for each architecture, and fails on a kernel that spills registers to memory.
@@ -176,15 +176,15 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
             .arg(&input)
             .output()
             .context("cannot start ptxas")?;
-        let words = String::from_utf8_lossy(&output.stderr);
+        let log = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            bail!("ptxas refuses {} for {architecture}: {words}", source.display());
+            bail!("ptxas refuses {} for {architecture}: {log}", source.display());
         }
-        let spills: Vec<_> = words.lines().filter(|line| spills(line)).collect();
+        let spills: Vec<_> = log.lines().filter(|line| spills(line)).collect();
         if !spills.is_empty() {
             bail!("{} spills on {architecture}: {}", source.display(), spills.join("; "));
         }
-        for line in words.lines().filter(|line| line.contains("registers")) {
+        for line in log.lines().filter(|line| line.contains("registers")) {
             println!("{} {architecture}: {}", source.display(), line.trim_start_matches("ptxas info    : "));
         }
     }
@@ -194,8 +194,8 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
 /// Whether a line of the assembler tells of bytes spilled.
 fn spills(line: &str) -> bool {
     let counts = line.split(',').filter_map(|part| {
-        let (count, what) = part.trim().split_once(' ')?;
-        what.contains("spill").then(|| count.parse::<u32>().ok()).flatten()
+        let (count, kind) = part.trim().split_once(' ')?;
+        kind.contains("spill").then(|| count.parse::<u32>().ok()).flatten()
     });
     counts.sum::<u32>() > 0
 }
@@ -205,13 +205,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_left_out_and_other_comments_stay() {
+    fn only_inline_asm_markers_are_removed() {
         let ptx = "// Compiler\n\t// begin inline asm\n\tld.global.u8 %r1, [%rd1];\n\t// end inline asm\n";
-        assert_eq!(without_asm_marks(ptx), "// Compiler\n\tld.global.u8 %r1, [%rd1];\n");
+        assert_eq!(without_asm_markers(ptx), "// Compiler\n\tld.global.u8 %r1, [%rd1];\n");
     }
 
     #[test]
-    fn a_spill_is_told_from_none() {
+    fn spilled_bytes_are_detected() {
         assert!(!spills("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
         assert!(!spills("    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
         assert!(spills("    8 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads"));

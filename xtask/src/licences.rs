@@ -31,13 +31,13 @@ const ALLOWED: &[&str] = &[
 const TOOLS: &[(&str, &str)] = &[("cbindgen", "MPL-2.0")];
 
 /// The texts of our own licences.
-const OURS: &[&str] = &["LICENSE-MIT", "LICENSE-APACHE"];
+const OWN_LICENCES: &[&str] = &["LICENSE-MIT", "LICENSE-APACHE"];
 
 pub(crate) fn check() -> Result<()> {
     let packages = metadata::packages()?;
     println!("{} packages", packages.len());
-    let mut findings = refused(&packages);
-    for name in OURS {
+    let mut findings = disallowed(&packages);
+    for name in OWN_LICENCES {
         match fs::read_to_string(name) {
             Ok(text) if text.trim().is_empty() => findings.push(format!("{name} is empty")),
             Ok(_) => {}
@@ -48,7 +48,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// The packages that we may not ship.
-fn refused(packages: &[Package]) -> Vec<String> {
+fn disallowed(packages: &[Package]) -> Vec<String> {
     let mut findings = Vec::new();
     for package in packages {
         let reason = match package.licence.as_deref() {
@@ -89,20 +89,20 @@ fn is_tool(name: &str, packages: &[Package]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metadata::Kind;
+    use crate::metadata::DependencyKind;
 
     fn package(name: &str, licence: Option<&str>, needed: &[&str]) -> Package {
         Package {
             name: name.to_owned(),
             version: "1.2.3".to_owned(),
             licence: licence.map(str::to_owned),
-            dependencies: needed.iter().map(|name| ((*name).to_owned(), Kind::Build)).collect(),
+            dependencies: needed.iter().map(|name| ((*name).to_owned(), DependencyKind::Build)).collect(),
             roots: Vec::new(),
         }
     }
 
     #[test]
-    fn licences_on_the_list_are_enough_and_others_are_not() {
+    fn expressions_are_evaluated_against_the_allowed_licences() {
         for (licence, expected) in [
             ("(MIT OR Apache-2.0) AND Unicode-3.0", true),
             ("MIT/Apache-2.0", true),
@@ -116,25 +116,25 @@ mod tests {
     }
 
     #[test]
-    fn packages_that_may_not_be_shipped_are_found() {
+    fn packages_with_disallowed_licences_are_found() {
         for (licence, reason) in [
             (Some("MPL-2.0"), "is under `MPL-2.0`, which the list in xtask/src/licences.rs does not allow"),
             (Some("MIT OR"), "has the malformed licence `MIT OR`: expected one of `<license>`, `(` here"),
             (None, "names no licence"),
         ] {
             assert_eq!(
-                refused(&[package("theirs", licence, &[])]),
+                disallowed(&[package("theirs", licence, &[])]),
                 [format!("theirs 1.2.3 {reason} (see `cargo tree --invert theirs --target all`)")]
             );
         }
     }
 
     #[test]
-    fn a_tool_may_have_its_own_licence_for_xtask_alone() {
+    fn a_tool_licence_is_allowed_for_dependencies_of_xtask_only() {
         let packages = |dependent| {
             [package(dependent, Some("MIT"), &["cbindgen"]), package("cbindgen", Some("MPL-2.0"), &[])]
         };
-        assert_eq!(refused(&packages("xtask")), Vec::<String>::new());
-        assert_eq!(refused(&packages("wholemem")).len(), 1);
+        assert_eq!(disallowed(&packages("xtask")), Vec::<String>::new());
+        assert_eq!(disallowed(&packages("wholemem")).len(), 1);
     }
 }

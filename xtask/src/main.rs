@@ -40,7 +40,7 @@ mod empty;
 mod generated;
 mod headers;
 mod kernels;
-mod leftovers;
+mod leaked_resources;
 mod licences;
 mod metadata;
 mod miri;
@@ -53,17 +53,17 @@ mod python;
 mod release;
 mod report;
 mod shipped;
-mod signals;
+mod sigint;
 mod site;
 mod source_rules;
 mod steps;
 mod toolchain;
-mod tree;
 mod vocabulary;
 mod wheel;
 mod wheel_check;
 mod wheel_data;
 mod wheels;
+mod working_tree;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
 use dist::Arch;
-use peers::Peers;
+use peers::PeerBenchmark;
 use steps::Step;
 
 /// The chores of this repository.
@@ -102,13 +102,13 @@ enum Task {
     Deb(DistArguments),
     /// Run a bench beside a rival's, and print ratios.
     #[command(subcommand)]
-    Peers(Peers),
+    Peers(PeerBenchmark),
     /// Draw the README's pictures from `docs/measured/`.
     Plots(GenerateArguments),
     /// Build the documentation as a site below `target/site/`; a link that leads nowhere is a failure.
     Docs(DocsArguments),
     /// Set the version, cut the changelog, build all artefacts, commit and tag; nothing is pushed or published.
-    Release(release::Arguments),
+    Release(release::ReleaseArguments),
 }
 
 #[derive(Args, Debug)]
@@ -206,7 +206,7 @@ fn test(arguments: &TestArguments) -> ExitCode {
         print!("{}", steps::list(&steps));
         return ExitCode::SUCCESS;
     }
-    signals::let_interrupts_reach_children();
+    sigint::restore_default_sigint();
     if steps::run(&steps, arguments.exhaustive, arguments.torch) {
         ExitCode::SUCCESS
     } else {
@@ -221,12 +221,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn the_clap_definition_is_valid() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn only_takes_several_steps_at_once_or_one_by_one() {
+    fn only_accepts_several_steps_or_repetition() {
         for line in [
             "xtask test --only source-rules crate-graph",
             "xtask test --only source-rules --only crate-graph",
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_step_is_refused() {
+    fn an_unknown_step_is_rejected() {
         let refused = Arguments::try_parse_from(["xtask", "test", "--only", "everything"]).unwrap_err();
         assert_eq!(refused.kind(), clap::error::ErrorKind::InvalidValue);
     }

@@ -21,7 +21,7 @@ const RUNS: &[(&str, &[&str])] = &[
 ];
 
 /// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.
-const CASES: &str = "16";
+const PROPTEST_CASES: &str = "16";
 
 pub(crate) fn check() -> Result<()> {
     toolchain::need_miri()?;
@@ -31,10 +31,10 @@ pub(crate) fn check() -> Result<()> {
         miri.args(["run", "nightly", "cargo", "miri", "test", "--locked", "-p", package, "--lib", "--"])
             .args(*filters)
             .env("MIRIFLAGS", "-Zmiri-disable-isolation")
-            .env("PROPTEST_CASES", CASES);
+            .env("PROPTEST_CASES", PROPTEST_CASES);
         let (status, output) = command::tee(&mut miri)?;
-        match command::succeeded(&miri, status) {
-            Ok(()) => findings.extend(idle_filters(package, filters, &output)),
+        match command::check_status(&miri, status) {
+            Ok(()) => findings.extend(filters_without_tests(package, filters, &output)),
             Err(error) => findings.push(format!("{error:#}")),
         }
     }
@@ -45,7 +45,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// The filters under which no test passed, in a run that as a whole succeeded.
-fn idle_filters(package: &str, filters: &[&str], output: &str) -> Vec<String> {
+fn filters_without_tests(package: &str, filters: &[&str], output: &str) -> Vec<String> {
     if passed(output) == 0 {
         return vec![format!("no test of {package} ran under Miri for the filters {}", filters.join(", "))];
     }
@@ -84,13 +84,13 @@ mod tests {
 
     #[test]
     fn a_run_in_which_every_filter_matches_has_no_finding() {
-        assert_eq!(idle_filters("wholemem-os", &["shared"], OUTPUT), Vec::<String>::new());
+        assert_eq!(filters_without_tests("wholemem-os", &["shared"], OUTPUT), Vec::<String>::new());
     }
 
     #[test]
     fn a_filter_that_only_matches_ignored_tests_is_found() {
         assert_eq!(
-            idle_filters("wholemem-os", &["shared", "size"], OUTPUT),
+            filters_without_tests("wholemem-os", &["shared", "size"], OUTPUT),
             ["no test of wholemem-os ran under Miri for the filter size"]
         );
     }
@@ -101,14 +101,14 @@ mod tests {
             test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.02s\n";
         for output in [output, ""] {
             assert_eq!(
-                idle_filters("wholemem-hal", &["suballocator", "granule"], output),
+                filters_without_tests("wholemem-hal", &["suballocator", "granule"], output),
                 ["no test of wholemem-hal ran under Miri for the filters suballocator, granule"]
             );
         }
     }
 
     #[test]
-    fn summaries_of_several_programs_add_up() {
+    fn passed_tests_of_all_summaries_are_summed() {
         assert_eq!(passed(&format!("{OUTPUT}{OUTPUT}")), 4);
     }
 }

@@ -52,9 +52,9 @@ impl OpenMpi {
     /// Finds it, fetching it first if need be.
     ///
     /// A machine that cannot fetch it skips the step that asked.
-    pub(crate) fn find() -> Result<Self> {
-        let is_there = |program: &str| command::succeeds(Command::new(program).arg("--version"));
-        if is_there("mpirun") && is_there("mpicc") {
+    pub(crate) fn find_or_fetch() -> Result<Self> {
+        let is_installed = |program: &str| command::succeeds(Command::new(program).arg("--version"));
+        if is_installed("mpirun") && is_installed("mpicc") {
             return Ok(Self::Installed);
         }
         let folder = std::path::absolute(FOLDER)?;
@@ -105,23 +105,27 @@ impl OpenMpi {
     pub(crate) fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         let Self::Unpacked(root) = self else { return Ok(Vec::new()) };
         let libraries = libraries(root);
-        let places = [libraries.clone(), root.join("lib").join(triple()), libraries.join("openmpi/lib")];
+        let library_folders =
+            [libraries.clone(), root.join("lib").join(debian_triple()), libraries.join("openmpi/lib")];
         let paths = std::env::var_os("PATH").unwrap_or_default();
         let paths = [root.join("usr/bin")].into_iter().chain(std::env::split_paths(&paths));
         Ok(vec![
             ("OPAL_PREFIX", root.join("usr").into()),
             ("PMIX_INSTALL_PREFIX", libraries.join("pmix2").into()),
-            ("LD_LIBRARY_PATH", std::env::join_paths(places).context("a folder has a colon in its name")?),
+            (
+                "LD_LIBRARY_PATH",
+                std::env::join_paths(library_folders).context("a folder has a colon in its name")?,
+            ),
             ("PATH", std::env::join_paths(paths).context("a folder has a colon in its name")?),
         ])
     }
 }
 
 fn libraries(root: &Path) -> PathBuf {
-    root.join("usr/lib").join(triple())
+    root.join("usr/lib").join(debian_triple())
 }
 
 /// What Debian calls this kind of machine.
-fn triple() -> String {
+fn debian_triple() -> String {
     format!("{}-linux-gnu", std::env::consts::ARCH)
 }

@@ -21,13 +21,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::toolchain::Skip;
 use crate::{command, report};
-use tarballs::{Published, Unpacked};
+use tarballs::{PublishedCrate, UnpackedCrates};
 
 /// What every tarball has.
 const REQUIRED: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
 /// What no tarball has: it is for tests, which need crates that are not published.
-const REFUSED: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
+const FORBIDDEN: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
 
 /// The whole section `Features` of a crate that has none.
 const NO_FEATURES: &str = "None.";
@@ -45,15 +45,15 @@ pub(crate) fn check() -> Result<()> {
     ensure!(!published.is_empty(), "no crate of the workspace is published");
     let target = command::target_folder()?;
     let archives = tarballs::pack(&published, &target, &["--allow-dirty", "--no-verify"])?;
-    let unpacked = Unpacked::create(&target.join("unpacked"), &archives)?;
+    let unpacked = UnpackedCrates::create(&target.join("unpacked"), &archives)?;
 
     let mut findings = Vec::new();
     let mut programs = vec![("readme-of-repository".to_owned(), read(Path::new("README.md"))?)];
     for (krate, folder) in published.iter().zip(&unpacked.folders) {
-        findings.extend(wrong_files(&krate.name, |path| folder.join(path).exists()));
+        findings.extend(tarball_findings(&krate.name, |path| folder.join(path).exists()));
         let text = read(&folder.join("README.md")).unwrap_or_default();
         let docs = read(&folder.join("src/lib.rs")).unwrap_or_default();
-        findings.extend(wrong_features(krate, &text, &docs));
+        findings.extend(feature_findings(krate, &text, &docs));
         programs.push((format!("readme-of-{}", krate.name), text));
     }
     report::no_findings(findings)?;
@@ -90,16 +90,18 @@ fn minor_version(text: &str) -> Option<u32> {
 }
 
 /// What a tarball lacks, and what it has too much. `has` says whether a path exists in it.
-fn wrong_files(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
+fn tarball_findings(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
     let lacks = REQUIRED.iter().filter(|path| !has(path)).map(|path| format!("{name}: lacks {path}"));
-    let refused =
-        REFUSED.iter().filter(|path| has(path)).map(|path| format!("{name}: has {path}, which is for tests"));
-    lacks.chain(refused).collect()
+    let forbidden = FORBIDDEN
+        .iter()
+        .filter(|path| has(path))
+        .map(|path| format!("{name}: has {path}, which is for tests"));
+    lacks.chain(forbidden).collect()
 }
 
 /// What is wrong with the description of a crate's features: one is neither in its README nor in the documentation in its
 /// `lib.rs`, or the README's list has one that does not exist.
-fn wrong_features(krate: &Published, readme: &str, library: &str) -> Vec<String> {
+fn feature_findings(krate: &PublishedCrate, readme: &str, library: &str) -> Vec<String> {
     let docs: Vec<_> = library.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
     let lines = || readme.lines().chain(docs.iter().copied());
     let mut findings = Vec::new();
@@ -132,20 +134,20 @@ fn is_features_heading(line: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn with_features(features: &[&str]) -> Published {
+    fn with_features(features: &[&str]) -> PublishedCrate {
         let features = features.iter().map(|&feature| feature.to_owned()).collect();
-        Published { name: "ours".to_owned(), version: "1.2.3".to_owned(), features, is_library: true }
+        PublishedCrate { name: "ours".to_owned(), version: "1.2.3".to_owned(), features, is_library: true }
     }
 
     #[test]
     fn a_tarball_without_a_licence_or_with_tests_is_found() {
-        assert_eq!(wrong_files("ours", |path| REQUIRED.contains(&path)), [] as [String; 0]);
+        assert_eq!(tarball_findings("ours", |path| REQUIRED.contains(&path)), [] as [String; 0]);
         assert_eq!(
-            wrong_files("ours", |path| path != "LICENSE-MIT" && !REFUSED.contains(&path)),
+            tarball_findings("ours", |path| path != "LICENSE-MIT" && !FORBIDDEN.contains(&path)),
             ["ours: lacks LICENSE-MIT"]
         );
         assert_eq!(
-            wrong_files("ours", |path| REQUIRED.contains(&path) || path == "fuzz"),
+            tarball_findings("ours", |path| REQUIRED.contains(&path) || path == "fuzz"),
             ["ours: has fuzz, which is for tests"]
         );
     }
@@ -162,9 +164,9 @@ mod tests {
         let krate = with_features(&["slow", "loud"]);
         let (readme, library) =
             ("# ours\n\n## Features\n\n- `slow`: waits.\n", "//! With `loud` it prints.\n");
-        assert_eq!(wrong_features(&krate, readme, library), [] as [String; 0]);
+        assert_eq!(feature_findings(&krate, readme, library), [] as [String; 0]);
         assert_eq!(
-            wrong_features(&krate, readme, "// `loud`\n"),
+            feature_findings(&krate, readme, "// `loud`\n"),
             ["ours: feature `loud` is not in README.md or src/lib.rs"]
         );
     }
@@ -173,19 +175,19 @@ mod tests {
     fn a_readme_lists_only_features_that_exist() {
         let readme = "# ours\n\n## Features\n\n- `slow`: waits.\n- `old`: is gone.\n";
         let stale = "ours: README.md lists `old`, which is no feature";
-        assert_eq!(wrong_features(&with_features(&["slow"]), readme, ""), [stale]);
+        assert_eq!(feature_findings(&with_features(&["slow"]), readme, ""), [stale]);
         let none = "# ours\n\n## Features\n\nNone.\n";
-        assert_eq!(wrong_features(&with_features(&[]), none, ""), [] as [String; 0]);
+        assert_eq!(feature_findings(&with_features(&[]), none, ""), [] as [String; 0]);
         let wrong = "ours: README.md says that it has no features: slow";
-        assert_eq!(wrong_features(&with_features(&["slow"]), none, "//! `slow` waits.\n"), [wrong]);
+        assert_eq!(feature_findings(&with_features(&["slow"]), none, "//! `slow` waits.\n"), [wrong]);
     }
 
     #[test]
     fn a_crate_without_features_says_so_in_a_section() {
         let krate = with_features(&[]);
-        assert_eq!(wrong_features(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
+        assert_eq!(feature_findings(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
         assert_eq!(
-            wrong_features(&krate, "# ours\nFeatures\n", ""),
+            feature_findings(&krate, "# ours\nFeatures\n", ""),
             ["ours: no section `Features` in README.md or src/lib.rs"]
         );
     }

@@ -17,11 +17,11 @@ use crate::wheels::{NUMPY, VINEYARD, WHOLEGRAPH};
 
 /// What is compared.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Peers {
+pub(crate) enum PeerBenchmark {
     /// Gathering rows, beside numpy on a host, and beside PyTorch and WholeGraph on a GPU.
-    Gather(Arguments),
+    Gather(BenchArguments),
     /// All-reduce, beside Open MPI on a host, and beside PyTorch's symmetric memory on a GPU.
-    Allreduce(Arguments),
+    Allreduce(BenchArguments),
     /// A store's objects in host memory, beside Vineyard.
     Store(StoreArguments),
     /// The same from Python on both sides: arrays that are put and got, beside Vineyard's client.
@@ -36,7 +36,7 @@ pub(crate) struct StoreArguments {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {
+pub(crate) struct BenchArguments {
     /// On the host, also where there is a GPU.
     #[arg(long, conflicts_with = "gpu")]
     host: bool,
@@ -56,17 +56,17 @@ const STORE_PYTHON: &str = "bench/peers/store_python.py";
 /// The rival's side of all-reduce, on a host.
 const ALLREDUCE_SOURCE: &str = "bench/peers/allreduce.c";
 
-pub(crate) fn run(peers: &Peers) -> Result<()> {
-    match peers {
-        Peers::Gather(arguments) => gather(arguments),
-        Peers::Allreduce(arguments) => allreduce(arguments),
-        Peers::Store(arguments) => store("python3".as_ref(), STORE, arguments),
-        Peers::StorePython(arguments) => store(&crate::python::released()?, STORE_PYTHON, arguments),
+pub(crate) fn run(benchmark: &PeerBenchmark) -> Result<()> {
+    match benchmark {
+        PeerBenchmark::Gather(arguments) => gather(arguments),
+        PeerBenchmark::Allreduce(arguments) => allreduce(arguments),
+        PeerBenchmark::Store(arguments) => store("python3".as_ref(), STORE, arguments),
+        PeerBenchmark::StorePython(arguments) => store(&crate::python::released()?, STORE_PYTHON, arguments),
     }
 }
 
 /// Builds our own side.
-fn program() -> Result<PathBuf> {
+fn build_program() -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
     command::run(&mut build)?;
@@ -74,15 +74,15 @@ fn program() -> Result<PathBuf> {
 }
 
 /// A script that runs on a host or on a GPU, with our own side.
-fn script(name: &str, arguments: &Arguments) -> Result<(Command, bool)> {
+fn script(name: &str, arguments: &BenchArguments) -> Result<(Command, bool)> {
     let on_gpu = arguments.gpu || !arguments.host && command::succeeds(&mut Command::new("nvidia-smi"));
     let mut python = Command::new("python3");
-    python.arg(name).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(program()?);
+    python.arg(name).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(build_program()?);
     Ok((python, on_gpu))
 }
 
 fn store(python: &Path, script: &str, arguments: &StoreArguments) -> Result<()> {
-    let program = program()?;
+    let program = build_program()?;
     let [client, daemon] = VINEYARD.map(crate::wheels::Wheel::folder);
     let mut python = Command::new(python);
     python.arg(script).arg("--program").arg(program);
@@ -90,34 +90,35 @@ fn store(python: &Path, script: &str, arguments: &StoreArguments) -> Result<()> 
     command::run(python.args(&arguments.rest))
 }
 
-fn allreduce(arguments: &Arguments) -> Result<()> {
+fn allreduce(arguments: &BenchArguments) -> Result<()> {
     let (mut python, on_gpu) = script(ALLREDUCE, arguments)?;
     if !on_gpu {
-        let (mpi, rival) = (OpenMpi::find()?, command::target_folder()?.join("tools/open-mpi-allreduce"));
-        mpi.compile(Path::new(ALLREDUCE_SOURCE), &rival)?;
-        python.arg("--rival").arg(rival).arg("--mpirun").arg(mpi.mpirun()).envs(mpi.environment()?);
+        let (mpi, peer_program) =
+            (OpenMpi::find_or_fetch()?, command::target_folder()?.join("tools/open-mpi-allreduce"));
+        mpi.compile(Path::new(ALLREDUCE_SOURCE), &peer_program)?;
+        python.arg("--rival").arg(peer_program).arg("--mpirun").arg(mpi.mpirun()).envs(mpi.environment()?);
     }
     command::run(python.args(&arguments.rest))
 }
 
-fn gather(arguments: &Arguments) -> Result<()> {
+fn gather(arguments: &BenchArguments) -> Result<()> {
     let (mut python, on_gpu) = script(GATHER, arguments)?;
     let wheels: Vec<_> = if on_gpu { WHOLEGRAPH.to_vec() } else { vec![NUMPY] };
     let folders = wheels.into_iter().map(crate::wheels::Wheel::folder).collect::<Result<Vec<_>>>()?;
-    python.env("PYTHONPATH", joined(&folders)?);
+    python.env("PYTHONPATH", join_folders(&folders)?);
     if on_gpu {
-        python.env("LD_LIBRARY_PATH", joined(&libraries(&folders)?)?);
+        python.env("LD_LIBRARY_PATH", join_folders(&library_folders(&folders)?)?);
     }
     command::run(python.args(&arguments.rest))
 }
 
-fn joined(folders: &[PathBuf]) -> Result<OsString> {
+fn join_folders(folders: &[PathBuf]) -> Result<OsString> {
     let whole = folders.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>()?;
     std::env::join_paths(whole).context("a folder has a colon in its name")
 }
 
 /// Where the rivals' libraries are: in their own folders, and NCCL beside PyTorch.
-fn libraries(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
+fn library_folders(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let find = "import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])";
     let nccl = command::capture(Command::new("python3").args(["-c", find]))
         .context("PyTorch's NCCL was not found: the comparison on a GPU needs PyTorch")?;
@@ -143,24 +144,24 @@ fn copy_script(script: &str, folder: &Path) -> Result<()> {
 }
 
 /// Copies the script and the rivals of gather for a GPU to a folder, without what only their developers need.
-pub(crate) fn pack(folder: &Path) -> Result<()> {
+pub(crate) fn pack_gather(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     copy_script(GATHER, folder)?;
     for wheel in WHOLEGRAPH {
-        copy_needed(&wheel.folder()?, folder)?;
+        copy_run_time_files(&wheel.folder()?, folder)?;
     }
     Ok(())
 }
 
-fn copy_needed(from: &Path, to: &Path) -> Result<()> {
+fn copy_run_time_files(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let (entry, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
-        if !is_needed(&name.to_string_lossy()) {
+        if !is_run_time_file(&name.to_string_lossy()) {
             continue;
         }
         if entry.is_dir() {
-            copy_needed(&entry, &to.join(name))?;
+            copy_run_time_files(&entry, &to.join(name))?;
         } else {
             fs::copy(&entry, to.join(name)).with_context(|| format!("cannot copy {}", entry.display()))?;
         }
@@ -168,11 +169,11 @@ fn copy_needed(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file or a folder is needed to run.
-fn is_needed(name: &str) -> bool {
-    let for_developers = ["include", "cmake", "tests", "__pycache__", "bin"].contains(&name);
+/// Whether a file or a folder is expected to run.
+fn is_run_time_file(name: &str) -> bool {
+    let is_for_development = ["include", "cmake", "tests", "__pycache__", "bin"].contains(&name);
     let endings = [".pyx", ".pxd", ".cpp", ".hpp", ".h"];
-    !for_developers && !endings.iter().any(|ending| name.ends_with(ending))
+    !is_for_development && !endings.iter().any(|ending| name.ends_with(ending))
 }
 
 #[cfg(test)]
@@ -180,8 +181,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_developers_need_stays_behind() {
-        for (name, needed) in [
+    fn development_files_are_not_packed() {
+        for (name, expected) in [
             ("libwholegraph.so", true),
             ("wholememory_binding.abi3.so", true),
             ("__init__.py", true),
@@ -191,7 +192,7 @@ mod tests {
             ("rmm_cu13-26.10.0.dist-info", true),
             ("stream.pyx", false),
         ] {
-            assert_eq!(is_needed(name), needed, "{name}");
+            assert_eq!(is_run_time_file(name), expected, "{name}");
         }
     }
 }

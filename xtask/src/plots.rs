@@ -37,7 +37,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     command::run(Command::new(&python).args([SCRIPT, REPORTS]).arg(&drawn).arg(digest))?;
     for picture in pictures(&drawn)? {
         let name = picture.file_name().context("a picture has a name")?;
-        generated::put(&Path::new(PICTURES).join(name), &fs::read_to_string(&picture)?, check)?;
+        generated::write_or_compare(&Path::new(PICTURES).join(name), &fs::read_to_string(&picture)?, check)?;
     }
     Ok(())
 }

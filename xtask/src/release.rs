@@ -31,7 +31,7 @@ const CHANGELOG: &str = "CHANGELOG.md";
 const SUMS: &str = "SHA256SUMS";
 
 #[derive(clap::Args, Debug)]
-pub(crate) struct Arguments {
+pub(crate) struct ReleaseArguments {
     /// The version, such as 0.2.0.
     version: Version,
     /// Change nothing in the tree: print what would change, and build what is quick to build, of the present version.
@@ -43,27 +43,37 @@ pub(crate) struct Arguments {
 }
 
 /// What makes a kind of artefact.
-struct Builder {
+struct ArtefactBuilder {
     /// The folder that it gets.
     name: &'static str,
     /// Builds into that folder.
     build: fn(&Path) -> Result<()>,
     /// Builds what is quick to build, for a dry run.
-    rehearse: Option<fn(&Path) -> Result<()>>,
+    dry_run: Option<fn(&Path) -> Result<()>>,
     /// The command that publishes them, for a person to run. `{}` is the folder.
     publish: &'static str,
 }
 
 /// All kinds of artefacts. Another kind is another line.
-const BUILDERS: &[Builder] = &[
-    Builder {
+const BUILDERS: &[ArtefactBuilder] = &[
+    ArtefactBuilder {
         name: "crates",
         build: verified_crates,
-        rehearse: Some(quick_crates),
+        dry_run: Some(unverified_crates),
         publish: "cargo publish --workspace --locked",
     },
-    Builder { name: "wheels", build: wheels, rehearse: None, publish: "python3 -m twine upload {}/*.whl" },
-    Builder { name: "debian", build: debian, rehearse: None, publish: "attach {}/*.deb to the release" },
+    ArtefactBuilder {
+        name: "wheels",
+        build: wheels,
+        dry_run: None,
+        publish: "python3 -m twine upload {}/*.whl",
+    },
+    ArtefactBuilder {
+        name: "debian",
+        build: debian,
+        dry_run: None,
+        publish: "attach {}/*.deb to the release",
+    },
 ];
 
 /// The tarballs, each of which cargo has built alone.
@@ -71,7 +81,7 @@ fn verified_crates(folder: &Path) -> Result<()> {
     crates(folder, &[])
 }
 
-fn quick_crates(folder: &Path) -> Result<()> {
+fn unverified_crates(folder: &Path) -> Result<()> {
     crates(folder, &["--allow-dirty", "--no-verify"])
 }
 
@@ -92,28 +102,28 @@ fn debian(folder: &Path) -> Result<()> {
     Arch::value_variants().iter().try_for_each(|&arch| deb::build(arch, folder).map(drop))
 }
 
-pub(crate) fn release(arguments: &Arguments) -> Result<()> {
+pub(crate) fn release(arguments: &ReleaseArguments) -> Result<()> {
     let (version, tag) = (arguments.version, format!("v{}", arguments.version));
     let manifest = read(MANIFEST)?;
     let before = version::current(&manifest)?;
-    let reasons = refusals(version, before, &status()?, tag_exists)?;
+    let reasons = release_blockers(version, before, &status()?, tag_exists)?;
     if arguments.dry_run {
         reasons.iter().for_each(|reason| println!("would be refused: {reason}"));
     } else {
         ensure!(reasons.is_empty(), "{}", reasons.join("\n"));
     }
-    let plan = [
+    let edits = [
         (MANIFEST, version::set(&manifest, version)?),
-        (CHANGELOG, changelog::cut(&read(CHANGELOG)?, version, &today()?)?),
+        (CHANGELOG, changelog::add_release(&read(CHANGELOG)?, version, &today()?)?),
     ];
     let target = command::target_folder()?;
     if arguments.dry_run {
-        show(&plan, &target.join("release-plan"))?;
+        print_diffs(&edits, &target.join("release-plan"))?;
         semver(arguments)?;
-        return rehearse(&target.join(format!("release-{version}-dry-run")), before);
+        return dry_run_build(&target.join(format!("release-{version}-dry-run")), before);
     }
     let folder = target.join(format!("release-{version}"));
-    for (path, text) in &plan {
+    for (path, text) in &edits {
         fs::write(path, text).with_context(|| format!("cannot write {path}"))?;
     }
     let undo =
@@ -135,7 +145,7 @@ pub(crate) fn release(arguments: &Arguments) -> Result<()> {
 }
 
 /// Why a release cannot be made now.
-fn refusals(
+fn release_blockers(
     version: Version,
     before: Version,
     status: &str,
@@ -156,7 +166,7 @@ fn refusals(
 }
 
 /// Compares the libraries with those of the last release.
-fn semver(arguments: &Arguments) -> Result<()> {
+fn semver(arguments: &ReleaseArguments) -> Result<()> {
     match &arguments.previous {
         Some(folder) => semver::check(folder, arguments.version),
         None => {
@@ -167,9 +177,9 @@ fn semver(arguments: &Arguments) -> Result<()> {
 }
 
 /// Prints the differences between files and what they would be.
-fn show(plan: &[(&str, String)], folder: &Path) -> Result<()> {
+fn print_diffs(edits: &[(&str, String)], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    for (path, text) in plan {
+    for (path, text) in edits {
         let planned = folder.join(path);
         fs::write(&planned, text).with_context(|| format!("cannot write {}", planned.display()))?;
         let (before, after) = (format!("--label=a/{path}"), format!("--label=b/{path}"));
@@ -181,11 +191,11 @@ fn show(plan: &[(&str, String)], folder: &Path) -> Result<()> {
 }
 
 /// Builds what is quick to build, of the version of the tree.
-fn rehearse(folder: &Path, before: Version) -> Result<()> {
-    renew(folder)?;
+fn dry_run_build(folder: &Path, before: Version) -> Result<()> {
+    recreate(folder)?;
     for builder in BUILDERS {
-        match builder.rehearse {
-            Some(rehearse) => make(folder, builder.name, rehearse)?,
+        match builder.dry_run {
+            Some(dry_run) => build_into(folder, builder.name, dry_run)?,
             None => println!("{}: not built in a dry run", builder.name),
         }
     }
@@ -196,14 +206,14 @@ fn rehearse(folder: &Path, before: Version) -> Result<()> {
 
 /// Builds all artefacts.
 fn build(folder: &Path) -> Result<()> {
-    renew(folder)?;
+    recreate(folder)?;
     for builder in BUILDERS {
-        make(folder, builder.name, builder.build)?;
+        build_into(folder, builder.name, builder.build)?;
     }
     write_sums(folder)
 }
 
-fn make(folder: &Path, name: &str, build: fn(&Path) -> Result<()>) -> Result<()> {
+fn build_into(folder: &Path, name: &str, build: fn(&Path) -> Result<()>) -> Result<()> {
     let folder = folder.join(name);
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     build(&folder).with_context(|| format!("cannot build the {name}"))?;
@@ -211,7 +221,7 @@ fn make(folder: &Path, name: &str, build: fn(&Path) -> Result<()>) -> Result<()>
     Ok(())
 }
 
-fn renew(folder: &Path) -> Result<()> {
+fn recreate(folder: &Path) -> Result<()> {
     if folder.is_dir() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
@@ -264,17 +274,17 @@ mod tests {
 
     fn reasons(version: &str, before: &str, status: &str, tags: &[&str]) -> Vec<String> {
         let exists = |tag: &str| Ok(tags.contains(&tag));
-        refusals(version.parse().unwrap(), before.parse().unwrap(), status, exists).unwrap()
+        release_blockers(version.parse().unwrap(), before.parse().unwrap(), status, exists).unwrap()
     }
 
     #[test]
-    fn the_first_release_may_have_the_version_of_the_tree() {
+    fn the_first_release_may_have_the_current_version() {
         assert_eq!(reasons("0.1.0", "0.1.0", "", &[]), [] as [String; 0]);
         assert_eq!(reasons("0.1.0", "0.1.0", "", &["v0.1.0"]), ["the tag v0.1.0 exists"]);
     }
 
     #[test]
-    fn a_dirty_tree_and_an_older_version_are_refused() {
+    fn a_dirty_tree_and_an_older_version_are_rejected() {
         assert_eq!(reasons("0.2.0", "0.1.0", " M a\n", &["v0.1.0"]), ["the tree is not clean:\n M a"]);
         let older = "0.9.0 is older than 0.10.0, the version of the workspace";
         assert_eq!(reasons("0.9.0", "0.10.0", "", &[]), [older]);
@@ -290,7 +300,7 @@ mod tests {
         let text = fs::read_to_string(root.join(CHANGELOG)).unwrap();
         assert!(text.contains("## [Unreleased]"));
         // It is empty right after a release.
-        match changelog::cut(&text, version, "2026-01-31") {
+        match changelog::add_release(&text, version, "2026-01-31") {
             Ok(cut) => assert!(cut.contains("## [99.0.1] - 2026-01-31")),
             Err(error) => assert_eq!(error.to_string(), "nothing is written below `## [Unreleased]`"),
         }

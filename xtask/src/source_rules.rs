@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::{command, report};
 
 /// A file longer than this holds more than one idea.
-const MOST_LINES: usize = 600;
+const MAX_LINES: usize = 600;
 
 pub(crate) fn check() -> Result<()> {
     let mut files = 0;
@@ -22,7 +22,7 @@ pub(crate) fn check() -> Result<()> {
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
         };
         files += 1;
-        findings.extend(broken(path, &text));
+        findings.extend(rule_findings(path, &text));
     }
     println!("{files} files");
     if files == 0 {
@@ -39,15 +39,15 @@ pub(crate) fn tracked() -> Result<Vec<String>> {
 }
 
 /// The rules that one source file breaks.
-fn broken(path: &str, text: &str) -> Vec<String> {
+fn rule_findings(path: &str, text: &str) -> Vec<String> {
     let mut findings = Vec::new();
     if !is_sentence(&opening(text)) {
         findings.push(format!("{path}: does not begin with a `//!` sentence that says what it is"));
     }
     let lines = text.lines().count();
-    if lines > MOST_LINES && !path.split('/').any(|folder| folder == "generated") {
+    if lines > MAX_LINES && !path.split('/').any(|folder| folder == "generated") {
         findings
-            .push(format!("{path}: has {lines} lines, more than {MOST_LINES}: it holds more than one idea"));
+            .push(format!("{path}: has {lines} lines, more than {MAX_LINES}: it holds more than one idea"));
     }
     findings
 }
@@ -68,14 +68,17 @@ fn is_sentence(opening: &str) -> bool {
 mod tests {
     use super::*;
 
-    const NOTHING: Vec<String> = Vec::new();
+    const NO_FINDINGS: Vec<String> = Vec::new();
 
     #[test]
     fn a_file_that_begins_with_a_sentence_is_accepted() {
         for opening in
             ["The demo.", "The demo of `x`.", "The demo (see `y.`)", "The demo. It has\n//! a tail"]
         {
-            assert_eq!(broken("src/demo.rs", &format!("//! {opening}\n\nfn main() {{}}\n")), NOTHING);
+            assert_eq!(
+                rule_findings("src/demo.rs", &format!("//! {opening}\n\nfn main() {{}}\n")),
+                NO_FINDINGS
+            );
         }
     }
 
@@ -85,7 +88,7 @@ mod tests {
             ["", "use std::fs;\n", "// The demo.", "//!\n//! After a gap.", "//! demo\n", "//! demo.\n"];
         for text in text {
             assert_eq!(
-                broken("src/demo.rs", text),
+                rule_findings("src/demo.rs", text),
                 ["src/demo.rs: does not begin with a `//!` sentence that says what it is"]
             );
         }
@@ -93,11 +96,11 @@ mod tests {
 
     #[test]
     fn a_file_that_is_too_long_is_found_unless_it_is_generated() {
-        let text = format!("//! A long file.\n{}", "\n".repeat(MOST_LINES));
+        let text = format!("//! A long file.\n{}", "\n".repeat(MAX_LINES));
         assert_eq!(
-            broken("src/demo.rs", &text),
+            rule_findings("src/demo.rs", &text),
             ["src/demo.rs: has 601 lines, more than 600: it holds more than one idea"]
         );
-        assert_eq!(broken("src/generated/demo.rs", &text), NOTHING);
+        assert_eq!(rule_findings("src/generated/demo.rs", &text), NO_FINDINGS);
     }
 }

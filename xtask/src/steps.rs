@@ -5,13 +5,13 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::leftovers::SharedMemory;
-use crate::report::{Ended, Outcome, Report};
+use crate::leaked_resources::SharedMemoryNames;
+use crate::report::{StepOutcome, StepReport, StepResult};
 use crate::toolchain::Skip;
-use crate::tree::Tree;
+use crate::working_tree::WorkingTree;
 use crate::{
-    abi, bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, package, plots, python,
-    shipped, site, source_rules, tree, vocabulary, wheel_check,
+    abi, bindings, cargo, crate_graph, headers, kernels, leaked_resources, licences, miri, package, plots,
+    python, shipped, site, source_rules, vocabulary, wheel_check, working_tree,
 };
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
@@ -67,11 +67,11 @@ impl Step {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    fn sentence(self) -> String {
+    fn description(self) -> String {
         self.to_possible_value().and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
     }
 
-    fn check(self, run: &Run) -> Result<()> {
+    fn check(self, run: &RunContext) -> Result<()> {
         match self {
             Self::Fmt => cargo::fmt(),
             Self::SourceRules => source_rules::check(),
@@ -95,19 +95,19 @@ impl Step {
             Self::Docs => site::build().map(drop),
             Self::Miri => miri::check(),
             Self::Aarch64 => cargo::aarch64(),
-            Self::CleanTree => tree::check(&run.tree),
-            Self::Leftovers => leftovers::check(&run.shared_memory),
+            Self::CleanTree => working_tree::check(&run.tree),
+            Self::Leftovers => leaked_resources::check(&run.shared_memory),
         }
     }
 }
 
 /// What the steps of one run need to know: what was asked for, and how the machine looked before.
 #[derive(Debug)]
-struct Run {
+struct RunContext {
     exhaustive: bool,
     torch: bool,
-    tree: Result<Tree>,
-    shared_memory: Result<SharedMemory>,
+    tree: Result<WorkingTree>,
+    shared_memory: Result<SharedMemoryNames>,
 }
 
 /// The steps to run, in their usual order: those named, or all where none is.
@@ -118,31 +118,36 @@ pub(crate) fn select(only: &[Step]) -> Vec<Step> {
 /// One line a step: its name and what it checks.
 pub(crate) fn list(steps: &[Step]) -> String {
     let width = steps.iter().map(|step| step.name().len()).max().unwrap_or(0);
-    steps.iter().map(|step| format!("{:width$}  {}\n", step.name(), step.sentence())).collect()
+    steps.iter().map(|step| format!("{:width$}  {}\n", step.name(), step.description())).collect()
 }
 
 /// Runs the steps, prints as it goes, and says whether none failed.
 pub(crate) fn run(steps: &[Step], exhaustive: bool, torch: bool) -> bool {
-    let mut report = Report::on_stdout();
-    let run = Run { exhaustive, torch, tree: Tree::look(), shared_memory: SharedMemory::look() };
+    let mut report = StepReport::on_stdout();
+    let run = RunContext {
+        exhaustive,
+        torch,
+        tree: WorkingTree::read_status(),
+        shared_memory: SharedMemoryNames::list(),
+    };
     for (index, step) in steps.iter().enumerate() {
-        println!("{}", report.heading(index + 1, steps.len(), &step.name(), &step.sentence()));
+        println!("{}", report.heading(index + 1, steps.len(), &step.name(), &step.description()));
         let start = Instant::now();
         let outcome = outcome(step.check(&run));
-        let ended = Ended { name: step.name(), outcome, seconds: start.elapsed().as_secs_f64() };
-        println!("{}\n", report.ending(&ended));
-        report.add(ended);
+        let result = StepResult { name: step.name(), outcome, seconds: start.elapsed().as_secs_f64() };
+        println!("{}\n", report.result_line(&result));
+        report.add(result);
     }
     print!("{}", report.summary());
-    report.all_well()
+    report.has_no_failure()
 }
 
-fn outcome(result: Result<()>) -> Outcome {
+fn outcome(result: Result<()>) -> StepOutcome {
     match result {
-        Ok(()) => Outcome::Passed,
+        Ok(()) => StepOutcome::Passed,
         Err(error) => match error.downcast::<Skip>() {
-            Ok(skip) => Outcome::Skipped(skip.to_string()),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
+            Ok(skip) => StepOutcome::Skipped(skip.to_string()),
+            Err(error) => StepOutcome::Failed(format!("{error:#}")),
         },
     }
 }
@@ -154,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all() {
+    fn without_named_steps_all_are_selected() {
         assert_eq!(select(&[]), Step::value_variants());
     }
 
@@ -164,20 +169,20 @@ mod tests {
     }
 
     #[test]
-    fn the_checks_for_what_a_run_leaves_come_last() {
+    fn the_checks_for_leaked_files_and_resources_come_last() {
         assert!(select(&[]).ends_with(&[Step::CleanTree, Step::Leftovers]));
     }
 
     #[test]
-    fn every_step_has_a_name_and_a_sentence() {
+    fn every_step_has_a_name_and_a_description() {
         for &step in Step::value_variants() {
             assert_ne!(step.name(), "", "{step:?}");
-            assert_ne!(step.sentence(), "", "{step:?}");
+            assert_ne!(step.description(), "", "{step:?}");
         }
     }
 
     #[test]
-    fn the_list_names_steps_as_the_command_line_does() {
+    fn the_list_uses_command_line_names() {
         let listed = list(&[Step::CleanTree, Step::Aarch64]);
         assert_eq!(
             listed,
@@ -187,11 +192,11 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_is_told_from_a_failure() {
+    fn skips_and_failures_are_different_outcomes() {
         let skipped = Err(Skip::new("no rustup").into());
-        assert_eq!(outcome(skipped), Outcome::Skipped("no rustup".to_owned()));
+        assert_eq!(outcome(skipped), StepOutcome::Skipped("no rustup".to_owned()));
         let failed = Err(anyhow!("exit status: 1").context("cannot run git"));
-        assert_eq!(outcome(failed), Outcome::Failed("cannot run git: exit status: 1".to_owned()));
-        assert_eq!(outcome(Ok(())), Outcome::Passed);
+        assert_eq!(outcome(failed), StepOutcome::Failed("cannot run git: exit status: 1".to_owned()));
+        assert_eq!(outcome(Ok(())), StepOutcome::Passed);
     }
 }

@@ -44,12 +44,12 @@ pub(crate) fn need_component(subcommand: &str, component: &str) -> Result<()> {
 
 /// Makes sure that the standard library for a target is there, fetching it if need be.
 pub(crate) fn need_target(target: &str) -> Result<()> {
-    let there = || {
-        let asked =
+    let is_installed = || {
+        let libdir =
             command::capture(Command::new("rustc").args(["--print", "target-libdir", "--target", target]));
-        asked.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
+        libdir.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
     };
-    if there() || (fetch(&["target", "add", target]) && there()) {
+    if is_installed() || (fetch(&["target", "add", target]) && is_installed()) {
         return Ok(());
     }
     Err(missing(target, &format!("rustup target add {target}")))
@@ -65,11 +65,13 @@ pub(crate) fn need_miri() -> Result<()> {
     if !has_nightly(&toolchains) {
         return Err(missing("nightly toolchain", install));
     }
-    let there = || {
+    let is_installed = || {
         let list = ["component", "list", "--installed", "--toolchain", "nightly"];
         command::capture(Command::new("rustup").args(list)).is_ok_and(|installed| has_miri(&installed))
     };
-    if there() || (fetch(&["component", "add", "--toolchain", "nightly", "miri", "rust-src"]) && there()) {
+    if is_installed()
+        || (fetch(&["component", "add", "--toolchain", "nightly", "miri", "rust-src"]) && is_installed())
+    {
         return Ok(());
     }
     Err(missing("Miri in the nightly toolchain", "rustup component add --toolchain nightly miri rust-src"))
@@ -97,9 +99,9 @@ fn fetch(arguments: &[&str]) -> bool {
     }
 }
 
-fn missing(what: &str, install: &str) -> anyhow::Error {
+fn missing(tool: &str, install: &str) -> anyhow::Error {
     println!("hint: {install}");
-    anyhow!(Skip::new(format!("no {what}")))
+    anyhow!(Skip::new(format!("no {tool}")))
 }
 
 #[cfg(test)]
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nightly_pinned_to_a_day_is_not_the_moving_one() {
+    fn a_nightly_pinned_to_a_date_is_not_accepted() {
         assert!(has_nightly("stable-x86_64-unknown-linux-gnu (default)\nnightly-x86_64-unknown-linux-gnu\n"));
         assert!(!has_nightly(
             "stable-x86_64-unknown-linux-gnu\nnightly-2025-06-01-x86_64-unknown-linux-gnu\n"

@@ -20,7 +20,7 @@ const CHECKED: &[&str] = &[".rs", ".py", ".pyi", ".md", ".cu", ".cuh", ".cpp", "
 
 /// A line of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Banned {
+struct BannedPhrase {
     phrase: String,
     folder: String,
     instead: String,
@@ -42,7 +42,7 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-fn parse(list: &str) -> Result<Vec<Banned>> {
+fn parse(list: &str) -> Result<Vec<BannedPhrase>> {
     let lines =
         list.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
     lines
@@ -51,13 +51,13 @@ fn parse(list: &str) -> Result<Vec<Banned>> {
             let complete = columns.len() == 3 && columns.iter().all(|column| !column.is_empty());
             ensure!(complete, "{LIST}:{}: `{line}` does not have three columns", index + 1);
             let [phrase, folder, instead] = [columns[0], columns[1], columns[2]].map(str::to_owned);
-            Ok(Banned { phrase, folder, instead })
+            Ok(BannedPhrase { phrase, folder, instead })
         })
         .collect()
 }
 
 /// A finding for each occurrence of a banned phrase in a file.
-fn find(path: &str, text: &str, banned: &[Banned]) -> Vec<String> {
+fn find(path: &str, text: &str, banned: &[BannedPhrase]) -> Vec<String> {
     let below = |folder: &str| folder == "*" || path.starts_with(folder);
     let banned: Vec<_> = banned.iter().filter(|entry| below(&entry.folder)).collect();
     if banned.is_empty() {
@@ -105,8 +105,8 @@ fn position(text: &str, phrase: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn banned(phrase: &str, folder: &str) -> Banned {
-        Banned { phrase: phrase.to_owned(), folder: folder.to_owned(), instead: "better".to_owned() }
+    fn banned(phrase: &str, folder: &str) -> BannedPhrase {
+        BannedPhrase { phrase: phrase.to_owned(), folder: folder.to_owned(), instead: "better".to_owned() }
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
     fn a_line_without_three_columns_is_an_error() {
         assert_eq!(
             parse("# comment\n\na | * | b\n").unwrap(),
-            [Banned { instead: "b".to_owned(), ..banned("a", "*") }]
+            [BannedPhrase { instead: "b".to_owned(), ..banned("a", "*") }]
         );
         assert_eq!(
             parse("a | b\n").unwrap_err().to_string(),

@@ -17,7 +17,7 @@ pub(super) type ModulePath = Vec<String>;
 
 /// A path that some code names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Named {
+pub(super) struct NamedPath {
     /// The module that contains the code.
     pub(super) module: ModulePath,
     /// The path from the crate root; empty for a glob of the root.
@@ -42,37 +42,38 @@ pub(super) struct FileModule {
     /// The inline modules between the file and the declaration.
     pub(super) inline: Vec<String>,
     /// The file that the attribute `path` names.
-    pub(super) at: Option<String>,
+    pub(super) explicit_file: Option<String>,
 }
 
 /// What one source file holds.
 #[derive(Debug, Default)]
-pub(super) struct Source {
-    pub(super) named: Vec<Named>,
+pub(super) struct ParsedFile {
+    pub(super) named_paths: Vec<NamedPath>,
     pub(super) scopes: BTreeMap<ModulePath, Scope>,
     pub(super) file_modules: Vec<FileModule>,
     /// Macros that the crate root has by `#[macro_export]`, by the module that defines them.
     pub(super) macros: Vec<(String, ModulePath)>,
 }
 
-impl Source {
+impl ParsedFile {
     /// Reads the text of `module`.
     pub(super) fn read(module: &[String], text: &str) -> syn::Result<Self> {
         let file = syn::parse_file(text)?;
-        let mut reader = Reader { depth: module.len(), module: module.to_vec(), source: Self::default() };
-        reader.items(&file.items);
-        Ok(reader.source)
+        let mut collector =
+            PathCollector { depth: module.len(), module: module.to_vec(), source: Self::default() };
+        collector.items(&file.items);
+        Ok(collector.source)
     }
 }
 
-struct Reader {
+struct PathCollector {
     module: ModulePath,
     /// How many of the names of `module` lead to the file.
     depth: usize,
-    source: Source,
+    source: ParsedFile,
 }
 
-impl Reader {
+impl PathCollector {
     /// Reads the items of the module `self.module`.
     fn items(&mut self, items: &[Item]) {
         let mut scope = Scope::default();
@@ -102,17 +103,17 @@ impl Reader {
     }
 
     /// Notes a path, if its first segment leads to a module of this crate.
-    fn note(&mut self, segments: &[&Ident]) {
+    fn record(&mut self, segments: &[&Ident]) {
         let Some(last) = segments.last() else { return };
         let names: Vec<_> = segments.iter().map(ToString::to_string).collect();
         if let Some(path) = absolute(&self.module, &names) {
             let line = last.span().start().line;
-            self.source.named.push(Named { module: self.module.clone(), path, line });
+            self.source.named_paths.push(NamedPath { module: self.module.clone(), path, line });
         }
     }
 
     /// Notes the paths among tokens that are not parsed: those of macros and attributes.
-    fn note_tokens(&mut self, tokens: TokenStream) {
+    fn record_token_paths(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let is_colon =
             |at: usize| matches!(tokens.get(at), Some(TokenTree::Punct(it)) if it.as_char() == ':');
@@ -121,21 +122,21 @@ impl Reader {
             let start = at;
             at += 1;
             match &tokens[start] {
-                TokenTree::Group(group) => self.note_tokens(group.stream()),
+                TokenTree::Group(group) => self.record_token_paths(group.stream()),
                 TokenTree::Ident(first) if is_root(first) => {
                     let mut path = vec![first];
                     while is_colon(at) && is_colon(at + 1) {
                         match tokens.get(at + 2) {
                             Some(TokenTree::Ident(name)) => path.push(name),
                             Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
-                                self.note_trees(&path, group.stream());
+                                self.record_use_branches(&path, group.stream());
                             }
                             _ => break,
                         }
                         at += 3;
                     }
                     if path.len() > 1 {
-                        self.note(&path);
+                        self.record(&path);
                     }
                 }
                 _ => {}
@@ -144,15 +145,15 @@ impl Reader {
     }
 
     /// Notes the branches of a `use` tree in braces among the tokens of a macro. What is no such tree has no paths.
-    fn note_trees(&mut self, prefix: &[&Ident], tokens: TokenStream) {
+    fn record_use_branches(&mut self, prefix: &[&Ident], tokens: TokenStream) {
         let trees = Punctuated::<UseTree, Token![,]>::parse_terminated.parse2(tokens);
         for (path, _) in trees.iter().flatten().flat_map(flatten) {
-            self.note(&[prefix, &path].concat());
+            self.record(&[prefix, &path].concat());
         }
     }
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for PathCollector {
     fn visit_item(&mut self, item: &'ast Item) {
         if !is_for_tests(attributes_of(item)) {
             visit::visit_item(self, item);
@@ -170,21 +171,25 @@ impl<'ast> Visit<'ast> for Reader {
             }
             None => {
                 let inline = self.module[self.depth..].to_vec();
-                self.source.file_modules.push(FileModule { path, inline, at: path_attribute(&item.attrs) });
+                self.source.file_modules.push(FileModule {
+                    path,
+                    inline,
+                    explicit_file: path_attribute(&item.attrs),
+                });
             }
         }
     }
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         for (path, _) in flatten(&item.tree) {
-            self.note(&path);
+            self.record(&path);
         }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<_> = path.segments.iter().map(|segment| &segment.ident).collect();
         if path.leading_colon.is_none() && segments.len() > 1 {
-            self.note(&segments);
+            self.record(&segments);
         }
         visit::visit_path(self, path);
     }
@@ -194,13 +199,13 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         self.visit_path(&call.path);
-        self.note_tokens(call.tokens.clone());
+        self.record_token_paths(call.tokens.clone());
     }
 
     /// Documentation is an attribute too, but its value is a literal.
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
         if let Meta::List(list) = &attribute.meta {
-            self.note_tokens(list.tokens.clone());
+            self.record_token_paths(list.tokens.clone());
         }
     }
 

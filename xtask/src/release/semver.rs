@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::version::Version;
 use crate::command;
-use crate::package::tarballs::{self, Published, Unpacked};
+use crate::package::tarballs::{self, PublishedCrate, UnpackedCrates};
 
 const INSTALL: &str = "cargo install cargo-semver-checks@0.51.0 --locked";
 
@@ -32,22 +32,24 @@ pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     let names = published.into_iter().map(|krate| (krate.name, krate.version));
     let after = names.zip(packed).map(|((name, version), path)| (name, version, path)).collect();
     let folder = target.join("semver");
-    let old = Side::create(&folder.join("previous"), before)?;
-    let new = Side::create(&folder.join("current"), after)?;
+    let old = ReleaseCrates::create(&folder.join("previous"), before)?;
+    let new = ReleaseCrates::create(&folder.join("current"), after)?;
     let mut broken = Vec::new();
     for krate in new.crates.iter().filter(|krate| krate.is_library) {
-        let Some(was) = old.crates.iter().find(|was| was.name == krate.name) else {
+        let Some(previous_crate) = old.crates.iter().find(|previous_crate| previous_crate.name == krate.name)
+        else {
             println!("{}: not in {}", krate.name, previous.display());
             continue;
         };
-        let step = step(was.version.parse().map_err(anyhow::Error::msg)?, version)?;
-        if step == MAJOR {
-            println!("{}: {version} may break what {} promises", krate.name, was.version);
+        let release_type =
+            release_type(previous_crate.version.parse().map_err(anyhow::Error::msg)?, version)?;
+        if release_type == MAJOR {
+            println!("{}: {version} may break what {} promises", krate.name, previous_crate.version);
             continue;
         }
-        let (old, new) = (old.rustdoc(&was.name)?, new.rustdoc(&krate.name)?);
+        let (old, new) = (old.rustdoc(&previous_crate.name)?, new.rustdoc(&krate.name)?);
         let mut tool = command::cargo();
-        tool.args(["semver-checks", "--release-type", step]);
+        tool.args(["semver-checks", "--release-type", release_type]);
         tool.arg("--baseline-rustdoc").arg(old).arg("--current-rustdoc").arg(new);
         if command::run(&mut tool).is_err() {
             broken.push(krate.name.as_str());
@@ -58,18 +60,18 @@ pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
 }
 
 /// The crates of one release.
-struct Side {
-    unpacked: Unpacked,
-    crates: Vec<Published>,
+struct ReleaseCrates {
+    unpacked: UnpackedCrates,
+    crates: Vec<PublishedCrate>,
 }
 
-impl Side {
+impl ReleaseCrates {
     fn create(root: &Path, archives: Vec<(String, String, PathBuf)>) -> Result<Self> {
         let paths: Vec<_> = archives.iter().map(|(_, _, path)| path.clone()).collect();
-        let unpacked = Unpacked::create(root, &paths)?;
+        let unpacked = UnpackedCrates::create(root, &paths)?;
         let describe = |((name, version, _), folder): ((String, String, PathBuf), &PathBuf)| {
             let is_library = folder.join("src/lib.rs").is_file();
-            Published { name, version, features: Vec::new(), is_library }
+            PublishedCrate { name, version, features: Vec::new(), is_library }
         };
         let crates: Vec<_> = archives.into_iter().zip(&unpacked.folders).map(describe).collect();
         unpacked.write_workspace(&[], &crates)?;
@@ -119,14 +121,14 @@ fn name_and_version(file: &str) -> Option<(String, Version)> {
 
 /// How much may change from one version to another, in the words of the tool. Below 1.0 every part counts one more, as in
 /// cargo.
-fn step(before: Version, after: Version) -> Result<&'static str> {
-    let step = match after.first_difference(before) {
+fn release_type(before: Version, after: Version) -> Result<&'static str> {
+    let index = match after.first_difference(before) {
         Some(0) => 0,
         Some(part) if after.is_unstable() => part - 1,
         Some(part) => part,
         None => bail!("the previous tarballs have the version {after} too"),
     };
-    Ok([MAJOR, "minor", "patch"][step])
+    Ok([MAJOR, "minor", "patch"][index])
 }
 
 #[cfg(test)]
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_tarballs_have_a_crate_and_a_version() {
+    fn tarball_names_are_split_into_crate_and_version() {
         let version = "0.1.0".parse().unwrap();
         assert_eq!(name_and_version("wholemem-os-0.1.0.crate"), Some(("wholemem-os".to_owned(), version)));
         for file in ["SHA256SUMS", "wholemem.crate", "wholemem-0.1.crate", "wholemem-0.1.0.tar.gz"] {
@@ -143,8 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn a_step_below_one_counts_one_part_more() {
-        let step = |before: &str, after: &str| step(before.parse().unwrap(), after.parse().unwrap());
+    fn the_release_type_below_one_is_shifted_by_one_part() {
+        let step = |before: &str, after: &str| release_type(before.parse().unwrap(), after.parse().unwrap());
         let expected = [
             ("1.2.3", "2.0.0", "major"),
             ("1.2.3", "1.3.0", "minor"),

@@ -74,7 +74,7 @@ pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
         if line.starts_with('[') {
             section = line;
         }
-        let is_own = match section {
+        let is_workspace_version = match section {
             "[workspace.package]" => line == before,
             "[workspace.dependencies]" if line.contains("path = ") && line.contains("version = ") => {
                 ensure!(line.contains(&before), "another version than that of the workspace: {line}");
@@ -83,7 +83,7 @@ pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
             }
             _ => false,
         };
-        edited.push_str(&if is_own { line.replace(&before, &after) } else { line.to_owned() });
+        edited.push_str(&if is_workspace_version { line.replace(&before, &after) } else { line.to_owned() });
         edited.push('\n');
     }
     ensure!(crates > 0, "no crate of the workspace is in [workspace.dependencies] with a version");
@@ -111,15 +111,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_three_numbers_is_no_version() {
+    fn only_three_plain_numbers_are_a_version() {
         for text in ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1.2.x", "1.02.3", "+1.2.3", "1.2.3-rc1"] {
-            let refused = format!("`{text}` is not a version such as 0.2.0");
-            assert_eq!(text.parse::<Version>(), Err(refused), "{text}");
+            let error = format!("`{text}` is not a version such as 0.2.0");
+            assert_eq!(text.parse::<Version>(), Err(error), "{text}");
         }
     }
 
     #[test]
-    fn the_workspace_and_its_crates_get_the_version_and_others_keep_theirs() {
+    fn only_versions_of_workspace_crates_are_set() {
         assert_eq!(current(MANIFEST).unwrap(), version("0.1.0"));
         let edited = set(MANIFEST, version("0.2.0")).unwrap();
         let expected = MANIFEST
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_with_another_version_than_the_workspace_is_refused() {
+    fn a_crate_version_that_differs_from_the_workspace_is_rejected() {
         let manifest = MANIFEST.replace("\"ours\", version = \"0.1.0\"", "\"ours\", version = \"0.0.9\"");
         let error = set(&manifest, version("0.2.0")).unwrap_err().to_string();
         assert!(error.starts_with("another version than that of the workspace: ours = "), "{error}");
     }
 
     #[test]
-    fn a_manifest_without_a_version_is_refused() {
+    fn a_manifest_without_a_version_is_rejected() {
         let error = current("[package]\nversion = \"0.1.0\"\n").unwrap_err();
         assert_eq!(error.to_string(), "no `version` in [workspace.package]");
     }

@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_does_not_exist_is_found_in_a_sentence_and_in_a_drawing() {
+    fn missing_paths_are_found_in_sentences_and_drawings() {
         let expected = |path| format!("docs/PAGE.md: mentions `{path}`, which is not in the repository");
         assert_eq!(findings("It is in `crates/os/src/old.rs`."), [expected("crates/os/src/old.rs")]);
         assert_eq!(findings("```text\nrun   crates/o/src   runs\n```"), [expected("crates/o/src")]);

@@ -58,7 +58,8 @@ pub(crate) fn build() -> Result<PathBuf> {
     };
     let pages = sources.join("python");
     fs::create_dir_all(&pages)?;
-    let modules = pages_of(SUMMARY).into_iter().filter_map(|page| module(&page)).collect::<Vec<_>>();
+    let modules =
+        listed_pages(SUMMARY).into_iter().filter_map(|page| python_module(&page)).collect::<Vec<_>>();
     let mut arguments = vec![OsStr::new("crates/python/python"), pages.as_os_str()];
     arguments.extend(modules.iter().map(OsStr::new));
     script("reference.py", &arguments)?;
@@ -79,13 +80,13 @@ pub(crate) fn open(index: &Path) -> Result<()> {
 fn stage(sources: &Path) -> Result<Vec<String>> {
     let files: BTreeSet<String> =
         source_rules::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
-    let put = |path: &str, text: &[u8]| -> Result<()> {
+    let write = |path: &str, text: &[u8]| -> Result<()> {
         let file = sources.join(path);
         fs::create_dir_all(file.parent().context("a page lies in a folder")?)?;
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     };
-    let pages = pages_of(SUMMARY);
-    let mut findings = forgotten(files.iter(), &pages);
+    let pages = listed_pages(SUMMARY);
+    let mut findings = unlisted_pages(files.iter(), &pages);
     let mut shown = BTreeSet::new();
     for path in pages.iter().filter(|path| files.contains(*path)) {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
@@ -93,32 +94,32 @@ fn stage(sources: &Path) -> Result<Vec<String>> {
         if path != "CHANGELOG.md" && !path.starts_with("docs/measured/") {
             findings.extend(mentions::missing(path, &text, &files));
         }
-        let linked = links::linked(path, &text, &files);
+        let linked = links::rewrite_links(path, &text, &files);
         findings.extend(linked.broken);
         shown.extend(linked.files);
-        put(&links::staged(path), linked.text.as_bytes())?;
+        write(&links::staged_path(path), linked.text.as_bytes())?;
     }
     let mut summary = format!("{}\n# Files\n\n", SUMMARY.replace("README.md)", "index.md)"));
     for path in shown.difference(&pages) {
         let bytes = fs::read(path)?;
-        if links::is_as_it_is(path) {
-            put(path, &bytes)?;
+        if links::is_copied_verbatim(path) {
+            write(path, &bytes)?;
             continue;
         }
         let text = String::from_utf8(bytes).with_context(|| format!("{path} is no text to show"))?;
         let kind = Path::new(path).extension().and_then(|kind| kind.to_str()).unwrap_or("text");
         let kind = if kind.starts_with("cu") { "cpp" } else { kind };
-        let page = links::staged(path);
-        put(&page, format!("# {path}\n\n~~~~{kind}\n{text}\n~~~~\n").as_bytes())?;
+        let page = links::staged_path(path);
+        write(&page, format!("# {path}\n\n~~~~{kind}\n{text}\n~~~~\n").as_bytes())?;
         summary.push_str(&format!("- [{path}]({page})\n"));
     }
-    put("SUMMARY.md", summary.as_bytes())?;
-    put("rust.md", &fs::read(Path::new(FOLDER).join("rust.md"))?)?;
+    write("SUMMARY.md", summary.as_bytes())?;
+    write("rust.md", &fs::read(Path::new(FOLDER).join("rust.md"))?)?;
     Ok(findings)
 }
 
 /// The pages that a table of contents lists, by their paths.
-fn pages_of(summary: &str) -> BTreeSet<String> {
+fn listed_pages(summary: &str) -> BTreeSet<String> {
     summary
         .split("](")
         .skip(1)
@@ -128,18 +129,18 @@ fn pages_of(summary: &str) -> BTreeSet<String> {
 }
 
 /// The module of the Python package that a page describes.
-fn module(page: &str) -> Option<String> {
+fn python_module(page: &str) -> Option<String> {
     page.strip_prefix("python/")?.strip_suffix(".md").map(str::to_owned)
 }
 
-/// What is written for people, and on no page: Markdown in these folders, or beside them at the root.
-fn forgotten<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTreeSet<String>) -> Vec<String> {
-    let is_ours = |path: &str| {
+/// What is written for people, and not on the site: add it to Markdown in these folders, or beside them at the root.
+fn unlisted_pages<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTreeSet<String>) -> Vec<String> {
+    let belongs_on_site = |path: &str| {
         path.ends_with(".md")
             && (!path.contains('/') || path.starts_with("docs/") || path.starts_with("examples/"))
     };
-    let files = files.into_iter().filter(|path| is_ours(path) && !pages.contains(*path));
-    files.map(|path| format!("{path}: on no page: {FOLDER}/SUMMARY.md has the menu")).collect()
+    let files = files.into_iter().filter(|path| belongs_on_site(path) && !pages.contains(*path));
+    files.map(|path| format!("{path}: not on the site: add it to {FOLDER}/SUMMARY.md")).collect()
 }
 
 /// Copies a folder with all that is in it.
@@ -162,14 +163,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_without_a_page_is_found() {
+    fn a_markdown_file_without_a_page_is_found() {
         let files =
             ["README.md", "docs/new.md", "crates/os/README.md", "docs/plots/a.svg"].map(str::to_owned);
-        let pages = pages_of("- [One](README.md)\n- [Two](python/a.b.md)\n");
-        assert_eq!(pages.iter().find_map(|page| module(page)), Some("a.b".to_owned()));
+        let pages = listed_pages("- [One](README.md)\n- [Two](python/a.b.md)\n");
+        assert_eq!(pages.iter().find_map(|page| python_module(page)), Some("a.b".to_owned()));
         assert_eq!(
-            forgotten(&files, &pages),
-            ["docs/new.md: on no page: xtask/src/site/SUMMARY.md has the menu"]
+            unlisted_pages(&files, &pages),
+            ["docs/new.md: not on the site: add it to xtask/src/site/SUMMARY.md"]
         );
     }
 }

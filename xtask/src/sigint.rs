@@ -11,7 +11,7 @@ use std::process::Command;
 const SIGINT: u32 = 2;
 
 /// If SIGINT is ignored, executes this program again with the default disposition, by `env` of GNU coreutils.
-pub(crate) fn let_interrupts_reach_children() {
+pub(crate) fn restore_default_sigint() {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     if !ignores(&status, SIGINT) {
         return;
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ignored_signal_is_found_in_the_mask() {
+    fn an_ignored_signal_is_read_from_the_mask() {
         let status = "Name:\tcargo\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000001002\nSigCgt:\t0\n";
         assert!(ignores(status, 2));
         assert!(ignores(status, 13));

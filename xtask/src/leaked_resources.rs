@@ -1,8 +1,8 @@
-//! What a run has left on the machine: named shared memory, and processes that outlived the test that began them.
+//! What a run has leaked on the machine: named shared memory, and processes that outlived the test that began them.
 //!
-//! A process is a leftover if its program lies in our target folder, it started after us, and it is an orphan: the
+//! A process is a leftover if its program lies in our target folder, it started after own_pid, and it is an orphan: the
 //! kernel then hands it to one of our own ancestors. A process that somebody else runs from the same folder at
-//! the same time has a living parent that is no ancestor of ours, and is left alone.
+//! the same time has a living parent that is no ancestor of ours, and is leaked alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,16 +22,16 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// Our names in the folder of named shared memory.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct SharedMemory {
+pub(crate) struct SharedMemoryNames {
     names: BTreeSet<String>,
 }
 
-impl SharedMemory {
-    pub(crate) fn look() -> Result<Self> {
-        Self::look_in(Path::new(SHARED_MEMORY))
+impl SharedMemoryNames {
+    pub(crate) fn list() -> Result<Self> {
+        Self::list_in(Path::new(SHARED_MEMORY))
     }
 
-    fn look_in(folder: &Path) -> Result<Self> {
+    fn list_in(folder: &Path) -> Result<Self> {
         let mut names = BTreeSet::new();
         if folder.is_dir() {
             for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
@@ -44,34 +44,34 @@ impl SharedMemory {
         Ok(Self { names })
     }
 
-    fn left_in(&self, after: &Self) -> Vec<String> {
+    fn added_in(&self, after: &Self) -> Vec<String> {
         after
             .names
             .difference(&self.names)
-            .map(|name| format!("{SHARED_MEMORY}/{name} was left behind"))
+            .map(|name| format!("{SHARED_MEMORY}/{name} was not removed"))
             .collect()
     }
 }
 
-pub(crate) fn check(before: &Result<SharedMemory>) -> Result<()> {
+pub(crate) fn check(before: &Result<SharedMemoryNames>) -> Result<()> {
     let before =
-        before.as_ref().map_err(|error| anyhow!("{error:#}").context("cannot look at shared memory"))?;
+        before.as_ref().map_err(|error| anyhow!("{error:#}").context("cannot list shared memory"))?;
     let target = command::target_folder()?;
     let target = target.canonicalize().unwrap_or(target);
     let start = Instant::now();
-    let mut left = leftovers(&processes()?, process::id(), &target);
-    while !left.is_empty() && start.elapsed() < GRACE {
+    let mut leaked = leaked_processes(&processes()?, process::id(), &target);
+    while !leaked.is_empty() && start.elapsed() < GRACE {
         thread::sleep(Duration::from_millis(50));
-        left = leftovers(&processes()?, process::id(), &target);
+        leaked = leaked_processes(&processes()?, process::id(), &target);
     }
-    let mut findings = before.left_in(&SharedMemory::look()?);
-    findings.extend(left);
+    let mut findings = before.added_in(&SharedMemoryNames::list()?);
+    findings.extend(leaked);
     report::no_findings(findings)
 }
 
 /// A living process as `/proc` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Process {
+struct ProcessStat {
     parent: u32,
     /// In ticks since the machine started.
     started: u64,
@@ -79,7 +79,7 @@ struct Process {
     program: Option<PathBuf>,
 }
 
-fn processes() -> Result<BTreeMap<u32, Process>> {
+fn processes() -> Result<BTreeMap<u32, ProcessStat>> {
     let mut processes = BTreeMap::new();
     for entry in fs::read_dir("/proc").context("cannot list /proc")? {
         let entry = entry?;
@@ -90,7 +90,7 @@ fn processes() -> Result<BTreeMap<u32, Process>> {
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let Some((parent, started)) = parent_and_start(&stat) else { continue };
         let program = fs::read_link(entry.path().join("exe")).ok();
-        processes.insert(pid, Process { parent, started, program });
+        processes.insert(pid, ProcessStat { parent, started, program });
     }
     Ok(processes)
 }
@@ -104,20 +104,21 @@ fn parent_and_start(stat: &str) -> Option<(u32, u64)> {
     Some((parent, started))
 }
 
-fn leftovers(processes: &BTreeMap<u32, Process>, us: u32, target: &Path) -> Vec<String> {
-    let began = processes.get(&us).map_or(0, |process| process.started);
-    let family: BTreeSet<u32> = ancestry(processes, us).collect();
-    let built = |process: &Process| process.program.clone().filter(|path| path.starts_with(target));
+fn leaked_processes(processes: &BTreeMap<u32, ProcessStat>, own_pid: u32, target: &Path) -> Vec<String> {
+    let own_start = processes.get(&own_pid).map_or(0, |process| process.started);
+    let our_ancestors: BTreeSet<u32> = ancestors(processes, own_pid).collect();
+    let built_program =
+        |process: &ProcessStat| process.program.clone().filter(|path| path.starts_with(target));
     let mut findings = Vec::new();
     for (pid, process) in processes {
-        let Some(program) = built(process) else { continue };
-        if *pid == us || process.started < began {
+        let Some(program) = built_program(process) else { continue };
+        if *pid == own_pid || process.started < own_start {
             continue;
         }
         // A leftover may have children that are leftovers too; what counts is who holds the oldest of them.
-        let is_outside = |pid: &u32| *pid == us || processes.get(pid).and_then(built).is_none();
-        let keeper = ancestry(processes, *pid).find(is_outside);
-        if keeper.is_none_or(|keeper| family.contains(&keeper)) {
+        let is_outside = |pid: &u32| *pid == own_pid || processes.get(pid).and_then(built_program).is_none();
+        let owner = ancestors(processes, *pid).find(is_outside);
+        if owner.is_none_or(|owner| our_ancestors.contains(&owner)) {
             findings.push(format!("process {pid} still runs {}", program.display()));
         }
     }
@@ -125,7 +126,7 @@ fn leftovers(processes: &BTreeMap<u32, Process>, us: u32, target: &Path) -> Vec<
 }
 
 /// A process, its parent, and so on up to the first process of all.
-fn ancestry(processes: &BTreeMap<u32, Process>, pid: u32) -> impl Iterator<Item = u32> {
+fn ancestors(processes: &BTreeMap<u32, ProcessStat>, pid: u32) -> impl Iterator<Item = u32> {
     let parent = |pid: &u32| processes.get(pid).map(|process| process.parent).filter(|parent| *parent != 0);
     // Read at different moments, the parents could form a circle.
     std::iter::successors(Some(pid), parent).take(processes.len())
@@ -135,45 +136,45 @@ fn ancestry(processes: &BTreeMap<u32, Process>, pid: u32) -> impl Iterator<Item 
 mod tests {
     use super::*;
 
-    const US: u32 = 50;
+    const OWN_PID: u32 = 50;
 
-    fn process(parent: u32, started: u64, program: &str) -> Process {
-        Process { parent, started, program: Some(PathBuf::from(program)) }
+    fn process(parent: u32, started: u64, program: &str) -> ProcessStat {
+        ProcessStat { parent, started, program: Some(PathBuf::from(program)) }
     }
 
-    /// init -> shell -> us, and init -> another shell.
-    fn machine() -> BTreeMap<u32, Process> {
+    /// init -> shell -> own_pid, and init -> another shell.
+    fn machine() -> BTreeMap<u32, ProcessStat> {
         BTreeMap::from([
             (1, process(0, 0, "/sbin/init")),
             (40, process(1, 100, "/bin/sh")),
             (41, process(1, 100, "/bin/sh")),
-            (US, process(40, 1000, "/repo/target/debug/xtask")),
+            (OWN_PID, process(40, 1000, "/repo/target/debug/xtask")),
         ])
     }
 
-    fn leftovers_with(more: &[(u32, Process)]) -> Vec<String> {
+    fn leaks_with(more: &[(u32, ProcessStat)]) -> Vec<String> {
         let mut processes = machine();
         processes.extend(more.iter().cloned());
-        leftovers(&processes, US, Path::new("/repo/target"))
+        leaked_processes(&processes, OWN_PID, Path::new("/repo/target"))
     }
 
     #[test]
-    fn a_quiet_machine_has_no_leftovers() {
-        assert_eq!(leftovers_with(&[]), Vec::<String>::new());
+    fn without_other_processes_nothing_is_leaked() {
+        assert_eq!(leaks_with(&[]), Vec::<String>::new());
     }
 
     #[test]
     fn an_orphan_from_our_target_folder_is_found() {
         assert_eq!(
-            leftovers_with(&[(60, process(1, 2000, "/repo/target/debug/deps/ranks-1f"))]),
+            leaks_with(&[(60, process(1, 2000, "/repo/target/debug/deps/ranks-1f"))]),
             ["process 60 still runs /repo/target/debug/deps/ranks-1f"]
         );
     }
 
     #[test]
-    fn an_orphan_whose_program_was_built_anew_is_found() {
+    fn an_orphan_whose_program_was_rebuilt_is_found() {
         assert_eq!(
-            leftovers_with(&[(60, process(1, 2000, "/repo/target/debug/wholemem (deleted)"))]),
+            leaks_with(&[(60, process(1, 2000, "/repo/target/debug/wholemem (deleted)"))]),
             ["process 60 still runs /repo/target/debug/wholemem (deleted)"]
         );
     }
@@ -182,24 +183,24 @@ mod tests {
     fn the_children_of_an_orphan_are_found_too() {
         let orphan = process(40, 2000, "/repo/target/debug/wholemem");
         let child = process(60, 2001, "/repo/target/debug/wholemem");
-        assert_eq!(leftovers_with(&[(60, orphan), (61, child)]).len(), 2);
+        assert_eq!(leaks_with(&[(60, orphan), (61, child)]).len(), 2);
     }
 
     #[test]
     fn a_child_of_ours_is_found() {
-        assert_eq!(leftovers_with(&[(60, process(US, 2000, "/repo/target/debug/wholemem"))]).len(), 1);
+        assert_eq!(leaks_with(&[(60, process(OWN_PID, 2000, "/repo/target/debug/wholemem"))]).len(), 1);
     }
 
     #[test]
-    fn what_ran_before_us_or_elsewhere_or_for_somebody_else_is_no_leftover() {
+    fn older_foreign_and_parented_processes_are_not_leaked() {
         let cargo = process(41, 1500, "/bin/cargo");
         let test = process(70, 2000, "/repo/target/debug/deps/ranks-1f");
         assert_eq!(
-            leftovers_with(&[
+            leaks_with(&[
                 (60, process(1, 999, "/repo/target/debug/wholemem")),
                 (61, process(1, 2000, "/repo/targets/wholemem")),
                 (62, process(41, 2000, "/repo/target/debug/wholemem")),
-                (63, Process { program: None, ..process(1, 2000, "") }),
+                (63, ProcessStat { program: None, ..process(1, 2000, "") }),
                 (70, cargo),
                 (71, test),
             ]),
@@ -208,9 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn parents_that_form_a_circle_end() {
+    fn a_cycle_of_parents_terminates() {
         let program = "/repo/target/debug/wholemem";
-        let found = leftovers_with(&[(60, process(61, 2000, program)), (61, process(60, 2000, program))]);
+        let found = leaks_with(&[(60, process(61, 2000, program)), (61, process(60, 2000, program))]);
         assert_eq!(found.len(), 2);
     }
 
@@ -223,23 +224,23 @@ mod tests {
     }
 
     #[test]
-    fn this_very_process_is_in_the_table() {
+    fn the_test_process_is_listed() {
         let ours = processes().unwrap().remove(&process::id()).unwrap();
         assert_eq!(ours.parent, std::os::unix::process::parent_id());
         assert_eq!(ours.program, Some(std::env::current_exe().unwrap()));
     }
 
     #[test]
-    fn only_new_names_of_ours_are_left_behind() {
-        let folder = std::env::temp_dir().join(format!("xtask-leftovers-{}", process::id()));
+    fn only_new_wholemem_names_are_reported() {
+        let folder = std::env::temp_dir().join(format!("xtask-leaks-{}", process::id()));
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("wholemem-old"), "").unwrap();
-        let before = SharedMemory::look_in(&folder).unwrap();
+        let before = SharedMemoryNames::list_in(&folder).unwrap();
         fs::write(folder.join("wholemem-new"), "").unwrap();
-        fs::write(folder.join("of-somebody-else"), "").unwrap();
-        let after = SharedMemory::look_in(&folder).unwrap();
+        fs::write(folder.join("other-project"), "").unwrap();
+        let after = SharedMemoryNames::list_in(&folder).unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(before.left_in(&after), ["/dev/shm/wholemem-new was left behind"]);
-        assert_eq!(after.left_in(&before), Vec::<String>::new());
+        assert_eq!(before.added_in(&after), ["/dev/shm/wholemem-new was not removed"]);
+        assert_eq!(after.added_in(&before), Vec::<String>::new());
     }
 }
