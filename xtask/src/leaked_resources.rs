@@ -1,8 +1,8 @@
-//! What a run has leaked on the machine: named shared memory, and processes that outlived the test that began them.
+//! The step `leftovers`: finds named shared memory and processes that a run left on the machine.
 //!
-//! A process is a leftover if its program lies in our target folder, it started after own_pid, and it is an orphan: the
-//! kernel then hands it to one of our own ancestors. A process that somebody else runs from the same folder at
-//! the same time has a living parent that is no ancestor of ours, and is leaked alone.
+//! A process counts as leaked if its program is in our target folder, it started after xtask, and it is an orphan: the kernel has
+//! reparented it to one of our own ancestors. A process that was started from the same folder by another command has a living
+//! parent that is not our ancestor, and is ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,10 +17,10 @@ use crate::{command, report};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// How long a process that was killed at the end of the last test may take to be gone.
+/// How long to wait for processes that the last test killed.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Our names in the folder of named shared memory.
+/// The names in `/dev/shm` that begin with `wholemem`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SharedMemoryNames {
     names: BTreeSet<String>,
@@ -69,13 +69,13 @@ pub(crate) fn check(before: &Result<SharedMemoryNames>) -> Result<()> {
     report::no_findings(findings)
 }
 
-/// A living process as `/proc` shows it.
+/// A process as listed in `/proc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ProcessStat {
     parent: u32,
-    /// In ticks since the machine started.
+    /// Start time in clock ticks since boot.
     started: u64,
-    /// Unknown for the processes of other people, and for the dead that nobody has collected.
+    /// `None` for processes of other users and for zombies.
     program: Option<PathBuf>,
 }
 
@@ -86,7 +86,7 @@ fn processes() -> Result<BTreeMap<u32, ProcessStat>> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // Whatever cannot be read has ended since it was listed.
+        // The process has exited since it was listed.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let Some((parent, started)) = parent_and_start(&stat) else { continue };
         let program = fs::read_link(entry.path().join("exe")).ok();
@@ -95,8 +95,8 @@ fn processes() -> Result<BTreeMap<u32, ProcessStat>> {
     Ok(processes)
 }
 
-/// Fields 4 and 22 of `/proc/PID/stat`. The second field is the program's name in parentheses, and may itself hold
-/// parentheses and spaces.
+/// Reads fields 4 and 22 of `/proc/PID/stat`. Field 2, the program's name in parentheses, may itself contain parentheses and
+/// spaces.
 fn parent_and_start(stat: &str) -> Option<(u32, u64)> {
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().skip(1);
     let parent = fields.next()?.parse().ok()?;
@@ -115,7 +115,7 @@ fn leaked_processes(processes: &BTreeMap<u32, ProcessStat>, own_pid: u32, target
         if *pid == own_pid || process.started < own_start {
             continue;
         }
-        // A leftover may have children that are leftovers too; what counts is who holds the oldest of them.
+        // A leaked process may have leaked children; the first ancestor with a program outside of the target folder decides.
         let is_outside = |pid: &u32| *pid == own_pid || processes.get(pid).and_then(built_program).is_none();
         let owner = ancestors(processes, *pid).find(is_outside);
         if owner.is_none_or(|owner| our_ancestors.contains(&owner)) {
@@ -125,10 +125,10 @@ fn leaked_processes(processes: &BTreeMap<u32, ProcessStat>, own_pid: u32, target
     findings
 }
 
-/// A process, its parent, and so on up to the first process of all.
+/// A process, its parent, and so on up to process 1.
 fn ancestors(processes: &BTreeMap<u32, ProcessStat>, pid: u32) -> impl Iterator<Item = u32> {
     let parent = |pid: &u32| processes.get(pid).map(|process| process.parent).filter(|parent| *parent != 0);
-    // Read at different moments, the parents could form a circle.
+    // The entries are read at different times, so parents may form a cycle; `take` bounds the iteration.
     std::iter::successors(Some(pid), parent).take(processes.len())
 }
 
@@ -142,7 +142,7 @@ mod tests {
         ProcessStat { parent, started, program: Some(PathBuf::from(program)) }
     }
 
-    /// init -> shell -> own_pid, and init -> another shell.
+    /// Process tree: init -> shell -> xtask, and init -> another shell.
     fn machine() -> BTreeMap<u32, ProcessStat> {
         BTreeMap::from([
             (1, process(0, 0, "/sbin/init")),

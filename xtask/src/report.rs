@@ -1,4 +1,4 @@
-//! What a run says: a heading and an ending for each step, then a table, the failures again, and the count.
+//! The output of a run: a heading and a result line for each step, then a table, the failures, and the counts.
 
 use std::env;
 use std::fmt::Write;
@@ -6,17 +6,17 @@ use std::io::{self, IsTerminal};
 
 use anyhow::{Result, bail};
 
-/// How a step ended.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StepOutcome {
     Passed,
-    /// The machine lacks what the step needs, and why.
+    /// A tool or device that the step needs is missing; the text names it.
     Skipped(String),
     Failed(String),
 }
 
 impl StepOutcome {
-    /// The label alone carry the meaning; colour only repeats it.
+    /// The text in the table. It is understandable without colour.
     fn label(&self) -> String {
         match self {
             Self::Passed => "ok".to_owned(),
@@ -34,7 +34,7 @@ impl StepOutcome {
     }
 }
 
-/// A step that has run.
+/// The result of a step: name, outcome and duration.
 #[derive(Debug)]
 pub(crate) struct StepResult {
     pub(crate) name: String,
@@ -50,7 +50,7 @@ enum Style {
     Red,
 }
 
-/// The steps that have run so far, and whether to write in colour.
+/// The results so far, and whether to write in colour.
 #[derive(Debug)]
 pub(crate) struct StepReport {
     colour: bool,
@@ -58,7 +58,7 @@ pub(crate) struct StepReport {
 }
 
 impl StepReport {
-    /// A report in colour only where standard output is a terminal and nothing forbids it.
+    /// Creates a report, in colour if standard output is a terminal and neither `NO_COLOR` nor `TERM=dumb` is set.
     pub(crate) fn on_stdout() -> Self {
         let no_colour = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");
@@ -86,7 +86,7 @@ impl StepReport {
         line
     }
 
-    /// The table, the failures with their reasons, and the count of steps alone on the last line.
+    /// The table, the failures with their reasons, and the counts on the last line.
     pub(crate) fn summary(&self) -> String {
         let mut text = self.table();
         text.push('\n');
@@ -140,7 +140,7 @@ impl StepReport {
     }
 }
 
-/// Prints what a check has found, one line each, and fails if that is anything.
+/// Prints the findings of a check, one on each line, and returns an error if there are any.
 pub(crate) fn no_findings(findings: Vec<String>) -> Result<()> {
     for finding in &findings {
         println!("{finding}");

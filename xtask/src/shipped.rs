@@ -1,8 +1,8 @@
-//! What ships has no test hooks: they are neither compiled into the program and the Python package, nor found in them.
+//! The step `shipped`: checks that the program and the Python package contain no test hooks.
 //!
-//! Two things are looked at, because either alone can miss a leak. cargo's messages name the features that each crate was
-//! built with: a linker drops a hook that nothing calls, and the feature is on all the same. The unstripped artefacts are searched
-//! for symbols of hooks and for PTX that is for tests: what got there some other way is found too.
+//! Two checks are made, because each alone can miss a hook. cargo's JSON messages list the features that each crate was built
+//! with, which shows an enabled feature even if the linker removed its code. The unstripped artefacts are searched for symbols of
+//! hook modules and for test PTX, which shows hooks that were compiled in without a feature.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use crate::{command, report, source_rules};
 
-/// What ships: the packages, and the features that some crate of the workspace has in their builds. No other feature may be on.
+/// The shipped packages, and the features of workspace crates that may be enabled in their builds.
 const SHIPPED_PACKAGES: &[(&str, &[&str])] =
     &[("wholemem-cli", &["wholemem-hal/bench"]), ("wholemem-python", &[])];
 
-/// Modules that exist for tests only, as paths from the crate on.
+/// Modules that exist for tests only, as paths that begin with the crate.
 const HOOK_MODULES: &[&[&str]] = &[
     &["wholemem_os", "fault"],
     &["wholemem_comm", "fuzz"],
@@ -26,10 +26,10 @@ const HOOK_MODULES: &[&[&str]] = &[
     &["wholemem_testkit"],
 ];
 
-/// A module that is in every artefact: without a symbol of it, the artefact has no symbols to search.
+/// A module that every artefact contains. If its symbols are missing, the artefact has no symbol table.
 const ALWAYS_PRESENT: &[&str] = &["wholemem_os", "futex"];
 
-/// PTX that only tests load.
+/// Paths of PTX that only tests load.
 const TEST_PTX: [&str; 2] =
     ["crates/testkit/kernels/ptx/", "crates/wholemem/kernels/ptx/collective.testing.ptx"];
 
@@ -47,14 +47,14 @@ pub(crate) fn check() -> Result<()> {
             artefact(&messages, package).with_context(|| format!("cargo built no artefact of {package}"))?;
         let bytes = fs::read(&artefact).with_context(|| format!("cannot read {}", artefact.display()))?;
         println!("{}: {} bytes, unstripped", artefact.display(), bytes.len());
-        ensure!(has_symbols_of(&bytes, ALWAYS_PRESENT), "{} has no symbols to search", artefact.display());
+        ensure!(has_symbols_of(&bytes, ALWAYS_PRESENT), "{} has no symbol table", artefact.display());
         findings
             .extend(find_hooks(&bytes, &ptx).into_iter().map(|found| format!("{package} contains {found}")));
     }
     report::no_findings(findings)
 }
 
-/// The files of PTX for tests, and what is in them and in no other PTX.
+/// The test PTX files, each with a prefix of its text that no other PTX contains.
 fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
     let (mut tests, mut others) = (Vec::new(), Vec::new());
     for path in source_rules::tracked()?.into_iter().filter(|path| path.ends_with(".ptx")) {
@@ -65,30 +65,30 @@ fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
             others.push(text);
         }
     }
-    ensure!(!tests.is_empty() && !others.is_empty(), "git names no PTX for tests, or none that ships");
+    ensure!(!tests.is_empty() && !others.is_empty(), "git lists no test PTX, or no shipped PTX");
     let own = |(path, text): (String, String)| {
         let own = unique_prefix(&text, &others);
-        ensure!(!own.is_empty(), "{path} has no lines of its own");
+        ensure!(!own.is_empty(), "{path} has no prefix that other PTX lacks");
         Ok((path, own.into_bytes()))
     };
     tests.into_iter().map(own).collect()
 }
 
-/// The first lines of a text, so many that no other text has them.
+/// The shortest sequence of first lines of a text that no other text contains.
 fn unique_prefix(text: &str, others: &[String]) -> String {
     let ends = text.match_indices('\n').map(|(at, _)| at + 1);
     let own = ends.map(|end| &text[..end]).find(|lines| !others.iter().any(|other| other.contains(lines)));
     own.unwrap_or_default().to_owned()
 }
 
-/// The features of crates of the workspace that are on in a build and must not be.
+/// The enabled features of workspace crates that are not allowed in a build.
 fn forbidden_features(messages: &[Value], package: &str, allowed: &[&str]) -> Vec<String> {
     let mut findings = Vec::new();
     for message in messages.iter().filter(|message| message["reason"] == "compiler-artifact") {
         let Some(name) = message["target"]["name"].as_str().map(|name| name.replace('_', "-")) else {
             continue;
         };
-        // Packages of the workspace have a path as their source.
+        // The ids of workspace packages begin with `path+file:`.
         let is_in_workspace = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+file:"));
         let on = message["features"].as_array().into_iter().flatten().filter_map(Value::as_str);
         for feature in on.map(|feature| format!("{name}/{feature}")) {
@@ -100,7 +100,7 @@ fn forbidden_features(messages: &[Value], package: &str, allowed: &[&str]) -> Ve
     findings
 }
 
-/// The file that cargo has built for a package: a program, or a library that Python loads.
+/// The file that cargo built for a package: a program, or a library that Python loads.
 fn artefact(messages: &[Value], package: &str) -> Option<PathBuf> {
     let of_package = messages.iter().filter(|message| {
         message["reason"] == "compiler-artifact"
@@ -117,7 +117,7 @@ fn artefact(messages: &[Value], package: &str) -> Option<PathBuf> {
         .next()
 }
 
-/// The test hooks in an artefact, by their symbols and their PTX.
+/// The test hooks in an artefact, found by symbols and by PTX.
 fn find_hooks(bytes: &[u8], ptx: &[(String, Vec<u8>)]) -> Vec<String> {
     let symbols = HOOK_MODULES.iter().filter(|module| has_symbols_of(bytes, module));
     let symbols = symbols.map(|module| format!("symbols of {}", module.join("::")));
@@ -125,7 +125,7 @@ fn find_hooks(bytes: &[u8], ptx: &[(String, Vec<u8>)]) -> Vec<String> {
     symbols.chain(texts).collect()
 }
 
-/// Whether a symbol of a module is among the bytes. Both of Rust's manglings have each name after its length.
+/// Whether the bytes contain a symbol of a module. Both Rust manglings write each name after its length.
 fn has_symbols_of(bytes: &[u8], module: &[&str]) -> bool {
     let mangled: String = module.iter().map(|name| format!("{}{name}", name.len())).collect();
     contains(bytes, mangled.as_bytes())

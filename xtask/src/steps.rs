@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test` in their order, and the loop that runs them.
+//! The ordered steps of `cargo xtask test`, and the loop that runs them.
 
 use std::time::Instant;
 
@@ -14,24 +14,24 @@ use crate::{
     python, shipped, site, source_rules, vocabulary, wheel_check, working_tree,
 };
 
-/// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
+/// A check. Steps run in the order of the variants; `--list` prints their summaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Step {
     /// The sources are formatted
     Fmt,
-    /// Source files say what they are, and stay short
+    /// Source files begin with a summary sentence and have at most 600 lines
     SourceRules,
-    /// No text has a name or phrase that was replaced
+    /// No file uses a former name or phrase of `xtask/vocabulary.txt`
     Vocabulary,
-    /// The crates of the workspace depend on each other downwards only, and the top modules of each have no import cycle
+    /// Crates depend on lower crates only, and the top modules of each crate have no import cycle
     CrateGraph,
-    /// Every dependency may be shipped under our licences
+    /// The licence of every dependency allows distribution under our licences
     Licences,
-    /// What is generated and committed is what its sources say
+    /// Committed generated files match their sources
     Generated,
-    /// The headers for users' kernels compile on the host and find what a plain loop finds
+    /// The headers for users' kernels compile on the host and agree with a plain loop
     Headers,
-    /// Clippy has nothing to say, neither of the tests nor of what ships
+    /// Clippy reports no warning, for the tests and for the shipped packages
     Clippy,
     /// Every test of every target passes
     Tests,
@@ -39,25 +39,25 @@ pub(crate) enum Step {
     Doctests,
     /// The documentation builds without a warning
     Rustdoc,
-    /// The published crates build from their tarballs, and the programs of READMEs build and run with these alone
+    /// The published crates build from their tarballs, and the README programs build and run with these crates alone
     Package,
-    /// The program and the Python package, as they ship, contain no test hooks
+    /// The shipped program and Python package contain no test hooks
     Shipped,
-    /// The Python package has its types right, builds, and passes its tests and examples
+    /// The Python package passes type checks, builds, and passes its tests and examples
     Python,
-    /// The tests of the Python package that need torch pass, with none skipped for lack of it; with `--torch` only
+    /// The Python tests that need torch pass, and none is skipped for lack of torch; runs with `--torch` only
     Torch,
-    /// The wheel and the Debian package are built, and work where there is no Rust
+    /// The wheel and the Debian package build, and work in an environment without Rust
     Wheel,
-    /// The documentation is a site in which every link leads somewhere
+    /// The documentation site builds without broken links
     Docs,
-    /// The modules that can run under Miri have no undefined behaviour there
+    /// The modules that Miri supports have no undefined behaviour
     Miri,
-    /// Everything compiles for 64-bit Arm
+    /// The workspace compiles for 64-bit Arm
     Aarch64,
-    /// The run has left nothing in the working tree
+    /// The run left no new or changed files in the working tree
     CleanTree,
-    /// The run has left no shared memory and no processes
+    /// The run left no shared memory and no processes
     Leftovers,
 }
 
@@ -101,7 +101,7 @@ impl Step {
     }
 }
 
-/// What the steps of one run need to know: what was asked for, and how the machine looked before.
+/// The input of the steps of a run: its options, and the state of the machine before it.
 #[derive(Debug)]
 struct RunContext {
     exhaustive: bool,
@@ -110,18 +110,18 @@ struct RunContext {
     shared_memory: Result<SharedMemoryNames>,
 }
 
-/// The steps to run, in their usual order: those named, or all where none is.
+/// The steps to run, in their usual order: the named steps, or all steps if none is named.
 pub(crate) fn select(only: &[Step]) -> Vec<Step> {
     Step::value_variants().iter().copied().filter(|step| only.is_empty() || only.contains(step)).collect()
 }
 
-/// One line a step: its name and what it checks.
+/// One line for each step: its name and its description.
 pub(crate) fn list(steps: &[Step]) -> String {
     let width = steps.iter().map(|step| step.name().len()).max().unwrap_or(0);
     steps.iter().map(|step| format!("{:width$}  {}\n", step.name(), step.description())).collect()
 }
 
-/// Runs the steps, prints as it goes, and says whether none failed.
+/// Runs the steps, prints progress, and returns whether no step failed.
 pub(crate) fn run(steps: &[Step], exhaustive: bool, torch: bool) -> bool {
     let mut report = StepReport::on_stdout();
     let run = RunContext {
@@ -186,8 +186,8 @@ mod tests {
         let listed = list(&[Step::CleanTree, Step::Aarch64]);
         assert_eq!(
             listed,
-            "clean-tree  The run has left nothing in the working tree\n\
-             aarch64     Everything compiles for 64-bit Arm\n"
+            "clean-tree  The run left no new or changed files in the working tree\n\
+             aarch64     The workspace compiles for 64-bit Arm\n"
         );
     }
 

@@ -1,4 +1,4 @@
-//! The working tree before and after a run: tests must leave nothing in it.
+//! The step `clean-tree`: compares the working tree before and after a run, because tests must not leave files in it.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 
 use crate::{command, report};
 
-/// What git has to say about the working tree: one line for every file that differs from the last commit.
+/// The output of `git status`: one line for each file that differs from the last commit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WorkingTree {
     lines: BTreeSet<String>,
@@ -15,7 +15,7 @@ pub(crate) struct WorkingTree {
 
 impl WorkingTree {
     pub(crate) fn read_status() -> Result<Self> {
-        // Without every single file, a new file in a folder that is itself untracked would not show.
+        // `all` lists the files of untracked folders too; otherwise a new file in such a folder would be missed.
         let status = ["status", "--porcelain", "--untracked-files=all"];
         let lines = command::capture(Command::new("git").args(status))?;
         Ok(Self { lines: lines.lines().map(str::to_owned).collect() })
