@@ -1,8 +1,8 @@
-//! The C++ headers with the structures and constants that kernels share with the host, generated from their Rust definition.
+//! Generates the C++ headers with the structures and constants that kernels share with the host, from their Rust definitions.
 //!
-//! cbindgen translates `crates/wholemem/src/abi/`. `crates/wholemem/kernels/cbindgen.toml` says how, and which member
-//! functions the structures get. To that this module adds a `static_assert` for each number of a `layout!`, which rustc has checked, and replaces the
-//! fixed-width types: NVRTC has no `<cstdint>`.
+//! cbindgen translates `crates/wholemem/src/abi/`; `crates/wholemem/kernels/cbindgen.toml` configures it and adds member
+//! functions. This module adds a `static_assert` for each size and offset of a `layout!`, which rustc has checked, and replaces
+//! the fixed-width integer types, because NVRTC has no `<cstdint>`.
 
 use std::fs;
 use std::path::Path;
@@ -13,25 +13,25 @@ use anyhow::{Context, Result};
 
 use crate::generated;
 
-/// Where the definitions are.
+/// The folder of the Rust definitions.
 const SOURCES: &str = "crates/wholemem/src";
 
-/// How cbindgen is told to write them.
+/// The configuration of cbindgen.
 const CONFIG: &str = "crates/wholemem/kernels/cbindgen.toml";
 
-/// Changes when what this module makes of them does.
+/// Part of the digest. Increase it when the output of this module changes.
 const GENERATION: &str = "1";
 
-/// A header, and what it is generated from.
+/// A generated header and its sources.
 struct Header {
     file: &'static str,
     about: &'static str,
     include: &'static str,
-    /// All structures, enumerations and constants of these.
+    /// Source files whose public structures, enumerations and constants are all translated.
     sources: &'static [&'static str],
-    /// Enumerations that structures of the sources have as fields.
+    /// Source files of enumerations that are field types of structures in `sources`.
     field_types: &'static [&'static str],
-    /// Whether enumerators begin with the name of their enumeration.
+    /// Whether enumerators have the name of their enumeration as a prefix.
     qualified: bool,
 }
 
@@ -61,8 +61,8 @@ const HEADERS: &[Header] = &[
     },
 ];
 
-/// Checks that the committed headers were generated from the definitions, and not changed since; if not, generates and
-/// compares.
+/// Checks that the committed headers match the digest of their definitions and were not edited; if not, generates and compares
+/// them.
 pub(crate) fn check() -> Result<()> {
     for header in HEADERS {
         let text = fs::read_to_string(header.file).unwrap_or_default();
@@ -92,7 +92,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
 }
 
 impl Header {
-    /// A digest of all that decides what comes out, and of what came out.
+    /// A digest of all inputs of the header and of its text.
     fn digest(&self, body: &str) -> Result<String> {
         let Self { about, include, qualified, .. } = self;
         let own = format!("{GENERATION}, cbindgen 0.29.2, {about}, {include}, {qualified}");
@@ -136,8 +136,8 @@ fn read(path: &str) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {path}"))
 }
 
-/// What of a source can go into a header: its public structures, enumerations and constants, with their documentation, and
-/// layouts. A change of anything else leaves the header as it is.
+/// The parts of a source that determine the header: its public structures, enumerations and constants with their documentation,
+/// and layouts. Other changes do not affect the header.
 fn definitions(source: &str) -> String {
     let (mut text, mut preceding, mut inside) = (String::new(), String::new(), false);
     for line in source.lines() {
@@ -158,7 +158,7 @@ fn definitions(source: &str) -> String {
     text
 }
 
-/// The structures and enumerations that a source makes public.
+/// The names of the public structures and enumerations of a source.
 #[cfg(any(test, feature = "abi"))]
 fn public_types(source: &str) -> Vec<String> {
     let name = |line: &str| {
@@ -168,7 +168,7 @@ fn public_types(source: &str) -> Vec<String> {
     source.lines().filter_map(name).collect()
 }
 
-/// What cbindgen wrote, in types that every compiler has, and without the marks of Markdown around drawings.
+/// The output of cbindgen with integer types that NVRTC has, and without Markdown fences around drawings.
 #[cfg(any(test, feature = "abi"))]
 fn with_portable_types(header: &str) -> Result<String> {
     let mut text = String::new();
@@ -186,7 +186,7 @@ fn with_portable_types(header: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The numbers of every `layout!(Type: len { field: offset, ... });` of a source, as C++ asserts them.
+/// A `static_assert` for the size and each offset of every `layout!(Type: len { field: offset, ... });` of a source.
 #[cfg(any(test, feature = "abi"))]
 fn assertions(source: &str) -> Result<String> {
     let mut text = String::new();

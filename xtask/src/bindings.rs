@@ -1,9 +1,8 @@
-//! The table of the CUDA driver: which functions hal calls, and the generated types and versions of each.
+//! Generates the table of CUDA driver functions that hal calls, with the type and version of each.
 //!
-//! bindgen reads NVIDIA's own typedefs, which name each function's type by the version that introduced it
-//! (`PFN_cuMemCreate_v10020`). The version that the driver is asked for is taken from that name, so type and version
-//! cannot disagree. Result codes are open newtypes, with their names in a table, so that a code newer than this list is
-//! a number and not undefined behaviour.
+//! bindgen reads NVIDIA's typedefs, which name each function's type by the version that introduced it (`PFN_cuMemCreate_v10020`).
+//! The version that is requested from `cuGetProcAddress` is taken from that name, so that type and version always agree. Result
+//! codes are open newtypes with a table of names, so that a code of a newer driver is a number and not undefined behaviour.
 
 #[cfg(feature = "bindings")]
 use std::fs;
@@ -16,10 +15,10 @@ use anyhow::Result;
 use crate::generated;
 use crate::wheels::RUNTIME;
 
-/// Where the result goes.
+/// The generated file.
 const FILE: &str = "crates/hal/src/generated/bindings.rs";
 
-/// What every driver we support has: from 550, CUDA 12.4, on.
+/// Functions that every supported driver has: driver 550 (CUDA 12.4) and newer.
 const REQUIRED: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -89,17 +88,17 @@ const REQUIRED: &[&str] = &[
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
 ];
 
-/// What a driver may lack: asked for where it is used, and its absence is a reason.
+/// Functions that a driver may lack. They are resolved on first use; if one is missing, the error says so.
 const OPTIONAL: &[&str] =
     &["cuMemGetHandleForAddressRange", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"];
 
-/// How the loader itself is found: the one symbol looked up by name in the library.
+/// The function that resolves all others; the only symbol that is looked up by name in the library.
 const LOADER: &str = "cuGetProcAddress";
 
-/// Changes when what is made of the lists does.
+/// Part of the digest. Increase it when the output of this module changes.
 const GENERATION: &str = "1";
 
-/// A digest of all that decides what comes out.
+/// A digest of all inputs of the generated file.
 fn inputs() -> String {
     let tools = [GENERATION, "bindgen 0.72.1", RUNTIME.name, RUNTIME.version];
     generated::digest(
@@ -107,7 +106,7 @@ fn inputs() -> String {
     )
 }
 
-/// Checks that the committed table was generated from these lists; if not, generates it and compares.
+/// Checks that the committed table matches the digest of these lists; if not, generates it and compares.
 pub(crate) fn check() -> Result<()> {
     if generated::is_current(Path::new(FILE), &inputs()) { Ok(()) } else { generate(true) }
 }
@@ -158,7 +157,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     generated::write_or_compare(Path::new(FILE), &text, check)
 }
 
-/// Runs `generate` with the pinned parser, which clang-sys finds through a variable.
+/// Runs `generate` with the pinned libclang, which clang-sys finds through `LIBCLANG_PATH`.
 #[cfg(feature = "bindings")]
 fn with_libclang<T, E>(folder: &Path, generate: impl FnOnce() -> Result<T, E>) -> Result<T>
 where
@@ -166,7 +165,7 @@ where
 {
     let folder = folder.canonicalize()?;
     if std::env::var_os("LIBCLANG_PATH").as_deref() != Some(folder.as_os_str()) {
-        // Setting a variable of one's own process is unsafe, and a new process is not.
+        // Setting an environment variable of the running process is unsafe, so xtask starts itself again with it.
         let status = std::process::Command::new(std::env::current_exe()?)
             .args(std::env::args_os().skip(1))
             .env("LIBCLANG_PATH", &folder)
@@ -174,12 +173,12 @@ where
         if status.success() {
             std::process::exit(0);
         }
-        anyhow::bail!("the generator did not succeed: {status}");
+        anyhow::bail!("the generator failed: {status}");
     }
     Ok(generate()?)
 }
 
-/// One function: its name, the typedef of its type, and the version in that typedef's name.
+/// A function: its name, the typedef of its type, and the version in the name of the typedef.
 #[cfg(any(test, feature = "bindings"))]
 #[derive(Debug, PartialEq, Eq)]
 struct DriverFunction {
@@ -202,14 +201,14 @@ fn functions(typedefs: &str) -> Result<Vec<DriverFunction>> {
         .collect()
 }
 
-/// The name that the driver is asked for: of a later form than the first, the version says it, and not the name.
+/// The name without the suffix `_v2`. `cuGetProcAddress` selects the form of a function by version, not by suffix.
 #[cfg(any(test, feature = "bindings"))]
 fn base_name(listed: &str) -> &str {
     listed.strip_suffix("_v2").unwrap_or(listed)
 }
 
-/// The version in `#define PFN_f PFN_f_v10020`, or the first in `#define PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`, the
-/// other being the variant with a default stream of each thread.
+/// The version in `#define PFN_f PFN_f_v10020`, or the first number in `#define PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`; the
+/// second is the version for per-thread default streams.
 #[cfg(any(test, feature = "bindings"))]
 fn version(typedefs: &str, function: &str) -> Result<u32> {
     let definition = typedefs
@@ -228,7 +227,7 @@ fn version(typedefs: &str, function: &str) -> Result<u32> {
         .with_context(|| format!("cannot read the version in `#define PFN_{function} {definition}`"))
 }
 
-/// A macro that hands all functions to another, which makes of them what it likes.
+/// A macro that passes all functions to another macro.
 #[cfg(any(test, feature = "bindings"))]
 fn table(functions: &[DriverFunction]) -> String {
     let mut text =
@@ -249,7 +248,7 @@ fn table(functions: &[DriverFunction]) -> String {
     text + "        }\n    };\n}\npub(super) use for_each_entry;\n"
 }
 
-/// The names of all result codes.
+/// A table of the names of all result codes.
 #[cfg(any(test, feature = "bindings"))]
 fn names(header: &str) -> String {
     let mut text = "\n/// The names of the result codes that the pinned headers know.\n\

@@ -42,7 +42,7 @@ impl Empty {
 
 impl Drop for Empty {
     fn drop(&mut self) {
-        // The steps `clean-tree` and `leftovers` run later; a folder that cannot be removed does not fail this step.
+        // `drop` cannot return an error; a folder that cannot be removed stays in the temporary folder.
         drop(fs::remove_dir_all(&self.folder));
     }
 }

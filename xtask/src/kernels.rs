@@ -1,9 +1,9 @@
-//! The kernels: compiled to PTX with the pinned compiler, committed, and assembled to see that nothing spills.
+//! Compiles the kernels to PTX with pinned NVRTC, and assembles the PTX to check that no kernel spills registers.
 //!
-//! A build of wholemem needs no CUDA: a crate embeds the PTX of its folder `kernels/ptx/`, and the driver compiles that when
-//! it is loaded. The PTX is for compute capability 7.0, and of the version that drivers from 550 on read. Kernels that have more to gain on newer
-//! devices are compiled for those too, as `NAME.90.ptx`; and those that make mistakes where a test asks for them, as
-//! `NAME.testing.ptx`.
+//! A build of wholemem needs no CUDA: a crate embeds the committed PTX of its folder `kernels/ptx/`, and the driver compiles it
+//! when it is loaded. The PTX targets compute capability 7.0 and a PTX version that drivers from 550 on read. Kernels that are
+//! faster with features of newer devices are also compiled for these devices, as `NAME.90.ptx`. Kernels with deliberate faults
+//! for tests are `NAME.testing.ptx`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,41 +14,41 @@ use anyhow::{Context, Result, bail};
 use crate::wheels::{NVCC, NVRTC, RUNTIME};
 use crate::{command, generated};
 
-/// The folders with sources: one in each crate that embeds PTX. The results are in `ptx` below each.
+/// The folders with kernel sources, one in each crate that embeds PTX. The PTX is in the subfolder `ptx`.
 const FOLDERS: &[&str] = &["crates/hal/kernels", "crates/testkit/kernels", "crates/wholemem/kernels"];
 
-/// The headers, which sources of every folder may include.
+/// The folder of headers; sources of every folder may include them.
 const HEADERS: &str = "crates/wholemem/kernels/include";
 
-/// What the compiler is told.
+/// The options of NVRTC.
 const OPTIONS: &[&str] = &["--std=c++17", "--restrict", "--device-as-default-execution-space"];
 
-/// What the results are assembled for, as far as they are for it: the oldest GPU we know, and Hopper.
+/// The architectures that PTX is assembled for, if it supports them: the oldest supported GPU, and Hopper.
 const ARCHITECTURES: &[u32] = &[OLDEST_COMPUTE, 90];
 
-/// What every kernel is compiled for.
+/// The compute capability that every kernel is compiled for.
 const OLDEST_COMPUTE: u32 = 70;
 
-/// One of the texts that come of a source.
+/// A PTX file that is compiled from a source. Its `Debug` text is part of the digests in committed PTX, so that a renamed field
+/// changes them all.
 #[derive(Debug, Clone, Copy)]
 struct Text {
     compute: u32,
-    /// What is between its name and its end.
+    /// Inserted before the file extension, such as `90.`.
     mark: &'static str,
     define: Option<&'static str>,
 }
 
-/// What comes of every source.
+/// The PTX file of every source.
 const DEFAULT: Text = Text { compute: OLDEST_COMPUTE, mark: "", define: None };
 
-/// What comes of some as well.
+/// Additional PTX files of some sources.
 const EXTRA: &[(&str, Text)] = &[
     ("collective", Text { compute: 90, mark: "90.", define: None }),
     ("collective", Text { compute: 90, mark: "testing.", define: Some("WHOLEMEM_TESTING") }),
 ];
 
-/// Checks that what is committed was compiled from the sources; if not, compiles and compares. Under `all`, compiles in any
-/// case.
+/// Checks that the committed PTX matches the digest of its sources; if not, compiles and compares. With `all`, always compiles.
 pub(crate) fn check(all: bool) -> Result<()> {
     generate(true, all)
 }
@@ -59,7 +59,7 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     for folder in FOLDERS {
         let found = sources_in(Path::new(folder))?;
         if found.is_empty() {
-            bail!("there are no kernels in {folder}");
+            bail!("no kernel sources in {folder}");
         }
         sources.extend(found);
     }
@@ -76,7 +76,7 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     reject_ptx_without_source(&sources)
 }
 
-/// What comes of the sources.
+/// Each source with the PTX files that are compiled from it.
 fn ptx_files_of(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
     sources.iter().flat_map(|source| {
         let extra = EXTRA.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
@@ -85,7 +85,7 @@ fn ptx_files_of(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
 }
 
 impl Text {
-    /// Where it goes.
+    /// The path of the PTX file.
     fn target(self, source: &Path) -> PathBuf {
         let name = source.file_name().unwrap_or_default();
         source.with_file_name("ptx").join(name).with_extension(format!("{}ptx", self.mark))
@@ -101,7 +101,7 @@ fn sources_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(sources)
 }
 
-/// PTX without a source is a mistake: somebody would embed it.
+/// Fails if there is PTX without a source, which a crate could embed by mistake.
 fn reject_ptx_without_source(sources: &[PathBuf]) -> Result<()> {
     for folder in FOLDERS {
         for entry in fs::read_dir(Path::new(folder).join("ptx"))? {
@@ -114,7 +114,7 @@ fn reject_ptx_without_source(sources: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// A digest of all that decides what comes out: the source, every header of ours, the tools and their options.
+/// A digest of all inputs: the source, all headers, the tools and their options.
 fn inputs(source: &Path) -> Result<String> {
     let mut parts = vec![
         fs::read(source)?,
@@ -155,13 +155,13 @@ fn compile(source: &Path, text: Text) -> Result<String> {
     Ok(without_asm_markers(&ptx))
 }
 
-/// The compiler marks where each inline instruction begins and ends. That is a tenth of the text, and nobody reads it.
+/// Removes NVRTC's comments around inline assembly, which are a tenth of the text.
 fn without_asm_markers(ptx: &str) -> String {
     let is_marker = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");
     ptx.lines().filter(|line| !is_marker(line)).fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// Assembles for each architecture, and fails on a kernel that spills registers to memory.
+/// Assembles PTX for each architecture, and fails if a kernel spills registers.
 fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
     let ptxas = NVCC.folder()?.join("nvidia/cuda_nvcc/bin/ptxas");
     let folder = Path::new("target/kernels");
@@ -178,7 +178,7 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
             .context("cannot start ptxas")?;
         let log = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            bail!("ptxas refuses {} for {architecture}: {log}", source.display());
+            bail!("ptxas rejects {} for {architecture}: {log}", source.display());
         }
         let spills: Vec<_> = log.lines().filter(|line| spills(line)).collect();
         if !spills.is_empty() {
@@ -191,7 +191,7 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
     Ok(())
 }
 
-/// Whether a line of the assembler tells of bytes spilled.
+/// Whether a line of ptxas output reports spilled bytes.
 fn spills(line: &str) -> bool {
     let counts = line.split(',').filter_map(|part| {
         let (count, kind) = part.trim().split_once(' ')?;

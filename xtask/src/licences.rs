@@ -1,7 +1,7 @@
-//! The licences of everything we build with: each must let us ship it under MIT or Apache-2.0.
+//! The step `licences`: checks that the licence of every dependency allows distribution under MIT or Apache-2.0.
 //!
-//! cargo-deny is not available prebuilt for current versions of cargo, and takes 159 s of processor time to compile; its authors'
-//! crate `spdx` reads the expressions.
+//! cargo-deny is not available prebuilt for current versions of cargo, and takes 159 s of CPU time to compile. The crate `spdx`
+//! of the same authors parses the licence expressions.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use spdx::{Expression, ParseMode};
 use crate::metadata::{self, Package};
 use crate::report;
 
-/// Licences that ask for no more than their text beside the program.
+/// Allowed licences. They require at most that their text is distributed with the program.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -27,10 +27,10 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Tools that only xtask depends on, and their licences: nothing that ships contains them.
+/// Dependencies of xtask alone, with other licences. Shipped packages do not contain them.
 const TOOLS: &[(&str, &str)] = &[("cbindgen", "MPL-2.0")];
 
-/// The texts of our own licences.
+/// The files of our own licences.
 const OWN_LICENCES: &[&str] = &["LICENSE-MIT", "LICENSE-APACHE"];
 
 pub(crate) fn check() -> Result<()> {
@@ -47,7 +47,7 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// The packages that we may not ship.
+/// A finding for each package with a disallowed licence.
 fn disallowed(packages: &[Package]) -> Vec<String> {
     let mut findings = Vec::new();
     for package in packages {
@@ -72,14 +72,14 @@ fn disallowed(packages: &[Package]) -> Vec<String> {
     findings
 }
 
-/// Whether a choice among the licences of an expression needs only licences on the list. Old manifests have `/` for `OR`.
+/// Whether an expression can be satisfied with allowed licences. Old manifests write `/` for `OR`.
 fn is_allowed(licence: &str) -> Result<bool, spdx::ParseError> {
     let mode = ParseMode { allow_slash_as_or_operator: true, ..ParseMode::STRICT };
     let expression = Expression::parse_mode(licence, mode)?;
     Ok(expression.evaluate(|required| ALLOWED.contains(&required.to_string().as_str())))
 }
 
-/// Whether xtask alone depends on a package.
+/// Whether only xtask depends on a package.
 fn is_tool(name: &str, packages: &[Package]) -> bool {
     let mut dependents =
         packages.iter().filter(|package| package.dependencies.iter().any(|(needed, _)| needed == name));

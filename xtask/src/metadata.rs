@@ -1,4 +1,4 @@
-//! What cargo knows about the packages: their names, licences and dependencies.
+//! Reads the packages, their licences and their dependencies from `cargo metadata`.
 
 use std::path::PathBuf;
 
@@ -10,31 +10,31 @@ use crate::command;
 /// How one package depends on another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DependencyKind {
-    /// Needed to build the package, or its build script.
+    /// A normal or build dependency.
     Build,
-    /// Needed by its tests, examples and benches only.
+    /// A dependency of tests, examples and benches.
     Dev,
 }
 
-/// A package, of this workspace or of somebody else, with the names that its manifest depends on.
+/// A package of the workspace or a dependency, with the names of the packages that its manifest depends on.
 #[derive(Debug)]
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) licence: Option<String>,
     pub(crate) dependencies: Vec<(String, DependencyKind)>,
-    /// The root files of its library and its programs.
+    /// The root source files of its library and its programs.
     pub(crate) roots: Vec<PathBuf>,
 }
 
-/// The crates of the workspace.
+/// Reads the crates of the workspace.
 pub(crate) fn members() -> Result<Vec<Package>> {
-    read(&query(&["--no-deps"])?).context("cannot read what cargo metadata wrote")
+    read(&query(&["--no-deps"])?).context("the output of cargo metadata lacks expected fields")
 }
 
-/// Every package that cargo may build for us, on any platform.
+/// Reads every package that cargo may build for the workspace, on any platform.
 pub(crate) fn packages() -> Result<Vec<Package>> {
-    read(&query(&[])?).context("cannot read what cargo metadata wrote")
+    read(&query(&[])?).context("the output of cargo metadata lacks expected fields")
 }
 
 fn query(arguments: &[&str]) -> Result<Value> {
@@ -43,7 +43,7 @@ fn query(arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&command::capture(&mut cargo)?).context("cargo metadata did not write JSON")
 }
 
-/// The kinds of targets that are no tests, examples, benches or build scripts.
+/// The kinds of cargo targets that are libraries or programs.
 const ROOT_KINDS: &[&str] = &["lib", "rlib", "dylib", "cdylib", "staticlib", "proc-macro", "bin"];
 
 fn read(metadata: &Value) -> Option<Vec<Package>> {

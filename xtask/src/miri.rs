@@ -1,7 +1,7 @@
-//! The tests that run under Miri, which finds undefined behaviour that no ordinary run shows.
+//! The step `miri`: runs tests under Miri, which detects undefined behaviour.
 //!
-//! Only modules that stay away from what Miri lacks (memfd, futex between processes, CUDA) can run there. A filter
-//! that matches no test is a failure: the module was renamed, and nothing would be checked any more.
+//! Miri lacks memfd, futexes between processes and CUDA, so only modules that do not use them are tested. A filter that matches
+//! no test is an error, because it means that a module was renamed and is no longer tested.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::{command, toolchain};
 
-/// The packages, and in each the substrings of test names that run under Miri.
+/// The packages, and substrings of the names of their tests that run under Miri.
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "launch::"]),
@@ -20,7 +20,8 @@ const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::machine::ledger::"]),
 ];
 
-/// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.
+/// The number of proptest cases. It is small in exhaustive runs too, because Miri is about a hundred times slower than native
+/// code.
 const PROPTEST_CASES: &str = "16";
 
 pub(crate) fn check() -> Result<()> {
@@ -44,7 +45,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// The filters under which no test passed, in a run that as a whole succeeded.
+/// A finding for each filter that matched no passed test, in a run that succeeded.
 fn filters_without_tests(package: &str, filters: &[&str], output: &str) -> Vec<String> {
     if passed(output) == 0 {
         return vec![format!("no test of {package} ran under Miri for the filters {}", filters.join(", "))];
@@ -57,7 +58,7 @@ fn filters_without_tests(package: &str, filters: &[&str], output: &str) -> Vec<S
         .collect()
 }
 
-/// How many tests passed, by the summary lines of the test programs.
+/// The number of passed tests in the summary lines.
 fn passed(output: &str) -> u64 {
     output
         .lines()

@@ -1,7 +1,7 @@
-//! `cargo xtask peers`: a bench of ours beside a rival's, in one run, with ratios.
+//! `cargo xtask peers`: runs a benchmark of wholemem and of another library (a peer) in one run, and prints ratios.
 //!
-//! What runs is `bench/peers/NAME.py`, which starts our program in turn with the rivals; here it is given both. A machine
-//! with a GPU that cannot build takes them along in the bundle.
+//! The scripts `bench/peers/NAME.py` alternate between our program and the peers. This module builds or downloads both and passes
+//! them to the script. The GPU bundle contains them for machines that cannot build.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,35 +15,35 @@ use crate::command;
 use crate::open_mpi::OpenMpi;
 use crate::wheels::{NUMPY, VINEYARD, WHOLEGRAPH};
 
-/// What is compared.
+/// The available comparisons.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PeerBenchmark {
-    /// Gathering rows, beside numpy on a host, and beside PyTorch and WholeGraph on a GPU.
+    /// Gather rows: compared with numpy on the host, with PyTorch and WholeGraph on a GPU.
     Gather(BenchArguments),
-    /// All-reduce, beside Open MPI on a host, and beside PyTorch's symmetric memory on a GPU.
+    /// All-reduce: compared with Open MPI on the host, with PyTorch's symmetric memory on a GPU.
     Allreduce(BenchArguments),
-    /// A store's objects in host memory, beside Vineyard.
+    /// Objects of a store in host memory: compared with Vineyard.
     Store(StoreArguments),
-    /// The same from Python on both sides: arrays that are put and got, beside Vineyard's client.
+    /// Arrays stored and loaded from Python: compared with Vineyard's Python client.
     StorePython(StoreArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArguments {
-    /// What is passed on to the script in `bench/peers/`, such as `--sizes 1048576 --rounds 9 --json FILE`.
+    /// Arguments for the script in `bench/peers/`, such as `--sizes 1048576 --rounds 9 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// On the host, also where there is a GPU.
+    /// Run on the host even if there is a GPU.
     #[arg(long, conflicts_with = "gpu")]
     host: bool,
-    /// On the GPU; PyTorch must be there already.
+    /// Run on the GPU; PyTorch must be installed.
     #[arg(long)]
     gpu: bool,
-    /// What is passed on to `bench/peers/NAME.py`, such as `--rounds 5 --json FILE`.
+    /// Arguments for `bench/peers/NAME.py`, such as `--rounds 5 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
@@ -53,7 +53,7 @@ const ALLREDUCE: &str = "bench/peers/allreduce.py";
 const STORE: &str = "bench/peers/store.py";
 const STORE_PYTHON: &str = "bench/peers/store_python.py";
 
-/// The rival's side of all-reduce, on a host.
+/// The Open MPI program of the all-reduce comparison.
 const ALLREDUCE_SOURCE: &str = "bench/peers/allreduce.c";
 
 pub(crate) fn run(benchmark: &PeerBenchmark) -> Result<()> {
@@ -65,7 +65,7 @@ pub(crate) fn run(benchmark: &PeerBenchmark) -> Result<()> {
     }
 }
 
-/// Builds our own side.
+/// Builds the program `wholemem` and returns its path.
 fn build_program() -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
@@ -73,7 +73,7 @@ fn build_program() -> Result<PathBuf> {
     Ok(command::target_folder()?.join("release/wholemem"))
 }
 
-/// A script that runs on a host or on a GPU, with our own side.
+/// The command of a comparison script with our program, and whether it runs on a GPU.
 fn script(name: &str, arguments: &BenchArguments) -> Result<(Command, bool)> {
     let on_gpu = arguments.gpu || !arguments.host && command::succeeds(&mut Command::new("nvidia-smi"));
     let mut python = Command::new("python3");
@@ -114,14 +114,14 @@ fn gather(arguments: &BenchArguments) -> Result<()> {
 
 fn join_folders(folders: &[PathBuf]) -> Result<OsString> {
     let whole = folders.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>()?;
-    std::env::join_paths(whole).context("a folder has a colon in its name")
+    std::env::join_paths(whole).context("the path of a folder contains a colon")
 }
 
-/// Where the rivals' libraries are: in their own folders, and NCCL beside PyTorch.
+/// The folders with the shared libraries of the peers, and with PyTorch's NCCL.
 fn library_folders(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let find = "import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])";
     let nccl = command::capture(Command::new("python3").args(["-c", find]))
-        .context("PyTorch's NCCL was not found: the comparison on a GPU needs PyTorch")?;
+        .context("cannot find NCCL of PyTorch: the GPU comparison needs PyTorch")?;
     let mut libraries = vec![PathBuf::from(nccl.trim()).join("lib")];
     for folder in folders {
         for entry in fs::read_dir(folder)? {
@@ -132,7 +132,7 @@ fn library_folders(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-/// Copies the script of all-reduce to a folder: its rival on a GPU comes with PyTorch, which is there or not.
+/// Copies the all-reduce script to a folder. Its GPU peer is part of PyTorch, which is not copied.
 pub(crate) fn pack_allreduce(folder: &Path) -> Result<()> {
     copy_script(ALLREDUCE, folder)
 }
@@ -143,7 +143,7 @@ fn copy_script(script: &str, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the script and the rivals of gather for a GPU to a folder, without what only their developers need.
+/// Copies the gather script and its GPU peers to a folder, without development files.
 pub(crate) fn pack_gather(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     copy_script(GATHER, folder)?;
@@ -169,7 +169,7 @@ fn copy_run_time_files(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file or a folder is expected to run.
+/// Whether a file or folder is needed at run time.
 fn is_run_time_file(name: &str) -> bool {
     let is_for_development = ["include", "cmake", "tests", "__pycache__", "bin"].contains(&name);
     let endings = [".pyx", ".pxd", ".cpp", ".hpp", ".h"];

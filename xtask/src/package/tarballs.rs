@@ -29,7 +29,7 @@ pub(crate) fn published() -> Result<Vec<PublishedCrate>> {
     let arguments = ["metadata", "--format-version=1", "--no-deps", "--locked"];
     let metadata = command::capture(command::cargo().args(arguments))?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata did not write JSON")?;
-    read_published(&metadata).context("cannot read what cargo metadata wrote")
+    read_published(&metadata).context("the output of cargo metadata lacks expected fields")
 }
 
 fn read_published(metadata: &Value) -> Option<Vec<PublishedCrate>> {
