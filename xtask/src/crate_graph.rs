@@ -1,5 +1,5 @@
-//! The dependencies between the crates of the workspace, which point downwards only, and those between the top
-//! modules of each crate, which have no cycles.
+//! The step `crate-graph`: checks that crates depend on lower crates only, and that the top modules of each crate have no import
+//! cycles.
 //!
 //! ```text
 //!   cli
@@ -14,11 +14,11 @@
 //!       |             |
 //!      hal          comm
 //!       +------+------+
-//!              os                xtask: nothing
+//!              os                xtask: none
 //! ```
 //!
-//! The modules of a crate have no table: which of them is above another is what their imports say, as long as they
-//! form no cycle. [`module_graph`] says what counts as an import.
+//! Modules need no table of allowed imports: any imports without a cycle are accepted. [`module_graph`] defines what counts as an
+//! import.
 
 use std::env;
 
@@ -28,7 +28,7 @@ use crate::metadata::{self, DependencyKind, Package};
 use crate::module_graph::Cycle;
 use crate::{module_graph, report};
 
-/// Every crate, and the crates of the workspace it may depend on.
+/// Every crate of the workspace, and the workspace crates that it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("wholemem-os", &[]),
     ("wholemem-hal", &["wholemem-os"]),
@@ -59,15 +59,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Crates whose top modules still import each other. The check names a crate here that has no cycle any more.
+/// Crates whose top modules still have import cycles. The check fails if a crate listed here has none.
 const CYCLIC: &[&str] = &["wholemem-python", FAKE_CUDA];
 
 const LIBRARIES: &[&str] = &["wholemem", "wholemem-store", "wholemem-hal", "wholemem-comm", "wholemem-os"];
 
-/// The crate that tests may use, wherever they are.
+/// The crate with test helpers, which every crate may use as a dev-dependency.
 const TESTKIT: &str = "wholemem-testkit";
 
-/// The driver without a GPU, which only the testkit names.
+/// The fake CUDA driver, which only the testkit depends on.
 const FAKE_CUDA: &str = "wholemem-fake-cuda";
 
 pub(crate) fn check() -> Result<()> {
@@ -81,9 +81,9 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// The import cycles of one crate, which are printed with their edges unless the crate is excluded.
+/// The findings for import cycles of one crate. The edges are printed unless the crate is listed in `CYCLIC`.
 fn import_cycles(member: &Package) -> Result<Vec<String>> {
-    let here = env::current_dir().context("cannot tell the current folder")?;
+    let here = env::current_dir().context("cannot read the current folder")?;
     let mut cycles = Vec::new();
     for root in &member.roots {
         cycles.extend(module_graph::cycles(root.strip_prefix(&here).unwrap_or(root))?);
@@ -99,7 +99,7 @@ fn import_cycles(member: &Package) -> Result<Vec<String>> {
     Ok(cycle_findings(&member.name, &cycles, is_excluded))
 }
 
-/// What is wrong with a crate that has these import cycles.
+/// The findings for a crate with these import cycles.
 fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String> {
     match cycles {
         [] if is_excluded => {
@@ -113,7 +113,7 @@ fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String
     }
 }
 
-/// The dependencies of one crate that the table does not allow. `ours` are the names of all crates in the workspace.
+/// The findings for dependencies of one crate that the table does not allow. `ours` are the names of all crates of the workspace.
 fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
     let name = member.name.as_str();
     let Some((_, allowed)) = ALLOWED.iter().find(|(row, _)| *row == name) else {
@@ -127,7 +127,7 @@ fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
         .dependencies
         .iter()
         .filter(|(to, _)| is_ours(to) && !allowed.contains(&to.as_str()))
-        // Naming oneself is how a crate switches on its own features in its tests.
+        // A crate dev-depends on itself to enable its own features in its tests.
         .filter(|(to, kind)| !(*kind == DependencyKind::Dev && (to == TESTKIT || to == name)))
         .map(|(to, kind)| {
             let how = if *kind == DependencyKind::Dev { "dev-depends" } else { "depends" };
@@ -250,7 +250,7 @@ mod tests {
                 })
                 .map(|(name, _)| *name)
                 .collect();
-            assert!(!ready.is_empty(), "a cycle among the crates other than {below:?}");
+            assert!(!ready.is_empty(), "ALLOWED has a cycle among the crates that are not in {below:?}");
             below.extend(ready);
         }
     }

@@ -1,8 +1,8 @@
-//! Names and phrases that were replaced, and must not come back: `xtask/vocabulary.txt` lists them.
+//! The step `vocabulary`: finds former names and phrases that are listed in `xtask/vocabulary.txt`.
 //!
-//! A line of the list has three columns, separated by `|`: the name or phrase, the path below which it is banned (`*` for the whole
-//! repository), and what to write instead. A single word with a capital letter or an underscore is an identifier and is compared
-//! exactly; all others are compared without regard to case. Both match whole words only.
+//! A line of the list has three columns, separated by `|`: the name or phrase, the path prefix in which it is banned (`*` for the
+//! whole repository), and the replacement. A single word with a capital letter or an underscore is an identifier and is compared
+//! exactly; other phrases are compared case-insensitively. Both match whole words only.
 
 use std::fs;
 
@@ -15,10 +15,10 @@ const LIST: &str = "xtask/vocabulary.txt";
 /// Files that may mention former names.
 const EXEMPT: &[&str] = &["CHANGELOG.md", "docs/GLOSSARY.md", LIST, "xtask/src/vocabulary.rs"];
 
-/// The endings of files that are checked.
+/// The suffixes of the files that are checked.
 const CHECKED: &[&str] = &[".rs", ".py", ".pyi", ".md", ".cu", ".cuh", ".cpp", ".h", ".toml", ".sh"];
 
-/// A line of the list.
+/// A line of the list of banned names and phrases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BannedPhrase {
     phrase: String,
@@ -83,7 +83,7 @@ fn find(path: &str, text: &str, banned: &[BannedPhrase]) -> Vec<String> {
     findings
 }
 
-/// Where a phrase first occurs in a text as whole words.
+/// The position at which a phrase first occurs as whole words.
 fn position(text: &str, phrase: &str) -> Option<usize> {
     let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     let is_identifier =

@@ -1,17 +1,16 @@
-//! The imports between the top modules of a crate, which must not form cycles.
+//! Finds import cycles among the top modules of a crate.
 //!
-//! A top module is a direct child of the crate root. There is an edge `a -> b` if code in `a` or below it names
-//! `crate::b`, directly or by `super`, in a `use` tree, an expression, a type or the tokens of a macro. A name that the
+//! A top module is a direct child of the crate root. There is an edge `a -> b` if code in `a` or a descendant of it names
+//! `crate::b`, directly or through `super`, in a `use` tree, an expression, a type or the tokens of a macro. A name that the
 //! crate root re-exports counts as an edge to the top module that defines it: `crate::Error` is an edge to `error`.
 //!
-//! Code that is compiled for tests only, files named `tests.rs`, documentation and the crate root itself count for
-//! nothing. The check is syntactic: calling a method needs no name, so a method that another module adds to a type with
-//! an `impl` block of its own is no edge.
+//! Test-only code, files named `tests.rs`, documentation and the crate root itself are ignored. The check is syntactic: a method
+//! call has no path, so a method that another module adds to a type in its own `impl` block is not an edge.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`names`] | the paths that one source text names, and the names that its modules define |
-//! | [`module_tree`] | the modules of a crate, read from its files, and the module that defines a path |
+//! | [`names`] | the paths in one source file, and the names that its modules define |
+//! | [`module_tree`] | the modules of a crate, and the resolution of a path to the module that defines it |
 //! | [`components`] | strongly connected components |
 
 mod components;
@@ -28,16 +27,16 @@ use anyhow::{Context, Result};
 
 use module_tree::ModuleTree;
 
-/// One place where a top module names another.
+/// A source location at which a top module names another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ImportSite {
     file: String,
     line: usize,
-    /// The path as the source has it, but for braces.
+    /// The path as written in the source, with braces expanded.
     path: String,
 }
 
-/// Top modules that import each other, directly or by way of others, with one place for each edge among them.
+/// Top modules that import each other, directly or through others, with one source location for each edge.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cycle {
     modules: Vec<String>,
@@ -45,7 +44,7 @@ pub(crate) struct Cycle {
 }
 
 impl Cycle {
-    /// A cycle of these modules, with no edge to show.
+    /// A cycle of these modules without edges.
     #[cfg(test)]
     pub(crate) fn new(modules: &[&str]) -> Self {
         Self { modules: modules.iter().map(|name| (*name).to_owned()).collect(), edges: Vec::new() }
@@ -65,7 +64,7 @@ impl fmt::Display for Cycle {
     }
 }
 
-/// The cycles among the top modules of the crate whose root is this file.
+/// The import cycles among the top modules of the crate with this root file.
 pub(crate) fn cycles(root: &Path) -> Result<Vec<Cycle>> {
     cycles_in(root, &|path| match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -92,7 +91,7 @@ fn cycles_in(root: &Path, read: &dyn Fn(&Path) -> Result<Option<String>>) -> Res
     Ok(components.map(cycle).collect())
 }
 
-/// The edges between top modules, each with the first place that has it.
+/// The edges between top modules, each with its first source location.
 fn edges(tree: &ModuleTree) -> BTreeMap<(String, String), ImportSite> {
     let mut edges = BTreeMap::new();
     for (file, named) in tree.named_paths() {
@@ -115,7 +114,7 @@ fn edges(tree: &ModuleTree) -> BTreeMap<(String, String), ImportSite> {
 mod tests {
     use super::*;
 
-    /// The edges of a crate made of these files, as `from -> to file:line`.
+    /// The edges of a crate that consists of these files, as `from -> to file:line`.
     fn edges_of(files: &[(&str, &str)]) -> Vec<String> {
         let tree = ModuleTree::read(Path::new("src/lib.rs"), &|path| Ok(text_of(files, path))).unwrap();
         let edges = edges(&tree);
@@ -129,8 +128,8 @@ mod tests {
         files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned())
     }
 
-    /// The edges that leave the module `a` with this text, in a crate with the modules `a`, `b`, `c` and `d`, whose root
-    /// re-exports `b::Bee` and `c::{Sea, deep::Deep as Depth}`.
+    /// The edges from module `a` with this text, in a crate with the modules `a`, `b`, `c` and `d`, whose root re-exports
+    /// `b::Bee` and `c::{Sea, deep::Deep as Depth}`.
     fn from_a(text: &str) -> Vec<String> {
         let root = "mod a; mod b { pub struct Bee; }\n\
                     mod c { pub struct Sea; pub mod deep { pub struct Deep; } }\n\

@@ -1,7 +1,7 @@
-//! The Rust blocks of a README as programs: one package for a README, one program for a block.
+//! Turns the Rust blocks of a README into programs: one package for each README, one program for each block.
 //!
-//! A package depends on the published crates that its blocks name and on nothing else, so a block that needs more than a user
-//! is told to add does not compile.
+//! A package depends only on the published crates that its blocks name, so a block that needs other dependencies does not
+//! compile.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,24 +11,24 @@ use anyhow::{Context, Result};
 
 use super::tarballs::PublishedCrate;
 
-/// A block of Rust.
+/// A Rust code block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ReadmeBlock {
-    /// The line of the README at which its code begins.
+    /// The line number of its first line of code.
     line: usize,
-    /// Whether it is run, or only compiled.
+    /// Whether the program is run, or only compiled.
     pub(crate) runs: bool,
     code: String,
 }
 
 impl ReadmeBlock {
-    /// The name of its program, in the package of a README.
+    /// The name of its program in the package of a README.
     pub(crate) fn program(&self, package: &str) -> String {
         format!("{package}-line-{}", self.line)
     }
 }
 
-/// The blocks of a README that are Rust, without those that are not meant to compile.
+/// The Rust blocks of a README, without `ignore` and `compile_fail` blocks.
 pub(crate) fn blocks(text: &str) -> Vec<ReadmeBlock> {
     let mut blocks = Vec::new();
     let mut lines = text.lines().enumerate();
@@ -49,7 +49,7 @@ pub(crate) fn blocks(text: &str) -> Vec<ReadmeBlock> {
     blocks
 }
 
-/// A block as a program: rustdoc's hidden lines are shown, and what has no `main` gets one.
+/// A block as a program: hidden lines of rustdoc are included, and a `main` is added if there is none.
 fn program(lines: &[&str]) -> String {
     let shown = |line: &&str| match line.strip_prefix("# ") {
         Some(hidden) => hidden.to_owned(),
@@ -66,7 +66,7 @@ fn program(lines: &[&str]) -> String {
     format!("fn block() -> {name} {{\n{code}\n{result}}}\n\nfn main() {{\n    block().unwrap();\n}}\n")
 }
 
-/// The published crates that blocks name.
+/// The published libraries that blocks name.
 fn crates_named_in<'a>(blocks: &[ReadmeBlock], published: &'a [PublishedCrate]) -> Vec<&'a PublishedCrate> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let names = |krate: &&PublishedCrate| {
@@ -78,7 +78,7 @@ fn crates_named_in<'a>(blocks: &[ReadmeBlock], published: &'a [PublishedCrate]) 
     published.iter().filter(names).collect()
 }
 
-/// Writes the package of a README.
+/// Writes the package of a README's programs.
 pub(crate) fn write_package(
     folder: &Path,
     package: &str,
@@ -94,7 +94,7 @@ pub(crate) fn write_package(
         fs::remove_dir_all(&source).with_context(|| format!("cannot remove {}", source.display()))?;
     }
     fs::create_dir_all(&source).with_context(|| format!("cannot create {}", source.display()))?;
-    // Cargo refuses a package without a target, and a README may have no block.
+    // cargo requires a target in each package, and a README may have no block, so there is an empty library.
     let mut files = vec![(folder.join("Cargo.toml"), manifest), (folder.join("src/lib.rs"), String::new())];
     for block in blocks {
         files.push((source.join(format!("{}.rs", block.program(package))), block.code.clone()));

@@ -1,4 +1,4 @@
-//! The tarballs of the published crates: made by cargo, unpacked, and built as one workspace.
+//! Packs the published crates as tarballs with cargo, unpacks them, and builds them as one workspace.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,21 +10,21 @@ use serde_json::Value;
 
 use crate::command;
 
-/// A crate of the workspace that is published.
+/// A workspace crate that is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedCrate {
     pub(crate) name: String,
     pub(crate) version: String,
     /// Its features, without `default`.
     pub(crate) features: Vec<String>,
-    /// Whether it has a library, or programs only.
+    /// Whether it has a library; otherwise it has programs only.
     pub(crate) is_library: bool,
 }
 
-/// The profile of the workspace's `dev` builds, so that what others have compiled is used again.
+/// The debug setting of the workspace's `dev` profile, so that compiled dependencies are reused.
 const DEBUG_INFO: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
 
-/// The crates of the workspace that do not have `publish = false`, in alphabetical order.
+/// The workspace crates without `publish = false`, in alphabetical order.
 pub(crate) fn published() -> Result<Vec<PublishedCrate>> {
     let arguments = ["metadata", "--format-version=1", "--no-deps", "--locked"];
     let metadata = command::capture(command::cargo().args(arguments))?;
@@ -35,7 +35,7 @@ pub(crate) fn published() -> Result<Vec<PublishedCrate>> {
 fn read_published(metadata: &Value) -> Option<Vec<PublishedCrate>> {
     let mut published = Vec::new();
     for package in metadata["packages"].as_array()? {
-        // `publish = false` is an empty list of registries.
+        // `publish = false` is reported as an empty list of registries.
         if package["publish"].as_array().is_some_and(Vec::is_empty) {
             continue;
         }
@@ -52,9 +52,10 @@ fn read_published(metadata: &Value) -> Option<Vec<PublishedCrate>> {
     Some(published)
 }
 
-/// Has cargo make the tarballs, and returns their paths in the order of the crates.
+/// Packs the tarballs with cargo, and returns their paths in the order of the crates.
 pub(crate) fn pack(published: &[PublishedCrate], target: &Path, arguments: &[&str]) -> Result<Vec<PathBuf>> {
-    // Behind this nothing is asked of a registry: a crate that is not on this machine is one of ours, or missing.
+    // All dependencies are downloaded first; packing is then offline, so that crates of the workspace are not looked up in a
+    // registry.
     command::run(command::cargo().args(["fetch", "--quiet", "--locked"]))?;
     let mut cargo = command::cargo();
     cargo
@@ -69,7 +70,7 @@ pub(crate) fn pack(published: &[PublishedCrate], target: &Path, arguments: &[&st
     Ok(published.iter().map(|krate| target.join("package").join(archive(krate))).collect())
 }
 
-/// Tarballs as folders of one workspace.
+/// Unpacked tarballs that form one workspace.
 #[derive(Debug)]
 pub(crate) struct UnpackedCrates {
     pub(crate) root: PathBuf,
@@ -78,14 +79,15 @@ pub(crate) struct UnpackedCrates {
 }
 
 impl UnpackedCrates {
-    /// Unpacks tarballs below `root`. One that was unpacked there before is left as it is.
+    /// Unpacks tarballs into subfolders of `root`. A folder with the same tarball is not unpacked again.
     pub(crate) fn create(root: &Path, archives: &[PathBuf]) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
         let folders = archives.iter().map(|archive| unpack(root, archive)).collect::<Result<_>>()?;
         Ok(Self { root: root.to_owned(), folders })
     }
 
-    /// Makes the folders and `packages`, which lie beside them, a workspace in which `published` are what was unpacked.
+    /// Writes the manifest of a workspace with the unpacked folders and `packages`, which are in the same root. Dependencies on
+    /// `published` crates are resolved to the unpacked folders.
     pub(crate) fn write_workspace(&self, packages: &[&str], published: &[PublishedCrate]) -> Result<()> {
         let folder = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let folders: Vec<_> = self.folders.iter().map(folder).collect();
@@ -100,7 +102,7 @@ impl UnpackedCrates {
         }
         let (path, lock) = (self.root.join("Cargo.toml"), self.root.join("Cargo.lock"));
         fs::write(&path, manifest).with_context(|| format!("cannot write {}", path.display()))?;
-        // The versions that the other checks run with.
+        // Uses the dependency versions of the other checks.
         fs::copy("Cargo.lock", &lock).with_context(|| format!("cannot write {}", lock.display()))?;
         Ok(())
     }
@@ -110,7 +112,7 @@ impl UnpackedCrates {
         command::run(self.cargo(target).args(["build", "--quiet", "--workspace", "--offline"]))
     }
 
-    /// Cargo in the workspace, with the folder of build outputs of ours.
+    /// A cargo command in the workspace with the given target folder.
     pub(crate) fn cargo(&self, target: &Path) -> Command {
         let mut cargo = command::cargo();
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", target).env(DEBUG_INFO.0, DEBUG_INFO.1);
@@ -118,10 +120,10 @@ impl UnpackedCrates {
     }
 }
 
-/// Unpacks a tarball into the folder of its name, and returns it. Files get the present time: those of a tarball have all
-/// the same, by which cargo could not see that one has changed.
+/// Unpacks a tarball into the folder of its name, and returns the folder. Files get the current time (`-m`), because all tarballs
+/// have the same file times and cargo would miss changes.
 fn unpack(root: &Path, archive: &Path) -> Result<PathBuf> {
-    let name = archive.file_stem().context("a tarball has a name")?.to_string_lossy();
+    let name = archive.file_stem().context("the path of a tarball has no file name")?.to_string_lossy();
     let (folder, archive_copy) = (root.join(&*name), root.join(format!("{name}.crate")));
     let bytes = fs::read(archive).with_context(|| format!("cannot read {}", archive.display()))?;
     if folder.is_dir() && fs::read(&archive_copy).is_ok_and(|before| before == bytes) {

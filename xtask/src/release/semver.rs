@@ -1,8 +1,8 @@
-//! Public interfaces compared with those of the last release, by cargo-semver-checks.
+//! Compares public interfaces with those of the last release, using cargo-semver-checks.
 //!
-//! Nothing of wholemem need be on a registry: both sides are tarballs, each side is one workspace in which the crates depend on
-//! each other, and the tool gets what rustdoc writes of them. It is not installed by us: no registry has it ready to run, and
-//! compiling it takes minutes.
+//! No crate has to be on a registry: both releases are unpacked from tarballs, each as one workspace in which the crates depend
+//! on each other, and cargo-semver-checks reads their rustdoc JSON. xtask does not install the tool, because no registry has it
+//! prebuilt and compiling it takes minutes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use crate::package::tarballs::{self, PublishedCrate, UnpackedCrates};
 
 const INSTALL: &str = "cargo install cargo-semver-checks@0.51.0 --locked";
 
-/// The step in which everything may change.
+/// The release type that allows breaking changes.
 const MAJOR: &str = "major";
 
-/// Fails if a library breaks what the step from its previous version to `version` promises.
+/// Fails if a library has changes that the step from its previous version to `version` does not allow.
 pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     ensure!(
         command::succeeds(command::cargo().args(["semver-checks", "--version"])),
@@ -38,13 +38,16 @@ pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     for krate in new.crates.iter().filter(|krate| krate.is_library) {
         let Some(previous_crate) = old.crates.iter().find(|previous_crate| previous_crate.name == krate.name)
         else {
-            println!("{}: not in {}", krate.name, previous.display());
+            println!("{}: not in {}, so not compared", krate.name, previous.display());
             continue;
         };
         let release_type =
             release_type(previous_crate.version.parse().map_err(anyhow::Error::msg)?, version)?;
         if release_type == MAJOR {
-            println!("{}: {version} may break what {} promises", krate.name, previous_crate.version);
+            println!(
+                "{}: {version} may have changes that break users of {}",
+                krate.name, previous_crate.version
+            );
             continue;
         }
         let (old, new) = (old.rustdoc(&previous_crate.name)?, new.rustdoc(&krate.name)?);
@@ -55,11 +58,15 @@ pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
             broken.push(krate.name.as_str());
         }
     }
-    ensure!(broken.is_empty(), "{version} would break what semver promises: {}", broken.join(", "));
+    ensure!(
+        broken.is_empty(),
+        "{version} has breaking changes that semver does not allow: {}",
+        broken.join(", ")
+    );
     Ok(())
 }
 
-/// The crates of one release.
+/// The unpacked crates of one release.
 struct ReleaseCrates {
     unpacked: UnpackedCrates,
     crates: Vec<PublishedCrate>,
@@ -78,7 +85,7 @@ impl ReleaseCrates {
         Ok(Self { unpacked, crates })
     }
 
-    /// The public interface of a library, as JSON, which stable Rust writes only if told that it may.
+    /// The public interface of a library as rustdoc JSON, an unstable output that `RUSTC_BOOTSTRAP` allows on stable Rust.
     fn rustdoc(&self, name: &str) -> Result<PathBuf> {
         let target = self.unpacked.root.join("target");
         let mut cargo = self.unpacked.cargo(&target);
@@ -113,20 +120,19 @@ fn archives(folder: &Path) -> Result<Vec<(String, String, PathBuf)>> {
     Ok(found)
 }
 
-/// The crate and the version that the name of a tarball has.
+/// Splits the file name of a tarball into crate and version.
 fn name_and_version(file: &str) -> Option<(String, Version)> {
     let (name, version) = file.strip_suffix(".crate")?.rsplit_once('-')?;
     Some((name.to_owned(), version.parse().ok()?))
 }
 
-/// How much may change from one version to another, in the words of the tool. Below 1.0 every part counts one more, as in
-/// cargo.
+/// The release type between two versions, as cargo-semver-checks names it. Below 1.0 a minor version may break, as in cargo.
 fn release_type(before: Version, after: Version) -> Result<&'static str> {
     let index = match after.first_difference(before) {
         Some(0) => 0,
         Some(part) if after.is_unstable() => part - 1,
         Some(part) => part,
-        None => bail!("the previous tarballs have the version {after} too"),
+        None => bail!("the previous tarballs also have version {after}"),
     };
     Ok([MAJOR, "minor", "patch"][index])
 }
@@ -159,6 +165,6 @@ mod tests {
             assert_eq!(step(before, after).unwrap(), name, "{before} to {after}");
         }
         let error = step("0.1.0", "0.1.0").unwrap_err();
-        assert_eq!(error.to_string(), "the previous tarballs have the version 0.1.0 too");
+        assert_eq!(error.to_string(), "the previous tarballs also have version 0.1.0");
     }
 }
