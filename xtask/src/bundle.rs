@@ -1,8 +1,8 @@
-//! `cargo xtask gpu-bundle`: what a machine with a GPU needs to run the suite and the benches, in one folder.
+//! `cargo xtask gpu-bundle`: packs the tests, the program and the benchmarks for a machine with a GPU into one folder.
 //!
-//! The folder holds stripped and packed test binaries, the program, the Python package with its tests, and a script, `run`.
-//! Built here, it runs on any machine with a driver and a C library no older than this one's; nothing has to be installed
-//! there.
+//! The folder has stripped and compressed test binaries, the program, the Python package with its tests, and the script `run`. It
+//! runs on any machine with a CUDA driver and a C library that is at least as new as the one of the build machine; nothing has to
+//! be installed there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,11 +15,11 @@ use crate::command;
 
 const FOLDER: &str = "target/gpu-bundle";
 
-/// The largest bundle that is still easily carried about, and what rivals may add to it.
+/// The maximum sizes of the bundle, and of the peer libraries in addition.
 const MAX_BYTES: u64 = 22 << 20;
 const MAX_PEERS_BYTES: u64 = 44 << 20;
 
-/// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
+/// The packages and test targets that have tests for a GPU.
 const TESTS: &[(&str, &str)] = &[
     ("wholemem-hal", "cuda"),
     ("wholemem", "rows"),
@@ -67,13 +67,13 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
         total += len;
     }
     if total > max_bytes {
-        bail!("the bundle is {total} bytes long, more than {max_bytes}");
+        bail!("the bundle has {total} bytes, more than {max_bytes}");
     }
     println!("on a machine with a GPU: {FOLDER}/run REPORT-FOLDER");
     Ok(())
 }
 
-/// The bytes of a file, or of all files of a folder.
+/// The length of a file, or of all files of a folder.
 fn len_of(path: &Path) -> Result<u64> {
     if !path.is_dir() {
         return Ok(path.metadata()?.len());
@@ -81,7 +81,7 @@ fn len_of(path: &Path) -> Result<u64> {
     fs::read_dir(path)?.try_fold(0, |sum, entry| Ok(sum + len_of(&entry?.path())?))
 }
 
-/// What the report says it was made from: the commit, and whether more than that was in the tree.
+/// The commit for the report, and whether the working tree has changes.
 fn commit() -> Result<String> {
     let hash = command::capture(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]))?;
     let changed =
@@ -89,7 +89,7 @@ fn commit() -> Result<String> {
     Ok(format!("{}{}\n", hash.trim(), if changed.is_empty() { "" } else { " with changes" }))
 }
 
-/// Builds a test target, optimized as users run it, and finds its binary.
+/// Builds a test target in release mode, and returns the path of its binary.
 fn test_binary(package: &str, target: &str) -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["test", "--release", "--locked", "--no-run", "--message-format=json"]);
@@ -113,7 +113,7 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
     if command::succeeds(&mut strip) {
         return Ok(());
     }
-    // Larger, but as good.
+    // Without `strip`, the binary is only larger.
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
 }

@@ -1,23 +1,23 @@
-//! The links of texts: each leads to a file of the repository, and on the site to the page of that file.
+//! Rewrites links between Markdown files of the repository to pages of the documentation site.
 //!
-//! The site has the folders of the repository. A link to a file that is neither a text nor a picture leads to a page that shows
-//! the file, and a link to a folder to its `README.md`.
+//! The site has the folder structure of the repository. A link to a file that is neither Markdown nor an image leads to a page
+//! that shows the file, and a link to a folder leads to its `README.md`.
 
 use std::collections::BTreeSet;
 
 use pulldown_cmark::{Event, Options, Parser, Tag};
 
-/// A text as the site has it.
+/// A page of the site with rewritten links.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct LinkedPage {
     pub(crate) text: String,
-    /// The files of the repository that it links to.
+    /// The files of the repository that the page links to.
     pub(crate) files: BTreeSet<String>,
-    /// Links that lead nowhere.
+    /// A finding for each broken link.
     pub(crate) broken: Vec<String>,
 }
 
-/// Directs the links of a text, which is the file `page` of the repository, to the pages of the site.
+/// Rewrites the links of `text`, the content of the repository's file `page`, to pages of the site.
 pub(crate) fn rewrite_links(page: &str, text: &str, files: &BTreeSet<String>) -> LinkedPage {
     let mut linked = LinkedPage { text: text.to_owned(), files: BTreeSet::new(), broken: Vec::new() };
     let mut changes = Vec::new();
@@ -31,7 +31,7 @@ pub(crate) fn rewrite_links(page: &str, text: &str, files: &BTreeSet<String>) ->
             linked.broken.push(format!("{page}: `{dest_url}` is not a file or folder of the repository"));
             continue;
         };
-        // A link that is defined elsewhere in the text has no address here.
+        // A reference-style link has its address elsewhere in the text.
         if let Some(at) = text[range.clone()].rfind(&*dest_url) {
             let up = "../".repeat(page.matches('/').count());
             let start = range.start + at;
@@ -45,8 +45,8 @@ pub(crate) fn rewrite_links(page: &str, text: &str, files: &BTreeSet<String>) ->
     linked
 }
 
-/// Where a file of the repository is among the sources of the site: a `README.md` is the index of its folder, and code has a
-/// page around it.
+/// The path of a repository file among the sources of the site: a `README.md` is the index of its folder, and source code is
+/// shown on a generated page.
 pub(crate) fn staged_path(path: &str) -> String {
     match path.strip_suffix("README.md") {
         Some(folder) if folder.is_empty() || folder.ends_with('/') => format!("{folder}index.md"),
@@ -55,12 +55,12 @@ pub(crate) fn staged_path(path: &str) -> String {
     }
 }
 
-/// Whether the site takes a file as it is: a text or a picture.
+/// Whether a file is copied to the site unchanged: Markdown or an image.
 pub(crate) fn is_copied_verbatim(path: &str) -> bool {
     [".md", ".svg", ".png"].iter().any(|end| path.ends_with(end))
 }
 
-/// The file that a path means in a file of the repository; of a folder, its `README.md`.
+/// Resolves a link of `page` to a file of the repository; for a folder, to its `README.md`.
 fn resolve_path(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
     if path.starts_with('/') {
         return None;

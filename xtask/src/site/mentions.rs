@@ -1,11 +1,11 @@
-//! Paths of the repository that a text mentions without a link: each is a file or a folder that exists.
+//! Checks that repository paths mentioned in Markdown text exist.
 //!
-//! A text says where code is by its path from the root, such as `crates/os/src/memfd.rs`. When a file is moved, the step
-//! `docs` names the texts that still mention its old path.
+//! Documents refer to code by its path from the root, such as `crates/os/src/memfd.rs`. When a file is moved, the step `docs`
+//! reports the documents that still mention its old path.
 
 use std::collections::BTreeSet;
 
-/// Where a path begins that is meant as one.
+/// The prefixes that identify a repository path.
 const ROOTS: [&str; 4] = ["crates/", "docs/", "examples/", "xtask/"];
 
 /// A finding for each path in `text`, the content of `page`, that is neither one of `files` nor a folder of one.

@@ -1,16 +1,16 @@
-//! `cargo xtask docs`: the documentation as a site of plain files, below `target/site/`.
+//! `cargo xtask docs`: builds the documentation site as static files in `target/site/`.
 //!
-//! mdBook builds it of the README, `docs/` and the examples, which `SUMMARY.md` lists; `reference.py` writes the pages of the
-//! Python package; rustdoc's pages lie beside them; `check_links.py` reads the finished site. Pages that show a linked file of the
-//! repository are added to the menu.
+//! mdBook builds the site from the README, `docs/` and the examples, which `SUMMARY.md` lists. `reference.py` writes the pages of
+//! the Python package, the pages of rustdoc are copied next to them, and `check_links.py` checks the finished site. Source files
+//! that pages link to get pages of their own, which are added to the menu.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`links`] | links of texts to files of the repository, directed to the site |
-//! | [`mentions`] | that every path which a text mentions exists |
+//! | [`links`] | rewrites links to files of the repository |
+//! | [`mentions`] | checks that mentioned paths exist |
 //!
-//! What it keeps true: the site works below any path, from a disk too; every link leads to a file, and to a place in it, that
-//! exists; every text for people has its page.
+//! The site works under any URL path and from a local disk. Every link leads to an existing file and fragment. Every Markdown
+//! document of the repository has a page.
 
 mod links;
 mod mentions;
@@ -30,12 +30,12 @@ use crate::{cargo, command, python, report, source_rules};
 const FOLDER: &str = "xtask/src/site";
 const SUMMARY: &str = include_str!("SUMMARY.md");
 
-/// What the environment that builds the site holds.
+/// The Python packages that build the site.
 const PACKAGES: [Wheel; 4] = [MDBOOK, GRIFFE2MD, GRIFFELIB, BLACK];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds the site, and fails if a link of it leads nowhere.
+/// Builds the site and returns the path of its index; fails if a link is broken.
 pub(crate) fn build() -> Result<PathBuf> {
     let target = command::target_folder()?;
     let book = target.join("book");
@@ -52,7 +52,7 @@ pub(crate) fn build() -> Result<PathBuf> {
 
     let script = |name: &str, arguments: &[&OsStr]| {
         let script = Path::new(FOLDER).join(name);
-        // `-B`: nothing is written beside the script.
+        // `-B`: Python writes no bytecode next to the script.
         command::run(Command::new(&python).args(["-B", "-m", "doctest"]).arg(&script))?;
         command::run(Command::new(&python).arg(&script).args(arguments))
     };
@@ -71,18 +71,18 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(site.join("index.html"))
 }
 
-/// Shows the site in a browser.
+/// Opens the site in a browser.
 pub(crate) fn open(index: &Path) -> Result<()> {
     command::run(Command::new("xdg-open").arg(index))
 }
 
-/// Writes the sources of the site that come from the repository, and returns what is wrong with them.
+/// Writes the sources of the site that come from the repository, and returns the findings.
 fn stage(sources: &Path) -> Result<Vec<String>> {
     let files: BTreeSet<String> =
         source_rules::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
     let write = |path: &str, text: &[u8]| -> Result<()> {
         let file = sources.join(path);
-        fs::create_dir_all(file.parent().context("a page lies in a folder")?)?;
+        fs::create_dir_all(file.parent().context("the path of a page has no parent folder")?)?;
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     };
     let pages = listed_pages(SUMMARY);
@@ -90,7 +90,7 @@ fn stage(sources: &Path) -> Result<Vec<String>> {
     let mut shown = BTreeSet::new();
     for path in pages.iter().filter(|path| files.contains(*path)) {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-        // What changed, and what was measured, is about trees of other days.
+        // The changelog and the measurements refer to files of earlier versions.
         if path != "CHANGELOG.md" && !path.starts_with("docs/measured/") {
             findings.extend(mentions::missing(path, &text, &files));
         }
@@ -106,7 +106,7 @@ fn stage(sources: &Path) -> Result<Vec<String>> {
             write(path, &bytes)?;
             continue;
         }
-        let text = String::from_utf8(bytes).with_context(|| format!("{path} is no text to show"))?;
+        let text = String::from_utf8(bytes).with_context(|| format!("{path} is not UTF-8 text"))?;
         let kind = Path::new(path).extension().and_then(|kind| kind.to_str()).unwrap_or("text");
         let kind = if kind.starts_with("cu") { "cpp" } else { kind };
         let page = links::staged_path(path);
@@ -118,7 +118,7 @@ fn stage(sources: &Path) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The pages that a table of contents lists, by their paths.
+/// The paths of the pages in a table of contents.
 fn listed_pages(summary: &str) -> BTreeSet<String> {
     summary
         .split("](")
@@ -133,7 +133,7 @@ fn python_module(page: &str) -> Option<String> {
     page.strip_prefix("python/")?.strip_suffix(".md").map(str::to_owned)
 }
 
-/// What is written for people, and not on the site: add it to Markdown in these folders, or beside them at the root.
+/// A finding for each Markdown file in the root, `docs/` or `examples/` that is not on the site.
 fn unlisted_pages<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTreeSet<String>) -> Vec<String> {
     let belongs_on_site = |path: &str| {
         path.ends_with(".md")
@@ -143,7 +143,7 @@ fn unlisted_pages<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTree
     files.map(|path| format!("{path}: not on the site: add it to {FOLDER}/SUMMARY.md")).collect()
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a folder recursively.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
