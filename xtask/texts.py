@@ -25,7 +25,7 @@ KINDS = ("summary", "comment", "error", "docstring")
 RUST, CUDA, PYTHON = (".rs",), (".cu", ".cuh", ".h", ".cpp"), (".py", ".pyi")
 
 # Generated files.
-GENERATED = ("crates/hal/src/cuda/sys/", "crates/wholemem/kernels/include/wholemem/abi.cuh", "crates/wholemem/kernels/include/ops/abi.cuh")
+GENERATED = ("crates/hal/src/generated/", "crates/wholemem/kernels/include/wholemem/abi.cuh", "crates/wholemem/kernels/include/ops/abi.cuh")
 
 ERROR = re.compile(r'(?:#\[error\(|\b(?:bail|anyhow|ensure)!\((?:[^"\n]*,\s*)?)"((?:[^"\\]|\\.)*)"', re.DOTALL)
 

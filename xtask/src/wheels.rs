@@ -51,11 +51,11 @@ pub(crate) const BLACK: Wheel = Wheel { name: "black", version: "26.10.1" };
 /// maturin, which builds the Python package; `pyproject.toml` has the same version.
 pub(crate) const MATURIN: Wheel = Wheel { name: "maturin", version: "1.16.0" };
 
-/// The newest numpy for Python 3.9, and the newest for 3.10.
+/// The newest numpy versions that support Python 3.9 and Python 3.10.
 pub(crate) const NUMPY_OF_39: Wheel = Wheel { name: "numpy", version: "2.0.2" };
 pub(crate) const NUMPY_OF_310: Wheel = Wheel { name: "numpy", version: "2.2.6" };
 
-/// A linker that has the symbols of every version of glibc, for every machine.
+/// Zig, a linker that has the symbols of every glibc version, for all architectures.
 pub(crate) const ZIG: Wheel = Wheel { name: "ziglang", version: "0.17.0" };
 
 /// cargo-zigbuild, through which cargo uses Zig as the linker.
