@@ -74,13 +74,13 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Generates the headers.
+/// Generates the C++ headers from the Rust definitions.
 #[cfg(not(feature = "abi"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
     generated::run_generator("abi", check)
 }
 
-/// Generates the headers.
+/// Generates the C++ headers from the Rust definitions.
 #[cfg(feature = "abi")]
 pub(crate) fn generate(check: bool) -> Result<()> {
     for header in HEADERS {
@@ -216,13 +216,13 @@ mod tests {
 
     #[test]
     fn definitions_exclude_functions_and_imports() {
-        let kept = "/// One.\n#[repr(C)]\npub struct One {\n    /// Two.\n    pub two: u32,\n}\n\
+        let expected = "/// One.\n#[repr(C)]\npub struct One {\n    /// Two.\n    pub two: u32,\n}\n\
                     layout!(One: 4 { two: 0 });\n/// Three.\npub const THREE: u32 =\n    3;\n";
-        let (one, rest) = kept.split_once("layout").unwrap();
+        let (one, rest) = expected.split_once("layout").unwrap();
         let source = format!(
             "//! A file.\n\n/// Gone.\nuse a::b;\n{one}\nlayout{rest}\nimpl One {{\n    pub fn a() {{}}\n}}\n"
         );
-        assert_eq!(definitions(&source), kept);
+        assert_eq!(definitions(&source), expected);
     }
 
     #[test]

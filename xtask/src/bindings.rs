@@ -88,7 +88,7 @@ const REQUIRED: &[&str] = &[
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
 ];
 
-/// Functions that a driver may lack. They are resolved on first use; if one is missing, the error says so.
+/// Functions that a driver may lack. If one is missing, its entry in the table is `None`.
 const OPTIONAL: &[&str] =
     &["cuMemGetHandleForAddressRange", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"];
 
@@ -111,13 +111,13 @@ pub(crate) fn check() -> Result<()> {
     if generated::is_current(Path::new(FILE), &inputs()) { Ok(()) } else { generate(true) }
 }
 
-/// Generates the table.
+/// Generates the file with the bindings and the table of functions.
 #[cfg(not(feature = "bindings"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
     generated::run_generator("bindings", check)
 }
 
-/// Generates the table.
+/// Generates the file with the bindings and the table of functions.
 #[cfg(feature = "bindings")]
 pub(crate) fn generate(check: bool) -> Result<()> {
     let include = RUNTIME.folder()?.join("nvidia/cuda_runtime/include");

@@ -98,7 +98,7 @@ fn test_binary(package: &str, target: &str) -> Result<PathBuf> {
     binary_in(&messages, target).with_context(|| format!("cargo built no test `{target}` of {package}"))
 }
 
-/// The executable that cargo's messages name for a target.
+/// The path of the executable for a target in cargo's JSON messages.
 fn binary_in(messages: &str, target: &str) -> Option<PathBuf> {
     messages.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;

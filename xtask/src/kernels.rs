@@ -107,7 +107,7 @@ fn reject_ptx_without_source(sources: &[PathBuf]) -> Result<()> {
         for entry in fs::read_dir(Path::new(folder).join("ptx"))? {
             let path = entry?.path();
             if !ptx_files_of(sources).any(|(source, text)| text.target(source) == path) {
-                bail!("{} has no source", path.display());
+                bail!("{} has no kernel source", path.display());
             }
         }
     }
@@ -182,7 +182,7 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
         }
         let spills: Vec<_> = log.lines().filter(|line| spills(line)).collect();
         if !spills.is_empty() {
-            bail!("{} spills on {architecture}: {}", source.display(), spills.join("; "));
+            bail!("{} spills registers on {architecture}: {}", source.display(), spills.join("; "));
         }
         for line in log.lines().filter(|line| line.contains("registers")) {
             println!("{} {architecture}: {}", source.display(), line.trim_start_matches("ptxas info    : "));

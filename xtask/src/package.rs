@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tarball_without_a_licence_or_with_tests_is_found() {
+    fn missing_licences_and_included_tests_are_found() {
         assert_eq!(tarball_findings("ours", |path| REQUIRED.contains(&path)), [] as [String; 0]);
         assert_eq!(
             tarball_findings("ours", |path| path != "LICENSE-MIT" && !FORBIDDEN.contains(&path)),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_without_features_says_so_in_a_section() {
+    fn a_crate_without_features_needs_a_features_section() {
         let krate = with_features(&[]);
         assert_eq!(feature_findings(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
         assert_eq!(

@@ -68,7 +68,7 @@ fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
     ensure!(!tests.is_empty() && !others.is_empty(), "git lists no test PTX, or no shipped PTX");
     let own = |(path, text): (String, String)| {
         let own = unique_prefix(&text, &others);
-        ensure!(!own.is_empty(), "{path} has no prefix that other PTX lacks");
+        ensure!(!own.is_empty(), "no prefix of {path} is unique among the PTX files");
         Ok((path, own.into_bytes()))
     };
     tests.into_iter().map(own).collect()

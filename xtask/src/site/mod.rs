@@ -128,7 +128,7 @@ fn listed_pages(summary: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The module of the Python package that a page describes.
+/// The name of the Python module that a page describes, if it is a reference page.
 fn python_module(page: &str) -> Option<String> {
     page.strip_prefix("python/")?.strip_suffix(".md").map(str::to_owned)
 }
