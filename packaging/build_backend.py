@@ -1,6 +1,6 @@
-"""The build backend of `pip install .`: maturin, with the program and the headers in the wheel beside the library.
+"""Build backend of `pip install .`: maturin, with the program and the headers for kernels added to the wheel.
 
-If Rust is missing it exits with one line. maturin would install Rust into a temporary folder, and print what that prints.
+If Rust is missing, the backend exits with one error line. maturin alone would install Rust into a temporary folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Optional
 import maturin
 
 ROOT = Path(__file__).resolve().parent.parent
-# pyproject.toml names it to maturin, which requires that it exists.
+# The folder `data` of pyproject.toml, from which maturin adds files to the wheel. maturin requires that it exists.
 DATA = ROOT / "target/wheel-data"
 HEADERS = ROOT / "crates/wholemem/kernels/include/wholemem"
 
@@ -24,23 +24,24 @@ Settings = Optional[Mapping[str, Any]]
 
 
 def prepare() -> None:
+    """Exits with an error if cargo is missing, and creates the data folder."""
     if shutil.which("cargo") is None:
         sys.exit(
-            "error: wholemem is built from source with Rust, and there is no `cargo` on the path; "
+            "error: cannot build wholemem from source: `cargo` is not on the PATH; "
             "hint: install Rust from https://rustup.rs and try again"
         )
     DATA.mkdir(parents=True, exist_ok=True)
 
 
 def stage() -> None:
-    """Builds the program, and puts it and the headers where maturin takes them from."""
+    """Builds the program, and copies it and the headers to the data folder."""
     prepare()
     build = ["cargo", "build", "--locked", "--profile", "dist", "--package", "wholemem-cli"]
     messages = [*build, "--message-format", "json-render-diagnostics"]
-    built = subprocess.run(messages, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if built.returncode:
+    result = subprocess.run(messages, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if result.returncode:
         sys.exit("error: cargo cannot build the program `wholemem`")
-    executables = [json.loads(line).get("executable") for line in built.stdout.splitlines()]
+    executables = [json.loads(line).get("executable") for line in result.stdout.splitlines()]
     (program,) = filter(None, executables)
     shutil.rmtree(DATA)
     (DATA / "scripts").mkdir(parents=True)

@@ -1,12 +1,12 @@
 """Lists the texts of the source code, counts them by crate, or draws some at random for a reader.
 
 A text is the first paragraph of a doc comment, a comment, an error message, or a docstring. Readers who do not know the project
-say what each drawn text means; a judge compares the answers with the code:
+explain each drawn text; a judge compares the explanations with the code:
 
     python3 xtask/texts.py count
     python3 xtask/texts.py list crates/comm
-    python3 xtask/texts.py draw --seed 7 --count 40               # what a reader gets: texts without their places
-    python3 xtask/texts.py draw --seed 7 --count 40 --places      # what the judge gets: the same texts with their places
+    python3 xtask/texts.py draw --seed 7 --count 40               # for a reader: texts without locations
+    python3 xtask/texts.py draw --seed 7 --count 40 --places      # for the judge: the same texts with locations
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Iterator, NamedTuple
 KINDS = ("summary", "comment", "error", "docstring")
 RUST, CUDA, PYTHON = (".rs",), (".cu", ".cuh", ".h", ".cpp"), (".py", ".pyi")
 
-# Written by generators.
-GENERATED = ("crates/hal/src/cuda/sys/", "crates/wholemem/kernels/include/wholemem/abi.cuh", "crates/wholemem/kernels/include/ops/abi.cuh")
+# Generated files.
+GENERATED = ("crates/hal/src/generated/", "crates/wholemem/kernels/include/wholemem/abi.cuh", "crates/wholemem/kernels/include/ops/abi.cuh")
 
 ERROR = re.compile(r'(?:#\[error\(|\b(?:bail|anyhow|ensure)!\((?:[^"\n]*,\s*)?)"((?:[^"\\]|\\.)*)"', re.DOTALL)
 
 
 class Text(NamedTuple):
-    """A text and its place."""
+    """A text with its kind, file and line."""
 
     kind: str
     path: str
@@ -39,8 +39,8 @@ class Text(NamedTuple):
     words: str
 
 
-def of_rust_or_cpp(path: str, source: str) -> Iterator[Text]:
-    """The doc comments, comments and error messages of a file."""
+def texts_of_rust_or_cpp(path: str, source: str) -> Iterator[Text]:
+    """Yields the doc comments, comments and error messages of a Rust, C++ or CUDA file."""
     block: list[str] = []
     marker, start = "", 0
     for number, line in enumerate(source.splitlines() + [""], 1):
@@ -49,7 +49,7 @@ def of_rust_or_cpp(path: str, source: str) -> Iterator[Text]:
             block.append(found.group(2))
             continue
         if block:
-            yield from of_block(path, start, marker, block)
+            yield from texts_of_block(path, start, marker, block)
         block, marker = ([found.group(2)], found.group(1)) if found else ([], "")
         start = number
     for found in ERROR.finditer(source):
@@ -57,8 +57,8 @@ def of_rust_or_cpp(path: str, source: str) -> Iterator[Text]:
         yield Text("error", path, source.count("\n", 0, found.start()) + 1, words)
 
 
-def of_block(path: str, line: int, marker: str, block: list[str]) -> Iterator[Text]:
-    """The first paragraph of a doc comment, or the whole of another comment."""
+def texts_of_block(path: str, line: int, marker: str, block: list[str]) -> Iterator[Text]:
+    """Yields the first paragraph of a doc comment, or all of another comment."""
     if marker == "//":
         words = " ".join(block).strip()
         kind = "comment"
@@ -70,8 +70,8 @@ def of_block(path: str, line: int, marker: str, block: list[str]) -> Iterator[Te
         yield Text(kind, path, line, words)
 
 
-def of_python(path: str, source: str) -> Iterator[Text]:
-    """The docstrings and comments of a file."""
+def texts_of_python(path: str, source: str) -> Iterator[Text]:
+    """Yields the docstrings and comments of a Python file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node)
@@ -90,25 +90,25 @@ def of_python(path: str, source: str) -> Iterator[Text]:
 
 
 def texts(below: list[str]) -> list[Text]:
-    """All texts of the tracked files, in the order of their places."""
+    """Returns all texts of the tracked files, sorted by file and line."""
     files = subprocess.run(["git", "ls-files", "--", *below], check=True, capture_output=True, text=True).stdout.splitlines()
     found: list[Text] = []
     for path in files:
         if path.startswith(GENERATED) or not path.endswith(RUST + CUDA + PYTHON):
             continue
         source = Path(path).read_text(encoding="utf-8")
-        found += of_python(path, source) if path.endswith(PYTHON) else of_rust_or_cpp(path, source)
+        found += texts_of_python(path, source) if path.endswith(PYTHON) else texts_of_rust_or_cpp(path, source)
     return sorted(found, key=lambda text: (text.path, text.line))
 
 
 def crate(path: str) -> str:
-    """The folder that a file is counted under."""
+    """Returns the crate or top folder of a file."""
     parts = path.split("/")
     return "/".join(parts[:2]) if parts[0] == "crates" else parts[0]
 
 
 def count(found: list[Text]) -> None:
-    """Prints a table: files and texts of each kind, by crate."""
+    """Prints the numbers of files and of texts of each kind, by crate."""
     print(f"{'':20}{'files':>7}" + "".join(f"{kind + 's' if kind != 'summary' else 'summaries':>12}" for kind in KINDS) + f"{'words':>10}")
     crates = sorted({crate(text.path) for text in found})
     for name in [*crates, "total"]:
@@ -119,13 +119,13 @@ def count(found: list[Text]) -> None:
 
 
 def draw(found: list[Text], amount: int, seed: int, places: bool) -> None:
-    """Prints texts drawn at random, equally many of each kind where there are enough."""
-    dice = random.Random(seed)
+    """Prints texts drawn at random, an equal number of each kind if possible."""
+    generator = random.Random(seed)
     drawn: list[Text] = []
     for position, kind in enumerate(KINDS):
         own = [text for text in found if text.kind == kind and len(text.words.split()) >= 4]
-        drawn += dice.sample(own, min(len(own), (amount + position) // len(KINDS)))
-    dice.shuffle(drawn)
+        drawn += generator.sample(own, min(len(own), (amount + position) // len(KINDS)))
+    generator.shuffle(drawn)
     for number, text in enumerate(drawn, 1):
         place = f" {text.path}:{text.line}" if places else ""
         print(f"{number}. [{text.kind}]{place}\n   {text.words}")
@@ -140,7 +140,7 @@ def main() -> None:
         if name == "draw":
             command.add_argument("--seed", type=int, required=True, help="chosen by the reader")
             command.add_argument("--count", type=int, default=40, help="how many (default: 40)")
-            command.add_argument("--places", action="store_true", help="print the place of each text")
+            command.add_argument("--places", action="store_true", help="print file and line of each text")
     arguments = parser.parse_args()
     found = texts(arguments.below)
     if arguments.command == "count":

@@ -1,8 +1,8 @@
-//! The C++ headers with the structures and constants that kernels share with the host, generated from their Rust definition.
+//! Generates the C++ headers with the structures and constants that kernels share with the host, from their Rust definitions.
 //!
-//! cbindgen translates `crates/wholemem/src/abi/`. `crates/wholemem/kernels/cbindgen.toml` says how, and which member
-//! functions the structures get. To that this module adds a `static_assert` for each number of a `layout!`, which rustc has checked, and replaces the
-//! fixed-width types: NVRTC has no `<cstdint>`.
+//! cbindgen translates `crates/wholemem/src/abi/`; `crates/wholemem/kernels/cbindgen.toml` configures it and adds member
+//! functions. This module adds a `static_assert` for each size and offset of a `layout!`, which rustc has checked, and replaces
+//! the fixed-width integer types, because NVRTC has no `<cstdint>`.
 
 use std::fs;
 use std::path::Path;
@@ -13,25 +13,25 @@ use anyhow::{Context, Result};
 
 use crate::generated;
 
-/// Where the definitions are.
+/// The folder of the Rust definitions.
 const SOURCES: &str = "crates/wholemem/src";
 
-/// How cbindgen is told to write them.
+/// The configuration of cbindgen.
 const CONFIG: &str = "crates/wholemem/kernels/cbindgen.toml";
 
-/// Changes when what this module makes of them does.
+/// Part of the digest. Increase it when the output of this module changes.
 const GENERATION: &str = "1";
 
-/// A header, and what it is generated from.
+/// A generated header and its sources.
 struct Header {
     file: &'static str,
     about: &'static str,
     include: &'static str,
-    /// All structures, enumerations and constants of these.
+    /// Source files whose public structures, enumerations and constants are all translated.
     sources: &'static [&'static str],
-    /// Enumerations that structures of the sources have as fields.
-    used: &'static [&'static str],
-    /// Whether enumerators begin with the name of their enumeration.
+    /// Source files of enumerations that are field types of structures in `sources`.
+    field_types: &'static [&'static str],
+    /// Whether enumerators have the name of their enumeration as a prefix.
     qualified: bool,
 }
 
@@ -48,7 +48,7 @@ const HEADERS: &[Header] = &[
             "abi/lane_words.rs",
             "abi/bad_index.rs",
         ],
-        used: &[],
+        field_types: &[],
         qualified: true,
     },
     Header {
@@ -56,13 +56,13 @@ const HEADERS: &[Header] = &[
         about: "What our own kernels are launched with: the requests of crates/wholemem/src/abi/ in C++.",
         include: "wholemem/abi.cuh",
         sources: &["abi/rows_request.rs", "abi/row_tiles.rs", "abi/collective_request.rs"],
-        used: &["dtype/mod.rs", "dtype/reduce.rs"],
+        field_types: &["dtype/mod.rs", "dtype/reduce.rs"],
         qualified: false,
     },
 ];
 
-/// Checks that the committed headers were generated from the definitions, and not changed since; if not, generates and
-/// compares.
+/// Checks that the committed headers match the digest of their definitions and were not edited; if not, generates and compares
+/// them.
 pub(crate) fn check() -> Result<()> {
     for header in HEADERS {
         let text = fs::read_to_string(header.file).unwrap_or_default();
@@ -74,25 +74,25 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Generates the headers.
+/// Generates the C++ headers from the Rust definitions.
 #[cfg(not(feature = "abi"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
-    generated::with_generator("abi", check)
+    generated::run_generator("abi", check)
 }
 
-/// Generates the headers.
+/// Generates the C++ headers from the Rust definitions.
 #[cfg(feature = "abi")]
 pub(crate) fn generate(check: bool) -> Result<()> {
     for header in HEADERS {
         let body = header.translate()?;
         let label = generated::label("//", "abi", &header.digest(&body)?);
-        generated::put(Path::new(header.file), &(label + &body), check)?;
+        generated::write_or_compare(Path::new(header.file), &(label + &body), check)?;
     }
     Ok(())
 }
 
 impl Header {
-    /// A digest of all that decides what comes out, and of what came out.
+    /// A digest of all inputs of the header and of its text.
     fn digest(&self, body: &str) -> Result<String> {
         let Self { about, include, qualified, .. } = self;
         let own = format!("{GENERATION}, cbindgen 0.29.2, {about}, {include}, {qualified}");
@@ -104,7 +104,7 @@ impl Header {
     }
 
     fn paths(&self) -> impl Iterator<Item = String> {
-        self.sources.iter().chain(self.used).map(|source| format!("{SOURCES}/{source}"))
+        self.sources.iter().chain(self.field_types).map(|source| format!("{SOURCES}/{source}"))
     }
 
     #[cfg(feature = "abi")]
@@ -126,7 +126,8 @@ impl Header {
         let builder = self.paths().fold(builder, |builder, path| builder.with_src(path));
         let mut header = Vec::new();
         builder.generate().with_context(|| format!("cannot generate {}", self.file))?.write(&mut header);
-        let header = portable(&String::from_utf8(header).context("cbindgen did not write UTF-8")?)?;
+        let header =
+            with_portable_types(&String::from_utf8(header).context("cbindgen did not write UTF-8")?)?;
         Ok(header + "\n" + &assertions(&text)?)
     }
 }
@@ -135,29 +136,29 @@ fn read(path: &str) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {path}"))
 }
 
-/// What of a source can go into a header: its public structures, enumerations and constants, with their documentation, and
-/// layouts. A change of anything else leaves the header as it is.
+/// The parts of a source that determine the header: its public structures, enumerations and constants with their documentation,
+/// and layouts. Other changes do not affect the header.
 fn definitions(source: &str) -> String {
-    let (mut text, mut above, mut within) = (String::new(), String::new(), false);
+    let (mut text, mut preceding, mut inside) = (String::new(), String::new(), false);
     for line in source.lines() {
         let starts = ["pub struct ", "pub enum ", "pub const ", "layout!("];
         if starts.iter().any(|start| line.starts_with(start)) {
-            text += &std::mem::take(&mut above);
-            within = true;
+            text += &std::mem::take(&mut preceding);
+            inside = true;
         }
-        if within {
+        if inside {
             text += &format!("{line}\n");
-            within = !(line.starts_with('}') || line.ends_with(';'));
+            inside = !(line.starts_with('}') || line.ends_with(';'));
         } else if line.starts_with("///") || line.starts_with("#[") {
-            above += &format!("{line}\n");
+            preceding += &format!("{line}\n");
         } else {
-            above.clear();
+            preceding.clear();
         }
     }
     text
 }
 
-/// The structures and enumerations that a source makes public.
+/// The names of the public structures and enumerations of a source.
 #[cfg(any(test, feature = "abi"))]
 fn public_types(source: &str) -> Vec<String> {
     let name = |line: &str| {
@@ -167,9 +168,9 @@ fn public_types(source: &str) -> Vec<String> {
     source.lines().filter_map(name).collect()
 }
 
-/// What cbindgen wrote, in types that every compiler has, and without the marks of Markdown around drawings.
+/// The output of cbindgen with integer types that NVRTC has, and without Markdown fences around drawings.
 #[cfg(any(test, feature = "abi"))]
-fn portable(header: &str) -> Result<String> {
+fn with_portable_types(header: &str) -> Result<String> {
     let mut text = String::new();
     for line in header.lines().filter(|line| !line.trim_start().starts_with("// ```")) {
         let line = line.replace("constexpr static const ", "constexpr ");
@@ -185,7 +186,7 @@ fn portable(header: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The numbers of every `layout!(Type: len { field: offset, ... });` of a source, as C++ asserts them.
+/// A `static_assert` for the size and each offset of every `layout!(Type: len { field: offset, ... });` of a source.
 #[cfg(any(test, feature = "abi"))]
 fn assertions(source: &str) -> Result<String> {
     let mut text = String::new();
@@ -214,34 +215,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_and_tests_are_no_definitions() {
-        let kept = "/// One.\n#[repr(C)]\npub struct One {\n    /// Two.\n    pub two: u32,\n}\n\
+    fn definitions_exclude_functions_and_imports() {
+        let expected = "/// One.\n#[repr(C)]\npub struct One {\n    /// Two.\n    pub two: u32,\n}\n\
                     layout!(One: 4 { two: 0 });\n/// Three.\npub const THREE: u32 =\n    3;\n";
-        let (one, rest) = kept.split_once("layout").unwrap();
+        let (one, rest) = expected.split_once("layout").unwrap();
         let source = format!(
             "//! A file.\n\n/// Gone.\nuse a::b;\n{one}\nlayout{rest}\nimpl One {{\n    pub fn a() {{}}\n}}\n"
         );
-        assert_eq!(definitions(&source), kept);
+        assert_eq!(definitions(&source), expected);
     }
 
     #[test]
-    fn public_types_are_found_and_others_are_not() {
+    fn only_public_types_are_found() {
         let source =
             "pub struct One {\n    pub struct_len: u32,\n}\npub(crate) struct Two;\npub enum Three {\n}\n";
         assert_eq!(public_types(source), ["One", "Three"]);
     }
 
     #[test]
-    fn types_become_those_of_every_compiler() {
+    fn fixed_width_types_are_replaced() {
         let header =
             "// ```text\n//   |a|\n// ```\nconstexpr static const uint32_t LEN = 8;\n    int64_t index;\n";
-        assert_eq!(portable(header).unwrap(), "//   |a|\nconstexpr u32 LEN = 8;\n    i64 index;\n");
-        let error = portable("    uint8_t byte;\n").unwrap_err();
+        assert_eq!(
+            with_portable_types(header).unwrap(),
+            "//   |a|\nconstexpr u32 LEN = 8;\n    i64 index;\n"
+        );
+        let error = with_portable_types("    uint8_t byte;\n").unwrap_err();
         assert_eq!(error.to_string(), "NVRTC has no `uint8_t`: use u32, u64 or i64");
     }
 
     #[test]
-    fn every_number_of_a_layout_is_asserted() {
+    fn every_size_and_offset_of_a_layout_is_asserted() {
         let source = "struct A;\n\nlayout!(A: 16 {\n    one: 0, two: 8,\n});\n";
         assert_eq!(
             assertions(source).unwrap(),

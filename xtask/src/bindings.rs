@@ -1,9 +1,8 @@
-//! The table of the CUDA driver: which functions hal calls, and the generated types and versions of each.
+//! Generates the table of CUDA driver functions that hal calls, with the type and version of each.
 //!
-//! bindgen reads NVIDIA's own typedefs, which name each function's type by the version that introduced it
-//! (`PFN_cuMemCreate_v10020`). The version that the driver is asked for is taken from that name, so type and version
-//! cannot disagree. Result codes are open newtypes, with their names in a table, so that a code newer than this list is
-//! a number and not undefined behaviour.
+//! bindgen reads NVIDIA's typedefs, which name each function's type by the version that introduced it (`PFN_cuMemCreate_v10020`).
+//! The version that is requested from `cuGetProcAddress` is taken from that name, so that type and version always agree. Result
+//! codes are open newtypes with a table of names, so that a code of a newer driver is a number and not undefined behaviour.
 
 #[cfg(feature = "bindings")]
 use std::fs;
@@ -16,10 +15,10 @@ use anyhow::Result;
 use crate::generated;
 use crate::wheels::RUNTIME;
 
-/// Where the result goes.
+/// The generated file.
 const FILE: &str = "crates/hal/src/generated/bindings.rs";
 
-/// What every driver we support has: from 550, CUDA 12.4, on.
+/// Functions that every supported driver has: driver 550 (CUDA 12.4) and newer.
 const REQUIRED: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -89,17 +88,17 @@ const REQUIRED: &[&str] = &[
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
 ];
 
-/// What a driver may lack: asked for where it is used, and its absence is a reason.
+/// Functions that a driver may lack. If one is missing, its entry in the table is `None`.
 const OPTIONAL: &[&str] =
     &["cuMemGetHandleForAddressRange", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"];
 
-/// How the loader itself is found: the one symbol looked up by name in the library.
+/// The function that resolves all others; the only symbol that is looked up by name in the library.
 const LOADER: &str = "cuGetProcAddress";
 
-/// Changes when what is made of the lists does.
+/// Part of the digest. Increase it when the output of this module changes.
 const GENERATION: &str = "1";
 
-/// A digest of all that decides what comes out.
+/// A digest of all inputs of the generated file.
 fn inputs() -> String {
     let tools = [GENERATION, "bindgen 0.72.1", RUNTIME.name, RUNTIME.version];
     generated::digest(
@@ -107,18 +106,18 @@ fn inputs() -> String {
     )
 }
 
-/// Checks that the committed table was generated from these lists; if not, generates it and compares.
+/// Checks that the committed table matches the digest of these lists; if not, generates it and compares.
 pub(crate) fn check() -> Result<()> {
     if generated::is_current(Path::new(FILE), &inputs()) { Ok(()) } else { generate(true) }
 }
 
-/// Generates the table.
+/// Generates the file with the bindings and the table of functions.
 #[cfg(not(feature = "bindings"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
-    generated::with_generator("bindings", check)
+    generated::run_generator("bindings", check)
 }
 
-/// Generates the table.
+/// Generates the file with the bindings and the table of functions.
 #[cfg(feature = "bindings")]
 pub(crate) fn generate(check: bool) -> Result<()> {
     let include = RUNTIME.folder()?.join("nvidia/cuda_runtime/include");
@@ -127,12 +126,13 @@ pub(crate) fn generate(check: bool) -> Result<()> {
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     };
     let (typedefs, header) = (read("cudaTypedefs.h")?, read("cuda.h")?);
-    let rows = rows(&typedefs)?;
+    let functions = functions(&typedefs)?;
 
     let clang = crate::wheels::LIBCLANG.folder()?.join("clang/native");
     let gcc = crate::command::capture(std::process::Command::new("gcc").arg("-print-file-name=include"))?;
-    let types = rows.iter().map(|row| row.typedef.as_str()).collect::<Vec<_>>().join("|");
-    let bound = with_libclang(&clang, || {
+    let types =
+        functions.iter().map(|function_row| function_row.typedef.as_str()).collect::<Vec<_>>().join("|");
+    let bindings = with_libclang(&clang, || {
         bindgen::Builder::default()
             .header(include.join("cudaTypedefs.h").display().to_string())
             .clang_args([format!("-I{}", include.display()), "-isystem".to_owned(), gcc.trim().to_owned()])
@@ -149,15 +149,15 @@ pub(crate) fn generate(check: bool) -> Result<()> {
             .generate()
     })?;
     let text = format!(
-        "{}{bound}{}{}",
+        "{}{bindings}{}{}",
         generated::label("//!", "bindings", &inputs()),
-        table(&rows),
+        table(&functions),
         names(&header)
     );
-    generated::put(Path::new(FILE), &text, check)
+    generated::write_or_compare(Path::new(FILE), &text, check)
 }
 
-/// Runs `generate` with the pinned parser, which clang-sys finds through a variable.
+/// Runs `generate` with the pinned libclang, which clang-sys finds through `LIBCLANG_PATH`.
 #[cfg(feature = "bindings")]
 fn with_libclang<T, E>(folder: &Path, generate: impl FnOnce() -> Result<T, E>) -> Result<T>
 where
@@ -165,7 +165,7 @@ where
 {
     let folder = folder.canonicalize()?;
     if std::env::var_os("LIBCLANG_PATH").as_deref() != Some(folder.as_os_str()) {
-        // Setting a variable of one's own process is unsafe, and a new process is not.
+        // Setting an environment variable of the running process is unsafe, so xtask starts itself again with it.
         let status = std::process::Command::new(std::env::current_exe()?)
             .args(std::env::args_os().skip(1))
             .env("LIBCLANG_PATH", &folder)
@@ -173,15 +173,15 @@ where
         if status.success() {
             std::process::exit(0);
         }
-        anyhow::bail!("the generator did not succeed: {status}");
+        anyhow::bail!("the generator failed: {status}");
     }
     Ok(generate()?)
 }
 
-/// One function: its name, the typedef of its type, and the version in that typedef's name.
+/// A function: its name, the typedef of its type, and the version in the name of the typedef.
 #[cfg(any(test, feature = "bindings"))]
 #[derive(Debug, PartialEq, Eq)]
-struct Row {
+struct DriverFunction {
     function: &'static str,
     typedef: String,
     version: u32,
@@ -189,63 +189,66 @@ struct Row {
 }
 
 #[cfg(feature = "bindings")]
-fn rows(typedefs: &str) -> Result<Vec<Row>> {
+fn functions(typedefs: &str) -> Result<Vec<DriverFunction>> {
     let listed = REQUIRED.iter().map(|name| (*name, true)).chain(OPTIONAL.iter().map(|name| (*name, false)));
     let listed = listed.chain([(LOADER, true)]);
     listed
         .map(|(listed, required)| {
             let version = version(typedefs, listed)?;
-            let function = plain(listed);
-            Ok(Row { function, typedef: format!("PFN_{function}_v{version}"), version, required })
+            let function = base_name(listed);
+            Ok(DriverFunction { function, typedef: format!("PFN_{function}_v{version}"), version, required })
         })
         .collect()
 }
 
-/// The name that the driver is asked for: of a later form than the first, the version says it, and not the name.
+/// The name without the suffix `_v2`. `cuGetProcAddress` selects the form of a function by version, not by suffix.
 #[cfg(any(test, feature = "bindings"))]
-fn plain(listed: &str) -> &str {
+fn base_name(listed: &str) -> &str {
     listed.strip_suffix("_v2").unwrap_or(listed)
 }
 
-/// The version in `#define PFN_f PFN_f_v10020`, or the first in `#define PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`, the
-/// other being the variant with a default stream of each thread.
+/// The version in `#define PFN_f PFN_f_v10020`, or the first number in `#define PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`; the
+/// second is the version for per-thread default streams.
 #[cfg(any(test, feature = "bindings"))]
 fn version(typedefs: &str, function: &str) -> Result<u32> {
-    let meaning = typedefs
+    let definition = typedefs
         .lines()
         .find_map(|line| {
-            let (name, meaning) = line.strip_prefix("#define PFN_")?.split_once(char::is_whitespace)?;
-            (name == function).then_some(meaning.trim())
+            let (name, definition) = line.strip_prefix("#define PFN_")?.split_once(char::is_whitespace)?;
+            (name == function).then_some(definition.trim())
         })
         .with_context(|| format!("the headers define no `PFN_{function}`"))?;
-    let number = match meaning.strip_prefix("__API_TYPEDEF_") {
+    let number = match definition.strip_prefix("__API_TYPEDEF_") {
         Some(arguments) => arguments.split(',').nth(1).map(str::trim),
-        None => meaning.rsplit_once("_v").map(|(_, version)| version),
+        None => definition.rsplit_once("_v").map(|(_, version)| version),
     };
     number
         .and_then(|number| number.parse().ok())
-        .with_context(|| format!("cannot read the version in `#define PFN_{function} {meaning}`"))
+        .with_context(|| format!("cannot read the version in `#define PFN_{function} {definition}`"))
 }
 
-/// A macro that hands all rows to another, which makes of them what it likes.
+/// A macro that passes all functions to another macro.
 #[cfg(any(test, feature = "bindings"))]
-fn table(rows: &[Row]) -> String {
+fn table(functions: &[DriverFunction]) -> String {
     let mut text =
         "\n/// Every function of the table: how badly it is needed, its name, its type and its version.\n\
                     macro_rules! for_each_entry {\n    ($then:ident) => {\n        $then! {\n"
             .to_owned();
-    for row in rows {
-        let need = match row {
-            Row { function, .. } if *function == LOADER => continue,
-            Row { required: true, .. } => "required",
-            Row { required: false, .. } => "optional",
+    for function_row in functions {
+        let requirement = match function_row {
+            DriverFunction { function, .. } if *function == LOADER => continue,
+            DriverFunction { required: true, .. } => "required",
+            DriverFunction { required: false, .. } => "optional",
         };
-        text += &format!("            {need} {}: {}, {};\n", row.function, row.typedef, row.version);
+        text += &format!(
+            "            {requirement} {}: {}, {};\n",
+            function_row.function, function_row.typedef, function_row.version
+        );
     }
     text + "        }\n    };\n}\npub(super) use for_each_entry;\n"
 }
 
-/// The names of all result codes.
+/// A table of the names of all result codes.
 #[cfg(any(test, feature = "bindings"))]
 fn names(header: &str) -> String {
     let mut text = "\n/// The names of the result codes that the pinned headers know.\n\
@@ -273,7 +276,7 @@ mod tests {
                         #define PFN_cuMemcpyAsync  __API_TYPEDEF_PTSZ(PFN_cuMemcpyAsync, 4000, 7000)\n";
         assert_eq!(version(typedefs, "cuMemCreate").unwrap(), 10020);
         assert_eq!(version(typedefs, "cuMemcpyAsync").unwrap(), 4000);
-        assert_eq!(plain("cuMemcpyAsync_v2"), "cuMemcpyAsync");
+        assert_eq!(base_name("cuMemcpyAsync_v2"), "cuMemcpyAsync");
         let error = version(typedefs, "cuMemFly").unwrap_err();
         assert_eq!(error.to_string(), "the headers define no `PFN_cuMemFly`");
     }
@@ -296,9 +299,14 @@ mod tests {
     }
 
     #[test]
-    fn the_loader_is_no_row_of_its_own_table() {
-        let row = |function, required| Row { function, typedef: "T".to_owned(), version: 1, required };
-        let text = table(&[row("cuInit", true), row("cuMulticastCreate", false), row(LOADER, true)]);
+    fn the_loader_is_not_in_the_table() {
+        let function_row =
+            |function, required| DriverFunction { function, typedef: "T".to_owned(), version: 1, required };
+        let text = table(&[
+            function_row("cuInit", true),
+            function_row("cuMulticastCreate", false),
+            function_row(LOADER, true),
+        ]);
         assert!(
             text.contains("required cuInit: T, 1;\n            optional cuMulticastCreate: T, 1;\n        }"),
             "{text}"

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs wholemem's suite and benches on this machine's GPU, and writes a report, of at most 8 files a part.
+# Runs the tests and benchmarks of wholemem on this machine's GPU, and writes a report of at most 8 files for each part.
 #
 #   run REPORT-FOLDER [PART]     all (the default), memory, rows, reduce, python, calls, peers
 #
-# memory: suites, and the benches of memory; rows: gather and scatter; reduce: what ranks that share the GPU do together,
-# and all-reduce beside PyTorch; python: the package, with this machine's Python, PyTorch, CuPy and JAX; calls: what a call
-# from PyTorch costs; peers: gather beside PyTorch and WholeGraph, where the bundle was made with --peers.
-# Every step has a time limit. Tests that need several processes on one GPU at once run under an MPS server of our own,
-# in private folders, which is ended with the script. Nothing of the card's settings is changed.
+# memory: test suites and memory benchmarks; rows: gather and scatter; reduce: collectives of ranks that share the GPU, and
+# all-reduce compared with PyTorch; python: the Python package with this machine's Python, PyTorch, CuPy and JAX; calls: the cost
+# of a call from PyTorch; peers: gather compared with PyTorch and WholeGraph, if the bundle was built with --peers.
+# Every step has a time limit. Tests with several processes on the GPU run under an MPS server in private folders, which stops
+# when the script exits. The settings of the GPU are not changed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | memory | rows | reduce | python | calls | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
+case "$part" in all | memory | rows | reduce | python | calls | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 failed=0
 private=$(mktemp -d)
@@ -33,18 +33,18 @@ end_mps() {
         mps_runs=0
     fi
 }
-# Starts the server, or says that this step is skipped.
+# Starts the MPS server; if that fails, reports the step as skipped and returns 1.
 begin_mps() {
     if command -v nvidia-cuda-mps-control >/dev/null && timeout 30 nvidia-cuda-mps-control -d >>"$report/log.txt" 2>&1; then
         mps_runs=1
         return 0
     fi
-    printf '%-28s skipped: no MPS server could be started\n' "$1" | tee -a "$report/summary.txt"
+    printf '%-28s skipped: cannot start an MPS server\n' "$1" | tee -a "$report/summary.txt"
     return 1
 }
 trap 'end_mps; rm -rf "$private"' EXIT
 
-# step NAME SECONDS COMMAND...: its output goes to the summary's log, its outcome to the summary.
+# step NAME SECONDS COMMAND...: runs a command; its output is appended to log.txt, its outcome to summary.txt.
 step() {
     local name=$1 limit=$2 start=$SECONDS rc
     shift 2
@@ -56,7 +56,7 @@ step() {
     printf '%-28s %-14s %4d s\n' "$name" "$outcome" $((SECONDS - start)) | tee -a "$report/summary.txt"
 }
 
-# bench NAME SECONDS ARGUMENT...: one JSON object, kept.
+# bench NAME SECONDS ARGUMENT...: runs a benchmark; its JSON goes to the file $OUTPUT.
 bench() {
     local name=$1 limit=$2
     shift 2
@@ -91,7 +91,7 @@ memory() {
     fi
 
     if command -v compute-sanitizer >/dev/null; then
-        # One process at a time, and without the ten thousand cycles, which the sanitizer would make an hour of.
+        # Single-process tests only, and without the test of ten thousand cycles, which takes an hour under the sanitizer.
         step "suite under memcheck" 400 compute-sanitizer --tool memcheck --error-exitcode 9 --report-api-errors no \
             "$tests/test-cuda" --test-threads=1 suite:: gpu:: --skip ten_thousand --skip two_processes --skip outlives
         step "rows under memcheck" 300 env PROPTEST_CASES=24 compute-sanitizer --tool memcheck --error-exitcode 9 \
@@ -101,8 +101,8 @@ memory() {
     fi
 }
 
-# Every row size on one rank; kinds, places, index types and spreads; ranks that share the GPU; a table that is another
-# process's, and one of 17 uneven chunks, gathered from by one rank; scatter.
+# Gather with every row size on one rank; with all kinds, locations, index types and distributions; with ranks that share the GPU;
+# from a table of another process and from one with 17 uneven chunks; scatter.
 rows() {
     OUTPUT="$report/gather.json" bench gather 240 gather
     OUTPUT="$report/gather-kinds.json" bench "gather, kinds" 300 gather --row-bytes 64,512,1KiB --rounds 7 \
@@ -117,15 +117,16 @@ rows() {
     fi
 }
 
-# Windows and collectives: ranks in one process, and then ranks that are processes, under MPS; without, they would take turns
-# of milliseconds on the GPU.
+# Windows and collectives: with ranks in one process, then with ranks in several processes under MPS. Without MPS, the GPU would
+# switch between processes in time slices of milliseconds.
 reduce() {
-    # Up to nine ranks in one process: with fewer queues, one rank's work would wait behind another's.
+    # Up to nine ranks run in one process; with fewer hardware queues, the work of one rank would wait for that of another.
     step "windows and collectives" 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$tests/test-symmetric" --test-threads=1 gpu_ \
         --skip killed_rank --skip of_processes
     begin_mps "collectives of processes" || return
     step "collectives of processes" 300 "$tests/test-symmetric" --test-threads=1 gpu_killed_rank of_processes
-    # Streams then wait for each other that need not: what was ordered stays so, and what cannot be ends with an error.
+    # With one hardware queue, independent streams wait for each other: ordered calls must still succeed, and calls that would
+    # deadlock must end with an error.
     step "one connection" 200 env CUDA_DEVICE_MAX_CONNECTIONS=1 "$tests/test-symmetric" --test-threads=1 call_order:: gpu_gathers
     step "blocking launches" 200 env CUDA_LAUNCH_BLOCKING=1 "$tests/test-symmetric" --test-threads=1 call_order:: gpu_gathers
     OUTPUT="$report/allreduce.json" bench allreduce 200 allreduce --ranks 2,4,8 --rounds 7 --place out
@@ -138,8 +139,8 @@ reduce() {
     end_mps
 }
 
-# The package is unpacked for this run, and pytest with it where the machine has none. Tests that have several processes
-# share the GPU through MPS. A file that hangs takes no other along.
+# The package is unpacked for this run, and pytest too if the machine has none. Tests with several processes share the GPU through
+# MPS. Each test file runs in its own process, so that a hang does not affect the others.
 python() {
     local tests="$here/python/tests" wheel file
     unpack_python
@@ -166,7 +167,7 @@ unpack_python() {
     python3 -m zipfile -e "$here"/python/wholemem-*.whl "$private/python"
     export PYTHONPATH="$private/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 }
-# One file of tests: what failed, what was skipped and why, and what took longest.
+# Runs one test file; the log lists failures, skips with reasons, and the slowest tests.
 pytest_of() {
     local name
     name=$(basename "$1" .py)
@@ -174,8 +175,8 @@ pytest_of() {
         --rootdir="$here/python" "$1"
 }
 
-# Calls from torch, measured beside the same ones from Rust. Gathers are of one process, and are measured as Rust's are above,
-# without MPS.
+# Calls from torch, compared with the same calls from Rust. Gathers use one process and run without MPS, like the gather benchmark
+# of Rust above.
 calls() {
     unpack_python
     from_torch gather
@@ -188,10 +189,10 @@ from_torch() {
         --json "$report/$1-from-torch.json"
 }
 
-# Nothing of this is installed: the rivals are unpacked beside the script, and NCCL is PyTorch's.
+# Nothing is installed: the peer libraries are in the bundle, and NCCL is that of PyTorch.
 peers() {
     if [ ! -d "$here/peers" ]; then
-        echo "peers                        skipped: made without --peers" | tee -a "$report/summary.txt"
+        echo "peers                        skipped: the bundle was built without --peers" | tee -a "$report/summary.txt"
         return
     fi
     local nccl libraries

@@ -1,8 +1,8 @@
-//! `cargo xtask gpu-bundle`: what a machine with a GPU needs to run the suite and the benches, in one folder.
+//! `cargo xtask gpu-bundle`: packs the tests, the program and the benchmarks for a machine with a GPU into one folder.
 //!
-//! The folder holds stripped and packed test binaries, the program, the Python package with its tests, and a script, `run`.
-//! Built here, it runs on any machine with a driver and a C library no older than this one's; nothing has to be installed
-//! there.
+//! The folder has stripped and compressed test binaries, the program, the Python package with its tests, and the script `run`. It
+//! runs on any machine with a CUDA driver and a C library that is at least as new as the one of the build machine; nothing has to
+//! be installed there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,11 +15,11 @@ use crate::command;
 
 const FOLDER: &str = "target/gpu-bundle";
 
-/// The largest bundle that is still easily carried about, and what rivals may add to it.
-const MOST_BYTES: u64 = 22 << 20;
-const PEERS_BYTES: u64 = 44 << 20;
+/// The maximum sizes of the bundle, and of the peer libraries in addition.
+const MAX_BYTES: u64 = 22 << 20;
+const MAX_PEERS_BYTES: u64 = 44 << 20;
 
-/// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
+/// The packages and test targets that have tests for a GPU.
 const TESTS: &[(&str, &str)] = &[
     ("wholemem-hal", "cuda"),
     ("wholemem", "rows"),
@@ -54,10 +54,10 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
 
     crate::python::pack(&folder.join("python"))?;
     crate::peers::pack_allreduce(folder)?;
-    let mut most = MOST_BYTES;
+    let mut max_bytes = MAX_BYTES;
     if with_peers {
-        crate::peers::pack(&folder.join("peers"))?;
-        most += PEERS_BYTES;
+        crate::peers::pack_gather(&folder.join("peers"))?;
+        max_bytes += MAX_PEERS_BYTES;
     }
     let mut total = 0;
     for entry in fs::read_dir(folder)? {
@@ -66,14 +66,14 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
         println!("{:>8} KiB  {}", len / 1024, path.display());
         total += len;
     }
-    if total > most {
-        bail!("the bundle is {total} bytes long, more than {most}");
+    if total > max_bytes {
+        bail!("the bundle has {total} bytes, more than {max_bytes}");
     }
     println!("on a machine with a GPU: {FOLDER}/run REPORT-FOLDER");
     Ok(())
 }
 
-/// The bytes of a file, or of all files of a folder.
+/// The length of a file, or of all files of a folder.
 fn len_of(path: &Path) -> Result<u64> {
     if !path.is_dir() {
         return Ok(path.metadata()?.len());
@@ -81,7 +81,7 @@ fn len_of(path: &Path) -> Result<u64> {
     fs::read_dir(path)?.try_fold(0, |sum, entry| Ok(sum + len_of(&entry?.path())?))
 }
 
-/// What the report says it was made from: the commit, and whether more than that was in the tree.
+/// The commit for the report, and whether the working tree has changes.
 fn commit() -> Result<String> {
     let hash = command::capture(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]))?;
     let changed =
@@ -89,7 +89,7 @@ fn commit() -> Result<String> {
     Ok(format!("{}{}\n", hash.trim(), if changed.is_empty() { "" } else { " with changes" }))
 }
 
-/// Builds a test target, optimized as users run it, and finds its binary.
+/// Builds a test target in release mode, and returns the path of its binary.
 fn test_binary(package: &str, target: &str) -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["test", "--release", "--locked", "--no-run", "--message-format=json"]);
@@ -98,12 +98,12 @@ fn test_binary(package: &str, target: &str) -> Result<PathBuf> {
     binary_in(&messages, target).with_context(|| format!("cargo built no test `{target}` of {package}"))
 }
 
-/// The executable that cargo's messages name for a target.
+/// The path of the executable for a target in cargo's JSON messages.
 fn binary_in(messages: &str, target: &str) -> Option<PathBuf> {
     messages.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let is_it = message["target"]["name"] == target && message["target"]["kind"][0] == "test";
-        message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
+        let is_target = message["target"]["name"] == target && message["target"]["kind"][0] == "test";
+        message["executable"].as_str().filter(|_| is_target).map(PathBuf::from)
     })
 }
 
@@ -113,7 +113,7 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
     if command::succeeds(&mut strip) {
         return Ok(());
     }
-    // Larger, but as good.
+    // Without `strip`, the binary is only larger.
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
 }
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_binary_of_a_test_is_told_from_others() {
+    fn the_binary_is_selected_by_target_name_and_kind() {
         let messages = concat!(
             r#"{"target":{"name":"cuda","kind":["lib"]},"executable":null}"#,
             "\nnot json\n",

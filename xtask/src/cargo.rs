@@ -1,4 +1,4 @@
-//! The steps that are one call to cargo.
+//! The steps that only call cargo: fmt, clippy, tests, doctests, rustdoc and aarch64.
 
 use anyhow::Result;
 
@@ -6,19 +6,20 @@ use crate::{command, toolchain};
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// How many cases every property is tried with in an exhaustive run.
+/// The number of proptest cases in an exhaustive run.
 const EXHAUSTIVE_CASES: &str = "4096";
 
 pub(crate) fn fmt() -> Result<()> {
     toolchain::need_component("fmt", "rustfmt")?;
-    // The only call without `--locked`: formatting resolves nothing and refuses the flag.
+    // `cargo fmt` does not accept `--locked`.
     command::run(command::cargo().args(["fmt", "--all", "--check"]))
 }
 
 pub(crate) fn clippy() -> Result<()> {
     toolchain::need_component("clippy", "clippy")?;
     let all = ["--workspace", "--all-targets"];
-    // Tests turn features on for the whole workspace. Code that nothing uses without them shows only in what ships.
+    // Tests enable features for the whole workspace. The shipped packages are checked separately, to find code that is unused
+    // without these features.
     let [program, package] = [["--package", "wholemem-cli"], ["--package", "wholemem-python"]];
     for selected in [all, program, package] {
         let mut clippy = command::cargo();
@@ -31,7 +32,7 @@ pub(crate) fn clippy() -> Result<()> {
 pub(crate) fn tests(exhaustive: bool) -> Result<()> {
     let mut cargo = command::cargo();
     cargo.args(["test", "--workspace", "--all-targets", "--no-fail-fast", "--locked"]);
-    // What an interpreter loads has no program of its own to link; it is tested from Python.
+    // An extension module cannot be linked as a test program; it is tested from Python.
     cargo.args(["--exclude", "wholemem-python"]);
     if exhaustive {
         cargo.env("WHOLEMEM_EXHAUSTIVE", "1").env("PROPTEST_CASES", EXHAUSTIVE_CASES);
@@ -39,7 +40,7 @@ pub(crate) fn tests(exhaustive: bool) -> Result<()> {
     command::run(&mut cargo)
 }
 
-/// A step of its own: `--all-targets` leaves documentation tests out.
+/// A separate step, because `--all-targets` does not include documentation tests.
 pub(crate) fn doctests() -> Result<()> {
     command::run(command::cargo().args(["test", "--workspace", "--doc", "--no-fail-fast", "--locked"]))
 }

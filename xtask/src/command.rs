@@ -1,6 +1,6 @@
-//! Running other programs: shown before they start, and an error when they do not succeed.
+//! Runs other programs: prints the command line first, and returns an error if the program fails.
 //!
-//! Children stay in our process group, so an interrupt from the terminal reaches them too.
+//! Child processes stay in the process group of xtask, so that Ctrl-C in the terminal reaches them too.
 
 use std::env;
 use std::ffi::OsStr;
@@ -12,92 +12,93 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// The cargo that runs us.
+/// The cargo that started xtask.
 pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Where cargo puts what it builds.
+/// The target folder of cargo.
 pub(crate) fn target_folder() -> Result<PathBuf> {
     let metadata = capture(cargo().args(["metadata", "--format-version=1", "--no-deps", "--locked"]))?;
-    let metadata: serde_json::Value = serde_json::from_str(&metadata).context("cargo's metadata")?;
-    metadata["target_directory"].as_str().map(PathBuf::from).context("cargo names no target folder")
+    let metadata: serde_json::Value =
+        serde_json::from_str(&metadata).context("cargo metadata did not write JSON")?;
+    metadata["target_directory"].as_str().map(PathBuf::from).context("cargo metadata has no target_directory")
 }
 
-/// Runs a command whose output goes where ours goes.
+/// Runs a command with inherited standard output and error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    announce(command);
+    print_command(command);
     let status = command.status().with_context(|| format!("cannot start {}", program(command)))?;
-    succeeded(command, status)
+    check_status(command, status)
 }
 
-/// Runs a command for what it writes to its standard output.
+/// Runs a command and returns its standard output.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())
         .output()
         .with_context(|| format!("cannot start {}", program(command)))?;
-    succeeded(command, output.status)?;
+    check_status(command, output.status)?;
     String::from_utf8(output.stdout).with_context(|| format!("{} did not write UTF-8", program(command)))
 }
 
-/// Runs a command whose standard output is both shown as it comes and returned, also when it fails.
+/// Runs a command, prints its standard output line by line, and returns it with the exit status, also on failure.
 pub(crate) fn tee(command: &mut Command) -> Result<(ExitStatus, String)> {
-    announce(command);
+    print_command(command);
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {}", program(command)))?;
-    let mut kept = String::new();
+    let mut output = String::new();
     if let Some(pipe) = child.stdout.take() {
         for line in BufReader::new(pipe).split(b'\n') {
-            let line = line.with_context(|| format!("cannot read what {} writes", program(command)))?;
+            let line = line.with_context(|| format!("cannot read the output of {}", program(command)))?;
             let line = String::from_utf8_lossy(&line);
             println!("{line}");
-            kept.push_str(&line);
-            kept.push('\n');
+            output.push_str(&line);
+            output.push('\n');
         }
     }
     let status = child.wait().with_context(|| format!("cannot wait for {}", program(command)))?;
-    Ok((status, kept))
+    Ok((status, output))
 }
 
-/// Runs a command, and kills it when it has not ended within the limit.
+/// Runs a command, and kills it if it has not exited within the limit.
 pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result<()> {
-    announce(command);
+    print_command(command);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program(command)))?;
     let start = Instant::now();
     while start.elapsed() < limit {
         if let Some(status) = child.try_wait()? {
-            return succeeded(command, status);
+            return check_status(command, status);
         }
         thread::sleep(Duration::from_millis(20));
     }
     child.kill()?;
     child.wait()?;
-    bail!("{} has not ended after {} s", shown(command), limit.as_secs_f64())
+    bail!("{} did not exit within {} s", command_line(command), limit.as_secs_f64())
 }
 
-/// Whether a command succeeds; what it writes is dropped.
+/// Whether a command succeeds; its output is discarded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }
 
-/// An error naming the command, unless it succeeded.
-pub(crate) fn succeeded(command: &Command, status: ExitStatus) -> Result<()> {
+/// Returns an error with the command line unless the command succeeded.
+pub(crate) fn check_status(command: &Command, status: ExitStatus) -> Result<()> {
     if !status.success() {
-        bail!("{}: {status}", shown(command));
+        bail!("{}: {status}", command_line(command));
     }
     Ok(())
 }
 
-fn announce(command: &Command) {
-    println!("$ {}", shown(command));
+fn print_command(command: &Command) {
+    println!("$ {}", command_line(command));
 }
 
-/// The command as one would type it, with the variables set for it alone.
-fn shown(command: &Command) -> String {
+/// The command line as typed in a shell, including the environment variables that are set for it.
+fn command_line(command: &Command) -> String {
     let mut words = Vec::new();
     for (name, value) in command.get_envs() {
         let value = value.map(OsStr::to_string_lossy).unwrap_or_default();
@@ -129,20 +130,20 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_shown_as_one_would_type_it() {
+    fn a_command_line_can_be_pasted_into_a_shell() {
         let mut command = Command::new("/somewhere/bin/cargo");
         command.args(["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
-        assert_eq!(shown(&command), "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps");
+        assert_eq!(command_line(&command), "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps");
     }
 
     #[test]
-    fn a_failing_command_is_an_error_that_names_it() {
+    fn the_error_of_a_failing_command_names_it() {
         let error = run(&mut shell("exit 3")).unwrap_err();
         assert_eq!(error.to_string(), "sh -c 'exit 3': exit status: 3");
     }
 
     #[test]
-    fn a_missing_program_is_an_error_that_names_it() {
+    fn the_error_of_a_missing_program_names_it() {
         let error = run(&mut Command::new("/nowhere/wholemem-no-such-program")).unwrap_err();
         assert_eq!(error.to_string(), "cannot start wholemem-no-such-program");
     }
@@ -161,15 +162,15 @@ mod tests {
 
     #[test]
     fn a_command_past_its_limit_is_killed_and_reported() {
-        // `cat` on a pipe that nobody closes would wait for ever.
+        // `cat` never exits here: the write end of its standard input stays open.
         let mut command = Command::new("cat");
         command.stdin(Stdio::piped());
         let error = run_within(&mut command, Duration::from_millis(50)).unwrap_err();
-        assert_eq!(error.to_string(), "cat has not ended after 0.05 s");
+        assert_eq!(error.to_string(), "cat did not exit within 0.05 s");
     }
 
     #[test]
-    fn success_within_the_limit_and_failure_within_it_are_told_apart() {
+    fn within_the_limit_success_and_failure_are_reported() {
         let limit = Duration::from_secs(600);
         run_within(&mut shell("true"), limit).unwrap();
         let error = run_within(&mut shell("false"), limit).unwrap_err();

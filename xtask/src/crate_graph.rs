@@ -1,5 +1,5 @@
-//! The dependencies between the crates of the workspace, which point downwards only, and those between the top
-//! modules of each crate, which have no cycles.
+//! The step `crate-graph`: checks that crates depend on lower crates only, and that the top modules of each crate have no import
+//! cycles.
 //!
 //! ```text
 //!   cli
@@ -14,21 +14,21 @@
 //!       |             |
 //!      hal          comm
 //!       +------+------+
-//!              os                xtask: nothing
+//!              os                xtask: none
 //! ```
 //!
-//! The modules of a crate have no table: which of them is above another is what their imports say, as long as they
-//! form no cycle. [`module_graph`] says what counts as an import.
+//! Modules need no table of allowed imports: any imports without a cycle are accepted. [`module_graph`] defines what counts as an
+//! import.
 
 use std::env;
 
 use anyhow::{Context, Result};
 
-use crate::metadata::{self, Kind, Package};
+use crate::metadata::{self, DependencyKind, Package};
 use crate::module_graph::Cycle;
 use crate::{module_graph, report};
 
-/// Every crate, and the crates of the workspace it may depend on.
+/// Every crate of the workspace, and the workspace crates that it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("wholemem-os", &[]),
     ("wholemem-hal", &["wholemem-os"]),
@@ -59,15 +59,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Crates whose top modules still import each other. The check names a crate here that has no cycle any more.
+/// Crates whose top modules still have import cycles. The check fails if a crate listed here has none.
 const CYCLIC: &[&str] = &["wholemem-python", FAKE_CUDA];
 
 const LIBRARIES: &[&str] = &["wholemem", "wholemem-store", "wholemem-hal", "wholemem-comm", "wholemem-os"];
 
-/// The crate that tests may use, wherever they are.
+/// The crate with test helpers, which every crate may use as a dev-dependency.
 const TESTKIT: &str = "wholemem-testkit";
 
-/// The driver without a GPU, which only the testkit names.
+/// The fake CUDA driver, which only the testkit depends on.
 const FAKE_CUDA: &str = "wholemem-fake-cuda";
 
 pub(crate) fn check() -> Result<()> {
@@ -81,9 +81,9 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// The import cycles of one crate, which are printed with their edges unless the crate is excluded.
+/// The findings for import cycles of one crate. The edges are printed unless the crate is listed in `CYCLIC`.
 fn import_cycles(member: &Package) -> Result<Vec<String>> {
-    let here = env::current_dir().context("cannot tell the current folder")?;
+    let here = env::current_dir().context("cannot read the current folder")?;
     let mut cycles = Vec::new();
     for root in &member.roots {
         cycles.extend(module_graph::cycles(root.strip_prefix(&here).unwrap_or(root))?);
@@ -99,7 +99,7 @@ fn import_cycles(member: &Package) -> Result<Vec<String>> {
     Ok(cycle_findings(&member.name, &cycles, is_excluded))
 }
 
-/// What is wrong with a crate that has these import cycles.
+/// The findings for a crate with these import cycles.
 fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String> {
     match cycles {
         [] if is_excluded => {
@@ -113,7 +113,7 @@ fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String
     }
 }
 
-/// The dependencies of one crate that the table does not allow. `ours` are the names of all crates in the workspace.
+/// The findings for dependencies of one crate that the table does not allow. `ours` are the names of all crates of the workspace.
 fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
     let name = member.name.as_str();
     let Some((_, allowed)) = ALLOWED.iter().find(|(row, _)| *row == name) else {
@@ -127,13 +127,13 @@ fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
         .dependencies
         .iter()
         .filter(|(to, _)| is_ours(to) && !allowed.contains(&to.as_str()))
-        // Naming oneself is how a crate switches on its own features in its tests.
-        .filter(|(to, kind)| !(*kind == Kind::Dev && (to == TESTKIT || to == name)))
+        // A crate dev-depends on itself to enable its own features in its tests.
+        .filter(|(to, kind)| !(*kind == DependencyKind::Dev && (to == TESTKIT || to == name)))
         .map(|(to, kind)| {
-            let how = if *kind == Kind::Dev { "dev-depends" } else { "depends" };
-            let may =
+            let how = if *kind == DependencyKind::Dev { "dev-depends" } else { "depends" };
+            let permitted =
                 if allowed.is_empty() { "no crate of the workspace".to_owned() } else { allowed.join(", ") };
-            format!("{name} {how} on {to}, but may depend only on {may}")
+            format!("{name} {how} on {to}, but may depend only on {permitted}")
         })
         .collect()
 }
@@ -142,7 +142,7 @@ fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn findings(name: &str, dependencies: &[(&str, Kind)]) -> Vec<String> {
+    fn findings(name: &str, dependencies: &[(&str, DependencyKind)]) -> Vec<String> {
         let dependencies = dependencies.iter().map(|(to, kind)| ((*to).to_owned(), *kind)).collect();
         forbidden(
             &Package {
@@ -159,15 +159,18 @@ mod tests {
     #[test]
     fn a_dependency_that_points_upwards_is_found() {
         assert_eq!(
-            findings("wholemem-hal", &[("wholemem-os", Kind::Build), ("wholemem-store", Kind::Build)]),
+            findings(
+                "wholemem-hal",
+                &[("wholemem-os", DependencyKind::Build), ("wholemem-store", DependencyKind::Build)]
+            ),
             ["wholemem-hal depends on wholemem-store, but may depend only on wholemem-os"]
         );
     }
 
     #[test]
-    fn a_dependency_between_neighbours_is_found() {
+    fn a_dependency_on_a_crate_of_the_same_layer_is_found() {
         assert_eq!(
-            findings("wholemem-comm", &[("wholemem-hal", Kind::Build)]),
+            findings("wholemem-comm", &[("wholemem-hal", DependencyKind::Build)]),
             ["wholemem-comm depends on wholemem-hal, but may depend only on wholemem-os"]
         );
     }
@@ -175,35 +178,38 @@ mod tests {
     #[test]
     fn a_dev_dependency_that_points_upwards_is_found() {
         assert_eq!(
-            findings("wholemem-os", &[("wholemem-hal", Kind::Dev)]),
+            findings("wholemem-os", &[("wholemem-hal", DependencyKind::Dev)]),
             ["wholemem-os dev-depends on wholemem-hal, but may depend only on no crate of the workspace"]
         );
     }
 
     #[test]
     fn only_tests_may_use_the_testkit() {
-        assert_eq!(findings("wholemem-hal", &[(TESTKIT, Kind::Dev)]), Vec::<String>::new());
+        assert_eq!(findings("wholemem-hal", &[(TESTKIT, DependencyKind::Dev)]), Vec::<String>::new());
         assert_eq!(
-            findings("wholemem-hal", &[(TESTKIT, Kind::Build)]),
+            findings("wholemem-hal", &[(TESTKIT, DependencyKind::Build)]),
             ["wholemem-hal depends on wholemem-testkit, but may depend only on wholemem-os"]
         );
     }
 
     #[test]
     fn the_testkit_may_not_use_the_program() {
-        let findings = findings(TESTKIT, &[("wholemem-hal", Kind::Build), ("wholemem-cli", Kind::Build)]);
+        let findings = findings(
+            TESTKIT,
+            &[("wholemem-hal", DependencyKind::Build), ("wholemem-cli", DependencyKind::Build)],
+        );
         assert_eq!(findings.len(), 1);
         assert!(findings[0].starts_with("wholemem-testkit depends on wholemem-cli, but"), "{findings:?}");
     }
 
     #[test]
-    fn a_crate_may_name_itself_in_its_tests() {
-        assert_eq!(findings("wholemem-os", &[("wholemem-os", Kind::Dev)]), Vec::<String>::new());
+    fn a_crate_may_dev_depend_on_itself() {
+        assert_eq!(findings("wholemem-os", &[("wholemem-os", DependencyKind::Dev)]), Vec::<String>::new());
     }
 
     #[test]
     fn dependencies_from_outside_the_workspace_are_not_checked() {
-        assert_eq!(findings("wholemem-os", &[("rustix", Kind::Build)]), Vec::<String>::new());
+        assert_eq!(findings("wholemem-os", &[("rustix", DependencyKind::Build)]), Vec::<String>::new());
     }
 
     #[test]
@@ -244,7 +250,7 @@ mod tests {
                 })
                 .map(|(name, _)| *name)
                 .collect();
-            assert!(!ready.is_empty(), "a cycle among the crates other than {below:?}");
+            assert!(!ready.is_empty(), "ALLOWED has a cycle among the crates that are not in {below:?}");
             below.extend(ready);
         }
     }

@@ -1,4 +1,4 @@
-//! The Debian package of the program, which needs nothing but glibc.
+//! Builds and tests the Debian package of the program, which depends on glibc only.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,14 +12,14 @@ use crate::empty::Empty;
 use crate::toolchain::Skip;
 use crate::{command, wheel};
 
-/// Where the program lies in the package, and the folder with its licences.
+/// The paths of the program and of its licences in the package.
 const PROGRAM: &str = "usr/bin/wholemem";
 const DOC: &str = "usr/share/doc/wholemem";
 
-/// Builds the package, and returns where it is.
+/// Builds the package and returns its path.
 pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
     if !command::succeeds(Command::new("dpkg-deb").arg("--version")) {
-        return Err(Skip::new("there is no dpkg-deb\nhint: install the package dpkg").into());
+        return Err(Skip::new("no `dpkg-deb`\nhint: install the package dpkg").into());
     }
     let program = dist::program(arch)?;
     let version = wheel::version()?;
@@ -41,9 +41,9 @@ pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Copies a file to its place, with the folders above it, and returns its length.
+/// Copies a file, creates its parent folders, sets its mode, and returns its length.
 fn place(file: &Path, to: &Path, mode: u32) -> Result<u64> {
-    fs::create_dir_all(to.parent().context("a place lies in a folder")?)?;
+    fs::create_dir_all(to.parent().context("the destination has no parent folder")?)?;
     let len = fs::copy(file, to).with_context(|| format!("cannot copy {}", file.display()))?;
     fs::set_permissions(to, fs::Permissions::from_mode(mode))?;
     Ok(len)
@@ -67,23 +67,26 @@ fn control(version: &str, arch: Arch, kib: u64) -> String {
     )
 }
 
-/// Extracts a package for this machine, and runs the program.
+/// Extracts a package for this machine and runs the program.
 pub(crate) fn check(package: &Path) -> Result<()> {
     let info = command::capture(Command::new("dpkg-deb").arg("--info").arg(package))?;
     let contents = command::capture(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     print!("{info}{contents}");
     for name in ["LICENSE-APACHE", "LICENSE-MIT", "copyright"] {
-        ensure!(contents.contains(&format!("./{DOC}/{name}\n")), "the package has no {name}");
+        ensure!(contents.contains(&format!("./{DOC}/{name}\n")), "the package does not contain {name}");
     }
     ensure!(
         contents.lines().all(|line| line.contains(" root/root ")),
-        "the package has files of other users than root"
+        "the package has files that root does not own"
     );
     let empty = Empty::create()?;
     command::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&empty.folder))?;
     let program = empty.folder.join(PROGRAM);
     let version = command::capture(empty.command(&program)?.arg("--version"))?;
-    ensure!(version == format!("wholemem {}\n", wheel::version()?), "the program says {version}");
+    ensure!(
+        version == format!("wholemem {}\n", wheel::version()?),
+        "the program printed the version {version}"
+    );
     command::run(empty.command(&program)?.args(["launch", "-n", "2", "--", PROGRAM, "doctor"]))
 }
 
@@ -92,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_control_file_has_one_field_a_line() {
+    fn the_control_file_has_one_field_on_each_line() {
         let text = control("0.1.0", Arch::Aarch64, 8904);
         let names: Vec<_> = text
             .lines()

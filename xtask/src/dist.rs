@@ -1,7 +1,7 @@
-//! The program as it is distributed: for any Linux with glibc 2.28 or newer, stripped, and within its size limit.
+//! Builds the program for distribution: stripped, within its size limit, for Linux with glibc 2.28 or newer.
 //!
-//! The linker is that of Zig, which has the symbols of every version of glibc. It comes from the Python index, pinned, with
-//! what calls it and what builds and checks wheels.
+//! The linker is Zig, which has the symbols of every glibc version. Zig, cargo-zigbuild, maturin and auditwheel are pinned
+//! packages of the Python index.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,20 +15,20 @@ use clap::ValueEnum;
 use crate::wheels::{AUDITWHEEL, CARGO_ZIGBUILD, MATURIN, Wheel, ZIG};
 use crate::{command, python, toolchain};
 
-/// The profile of cargo that everything distributed is built with.
+/// The cargo profile of all distributed binaries.
 pub(crate) const PROFILE: &str = "dist";
 
-/// The oldest glibc that it runs with: that of RHEL 8, and older than those of Debian 10 and Ubuntu 20.04.
+/// The oldest supported glibc: that of RHEL 8, older than those of Debian 10 and Ubuntu 20.04.
 pub(crate) const GLIBC: (u32, u32) = (2, 28);
 
-/// The most bytes that the program may have.
+/// The maximum size of the program in bytes.
 const PROGRAM_LIMIT: u64 = 10 << 20;
 
 const PACKAGES: [Wheel; 4] = [MATURIN, ZIG, CARGO_ZIGBUILD, AUDITWHEEL];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// A machine that binaries are built for.
+/// An architecture that binaries are built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Arch {
@@ -38,7 +38,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// The machine that this runs on, if binaries are built for it.
+    /// The architecture of this machine, if binaries are built for it.
     pub(crate) fn of_this_machine() -> Result<Self> {
         let arch = std::env::consts::ARCH;
         Self::from_str(arch, false).ok().with_context(|| format!("no binaries are built for {arch}"))
@@ -51,7 +51,7 @@ impl Arch {
         }
     }
 
-    /// The name in Debian.
+    /// Debian's name of the architecture.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -59,26 +59,26 @@ impl Arch {
         }
     }
 
-    /// Rust's name of the target.
+    /// The Rust target triple.
     pub(crate) fn target(self) -> String {
         format!("{}-unknown-linux-gnu", self.name())
     }
 }
 
-/// The interpreter of the environment that holds Zig and what builds and checks wheels.
+/// The interpreter of the virtual environment with Zig, maturin and auditwheel.
 pub(crate) fn tools() -> Result<PathBuf> {
     python::environment(PROFILE, &PACKAGES, FETCH_LIMIT)
 }
 
-/// Has a command that calls cargo link for an architecture, and sees to the standard library for it.
+/// Sets the linker of a command that runs cargo to Zig, and ensures that the standard library for the architecture is installed.
 ///
-/// All of them use the same linker, since cargo compiles everything again if its path changes: `maturin --zig` and
-/// `cargo zigbuild` have one each.
+/// All commands use the same linker script, because cargo recompiles everything if the path of the linker changes; `maturin
+/// --zig` and `cargo zigbuild` would each use a script of their own.
 pub(crate) fn link_for(command: &mut Command, arch: Arch) -> Result<&mut Command> {
     toolchain::need_target(&arch.target())?;
     let python = tools()?;
-    let bin = python.parent().context("an interpreter lies in a folder")?;
-    // Also for this machine, which build scripts and macros are linked for: they are shared by all architectures.
+    let bin = python.parent().context("the path of the interpreter has no parent folder")?;
+    // The linker of this machine is set too: build scripts and procedural macros are linked with it for all targets.
     for arch in [Arch::of_this_machine()?, arch] {
         let linker = bin.join(format!("zigcc-{}", arch.name()));
         let script = linker_script(&python, arch);
@@ -92,7 +92,7 @@ pub(crate) fn link_for(command: &mut Command, arch: Arch) -> Result<&mut Command
     Ok(command)
 }
 
-/// Calls Zig through cargo-zigbuild, which leaves out the options that only GNU's linker has.
+/// A script that runs Zig through cargo-zigbuild, which removes options that only the GNU linker supports.
 fn linker_script(python: &Path, arch: Arch) -> String {
     let (python, (major, minor)) = (python.display(), GLIBC);
     format!(
@@ -106,31 +106,32 @@ fn linker_script(python: &Path, arch: Arch) -> String {
     )
 }
 
-/// Builds the program, and returns where it is.
+/// Builds the program, checks it, and returns its path.
 pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["build", "--locked", "--profile", PROFILE, "--package", "wholemem-cli", "--target"]);
     command::run(link_for(build.arg(arch.target()), arch)?)?;
     let program = command::target_folder()?.join(arch.target()).join(PROFILE).join("wholemem");
     let len = within("the program", &program, PROGRAM_LIMIT)?;
-    let read = |what| command::capture(Command::new("readelf").args(["--wide", what]).arg(&program));
-    ensure!(!read("--sections")?.contains(".symtab"), "{} is not stripped", program.display());
-    let newest = newest_glibc(&read("--version-info")?).context("the program needs no version of glibc")?;
-    ensure!(newest <= GLIBC, "the program needs glibc {newest:?}, and {GLIBC:?} is the limit");
+    let readelf = |option| command::capture(Command::new("readelf").args(["--wide", option]).arg(&program));
+    ensure!(!readelf("--sections")?.contains(".symtab"), "{} is not stripped", program.display());
+    let newest =
+        newest_glibc(&readelf("--version-info")?).context("the program has no glibc version requirement")?;
+    ensure!(newest <= GLIBC, "the program needs glibc {newest:?}, newer than the limit {GLIBC:?}");
     println!("{}: {len} bytes, glibc {}.{} or newer", program.display(), newest.0, newest.1);
     Ok(program)
 }
 
-/// The length of a file, unless it is longer than a limit.
+/// Returns the length of a file, or an error if it is not below the limit.
 pub(crate) fn within(what: &str, path: &Path, limit: u64) -> Result<u64> {
     let len = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
     if len >= limit {
-        bail!("{what} has {len} bytes, and the limit is {limit}: {}", path.display());
+        bail!("{what} has {len} bytes, not below the limit {limit}: {}", path.display());
     }
     Ok(len)
 }
 
-/// The newest version of glibc among those that `readelf --version-info` lists.
+/// The newest glibc version in the output of `readelf --version-info`.
 fn newest_glibc(versions: &str) -> Option<(u32, u32)> {
     let names = versions.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_"));
     names
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_glibc_is_found_by_number() {
+    fn glibc_versions_are_compared_as_numbers() {
         let listed = "  0x0010:   Name: GLIBC_2.2.5  Flags: none  Version: 4\n  0x0020:   Name: GLIBC_2.28  Flags: none\n\
                       0x30: Name: GLIBC_2.3.4 Flags: none\n 0x40: Name: GCC_3.0";
         assert_eq!(newest_glibc(listed), Some((2, 28)));
@@ -154,16 +155,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_the_limit_is_refused() {
+    fn a_file_at_the_size_limit_is_rejected() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         let len = fs::metadata(&path).unwrap().len();
-        assert_eq!(within("it", &path, len + 1).unwrap(), len);
-        let refused = within("it", &path, len).unwrap_err().to_string();
-        assert_eq!(refused, format!("it has {len} bytes, and the limit is {len}: {}", path.display()));
+        assert_eq!(within("the file", &path, len + 1).unwrap(), len);
+        let error = within("the file", &path, len).unwrap_err().to_string();
+        assert_eq!(error, format!("the file has {len} bytes, not below the limit {len}: {}", path.display()));
     }
 
     #[test]
-    fn architectures_have_the_names_of_the_command_line() {
+    fn architecture_names_equal_their_command_line_names() {
         for arch in Arch::value_variants() {
             assert_eq!(Arch::from_str(arch.name(), false).as_ref(), Ok(arch));
         }

@@ -1,5 +1,5 @@
-//! An environment without Rust, in which what is distributed is tried: an empty folder, which is the home too, and a path with
-//! the system's folders alone.
+//! An environment without Rust for tests of the binary packages: an empty folder that is also the home folder, and a PATH with
+//! system folders only.
 
 use std::env;
 use std::fs;
@@ -10,27 +10,27 @@ use anyhow::{Context, Result};
 
 const SYSTEM_FOLDERS: [&str; 2] = ["/usr/bin", "/bin"];
 
-/// Whether the system's own folders have Rust: then the environment is not without it.
+/// Whether the system folders contain cargo. If they do, the environment is not without Rust.
 pub(crate) fn system_has_rust() -> bool {
     SYSTEM_FOLDERS.iter().any(|folder| Path::new(folder).join("cargo").exists())
 }
 
-/// A folder that goes with it, and an environment with nothing in it but the folder as the home.
+/// An empty folder, removed on drop, and an environment in which it is `HOME` and the current folder.
 pub(crate) struct Empty {
     pub(crate) folder: PathBuf,
 }
 
 impl Empty {
     pub(crate) fn create() -> Result<Self> {
-        // Short, since sockets are made in it.
+        // The path is short, because Unix sockets are created in it.
         let folder = env::temp_dir().join(format!("wholemem-empty-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         Ok(Self { folder })
     }
 
-    /// A command in the folder, whose path has the command's own folder and the system's alone.
+    /// A command that runs in the folder; its PATH has the folder of the program and the system folders.
     pub(crate) fn command(&self, program: &Path) -> Result<Command> {
-        let bin = program.parent().context("a program lies in a folder")?;
+        let bin = program.parent().context("the path of the program has no parent folder")?;
         let mut command = Command::new(program);
         command.env_clear().current_dir(&self.folder);
         command
@@ -42,7 +42,7 @@ impl Empty {
 
 impl Drop for Empty {
     fn drop(&mut self) {
-        // A folder that cannot be removed is a trace that the last steps report.
+        // `drop` cannot return an error; a folder that cannot be removed stays in the temporary folder.
         drop(fs::remove_dir_all(&self.folder));
     }
 }

@@ -1,7 +1,6 @@
-//! The headers that users' kernels include: compiled by the host's C++ compiler, and run against a plain loop.
+//! The step `headers`: compiles the headers for users' kernels with the host's C++ compiler and runs test programs.
 //!
-//! The same headers under NVRTC are the kernels' own business: the samples among them are compiled and assembled like every
-//! other.
+//! The same headers are compiled by NVRTC as part of the sample kernels; see `kernels`.
 
 use std::fs;
 use std::path::Path;
@@ -13,19 +12,19 @@ use anyhow::Result;
 use crate::command;
 use crate::toolchain::Skip;
 
-/// Programs that include the headers and check them; each ends with 0 if all is well.
+/// Test programs that include the headers; each exits with 0 on success.
 const PROGRAMS: &[&str] =
     &["crates/wholemem/kernels/tests/ptr_gen.cpp", "crates/wholemem/kernels/tests/window.cpp"];
 
-/// The oldest C++ that the headers promise to work with, and one of today.
+/// The oldest supported C++ standard, and a recent one.
 const STANDARDS: &[&str] = &["c++11", "c++17"];
 
-/// How long a program may run.
+/// The time limit of a program.
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn check() -> Result<()> {
     if !command::succeeds(Command::new("c++").arg("--version")) {
-        return Err(Skip::new("there is no c++\nhint: install a C++ compiler, g++ for one").into());
+        return Err(Skip::new("no C++ compiler `c++`\nhint: install one, such as g++").into());
     }
     let folder = Path::new("target/kernels");
     fs::create_dir_all(folder)?;

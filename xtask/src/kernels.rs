@@ -1,9 +1,9 @@
-//! The kernels: compiled to PTX with the pinned compiler, committed, and assembled to see that nothing spills.
+//! Compiles the kernels to PTX with pinned NVRTC, and assembles the PTX to check that no kernel spills registers.
 //!
-//! A build of wholemem needs no CUDA: a crate embeds the PTX of its folder `kernels/ptx/`, and the driver compiles that when
-//! it is loaded. The PTX is for compute capability 7.0, and of the version that drivers from 550 on read. Kernels that have more to gain on newer
-//! devices are compiled for those too, as `NAME.90.ptx`; and those that make mistakes where a test asks for them, as
-//! `NAME.testing.ptx`.
+//! A build of wholemem needs no CUDA: a crate embeds the committed PTX of its folder `kernels/ptx/`, and the driver compiles it
+//! when it is loaded. The PTX targets compute capability 7.0 and a PTX version that drivers from 550 on read. Kernels that are
+//! faster with features of newer devices are also compiled for these devices, as `NAME.90.ptx`. Kernels with deliberate faults
+//! for tests are `NAME.testing.ptx`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,41 +14,41 @@ use anyhow::{Context, Result, bail};
 use crate::wheels::{NVCC, NVRTC, RUNTIME};
 use crate::{command, generated};
 
-/// The folders with sources: one in each crate that embeds PTX. The results are in `ptx` below each.
+/// The folders with kernel sources, one in each crate that embeds PTX. The PTX is in the subfolder `ptx`.
 const FOLDERS: &[&str] = &["crates/hal/kernels", "crates/testkit/kernels", "crates/wholemem/kernels"];
 
-/// The headers, which sources of every folder may include.
+/// The folder of headers; sources of every folder may include them.
 const HEADERS: &str = "crates/wholemem/kernels/include";
 
-/// What the compiler is told.
+/// The options of NVRTC.
 const OPTIONS: &[&str] = &["--std=c++17", "--restrict", "--device-as-default-execution-space"];
 
-/// What the results are assembled for, as far as they are for it: the oldest GPU we know, and Hopper.
-const ARCHITECTURES: &[u32] = &[OLDEST, 90];
+/// The architectures that PTX is assembled for, if it supports them: the oldest supported GPU, and Hopper.
+const ARCHITECTURES: &[u32] = &[OLDEST_COMPUTE, 90];
 
-/// What every kernel is compiled for.
-const OLDEST: u32 = 70;
+/// The compute capability that every kernel is compiled for.
+const OLDEST_COMPUTE: u32 = 70;
 
-/// One of the texts that come of a source.
+/// A PTX file that is compiled from a source. Its `Debug` text is part of the digests in committed PTX, so that a renamed field
+/// changes them all.
 #[derive(Debug, Clone, Copy)]
 struct Text {
     compute: u32,
-    /// What is between its name and its end.
+    /// Inserted before the file extension, such as `90.`.
     mark: &'static str,
     define: Option<&'static str>,
 }
 
-/// What comes of every source.
-const USUAL: Text = Text { compute: OLDEST, mark: "", define: None };
+/// The PTX file of every source.
+const DEFAULT: Text = Text { compute: OLDEST_COMPUTE, mark: "", define: None };
 
-/// What comes of some as well.
-const FURTHER: &[(&str, Text)] = &[
+/// Additional PTX files of some sources.
+const EXTRA: &[(&str, Text)] = &[
     ("collective", Text { compute: 90, mark: "90.", define: None }),
     ("collective", Text { compute: 90, mark: "testing.", define: Some("WHOLEMEM_TESTING") }),
 ];
 
-/// Checks that what is committed was compiled from the sources; if not, compiles and compares. Under `all`, compiles in any
-/// case.
+/// Checks that the committed PTX matches the digest of its sources; if not, compiles and compares. With `all`, always compiles.
 pub(crate) fn check(all: bool) -> Result<()> {
     generate(true, all)
 }
@@ -59,11 +59,11 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     for folder in FOLDERS {
         let found = sources_in(Path::new(folder))?;
         if found.is_empty() {
-            bail!("there are no kernels in {folder}");
+            bail!("no kernel sources in {folder}");
         }
         sources.extend(found);
     }
-    for (source, text) in texts(&sources) {
+    for (source, text) in ptx_files_of(&sources) {
         let (target, digest) = (text.target(source), inputs(source)?);
         if generated::is_current(&target, &digest) && !all {
             continue;
@@ -71,21 +71,21 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
         let ptx = compile(source, text)?;
         assemble(&ptx, source, text)?;
         let text = format!("{}{ptx}", generated::label("//", "kernels", &digest));
-        generated::put(&target, &text, check)?;
+        generated::write_or_compare(&target, &text, check)?;
     }
-    strays(&sources)
+    reject_ptx_without_source(&sources)
 }
 
-/// What comes of the sources.
-fn texts(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
+/// Each source with the PTX files that are compiled from it.
+fn ptx_files_of(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
     sources.iter().flat_map(|source| {
-        let further = FURTHER.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
-        std::iter::once(USUAL).chain(further.map(|(_, text)| *text)).map(move |text| (source, text))
+        let extra = EXTRA.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
+        std::iter::once(DEFAULT).chain(extra.map(|(_, text)| *text)).map(move |text| (source, text))
     })
 }
 
 impl Text {
-    /// Where it goes.
+    /// The path of the PTX file.
     fn target(self, source: &Path) -> PathBuf {
         let name = source.file_name().unwrap_or_default();
         source.with_file_name("ptx").join(name).with_extension(format!("{}ptx", self.mark))
@@ -101,20 +101,20 @@ fn sources_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(sources)
 }
 
-/// PTX without a source is a mistake: somebody would embed it.
-fn strays(sources: &[PathBuf]) -> Result<()> {
+/// Fails if there is PTX without a source, which a crate could embed by mistake.
+fn reject_ptx_without_source(sources: &[PathBuf]) -> Result<()> {
     for folder in FOLDERS {
         for entry in fs::read_dir(Path::new(folder).join("ptx"))? {
             let path = entry?.path();
-            if !texts(sources).any(|(source, text)| text.target(source) == path) {
-                bail!("{} has no source", path.display());
+            if !ptx_files_of(sources).any(|(source, text)| text.target(source) == path) {
+                bail!("{} has no kernel source", path.display());
             }
         }
     }
     Ok(())
 }
 
-/// A digest of all that decides what comes out: the source, every header of ours, the tools and their options.
+/// A digest of all inputs: the source, all headers, the tools and their options.
 fn inputs(source: &Path) -> Result<String> {
     let mut parts = vec![
         fs::read(source)?,
@@ -122,7 +122,7 @@ fn inputs(source: &Path) -> Result<String> {
         NVRTC.version.into(),
         RUNTIME.version.into(),
     ];
-    parts.push(format!("{FURTHER:?}").into());
+    parts.push(format!("{EXTRA:?}").into());
     parts.extend(ARCHITECTURES.iter().map(|architecture| architecture.to_le_bytes().to_vec()));
     parts.extend(OPTIONS.iter().map(|option| option.as_bytes().to_vec()));
     let mut headers = Vec::new();
@@ -152,16 +152,16 @@ fn compile(source: &Path, text: Text) -> Result<String> {
         .args([format!("-I{}", headers.display()), format!("-I{HEADERS}")]);
     let ptx =
         command::capture(&mut python).with_context(|| format!("cannot compile {}", source.display()))?;
-    Ok(without_asm_marks(&ptx))
+    Ok(without_asm_markers(&ptx))
 }
 
-/// The compiler marks where each inline instruction begins and ends. That is a tenth of the text, and nobody reads it.
-fn without_asm_marks(ptx: &str) -> String {
-    let is_mark = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");
-    ptx.lines().filter(|line| !is_mark(line)).fold(String::new(), |text, line| text + line + "\n")
+/// Removes NVRTC's comments around inline assembly, which are a tenth of the text.
+fn without_asm_markers(ptx: &str) -> String {
+    let is_marker = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");
+    ptx.lines().filter(|line| !is_marker(line)).fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// Assembles for each architecture, and fails on a kernel that spills registers to memory.
+/// Assembles PTX for each architecture, and fails if a kernel spills registers.
 fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
     let ptxas = NVCC.folder()?.join("nvidia/cuda_nvcc/bin/ptxas");
     let folder = Path::new("target/kernels");
@@ -176,26 +176,26 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
             .arg(&input)
             .output()
             .context("cannot start ptxas")?;
-        let words = String::from_utf8_lossy(&output.stderr);
+        let log = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            bail!("ptxas refuses {} for {architecture}: {words}", source.display());
+            bail!("ptxas rejects {} for {architecture}: {log}", source.display());
         }
-        let spills: Vec<_> = words.lines().filter(|line| spills(line)).collect();
+        let spills: Vec<_> = log.lines().filter(|line| spills(line)).collect();
         if !spills.is_empty() {
-            bail!("{} spills on {architecture}: {}", source.display(), spills.join("; "));
+            bail!("{} spills registers on {architecture}: {}", source.display(), spills.join("; "));
         }
-        for line in words.lines().filter(|line| line.contains("registers")) {
+        for line in log.lines().filter(|line| line.contains("registers")) {
             println!("{} {architecture}: {}", source.display(), line.trim_start_matches("ptxas info    : "));
         }
     }
     Ok(())
 }
 
-/// Whether a line of the assembler tells of bytes spilled.
+/// Whether a line of ptxas output reports spilled bytes.
 fn spills(line: &str) -> bool {
     let counts = line.split(',').filter_map(|part| {
-        let (count, what) = part.trim().split_once(' ')?;
-        what.contains("spill").then(|| count.parse::<u32>().ok()).flatten()
+        let (count, kind) = part.trim().split_once(' ')?;
+        kind.contains("spill").then(|| count.parse::<u32>().ok()).flatten()
     });
     counts.sum::<u32>() > 0
 }
@@ -205,13 +205,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_left_out_and_other_comments_stay() {
+    fn only_inline_asm_markers_are_removed() {
         let ptx = "// Compiler\n\t// begin inline asm\n\tld.global.u8 %r1, [%rd1];\n\t// end inline asm\n";
-        assert_eq!(without_asm_marks(ptx), "// Compiler\n\tld.global.u8 %r1, [%rd1];\n");
+        assert_eq!(without_asm_markers(ptx), "// Compiler\n\tld.global.u8 %r1, [%rd1];\n");
     }
 
     #[test]
-    fn a_spill_is_told_from_none() {
+    fn spilled_bytes_are_detected() {
         assert!(!spills("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
         assert!(!spills("    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
         assert!(spills("    8 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads"));

@@ -1,7 +1,7 @@
-//! The licences of everything we build with: each must let us ship it under MIT or Apache-2.0.
+//! The step `licences`: checks that the licence of every dependency allows distribution under MIT or Apache-2.0.
 //!
-//! cargo-deny is not available prebuilt for current versions of cargo, and takes 159 s of processor time to compile; its authors'
-//! crate `spdx` reads the expressions.
+//! cargo-deny is not available prebuilt for current versions of cargo, and takes 159 s of CPU time to compile. The crate `spdx`
+//! of the same authors parses the licence expressions.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use spdx::{Expression, ParseMode};
 use crate::metadata::{self, Package};
 use crate::report;
 
-/// Licences that ask for no more than their text beside the program.
+/// Allowed licences. They require at most that their text is distributed with the program.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -27,17 +27,17 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Tools that only xtask depends on, and their licences: nothing that ships contains them.
+/// Dependencies of xtask alone, with other licences. Shipped packages do not contain them.
 const TOOLS: &[(&str, &str)] = &[("cbindgen", "MPL-2.0")];
 
-/// The texts of our own licences.
-const OURS: &[&str] = &["LICENSE-MIT", "LICENSE-APACHE"];
+/// The files of our own licences.
+const OWN_LICENCES: &[&str] = &["LICENSE-MIT", "LICENSE-APACHE"];
 
 pub(crate) fn check() -> Result<()> {
     let packages = metadata::packages()?;
     println!("{} packages", packages.len());
-    let mut findings = refused(&packages);
-    for name in OURS {
+    let mut findings = disallowed(&packages);
+    for name in OWN_LICENCES {
         match fs::read_to_string(name) {
             Ok(text) if text.trim().is_empty() => findings.push(format!("{name} is empty")),
             Ok(_) => {}
@@ -47,8 +47,8 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// The packages that we may not ship.
-fn refused(packages: &[Package]) -> Vec<String> {
+/// A finding for each package with a disallowed licence.
+fn disallowed(packages: &[Package]) -> Vec<String> {
     let mut findings = Vec::new();
     for package in packages {
         let reason = match package.licence.as_deref() {
@@ -72,14 +72,14 @@ fn refused(packages: &[Package]) -> Vec<String> {
     findings
 }
 
-/// Whether a choice among the licences of an expression needs only licences on the list. Old manifests have `/` for `OR`.
+/// Whether an expression can be satisfied with allowed licences. Old manifests write `/` for `OR`.
 fn is_allowed(licence: &str) -> Result<bool, spdx::ParseError> {
     let mode = ParseMode { allow_slash_as_or_operator: true, ..ParseMode::STRICT };
     let expression = Expression::parse_mode(licence, mode)?;
     Ok(expression.evaluate(|required| ALLOWED.contains(&required.to_string().as_str())))
 }
 
-/// Whether xtask alone depends on a package.
+/// Whether only xtask depends on a package.
 fn is_tool(name: &str, packages: &[Package]) -> bool {
     let mut dependents =
         packages.iter().filter(|package| package.dependencies.iter().any(|(needed, _)| needed == name));
@@ -89,20 +89,20 @@ fn is_tool(name: &str, packages: &[Package]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metadata::Kind;
+    use crate::metadata::DependencyKind;
 
     fn package(name: &str, licence: Option<&str>, needed: &[&str]) -> Package {
         Package {
             name: name.to_owned(),
             version: "1.2.3".to_owned(),
             licence: licence.map(str::to_owned),
-            dependencies: needed.iter().map(|name| ((*name).to_owned(), Kind::Build)).collect(),
+            dependencies: needed.iter().map(|name| ((*name).to_owned(), DependencyKind::Build)).collect(),
             roots: Vec::new(),
         }
     }
 
     #[test]
-    fn licences_on_the_list_are_enough_and_others_are_not() {
+    fn expressions_are_evaluated_against_the_allowed_licences() {
         for (licence, expected) in [
             ("(MIT OR Apache-2.0) AND Unicode-3.0", true),
             ("MIT/Apache-2.0", true),
@@ -116,25 +116,25 @@ mod tests {
     }
 
     #[test]
-    fn packages_that_may_not_be_shipped_are_found() {
+    fn packages_with_disallowed_licences_are_found() {
         for (licence, reason) in [
             (Some("MPL-2.0"), "is under `MPL-2.0`, which the list in xtask/src/licences.rs does not allow"),
             (Some("MIT OR"), "has the malformed licence `MIT OR`: expected one of `<license>`, `(` here"),
             (None, "names no licence"),
         ] {
             assert_eq!(
-                refused(&[package("theirs", licence, &[])]),
+                disallowed(&[package("theirs", licence, &[])]),
                 [format!("theirs 1.2.3 {reason} (see `cargo tree --invert theirs --target all`)")]
             );
         }
     }
 
     #[test]
-    fn a_tool_may_have_its_own_licence_for_xtask_alone() {
+    fn a_tool_licence_is_allowed_for_dependencies_of_xtask_only() {
         let packages = |dependent| {
             [package(dependent, Some("MIT"), &["cbindgen"]), package("cbindgen", Some("MPL-2.0"), &[])]
         };
-        assert_eq!(refused(&packages("xtask")), Vec::<String>::new());
-        assert_eq!(refused(&packages("wholemem")).len(), 1);
+        assert_eq!(disallowed(&packages("xtask")), Vec::<String>::new());
+        assert_eq!(disallowed(&packages("wholemem")).len(), 1);
     }
 }

@@ -1,32 +1,30 @@
-//! The checks of this repository behind one command, `cargo xtask test`.
+//! Developer tasks of this repository: `cargo xtask test` runs all checks, other subcommands generate, build and release.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`steps`] | the steps in their order, and the loop that runs them all even when one fails |
-//! | [`report`] | what a run says at its end: the table, the failures, the count |
-//! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
+//! | [`steps`] | the ordered steps of `cargo xtask test`, and the loop that runs all of them even if one fails |
+//! | [`report`] | the output of a run: a line for each step, the table, the failures, the counts |
+//! | [`command`], [`toolchain`] | running other programs, and installing missing components with rustup |
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
 //! | [`source_rules`] | the rules for source files that rustc and clippy do not check |
-//! | [`vocabulary`] | names and phrases that were replaced |
-//! | [`crate_graph`], [`module_graph`], [`licences`], [`metadata`] | the rules for dependencies, of crates and of modules |
-//! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
-//! | [`package`], [`release`] | the crates as their users get them, and a release with all its artefacts |
-//! | [`dist`], [`wheel`], [`wheel_data`], [`deb`] | what is distributed as binaries |
-//! | [`wheel_check`], [`empty`] | tests of it where there is no Rust |
-//! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
-//! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
-//! | [`site`] | the documentation as a site |
-//! | [`signals`] | that children can be interrupted |
-//! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
+//! | [`vocabulary`] | former names and phrases that must not be used again |
+//! | [`crate_graph`], [`module_graph`], [`licences`], [`metadata`] | the rules for dependencies between crates and between modules, and for licences |
+//! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | generated files that are committed, and the pinned tools that generate them |
+//! | [`package`], [`release`] | tests of the published crates, and a release with all its artefacts |
+//! | [`dist`], [`wheel`], [`wheel_data`], [`deb`] | the binary packages: the program, the wheel and the Debian package |
+//! | [`wheel_check`], [`empty`] | tests of the binary packages in an environment without Rust |
+//! | [`bundle`] | the folder with tests and benchmarks for a machine with a GPU |
+//! | [`peers`], [`open_mpi`], [`plots`] | benchmarks that compare wholemem with other libraries, and plots of their results |
+//! | [`site`] | the documentation site |
+//! | [`sigint`] | restores the default disposition of SIGINT for child processes |
+//! | [`working_tree`], [`leaked_resources`] | checks that a run leaves no files, shared memory or processes |
+//! | [`shipped`], [`headers`] | checks that shipped binaries have no test hooks, and that the headers for kernels work |
 //!
-//! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
-//! pure functions over values, with tests that show each one failing; only thin functions touch the machine.
+//! xtask depends on no crate of the workspace, so it runs even if they do not compile. Rules are pure functions over values, with
+//! tests that show each rule failing; only thin functions do I/O.
 
 #![forbid(unsafe_code)]
-#![expect(
-    clippy::print_stdout,
-    reason = "a report for people, written while the checks run, is the whole output"
-)]
+#![expect(clippy::print_stdout, reason = "the output is a report for people, printed while the checks run")]
 
 mod abi;
 mod bindings;
@@ -40,7 +38,7 @@ mod empty;
 mod generated;
 mod headers;
 mod kernels;
-mod leftovers;
+mod leaked_resources;
 mod licences;
 mod metadata;
 mod miri;
@@ -53,17 +51,17 @@ mod python;
 mod release;
 mod report;
 mod shipped;
-mod signals;
+mod sigint;
 mod site;
 mod source_rules;
 mod steps;
 mod toolchain;
-mod tree;
 mod vocabulary;
 mod wheel;
 mod wheel_check;
 mod wheel_data;
 mod wheels;
+mod working_tree;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -73,10 +71,10 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
 use dist::Arch;
-use peers::Peers;
+use peers::PeerBenchmark;
 use steps::Step;
 
-/// The chores of this repository.
+/// Developer tasks of this repository.
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask")]
 struct Arguments {
@@ -86,51 +84,51 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Run every check, and go on after a failed one, so that one run shows them all.
+    /// Run every check; continue after a failure, so that one run reports all failures.
     Test(TestArguments),
-    /// Generate the table of the CUDA driver from NVIDIA's headers, which are fetched.
+    /// Generate the table of CUDA driver functions from NVIDIA's headers, which are downloaded.
     Bindings(GenerateArguments),
-    /// Generate the C++ form of the structures that kernels share with the host.
+    /// Generate the C++ headers with the structures that kernels share with the host.
     Abi(GenerateArguments),
-    /// Compile the kernels to PTX with NVIDIA's compiler, which is fetched.
+    /// Compile the kernels to PTX with NVRTC, which is downloaded.
     Kernels(GenerateArguments),
-    /// Gather what a machine with a GPU needs to run the suite and the benches.
+    /// Pack the tests, the program and the benchmarks that run on a machine with a GPU into one folder.
     GpuBundle(BundleArguments),
-    /// Build the Python wheel with the library, the program and the headers, for any Linux with glibc 2.28 or newer.
+    /// Build the Python wheel with the library, the program and the headers, for Linux with glibc 2.28 or newer.
     Wheel(DistArguments),
     /// Build the Debian package of the program.
     Deb(DistArguments),
-    /// Run a bench beside a rival's, and print ratios.
+    /// Run a benchmark of wholemem and the same benchmark of another library, and print ratios.
     #[command(subcommand)]
-    Peers(Peers),
-    /// Draw the README's pictures from `docs/measured/`.
+    Peers(PeerBenchmark),
+    /// Draw the plots of the README from the reports in `docs/measured/`.
     Plots(GenerateArguments),
-    /// Build the documentation as a site below `target/site/`; a link that leads nowhere is a failure.
+    /// Build the documentation site in `target/site/`; a broken link is an error.
     Docs(DocsArguments),
-    /// Set the version, cut the changelog, build all artefacts, commit and tag; nothing is pushed or published.
-    Release(release::Arguments),
+    /// Set the version, date the changelog, build all artefacts, commit and tag; nothing is pushed or published.
+    Release(release::ReleaseArguments),
 }
 
 #[derive(Args, Debug)]
 struct DocsArguments {
-    /// Show it in a browser.
+    /// Open the site in a browser.
     #[arg(long)]
     open: bool,
 }
 
 #[derive(Args, Debug)]
 struct BundleArguments {
-    /// Take the rivals along too, which are larger than all the rest.
+    /// Include the libraries that wholemem is compared with; they are larger than the rest of the bundle.
     #[arg(long)]
     peers: bool,
 }
 
 #[derive(Args, Debug)]
 struct DistArguments {
-    /// The machine to build for, in place of this one's kind.
+    /// The architecture to build for (default: that of this machine).
     #[arg(long, value_enum)]
     target: Option<Arch>,
-    /// The folder to put it into.
+    /// The output folder.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }
@@ -140,7 +138,7 @@ impl DistArguments {
         self.target.map_or_else(Arch::of_this_machine, Ok)
     }
 
-    /// The folder, which is not relative to the root of the repository if it was given.
+    /// The output folder. A relative path of the command line is relative to the folder that the command was started in.
     fn out(&self, started_in: &Path, default: &str) -> PathBuf {
         self.out.as_ref().map_or_else(|| default.into(), |out| started_in.join(out))
     }
@@ -148,20 +146,20 @@ impl DistArguments {
 
 #[derive(Args, Debug)]
 struct GenerateArguments {
-    /// Write nothing; fail if what is committed differs.
+    /// Write nothing; fail if a committed file differs from the generated one.
     #[arg(long)]
     check: bool,
 }
 
 #[derive(Args, Debug)]
 struct TestArguments {
-    /// Run the sweeps whole instead of as seeded samples.
+    /// Run the test sweeps in full instead of as seeded samples.
     #[arg(long)]
     exhaustive: bool,
-    /// Fetch torch, which is 3 GB with what it needs, and run the tests that need it.
+    /// Download torch (3 GB with its dependencies) and run the tests that need it.
     #[arg(long)]
     torch: bool,
-    /// Run these steps only, in their usual order; `--list` names them.
+    /// Run only these steps, in their usual order; `--list` shows their names.
     #[arg(long, value_name = "STEP", num_args = 1.., value_enum, hide_possible_values = true)]
     only: Vec<Step>,
     /// List the steps instead of running them.
@@ -171,8 +169,9 @@ struct TestArguments {
 
 fn main() -> Result<ExitCode> {
     let task = Arguments::parse().task;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
-    let started_in = env::current_dir().context("the current folder")?;
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the folder of xtask has no parent folder")?;
+    let started_in = env::current_dir().context("cannot read the current folder")?;
     env::set_current_dir(root).with_context(|| format!("cannot enter {}", root.display()))?;
     match task {
         Task::Test(arguments) => Ok(test(&arguments)),
@@ -206,7 +205,7 @@ fn test(arguments: &TestArguments) -> ExitCode {
         print!("{}", steps::list(&steps));
         return ExitCode::SUCCESS;
     }
-    signals::let_interrupts_reach_children();
+    sigint::restore_default_sigint();
     if steps::run(&steps, arguments.exhaustive, arguments.torch) {
         ExitCode::SUCCESS
     } else {
@@ -221,26 +220,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn the_clap_definition_is_valid() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn only_takes_several_steps_at_once_or_one_by_one() {
+    fn only_accepts_several_steps_or_repetition() {
         for line in [
             "xtask test --only source-rules crate-graph",
             "xtask test --only source-rules --only crate-graph",
         ] {
             let Task::Test(arguments) = Arguments::try_parse_from(line.split(' ')).unwrap().task else {
-                panic!("another task");
+                panic!("`{line}` was not parsed as `test`");
             };
             assert_eq!(arguments.only, [Step::SourceRules, Step::CrateGraph], "{line}");
         }
     }
 
     #[test]
-    fn an_unknown_step_is_refused() {
-        let refused = Arguments::try_parse_from(["xtask", "test", "--only", "everything"]).unwrap_err();
-        assert_eq!(refused.kind(), clap::error::ErrorKind::InvalidValue);
+    fn an_unknown_step_is_rejected() {
+        let error = Arguments::try_parse_from(["xtask", "test", "--only", "everything"]).unwrap_err();
+        assert_eq!(error.kind(), clap::error::ErrorKind::InvalidValue);
     }
 }

@@ -1,4 +1,4 @@
-//! What cargo knows about the packages: their names, licences and dependencies.
+//! Reads the packages, their licences and their dependencies from `cargo metadata`.
 
 use std::path::PathBuf;
 
@@ -9,54 +9,58 @@ use crate::command;
 
 /// How one package depends on another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Needed to build the package, or its build script.
+pub(crate) enum DependencyKind {
+    /// A normal or build dependency.
     Build,
-    /// Needed by its tests, examples and benches only.
+    /// A dependency of tests, examples and benches.
     Dev,
 }
 
-/// A package, of this workspace or of somebody else, with the names that its manifest depends on.
+/// A package of the workspace or a dependency, with the names of the packages that its manifest depends on.
 #[derive(Debug)]
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) licence: Option<String>,
-    pub(crate) dependencies: Vec<(String, Kind)>,
-    /// The root files of its library and its programs.
+    pub(crate) dependencies: Vec<(String, DependencyKind)>,
+    /// The root source files of its library and its programs.
     pub(crate) roots: Vec<PathBuf>,
 }
 
-/// The crates of the workspace.
+/// Reads the crates of the workspace.
 pub(crate) fn members() -> Result<Vec<Package>> {
-    read(&ask(&["--no-deps"])?).context("cannot read what cargo metadata wrote")
+    read(&query(&["--no-deps"])?).context("the output of cargo metadata lacks expected fields")
 }
 
-/// Every package that cargo may build for us, on any platform.
+/// Reads every package that cargo may build for the workspace, on any platform.
 pub(crate) fn packages() -> Result<Vec<Package>> {
-    read(&ask(&[])?).context("cannot read what cargo metadata wrote")
+    read(&query(&[])?).context("the output of cargo metadata lacks expected fields")
 }
 
-fn ask(arguments: &[&str]) -> Result<Value> {
+fn query(arguments: &[&str]) -> Result<Value> {
     let mut cargo = command::cargo();
     cargo.args(["metadata", "--format-version", "1", "--locked"]).args(arguments);
     serde_json::from_str(&command::capture(&mut cargo)?).context("cargo metadata did not write JSON")
 }
 
-/// The kinds of targets that are no tests, examples, benches or build scripts.
-const SHIPPED: &[&str] = &["lib", "rlib", "dylib", "cdylib", "staticlib", "proc-macro", "bin"];
+/// The kinds of cargo targets that are libraries or programs.
+const ROOT_KINDS: &[&str] = &["lib", "rlib", "dylib", "cdylib", "staticlib", "proc-macro", "bin"];
 
 fn read(metadata: &Value) -> Option<Vec<Package>> {
     let mut packages = Vec::new();
     for package in metadata["packages"].as_array()? {
         let mut dependencies = Vec::new();
         for dependency in package["dependencies"].as_array()? {
-            let kind = if dependency["kind"] == "dev" { Kind::Dev } else { Kind::Build };
+            let kind = if dependency["kind"] == "dev" { DependencyKind::Dev } else { DependencyKind::Build };
             dependencies.push((dependency["name"].as_str()?.to_owned(), kind));
         }
         let mut roots = Vec::new();
         for target in package["targets"].as_array()? {
-            if target["kind"].as_array()?.iter().any(|kind| SHIPPED.iter().any(|shipped| kind == shipped)) {
+            if target["kind"]
+                .as_array()?
+                .iter()
+                .any(|kind| ROOT_KINDS.iter().any(|root_kind| kind == root_kind))
+            {
                 roots.push(PathBuf::from(target["src_path"].as_str()?));
             }
         }
@@ -78,18 +82,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn build_scripts_count_as_building_and_dev_dependencies_do_not() {
+    fn normal_and_build_dependencies_differ_from_dev_dependencies() {
         let metadata = json!({"packages": [{"name": "ours", "version": "1.0.0", "targets": [], "dependencies": [
             {"name": "normal", "kind": null}, {"name": "script", "kind": "build"}, {"name": "test", "kind": "dev"},
         ]}]});
         let packages = read(&metadata).unwrap();
         assert_eq!(packages[0].name, "ours");
-        let expected = [("normal", Kind::Build), ("script", Kind::Build), ("test", Kind::Dev)];
+        let expected = [
+            ("normal", DependencyKind::Build),
+            ("script", DependencyKind::Build),
+            ("test", DependencyKind::Dev),
+        ];
         assert_eq!(packages[0].dependencies, expected.map(|(name, kind)| (name.to_owned(), kind)));
     }
 
     #[test]
-    fn libraries_and_programs_are_roots_and_tests_are_not() {
+    fn only_libraries_and_programs_are_roots() {
         let target = |kind: &[&str], file: &str| json!({"kind": kind, "src_path": file});
         let targets = [
             target(&["cdylib", "rlib"], "src/lib.rs"),

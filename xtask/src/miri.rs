@@ -1,7 +1,7 @@
-//! The tests that run under Miri, which finds undefined behaviour that no ordinary run shows.
+//! The step `miri`: runs tests under Miri, which detects undefined behaviour.
 //!
-//! Only modules that stay away from what Miri lacks (memfd, futex between processes, CUDA) can run there. A filter
-//! that matches no test is a failure: the module was renamed, and nothing would be checked any more.
+//! Miri lacks memfd, futexes between processes and CUDA, so only modules that do not use them are tested. A filter that matches
+//! no test is an error, because it means that a module was renamed and is no longer tested.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::{command, toolchain};
 
-/// The packages, and in each the substrings of test names that run under Miri.
+/// The packages, and substrings of the names of their tests that run under Miri.
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "launch::"]),
@@ -20,8 +20,9 @@ const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::machine::ledger::"]),
 ];
 
-/// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.
-const CASES: &str = "16";
+/// The number of proptest cases. It is small in exhaustive runs too, because Miri is about a hundred times slower than native
+/// code.
+const PROPTEST_CASES: &str = "16";
 
 pub(crate) fn check() -> Result<()> {
     toolchain::need_miri()?;
@@ -31,10 +32,10 @@ pub(crate) fn check() -> Result<()> {
         miri.args(["run", "nightly", "cargo", "miri", "test", "--locked", "-p", package, "--lib", "--"])
             .args(*filters)
             .env("MIRIFLAGS", "-Zmiri-disable-isolation")
-            .env("PROPTEST_CASES", CASES);
+            .env("PROPTEST_CASES", PROPTEST_CASES);
         let (status, output) = command::tee(&mut miri)?;
-        match command::succeeded(&miri, status) {
-            Ok(()) => findings.extend(idle_filters(package, filters, &output)),
+        match command::check_status(&miri, status) {
+            Ok(()) => findings.extend(filters_without_tests(package, filters, &output)),
             Err(error) => findings.push(format!("{error:#}")),
         }
     }
@@ -44,8 +45,8 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// The filters under which no test passed, in a run that as a whole succeeded.
-fn idle_filters(package: &str, filters: &[&str], output: &str) -> Vec<String> {
+/// A finding for each filter that matched no passed test, in a run that succeeded.
+fn filters_without_tests(package: &str, filters: &[&str], output: &str) -> Vec<String> {
     if passed(output) == 0 {
         return vec![format!("no test of {package} ran under Miri for the filters {}", filters.join(", "))];
     }
@@ -57,7 +58,7 @@ fn idle_filters(package: &str, filters: &[&str], output: &str) -> Vec<String> {
         .collect()
 }
 
-/// How many tests passed, by the summary lines of the test programs.
+/// The number of passed tests in the summary lines.
 fn passed(output: &str) -> u64 {
     output
         .lines()
@@ -84,13 +85,13 @@ mod tests {
 
     #[test]
     fn a_run_in_which_every_filter_matches_has_no_finding() {
-        assert_eq!(idle_filters("wholemem-os", &["shared"], OUTPUT), Vec::<String>::new());
+        assert_eq!(filters_without_tests("wholemem-os", &["shared"], OUTPUT), Vec::<String>::new());
     }
 
     #[test]
     fn a_filter_that_only_matches_ignored_tests_is_found() {
         assert_eq!(
-            idle_filters("wholemem-os", &["shared", "size"], OUTPUT),
+            filters_without_tests("wholemem-os", &["shared", "size"], OUTPUT),
             ["no test of wholemem-os ran under Miri for the filter size"]
         );
     }
@@ -101,14 +102,14 @@ mod tests {
             test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.02s\n";
         for output in [output, ""] {
             assert_eq!(
-                idle_filters("wholemem-hal", &["suballocator", "granule"], output),
+                filters_without_tests("wholemem-hal", &["suballocator", "granule"], output),
                 ["no test of wholemem-hal ran under Miri for the filters suballocator, granule"]
             );
         }
     }
 
     #[test]
-    fn summaries_of_several_programs_add_up() {
+    fn passed_tests_of_all_summaries_are_summed() {
         assert_eq!(passed(&format!("{OUTPUT}{OUTPUT}")), 4);
     }
 }

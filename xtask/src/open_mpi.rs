@@ -1,6 +1,6 @@
-//! Open MPI, the rival on a host: the one that is installed, or Debian's packages, unpacked below `target/`.
+//! Open MPI, which host benchmarks are compared with: the installed one, or Debian packages unpacked in `target/`.
 //!
-//! Unpacked, it needs no root and changes nothing of the machine: variables tell it where it is.
+//! The unpacked packages need no root rights and do not change the system: environment variables point to them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,7 +17,7 @@ const FOLDER: &str = "target/tools/open-mpi";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// The programs, the libraries with what they are linked to, and the headers.
+/// Debian packages with the programs, the libraries, their dependencies and the headers.
 const PACKAGES: [&str; 18] = [
     "openmpi-bin",
     "openmpi-common",
@@ -39,22 +39,22 @@ const PACKAGES: [&str; 18] = [
     "libmunge2",
 ];
 
-/// Where it is.
+/// An available Open MPI.
 #[derive(Debug)]
 pub(crate) enum OpenMpi {
-    /// Where the system has it.
+    /// Installed in the system.
     Installed,
-    /// In a folder that has the system's structure.
+    /// Unpacked in a folder with the layout of the system's root.
     Unpacked(PathBuf),
 }
 
 impl OpenMpi {
-    /// Finds it, fetching it first if need be.
+    /// Finds Open MPI; downloads and unpacks it if it is not installed.
     ///
-    /// A machine that cannot fetch it skips the step that asked.
-    pub(crate) fn find() -> Result<Self> {
-        let is_there = |program: &str| command::succeeds(Command::new(program).arg("--version"));
-        if is_there("mpirun") && is_there("mpicc") {
+    /// If the download fails, the error is a [`Skip`].
+    pub(crate) fn find_or_fetch() -> Result<Self> {
+        let is_installed = |program: &str| command::succeeds(Command::new(program).arg("--version"));
+        if is_installed("mpirun") && is_installed("mpicc") {
             return Ok(Self::Installed);
         }
         let folder = std::path::absolute(FOLDER)?;
@@ -76,11 +76,11 @@ impl OpenMpi {
         for package in fs::read_dir(&packages)? {
             command::run(Command::new("dpkg").arg("--extract").arg(package?.path()).arg(&unfinished))?;
         }
-        fs::rename(&unfinished, &folder).with_context(|| format!("cannot keep {}", folder.display()))?;
+        fs::rename(&unfinished, &folder).with_context(|| format!("cannot rename to {}", folder.display()))?;
         Ok(Self::Unpacked(folder))
     }
 
-    /// What starts ranks.
+    /// The program that starts ranks.
     pub(crate) fn mpirun(&self) -> PathBuf {
         match self {
             Self::Installed => PathBuf::from("mpirun"),
@@ -88,40 +88,44 @@ impl OpenMpi {
         }
     }
 
-    /// Compiles a program of one file.
+    /// Compiles a program that has one source file.
     pub(crate) fn compile(&self, source: &Path, program: &Path) -> Result<()> {
         let mut compiler = Command::new(if matches!(self, Self::Installed) { "mpicc" } else { "cc" });
         compiler.args(["-O2", "-Wall"]).arg(source).arg("-o").arg(program).arg("-lm");
         if let Self::Unpacked(root) = self {
             let libraries = libraries(root);
             compiler.arg("-I").arg(libraries.join("openmpi/include")).arg(libraries.join("libmpi.so.40"));
-            // What its libraries need is found when the program runs.
+            // Dependencies of the libraries are resolved when the program runs.
             compiler.arg("-Wl,--allow-shlib-undefined");
         }
         command::run(&mut compiler)
     }
 
-    /// What has to be in the environment of whatever runs it.
+    /// The environment variables for programs that use Open MPI.
     pub(crate) fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         let Self::Unpacked(root) = self else { return Ok(Vec::new()) };
         let libraries = libraries(root);
-        let places = [libraries.clone(), root.join("lib").join(triple()), libraries.join("openmpi/lib")];
+        let library_folders =
+            [libraries.clone(), root.join("lib").join(debian_triple()), libraries.join("openmpi/lib")];
         let paths = std::env::var_os("PATH").unwrap_or_default();
         let paths = [root.join("usr/bin")].into_iter().chain(std::env::split_paths(&paths));
         Ok(vec![
             ("OPAL_PREFIX", root.join("usr").into()),
             ("PMIX_INSTALL_PREFIX", libraries.join("pmix2").into()),
-            ("LD_LIBRARY_PATH", std::env::join_paths(places).context("a folder has a colon in its name")?),
-            ("PATH", std::env::join_paths(paths).context("a folder has a colon in its name")?),
+            (
+                "LD_LIBRARY_PATH",
+                std::env::join_paths(library_folders).context("the path of a folder contains a colon")?,
+            ),
+            ("PATH", std::env::join_paths(paths).context("the path of a folder contains a colon")?),
         ])
     }
 }
 
 fn libraries(root: &Path) -> PathBuf {
-    root.join("usr/lib").join(triple())
+    root.join("usr/lib").join(debian_triple())
 }
 
-/// What Debian calls this kind of machine.
-fn triple() -> String {
+/// Debian's multiarch name of this machine, such as `x86_64-linux-gnu`.
+fn debian_triple() -> String {
     format!("{}-linux-gnu", std::env::consts::ARCH)
 }

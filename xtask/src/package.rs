@@ -1,14 +1,15 @@
-//! The crates as their users get them: packed as tarballs, built from them, and used by the programs that READMEs show.
+//! The step `package`: packs the published crates as tarballs, builds them, and runs the programs of READMEs with them.
 //!
 //! ```text
-//!   cargo package                   target/package/*.crate        siblings are resolved without a registry
+//!   cargo package                   target/package/*.crate        dependencies between crates are resolved without a registry
 //!     |  unpack                     target/unpacked/NAME-VERSION/
 //!     |  readme programs            target/unpacked/readme-*/     a package for each README, a program for each block
-//!     v  cargo build, then run      one workspace, which shares nothing with ours but the folder of build outputs
+//!     v  cargo build, then run      a separate workspace, with the same target folder
 //! ```
 //!
-//! Crates are built once, all together: `cargo package` would build each of them with all crates below it once more, and the
-//! programs are built from the unpacked folders in any case. `cargo xtask release` has cargo verify each tarball alone.
+//! All crates are built once, in one workspace. Verification by `cargo package` would build each crate with all its dependencies
+//! again, and the README programs are built from the unpacked folders in any case. `cargo xtask release` lets cargo verify each
+//! tarball.
 
 pub(crate) mod readme;
 pub(crate) mod tarballs;
@@ -21,39 +22,39 @@ use anyhow::{Context, Result, ensure};
 
 use crate::toolchain::Skip;
 use crate::{command, report};
-use tarballs::{Published, Unpacked};
+use tarballs::{PublishedCrate, UnpackedCrates};
 
-/// What every tarball has.
+/// Files that every tarball must contain.
 const REQUIRED: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// What no tarball has: it is for tests, which need crates that are not published.
-const REFUSED: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
+/// Folders that no tarball may contain: tests, which depend on unpublished crates.
+const FORBIDDEN: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
 
-/// The whole section `Features` of a crate that has none.
+/// The content of the section `Features` of a crate without features.
 const NO_FEATURES: &str = "None.";
 
-/// The first cargo that packs crates which depend on each other before any of them is on a registry.
+/// The first minor version of cargo that packs crates which depend on each other and are not on a registry.
 const FIRST_CARGO: u32 = 90;
 
 pub(crate) fn check() -> Result<()> {
     let version = command::capture(command::cargo().arg("--version"))?;
     if minor_version(&version).is_some_and(|minor| minor < FIRST_CARGO) {
-        let reason = format!("{} cannot pack crates that are not published yet", version.trim());
+        let reason = format!("{} cannot pack crates whose dependencies are not published", version.trim());
         return Err(Skip::new(format!("{reason}\nhint: rustup update stable")).into());
     }
     let published = tarballs::published()?;
     ensure!(!published.is_empty(), "no crate of the workspace is published");
     let target = command::target_folder()?;
     let archives = tarballs::pack(&published, &target, &["--allow-dirty", "--no-verify"])?;
-    let unpacked = Unpacked::create(&target.join("unpacked"), &archives)?;
+    let unpacked = UnpackedCrates::create(&target.join("unpacked"), &archives)?;
 
     let mut findings = Vec::new();
     let mut programs = vec![("readme-of-repository".to_owned(), read(Path::new("README.md"))?)];
     for (krate, folder) in published.iter().zip(&unpacked.folders) {
-        findings.extend(wrong_files(&krate.name, |path| folder.join(path).exists()));
+        findings.extend(tarball_findings(&krate.name, |path| folder.join(path).exists()));
         let text = read(&folder.join("README.md")).unwrap_or_default();
         let docs = read(&folder.join("src/lib.rs")).unwrap_or_default();
-        findings.extend(wrong_features(krate, &text, &docs));
+        findings.extend(feature_findings(krate, &text, &docs));
         programs.push((format!("readme-of-{}", krate.name), text));
     }
     report::no_findings(findings)?;
@@ -72,7 +73,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 fn run(programs: &[String], target: &Path, folder: &Path) -> Result<()> {
-    ensure!(!programs.is_empty(), "no README has a program that can be run");
+    ensure!(!programs.is_empty(), "no README has a runnable program");
     for program in programs {
         command::run(Command::new(target.join("debug").join(program)).current_dir(folder))?;
     }
@@ -84,22 +85,24 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The second number of `cargo 1.95.0 (...)`.
+/// The minor version in `cargo 1.95.0 (...)`.
 fn minor_version(text: &str) -> Option<u32> {
     text.strip_prefix("cargo 1.")?.split('.').next()?.parse().ok()
 }
 
-/// What a tarball lacks, and what it has too much. `has` says whether a path exists in it.
-fn wrong_files(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
-    let lacks = REQUIRED.iter().filter(|path| !has(path)).map(|path| format!("{name}: lacks {path}"));
-    let refused =
-        REFUSED.iter().filter(|path| has(path)).map(|path| format!("{name}: has {path}, which is for tests"));
-    lacks.chain(refused).collect()
+/// Findings for missing and forbidden files of a tarball. `has` returns whether a path exists in it.
+fn tarball_findings(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
+    let lacks = REQUIRED.iter().filter(|path| !has(path)).map(|path| format!("{name}: {path} is missing"));
+    let forbidden = FORBIDDEN
+        .iter()
+        .filter(|path| has(path))
+        .map(|path| format!("{name}: has {path}, which is for tests"));
+    lacks.chain(forbidden).collect()
 }
 
-/// What is wrong with the description of a crate's features: one is neither in its README nor in the documentation in its
-/// `lib.rs`, or the README's list has one that does not exist.
-fn wrong_features(krate: &Published, readme: &str, library: &str) -> Vec<String> {
+/// Findings for the description of a crate's features: a feature that neither the README nor the documentation of `lib.rs`
+/// mentions, or a feature in the README's list that does not exist.
+fn feature_findings(krate: &PublishedCrate, readme: &str, library: &str) -> Vec<String> {
     let docs: Vec<_> = library.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
     let lines = || readme.lines().chain(docs.iter().copied());
     let mut findings = Vec::new();
@@ -114,11 +117,12 @@ fn wrong_features(krate: &Published, readme: &str, library: &str) -> Vec<String>
     for line in section.take_while(|line| !line.starts_with('#')) {
         if line == NO_FEATURES && !krate.features.is_empty() {
             let features = krate.features.join(", ");
-            findings.push(format!("{}: README.md says that it has no features: {features}", krate.name));
+            findings
+                .push(format!("{}: README.md lists no features, but the crate has {features}", krate.name));
         }
         let listed = line.strip_prefix("- `").and_then(|rest| rest.split('`').next());
         if let Some(feature) = listed.filter(|feature| !krate.features.iter().any(|known| known == feature)) {
-            findings.push(format!("{}: README.md lists `{feature}`, which is no feature", krate.name));
+            findings.push(format!("{}: README.md lists `{feature}`, which is not a feature", krate.name));
         }
     }
     findings
@@ -132,20 +136,20 @@ fn is_features_heading(line: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn with_features(features: &[&str]) -> Published {
+    fn with_features(features: &[&str]) -> PublishedCrate {
         let features = features.iter().map(|&feature| feature.to_owned()).collect();
-        Published { name: "ours".to_owned(), version: "1.2.3".to_owned(), features, is_library: true }
+        PublishedCrate { name: "ours".to_owned(), version: "1.2.3".to_owned(), features, is_library: true }
     }
 
     #[test]
-    fn a_tarball_without_a_licence_or_with_tests_is_found() {
-        assert_eq!(wrong_files("ours", |path| REQUIRED.contains(&path)), [] as [String; 0]);
+    fn missing_licences_and_included_tests_are_found() {
+        assert_eq!(tarball_findings("ours", |path| REQUIRED.contains(&path)), [] as [String; 0]);
         assert_eq!(
-            wrong_files("ours", |path| path != "LICENSE-MIT" && !REFUSED.contains(&path)),
-            ["ours: lacks LICENSE-MIT"]
+            tarball_findings("ours", |path| path != "LICENSE-MIT" && !FORBIDDEN.contains(&path)),
+            ["ours: LICENSE-MIT is missing"]
         );
         assert_eq!(
-            wrong_files("ours", |path| REQUIRED.contains(&path) || path == "fuzz"),
+            tarball_findings("ours", |path| REQUIRED.contains(&path) || path == "fuzz"),
             ["ours: has fuzz, which is for tests"]
         );
     }
@@ -162,9 +166,9 @@ mod tests {
         let krate = with_features(&["slow", "loud"]);
         let (readme, library) =
             ("# ours\n\n## Features\n\n- `slow`: waits.\n", "//! With `loud` it prints.\n");
-        assert_eq!(wrong_features(&krate, readme, library), [] as [String; 0]);
+        assert_eq!(feature_findings(&krate, readme, library), [] as [String; 0]);
         assert_eq!(
-            wrong_features(&krate, readme, "// `loud`\n"),
+            feature_findings(&krate, readme, "// `loud`\n"),
             ["ours: feature `loud` is not in README.md or src/lib.rs"]
         );
     }
@@ -172,20 +176,20 @@ mod tests {
     #[test]
     fn a_readme_lists_only_features_that_exist() {
         let readme = "# ours\n\n## Features\n\n- `slow`: waits.\n- `old`: is gone.\n";
-        let stale = "ours: README.md lists `old`, which is no feature";
-        assert_eq!(wrong_features(&with_features(&["slow"]), readme, ""), [stale]);
+        let stale = "ours: README.md lists `old`, which is not a feature";
+        assert_eq!(feature_findings(&with_features(&["slow"]), readme, ""), [stale]);
         let none = "# ours\n\n## Features\n\nNone.\n";
-        assert_eq!(wrong_features(&with_features(&[]), none, ""), [] as [String; 0]);
-        let wrong = "ours: README.md says that it has no features: slow";
-        assert_eq!(wrong_features(&with_features(&["slow"]), none, "//! `slow` waits.\n"), [wrong]);
+        assert_eq!(feature_findings(&with_features(&[]), none, ""), [] as [String; 0]);
+        let wrong = "ours: README.md lists no features, but the crate has slow";
+        assert_eq!(feature_findings(&with_features(&["slow"]), none, "//! `slow` waits.\n"), [wrong]);
     }
 
     #[test]
-    fn a_crate_without_features_says_so_in_a_section() {
+    fn a_crate_without_features_needs_a_features_section() {
         let krate = with_features(&[]);
-        assert_eq!(wrong_features(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
+        assert_eq!(feature_findings(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
         assert_eq!(
-            wrong_features(&krate, "# ours\nFeatures\n", ""),
+            feature_findings(&krate, "# ours\nFeatures\n", ""),
             ["ours: no section `Features` in README.md or src/lib.rs"]
         );
     }

@@ -1,7 +1,7 @@
-//! `cargo xtask peers`: a bench of ours beside a rival's, in one run, with ratios.
+//! `cargo xtask peers`: runs a benchmark of wholemem and of another library (a peer) in one run, and prints ratios.
 //!
-//! What runs is `bench/peers/NAME.py`, which starts our program in turn with the rivals; here it is given both. A machine
-//! with a GPU that cannot build takes them along in the bundle.
+//! The scripts `bench/peers/NAME.py` alternate between our program and the peers. This module builds or downloads both and passes
+//! them to the script. The GPU bundle contains them for machines that cannot build.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,35 +15,35 @@ use crate::command;
 use crate::open_mpi::OpenMpi;
 use crate::wheels::{NUMPY, VINEYARD, WHOLEGRAPH};
 
-/// What is compared.
+/// The available comparisons.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Peers {
-    /// Gathering rows, beside numpy on a host, and beside PyTorch and WholeGraph on a GPU.
-    Gather(Arguments),
-    /// All-reduce, beside Open MPI on a host, and beside PyTorch's symmetric memory on a GPU.
-    Allreduce(Arguments),
-    /// A store's objects in host memory, beside Vineyard.
+pub(crate) enum PeerBenchmark {
+    /// Gather rows: compared with numpy on the host, with PyTorch and WholeGraph on a GPU.
+    Gather(BenchArguments),
+    /// All-reduce: compared with Open MPI on the host, with PyTorch's symmetric memory on a GPU.
+    Allreduce(BenchArguments),
+    /// Objects of a store in host memory: compared with Vineyard.
     Store(StoreArguments),
-    /// The same from Python on both sides: arrays that are put and got, beside Vineyard's client.
+    /// Arrays stored and loaded from Python: compared with Vineyard's Python client.
     StorePython(StoreArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArguments {
-    /// What is passed on to the script in `bench/peers/`, such as `--sizes 1048576 --rounds 9 --json FILE`.
+    /// Arguments for the script in `bench/peers/`, such as `--sizes 1048576 --rounds 9 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {
-    /// On the host, also where there is a GPU.
+pub(crate) struct BenchArguments {
+    /// Run on the host even if there is a GPU.
     #[arg(long, conflicts_with = "gpu")]
     host: bool,
-    /// On the GPU; PyTorch must be there already.
+    /// Run on the GPU; PyTorch must be installed.
     #[arg(long)]
     gpu: bool,
-    /// What is passed on to `bench/peers/NAME.py`, such as `--rounds 5 --json FILE`.
+    /// Arguments for `bench/peers/NAME.py`, such as `--rounds 5 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
@@ -53,36 +53,36 @@ const ALLREDUCE: &str = "bench/peers/allreduce.py";
 const STORE: &str = "bench/peers/store.py";
 const STORE_PYTHON: &str = "bench/peers/store_python.py";
 
-/// The rival's side of all-reduce, on a host.
+/// The Open MPI program of the all-reduce comparison.
 const ALLREDUCE_SOURCE: &str = "bench/peers/allreduce.c";
 
-pub(crate) fn run(peers: &Peers) -> Result<()> {
-    match peers {
-        Peers::Gather(arguments) => gather(arguments),
-        Peers::Allreduce(arguments) => allreduce(arguments),
-        Peers::Store(arguments) => store("python3".as_ref(), STORE, arguments),
-        Peers::StorePython(arguments) => store(&crate::python::released()?, STORE_PYTHON, arguments),
+pub(crate) fn run(benchmark: &PeerBenchmark) -> Result<()> {
+    match benchmark {
+        PeerBenchmark::Gather(arguments) => gather(arguments),
+        PeerBenchmark::Allreduce(arguments) => allreduce(arguments),
+        PeerBenchmark::Store(arguments) => store("python3".as_ref(), STORE, arguments),
+        PeerBenchmark::StorePython(arguments) => store(&crate::python::released()?, STORE_PYTHON, arguments),
     }
 }
 
-/// Builds our own side.
-fn program() -> Result<PathBuf> {
+/// Builds the program `wholemem` and returns its path.
+fn build_program() -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
     command::run(&mut build)?;
     Ok(command::target_folder()?.join("release/wholemem"))
 }
 
-/// A script that runs on a host or on a GPU, with our own side.
-fn script(name: &str, arguments: &Arguments) -> Result<(Command, bool)> {
+/// The command of a comparison script with our program, and whether it runs on a GPU.
+fn script(name: &str, arguments: &BenchArguments) -> Result<(Command, bool)> {
     let on_gpu = arguments.gpu || !arguments.host && command::succeeds(&mut Command::new("nvidia-smi"));
     let mut python = Command::new("python3");
-    python.arg(name).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(program()?);
+    python.arg(name).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(build_program()?);
     Ok((python, on_gpu))
 }
 
 fn store(python: &Path, script: &str, arguments: &StoreArguments) -> Result<()> {
-    let program = program()?;
+    let program = build_program()?;
     let [client, daemon] = VINEYARD.map(crate::wheels::Wheel::folder);
     let mut python = Command::new(python);
     python.arg(script).arg("--program").arg(program);
@@ -90,37 +90,38 @@ fn store(python: &Path, script: &str, arguments: &StoreArguments) -> Result<()> 
     command::run(python.args(&arguments.rest))
 }
 
-fn allreduce(arguments: &Arguments) -> Result<()> {
+fn allreduce(arguments: &BenchArguments) -> Result<()> {
     let (mut python, on_gpu) = script(ALLREDUCE, arguments)?;
     if !on_gpu {
-        let (mpi, rival) = (OpenMpi::find()?, command::target_folder()?.join("tools/open-mpi-allreduce"));
-        mpi.compile(Path::new(ALLREDUCE_SOURCE), &rival)?;
-        python.arg("--rival").arg(rival).arg("--mpirun").arg(mpi.mpirun()).envs(mpi.environment()?);
+        let (mpi, peer_program) =
+            (OpenMpi::find_or_fetch()?, command::target_folder()?.join("tools/open-mpi-allreduce"));
+        mpi.compile(Path::new(ALLREDUCE_SOURCE), &peer_program)?;
+        python.arg("--rival").arg(peer_program).arg("--mpirun").arg(mpi.mpirun()).envs(mpi.environment()?);
     }
     command::run(python.args(&arguments.rest))
 }
 
-fn gather(arguments: &Arguments) -> Result<()> {
+fn gather(arguments: &BenchArguments) -> Result<()> {
     let (mut python, on_gpu) = script(GATHER, arguments)?;
     let wheels: Vec<_> = if on_gpu { WHOLEGRAPH.to_vec() } else { vec![NUMPY] };
     let folders = wheels.into_iter().map(crate::wheels::Wheel::folder).collect::<Result<Vec<_>>>()?;
-    python.env("PYTHONPATH", joined(&folders)?);
+    python.env("PYTHONPATH", join_folders(&folders)?);
     if on_gpu {
-        python.env("LD_LIBRARY_PATH", joined(&libraries(&folders)?)?);
+        python.env("LD_LIBRARY_PATH", join_folders(&library_folders(&folders)?)?);
     }
     command::run(python.args(&arguments.rest))
 }
 
-fn joined(folders: &[PathBuf]) -> Result<OsString> {
+fn join_folders(folders: &[PathBuf]) -> Result<OsString> {
     let whole = folders.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>()?;
-    std::env::join_paths(whole).context("a folder has a colon in its name")
+    std::env::join_paths(whole).context("the path of a folder contains a colon")
 }
 
-/// Where the rivals' libraries are: in their own folders, and NCCL beside PyTorch.
-fn libraries(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// The folders with the shared libraries of the peers, and with PyTorch's NCCL.
+fn library_folders(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let find = "import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])";
     let nccl = command::capture(Command::new("python3").args(["-c", find]))
-        .context("PyTorch's NCCL was not found: the comparison on a GPU needs PyTorch")?;
+        .context("cannot find NCCL of PyTorch: the GPU comparison needs PyTorch")?;
     let mut libraries = vec![PathBuf::from(nccl.trim()).join("lib")];
     for folder in folders {
         for entry in fs::read_dir(folder)? {
@@ -131,7 +132,7 @@ fn libraries(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-/// Copies the script of all-reduce to a folder: its rival on a GPU comes with PyTorch, which is there or not.
+/// Copies the all-reduce script to a folder. Its GPU peer is part of PyTorch, which is not copied.
 pub(crate) fn pack_allreduce(folder: &Path) -> Result<()> {
     copy_script(ALLREDUCE, folder)
 }
@@ -142,25 +143,25 @@ fn copy_script(script: &str, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the script and the rivals of gather for a GPU to a folder, without what only their developers need.
-pub(crate) fn pack(folder: &Path) -> Result<()> {
+/// Copies the gather script and its GPU peers to a folder, without development files.
+pub(crate) fn pack_gather(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     copy_script(GATHER, folder)?;
     for wheel in WHOLEGRAPH {
-        copy_needed(&wheel.folder()?, folder)?;
+        copy_run_time_files(&wheel.folder()?, folder)?;
     }
     Ok(())
 }
 
-fn copy_needed(from: &Path, to: &Path) -> Result<()> {
+fn copy_run_time_files(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let (entry, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
-        if !is_needed(&name.to_string_lossy()) {
+        if !is_run_time_file(&name.to_string_lossy()) {
             continue;
         }
         if entry.is_dir() {
-            copy_needed(&entry, &to.join(name))?;
+            copy_run_time_files(&entry, &to.join(name))?;
         } else {
             fs::copy(&entry, to.join(name)).with_context(|| format!("cannot copy {}", entry.display()))?;
         }
@@ -168,11 +169,11 @@ fn copy_needed(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file or a folder is needed to run.
-fn is_needed(name: &str) -> bool {
-    let for_developers = ["include", "cmake", "tests", "__pycache__", "bin"].contains(&name);
+/// Whether a file or folder is needed at run time.
+fn is_run_time_file(name: &str) -> bool {
+    let is_for_development = ["include", "cmake", "tests", "__pycache__", "bin"].contains(&name);
     let endings = [".pyx", ".pxd", ".cpp", ".hpp", ".h"];
-    !for_developers && !endings.iter().any(|ending| name.ends_with(ending))
+    !is_for_development && !endings.iter().any(|ending| name.ends_with(ending))
 }
 
 #[cfg(test)]
@@ -180,8 +181,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_developers_need_stays_behind() {
-        for (name, needed) in [
+    fn development_files_are_not_packed() {
+        for (name, expected) in [
             ("libwholegraph.so", true),
             ("wholememory_binding.abi3.so", true),
             ("__init__.py", true),
@@ -191,7 +192,7 @@ mod tests {
             ("rmm_cu13-26.10.0.dist-info", true),
             ("stream.pyx", false),
         ] {
-            assert_eq!(is_needed(name), needed, "{name}");
+            assert_eq!(is_run_time_file(name), expected, "{name}");
         }
     }
 }

@@ -1,9 +1,9 @@
-"""Draws the newest reports of `cargo xtask peers` in `docs/measured` as SVG, for light pages and dark ones.
+"""Draws the newest reports of `cargo xtask peers` in `docs/measured` as SVG plots, with colours for light and dark pages.
 
-    python3 plots.py REPORTS PICTURES DIGEST
+    python3 plots.py REPORTS PLOTS DIGEST
 
-The same reports give the same bytes. Each picture names DIGEST in its first line. Of several reports of a backend, the one in
-the folder with the last name is drawn.
+The same reports give the same bytes. The first line of each plot contains DIGEST. If a backend has several reports, the one in the
+folder whose name sorts last is drawn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 Report = dict[str, Any]
 Points = list[tuple[int, float]]
 
-# What the projects that we measure beside call themselves.
+# The names of the compared projects, as they write them.
 NAMES = {
     "numpy": "NumPy",
     "open mpi": "Open MPI",
@@ -36,7 +36,7 @@ NAMES = {
     "wholegraph continuous": "WholeGraph, continuous",
 }
 
-# Each colour on a light page, and the one in its place on a dark page.
+# The colours on light pages, and their replacements on dark pages.
 TEXT, GRID, LIMIT, OURS = "#57606a", "#d0d7de", "#6b7280", "#0f766e"
 PEERS = ["#b45309", "#6d28d9", "#be185d", "#1d4ed8"]
 DARK = {
@@ -47,8 +47,8 @@ DARK = {
     **dict(zip(PEERS, ["#fbbf24", "#a78bfa", "#f472b6", "#60a5fa"])),
 }
 
-# How many sizes are named below the picture.
-MOST_LABELS = 14
+# The maximum number of tick labels on the size axis.
+MAX_LABELS = 14
 
 STYLE = {
     "axes.edgecolor": GRID,
@@ -59,7 +59,7 @@ STYLE = {
     "axes.titleweight": "bold",
     "figure.figsize": (9, 4.4),
     "font.family": "sans-serif",
-    # The first comes with matplotlib and decides the layout.
+    # DejaVu Sans is part of matplotlib and determines the layout.
     "font.sans-serif": ["DejaVu Sans", "Verdana", "system-ui"],
     "grid.color": GRID,
     "legend.frameon": False,
@@ -74,7 +74,7 @@ STYLE = {
 
 
 def size(count: float, _: int = 0) -> str:
-    """A number of bytes, short.
+    """Formats a number of bytes with a binary unit.
 
     >>> [size(4), size(8192), size(64 << 20)]
     ['4', '8K', '64M']
@@ -85,31 +85,31 @@ def size(count: float, _: int = 0) -> str:
     return f"{count:g}"
 
 
-def named(peer: str) -> str:
-    """The name of a peer as its project writes it.
+def peer_name(peer: str) -> str:
+    """Returns the name of a peer as its project writes it.
 
-    >>> [named("numpy"), named("wholegraph chunked"), named("another")]
+    >>> [peer_name("numpy"), peer_name("wholegraph chunked"), peer_name("another")]
     ['NumPy', 'WholeGraph, chunked', 'another']
     """
     return NAMES.get(peer, peer)
 
 
 def draw_line(axes: Axes, points: Points, label: str, color: str, *, limit: bool = False) -> None:
-    """Draws powers of two as a line, and sizes between them as hollow marks beside it."""
-    on = [point for point in points if point[0] & (point[0] - 1) == 0]
-    beside = [point for point in points if point not in on]
+    """Draws sizes that are powers of two as a line, and other sizes as hollow markers."""
+    powers = [point for point in points if point[0] & (point[0] - 1) == 0]
+    others = [point for point in points if point not in powers]
     if limit:
-        axes.plot(*zip(*on), color=color, label=label, linestyle="--", linewidth=1.5)
+        axes.plot(*zip(*powers), color=color, label=label, linestyle="--", linewidth=1.5)
         return
     width, front = (2.6, 3) if color == OURS else (1.6, 2)
-    axes.plot(*zip(*on), color=color, label=label, linewidth=width, marker="o", markersize=4, zorder=front)
-    if beside:
+    axes.plot(*zip(*powers), color=color, label=label, linewidth=width, marker="o", markersize=4, zorder=front)
+    if others:
         hollow = {"markerfacecolor": "none", "markeredgecolor": color, "markersize": 5}
-        axes.plot(*zip(*beside), linestyle="none", marker="o", zorder=front, **hollow)
+        axes.plot(*zip(*others), linestyle="none", marker="o", zorder=front, **hollow)
 
 
 def gather(report: Report, axes: Axes) -> str:
-    """Draws GB/s by row size, of the calls with the most rows."""
+    """Draws GB/s by row size, for the calls with the most rows. Returns the subtitle."""
     largest: dict[int, dict[str, Any]] = {}
     for case in sorted(report["cases"], key=lambda case: case["rows"]):
         largest[case["row_bytes"]] = case
@@ -118,36 +118,36 @@ def gather(report: Report, axes: Axes) -> str:
     draw_line(axes, [(row, case["value"]["wholemem"]) for row, case in cases], "wholemem", OURS)
     versions = []
     for color, (peer, version) in zip(PEERS, report["peers"].items()):
-        draw_line(axes, [(row, case["value"][peer]) for row, case in cases], named(peer), color)
-        versions.append(f"{named(peer).split(',')[0]} {version.split('+')[0]}")
-    axes.set_xlabel("bytes of a row")
+        draw_line(axes, [(row, case["value"][peer]) for row, case in cases], peer_name(peer), color)
+        versions.append(f"{peer_name(peer).split(',')[0]} {version.split('+')[0]}")
+    axes.set_xlabel("bytes per row")
     axes.set_ylabel("GB/s of payload")
     axes.set_title(f"Gathering random rows of a {report['table_bytes'] >> 30} GiB table", loc="left", pad=26)
     return f"{report['machine']}; {', '.join(dict.fromkeys(versions))}"
 
 
 def allreduce(report: Report, axes: Axes) -> str:
-    """Draws how many times faster than the peer two ranks are, out of place, and in graphs where there are some."""
+    """Draws the speedup of two ranks over the peer, out of place, in CUDA graphs if available. Returns the subtitle."""
     mode = "graph" if report["backend"] == "cuda" else "eager"
     cases = [case for case in report["cases"] if (case["ranks"], case["place"], case["mode"]) == (2, "out", mode)]
-    rival = named(next(iter(cases[0]["peers"])))
+    peer = peer_name(next(iter(cases[0]["peers"])))
     for buffers, label, color in ("window", "wholemem, window", OURS), ("staged", "wholemem, staged", PEERS[0]):
         points = [(case["bytes"], case["ratio"]) for case in cases if case["buffers"] == buffers]
         draw_line(axes, points, label, color)
-    axes.axhline(1, color=LIMIT, label=rival, linestyle="--", linewidth=1.5)
-    axes.set_xlabel("bytes of each rank")
-    axes.set_ylabel(f"times as fast as {rival}")
-    axes.set_title(f"All-reduce of two ranks, beside {rival}", loc="left", pad=26)
+    axes.axhline(1, color=LIMIT, label=peer, linestyle="--", linewidth=1.5)
+    axes.set_xlabel("bytes per rank")
+    axes.set_ylabel(f"speedup over {peer}")
+    axes.set_title(f"All-reduce of two ranks, compared with {peer}", loc="left", pad=26)
     return f"sum of {report['dtype']}; {report['machine']}"
 
 
 def finish(axes: Axes, subtitle: str) -> Figure:
-    """Adds the subtitle, the scales and the legend."""
+    """Adds the subtitle, the scales and the legend, and returns the figure."""
     axes.text(0, 1.03, subtitle, transform=axes.transAxes)
     axes.set_xscale("log", base=2)
     sizes = sorted({count for line in axes.lines for count in line.get_xdata() if count > 1})
     powers = [2**power for power in range(1, 40) if sizes[0] <= 2**power <= sizes[-1]]
-    axes.set_xticks(powers[:: -(-len(powers) // MOST_LABELS)])
+    axes.set_xticks(powers[:: -(-len(powers) // MAX_LABELS)])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(size))
     axes.set_ylim(bottom=0)
@@ -162,17 +162,17 @@ def finish(axes: Axes, subtitle: str) -> Figure:
 
 
 def svg(figure: Figure, digest: str) -> str:
-    """The picture, with colours for dark pages."""
+    """Renders a figure as SVG with a style sheet for dark pages."""
     file = StringIO()
     figure.savefig(file, bbox_inches="tight", metadata={"Date": None, "Creator": None})
-    picture = file.getvalue()
+    svg_text = file.getvalue()
     rules = "".join(
         f' [style*="{kind}: {light}"] {{ {kind}: {dark} !important }}\n'
         for light, dark in DARK.items()
         for kind in ("fill", "stroke")
     )
-    picture = picture[picture.index("<svg") :]
-    head, rest = picture.split(">\n", 1)
+    svg_text = svg_text[svg_text.index("<svg") :]
+    head, rest = svg_text.split(">\n", 1)
     style = f"<style>\n@media (prefers-color-scheme: dark) {{\n{rules}}}\n</style>\n"
     label = f"<!-- Generated by `cargo xtask plots`. The digest of its inputs: {digest} -->\n"
     lines = [line.rstrip() for line in f"{label}{head}>\n{style}{rest}".splitlines()]
@@ -180,13 +180,13 @@ def svg(figure: Figure, digest: str) -> str:
 
 
 def newest(folder: Path, name: str) -> dict[str, Report]:
-    """The newest report of each backend."""
+    """Returns the newest report of each backend."""
     reports: Iterable[Report] = (json.loads(path.read_text()) for path in sorted(folder.glob(f"*/peers-{name}.json")))
     return {report["backend"]: report for report in reports}
 
 
 def main() -> None:
-    reports, pictures, digest = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    reports, plots, digest = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     plt.rcParams.update(STYLE)
     for draw in gather, allreduce:
         for backend, report in newest(reports, draw.__name__).items():
@@ -194,7 +194,7 @@ def main() -> None:
                 raise SystemExit(f"error: the results of {draw.__name__} on {backend} were not verified")
             _, axes = plt.subplots()
             figure = finish(axes, draw(report, axes))
-            (pictures / f"{draw.__name__}-{backend}.svg").write_text(svg(figure, digest))
+            (plots / f"{draw.__name__}-{backend}.svg").write_text(svg(figure, digest))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-//! `cargo xtask plots`: the README's pictures, drawn from the newest reports in `docs/measured/` by matplotlib.
+//! `cargo xtask plots`: draws the plots of the README from the newest reports in `docs/measured/` with matplotlib.
 //!
-//! `plots.py` draws them. The same reports give the same bytes, and each picture names the digest of all reports, the script
-//! and the version of matplotlib, so that a check without changes needs no matplotlib.
+//! `plots.py` draws them. The same reports give the same bytes. Each plot has the digest of all reports, the script and the
+//! version of matplotlib in its first line, so that an up-to-date check does not need matplotlib.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use crate::wheels::{MATPLOTLIB, NUMPY, Wheel};
 use crate::{command, generated, python, source_rules};
 
 const REPORTS: &str = "docs/measured";
-const PICTURES: &str = "docs/plots";
+const PLOTS: &str = "docs/plots";
 const SCRIPT: &str = "xtask/src/plots.py";
 
-/// What the environment of the script holds.
+/// The Python packages of the script.
 const PACKAGES: [Wheel; 2] = [MATPLOTLIB, NUMPY];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// Draws the pictures, or checks that what is committed is what would be drawn.
+/// Draws the plots. With `check`, compares them with the committed files instead.
 pub(crate) fn generate(check: bool) -> Result<()> {
     let digest = digest()?;
-    let committed = pictures(Path::new(PICTURES))?;
-    ensure!(!check || !committed.is_empty(), "{PICTURES} has no picture");
-    if check && committed.iter().all(|picture| generated::is_current(picture, &digest)) {
+    let committed = plot_files(Path::new(PLOTS))?;
+    ensure!(!check || !committed.is_empty(), "no plots in {PLOTS}");
+    if check && committed.iter().all(|plot| generated::is_current(plot, &digest)) {
         return Ok(());
     }
     let python = python::environment("plots", &PACKAGES, FETCH_LIMIT)?;
@@ -35,14 +35,14 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     fs::create_dir_all(&drawn)?;
     command::run(Command::new(&python).args(["-B", "-m", "doctest", SCRIPT]))?;
     command::run(Command::new(&python).args([SCRIPT, REPORTS]).arg(&drawn).arg(digest))?;
-    for picture in pictures(&drawn)? {
-        let name = picture.file_name().context("a picture has a name")?;
-        generated::put(&Path::new(PICTURES).join(name), &fs::read_to_string(&picture)?, check)?;
+    for plot in plot_files(&drawn)? {
+        let name = plot.file_name().context("the path of a plot has no file name")?;
+        generated::write_or_compare(&Path::new(PLOTS).join(name), &fs::read_to_string(&plot)?, check)?;
     }
     Ok(())
 }
 
-/// The digest of everything that the pictures depend on.
+/// The digest of all inputs of the plots.
 fn digest() -> Result<String> {
     let is_drawn = |path: &String| path.starts_with(REPORTS) && path.contains("/peers-");
     let mut parts: Vec<_> = source_rules::tracked()?.into_iter().filter(is_drawn).collect();
@@ -55,7 +55,7 @@ fn digest() -> Result<String> {
     Ok(generated::digest(inputs.iter().map(Vec::as_slice)))
 }
 
-fn pictures(folder: &Path) -> Result<Vec<PathBuf>> {
+fn plot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     files.retain(|path| path.extension().is_some_and(|extension| extension == "svg"));
     files.sort();

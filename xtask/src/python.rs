@@ -1,7 +1,7 @@
-//! The Python package, its types checked, built as its users get it: one wheel, in an environment of its own, where its
-//! tests run.
+//! The steps `python` and `torch`: check the types of the Python package, build it as a wheel, install it in a virtual
+//! environment and run its tests.
 //!
-//! The wheel is of the `dev` profile, so that it shares what the other steps have compiled.
+//! The wheel is built with the `dev` profile, to reuse the compiled crates of the other steps.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,22 +14,22 @@ use crate::toolchain::Skip;
 use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, TORCH, TORCH_GEOMETRIC, Wheel};
 use crate::{command, source_rules, wheel_data};
 
-/// What the environment holds beside the package itself.
+/// The packages of the virtual environment for builds and tests.
 const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
 
-/// What the environment of the tests that need torch holds.
+/// The packages of the virtual environment for tests that need torch.
 const TORCH_PACKAGES: [Wheel; 4] = [NUMPY, PYTEST, TORCH, TORCH_GEOMETRIC];
 
-/// What of the package is written in Python.
+/// The Python sources of the package.
 const SOURCES: &str = "crates/python/python/wholemem";
 
-/// Its tests.
+/// The tests of the package.
 const TESTS: &str = "crates/python/tests";
 
-/// What its tests run as it is written: files, and all that lies in folders.
+/// Files and folders whose code blocks and examples the tests run.
 const GUIDES: [&str; 3] = ["README.md", "docs/python/", "examples/python/"];
 
-/// How calls from torch are measured.
+/// The benchmark of calls from torch.
 const BENCH: &str = "bench/python/from_torch.py";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
@@ -43,39 +43,40 @@ pub(crate) fn check() -> Result<()> {
     command::run(Command::new(&python).args(types).arg(target.join("mypy")).arg(SOURCES))?;
     install(&python, "dev")?;
     build_what_tests_start()?;
-    // The step `torch` tries what needs torch, and the tests try what needs a store, which they serve.
+    // Doctests that need torch run in the step `torch`; those of `store.py` need a store and are run by the tests.
     let store = "--ignore-glob=*/wholemem/store.py";
     let examples = ["--doctest-modules", "--doctest-ignore-import-errors", store, "--pyargs", "wholemem"];
     command::run(pytest(&python, &target).arg(TESTS))?;
     command::run(pytest(&python, &target).args(examples))
 }
 
-/// The tests that need torch, in an environment that has it. Without `--torch` nothing of it is fetched.
+/// Runs the tests that need torch in an environment with torch. Without `--torch`, nothing is downloaded and the step is skipped.
 pub(crate) fn torch(wanted: bool) -> Result<()> {
     if !wanted {
         return Err(Skip::new(format!(
-            "{} and what it needs are 3 GB; --torch fetches them",
+            "{} and its dependencies are 3 GB; --torch downloads them",
             TORCH.pinned()
         ))
         .into());
     }
     let python = with_torch()?;
     let files = torch_tests()?;
-    ensure!(!files.is_empty(), "no file in {TESTS} needs torch");
+    ensure!(!files.is_empty(), "no test file in {TESTS} needs torch");
     let target = command::target_folder()?;
     install(&python, "dev")?;
     build_what_tests_start()?;
-    // Under this variable the tests fail the run if one of them is skipped, unless for lack of a GPU.
+    // With this variable, a skipped test fails the run, unless it is skipped because there is no GPU.
     command::run(pytest(&python, &target).args(files).env("WHOLEMEM_REQUIRE_TORCH", "1"))?;
     command::run(pytest(&python, &target).args(["--doctest-modules", "--pyargs", "wholemem.torch"]))
 }
 
-/// The interpreter of the environment with torch. It is used if it was asked for, so a machine that cannot fetch it fails.
+/// The interpreter of the virtual environment with torch. A failed download is an error and not a skip, because the user
+/// requested torch.
 pub(crate) fn with_torch() -> Result<PathBuf> {
     environment("torch", &TORCH_PACKAGES, TORCH_FETCH_LIMIT).map_err(|error| anyhow!("{error:#}"))
 }
 
-/// The files with tests that need torch.
+/// The test files that need torch.
 fn torch_tests() -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(TESTS)? {
@@ -89,13 +90,12 @@ fn torch_tests() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether a file of tests skips some of them without torch: it asks for the module by name, or takes it from the files that
-/// do.
+/// Whether a test file skips tests if torch is missing: it imports the module by name, or from a helper module that does.
 fn needs_torch(text: &str) -> bool {
     ["(\"torch\"", "from torch_world import", "from gpu import"].iter().any(|sign| text.contains(sign))
 }
 
-/// The program, as which ranks are started, and the driver of a GPU that is not there.
+/// Builds the program, which the tests start as ranks, and the fake CUDA driver.
 fn build_what_tests_start() -> Result<()> {
     let needed = ["--package", "wholemem-cli", "--package", "wholemem-fake-cuda"];
     command::run(command::cargo().args(["build", "--quiet", "--locked"]).args(needed))
@@ -110,24 +110,24 @@ fn pytest(python: &Path, target: &Path) -> Command {
     pytest
 }
 
-/// An interpreter that has the package, as fast as it can be.
+/// An interpreter with the package installed, built with the `release` profile.
 pub(crate) fn released() -> Result<PathBuf> {
     let python = tools()?;
     install(&python, "release")?;
     Ok(python)
 }
 
-/// Gathers what a machine with a GPU needs to try the package with its own Python: the wheel as it is released, the tests
-/// and the guides that they play, what measures it, and pytest, should it have none.
+/// Copies to a folder what a machine with a GPU needs to test the package with its own Python: the release wheel, the tests, the
+/// guides that they run, the benchmark, and pytest in case it is not installed.
 pub(crate) fn pack(folder: &Path) -> Result<()> {
     let (tests, pytest) = (folder.join("tests"), folder.join("pytest"));
     fs::create_dir_all(&tests)?;
     let wheel = build(&tools()?, &command::target_folder()?, "release")?;
-    fs::copy(&wheel, folder.join(wheel.file_name().context("a wheel has a name")?))?;
+    fs::copy(&wheel, folder.join(wheel.file_name().context("the path of the wheel has no file name")?))?;
     for entry in fs::read_dir(TESTS)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "py") {
-            fs::copy(&path, tests.join(path.file_name().context("a file has a name")?))?;
+            fs::copy(&path, tests.join(path.file_name().context("the path of a test has no file name")?))?;
         }
     }
     fs::copy(BENCH, folder.join("from_torch.py")).with_context(|| format!("cannot copy {BENCH}"))?;
@@ -135,31 +135,31 @@ pub(crate) fn pack(folder: &Path) -> Result<()> {
         source_rules::tracked()?.iter().filter(|path| GUIDES.iter().any(|guide| path.starts_with(guide)))
     {
         let copy = folder.join(path);
-        fs::create_dir_all(copy.parent().context("a guide lies in a folder")?)?;
+        fs::create_dir_all(copy.parent().context("the path of a guide has no parent folder")?)?;
         fs::copy(path, copy).with_context(|| format!("cannot copy {path}"))?;
     }
     [PYTEST].into_iter().chain(PYTEST_NEEDS).try_for_each(|wheel| wheel.fetch(&pytest))
 }
 
-/// Builds the wheel with a profile, and installs it into an environment.
+/// Builds the wheel with a profile, and installs it into a virtual environment.
 fn install(python: &Path, profile: &str) -> Result<()> {
     let wheel = build(&tools()?, &command::target_folder()?, profile)?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     command::run(Command::new(python).args(install).arg("--force-reinstall").arg(&wheel))
 }
 
-/// The interpreter of the environment with the tools.
+/// The interpreter of the virtual environment for builds and tests.
 fn tools() -> Result<PathBuf> {
     environment("python", &PACKAGES, FETCH_LIMIT)
 }
 
-/// The interpreter of an environment, which is made first if need be. A machine that cannot fetch what belongs into it
-/// skips the step.
+/// The interpreter of a virtual environment, which is created if necessary. If the packages cannot be downloaded, the error is a
+/// [`Skip`].
 pub(crate) fn environment(name: &str, packages: &[Wheel], limit: Duration) -> Result<PathBuf> {
     environment_of(Path::new("python3"), name, packages, limit)
 }
 
-/// An environment of a certain interpreter.
+/// The interpreter of a virtual environment that is based on `interpreter`.
 pub(crate) fn environment_of(
     interpreter: &Path,
     name: &str,
@@ -169,14 +169,14 @@ pub(crate) fn environment_of(
     let pinned: Vec<_> = packages.iter().map(Wheel::pinned).collect();
     let folder = &Path::new("target/tools").join(name);
     let (python, complete) = (folder.join("bin/python"), folder.join("complete"));
-    // Whatever else it holds, it is made anew when a version changes.
+    // The environment is created again if a pinned version changes.
     if fs::read_to_string(&complete).is_ok_and(|text| text == pinned.join("\n")) {
         return Ok(fs::canonicalize(folder)?.join("bin/python"));
     }
     let skip = |error: anyhow::Error| {
         let packages = pinned.join(" ");
         Skip::new(format!(
-            "cannot make a Python environment: {error:#}\nhint: python3 -m pip install {packages}"
+            "cannot create a Python environment: {error:#}\nhint: python3 -m pip install {packages}"
         ))
     };
     let venv = ["-m", "venv", "--clear"];
@@ -188,27 +188,28 @@ pub(crate) fn environment_of(
     Ok(fs::canonicalize(folder)?.join("bin/python"))
 }
 
-/// The wheel, of which there must be one that serves every Python from 3.9 on.
+/// Builds the wheel; fails unless there is exactly one, for Python 3.9 and newer.
 fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
     let folder = target.join("wheels/test");
     if folder.is_dir() {
         fs::remove_dir_all(&folder)?;
     }
-    // Without the program: the tests are told which one to start.
+    // The program is not included; the tests get its path in `WHOLEMEM_PROGRAM`.
     wheel_data::stage(None)?;
     let arguments = ["-m", "maturin", "build", "--quiet", "--profile", profile, "--compatibility", "linux"];
     command::run(
         Command::new(python).args(arguments).arg("--interpreter").arg(python).arg("--out").arg(&folder),
     )?;
-    let made: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
-    let wheels: Vec<_> = made.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let entries: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
+    let wheels: Vec<_> =
+        entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     match &wheels[..] {
         [wheel] if serves_all(wheel) => Ok(folder.join(wheel)),
-        _ => bail!("expected one wheel for cp39-abi3, and found {}", wheels.join(", ")),
+        _ => bail!("expected one cp39-abi3 wheel, found {}", wheels.join(", ")),
     }
 }
 
-/// Whether a wheel's name says that it serves every Python from 3.9 on.
+/// Whether the name of a wheel has the tag for Python 3.9 and newer.
 pub(crate) fn serves_all(wheel: &str) -> bool {
     wheel.ends_with(".whl") && wheel.contains("-cp39-abi3-")
 }
@@ -218,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_needs_torch_if_it_asks_for_the_module() {
+    fn a_test_file_that_imports_torch_needs_torch() {
         for text in [
             "torch: Any = pytest.importorskip(\"torch\", reason=\"torch is not installed\")",
             "    if not there_is(\"torch\"):",
@@ -231,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn torch_is_skipped_with_the_reason_unless_it_is_wanted() {
+    fn without_the_option_the_torch_step_is_skipped_with_a_reason() {
         let reason = torch(false).unwrap_err().downcast::<Skip>().unwrap().to_string();
-        assert_eq!(reason, "torch==2.11.0 and what it needs are 3 GB; --torch fetches them");
+        assert_eq!(reason, "torch==2.11.0 and its dependencies are 3 GB; --torch downloads them");
     }
 
     #[test]
-    fn a_wheel_for_one_python_does_not_serve_all() {
+    fn a_wheel_for_one_python_version_is_rejected() {
         assert!(serves_all("wholemem-0.1.0-cp39-abi3-linux_x86_64.whl"));
         assert!(!serves_all("wholemem-0.1.0-cp311-cp311-linux_x86_64.whl"));
         assert!(!serves_all("wholemem-0.1.0-cp39-abi3-linux_x86_64.tar.gz"));

@@ -1,12 +1,13 @@
-//! `cargo xtask release VERSION`: version, changelog, artefacts, commit and tag by one command. Nothing leaves the machine.
+//! `cargo xtask release VERSION`: sets the version, dates the changelog, builds all artefacts, commits and tags. Nothing is
+//! uploaded.
 //!
 //! ```text
-//!   refuse         a dirty tree, a version that is not newer, a tag that exists
+//!   check          fails for a dirty tree, an older version, or an existing tag
 //!   edit           Cargo.toml, Cargo.lock, CHANGELOG.md
 //!   semver         each library against its previous tarball, by cargo-semver-checks
-//!   commit         so that the tarballs name the commit they are of
-//!   artefacts      target/release-VERSION/: each builder of BUILDERS in its folder, and SHA256SUMS
-//!   tag            last: a release that is not complete has no tag
+//!   commit         first, so that the tarballs contain the hash of the release commit
+//!   artefacts      target/release-VERSION/: a folder for each entry of BUILDERS, and SHA256SUMS
+//!   tag            last, so that an incomplete release has no tag
 //! ```
 
 mod changelog;
@@ -31,53 +32,64 @@ const CHANGELOG: &str = "CHANGELOG.md";
 const SUMS: &str = "SHA256SUMS";
 
 #[derive(clap::Args, Debug)]
-pub(crate) struct Arguments {
-    /// The version, such as 0.2.0.
+pub(crate) struct ReleaseArguments {
+    /// The new version, such as 0.2.0.
     version: Version,
-    /// Change nothing in the tree: print what would change, and build what is quick to build, of the present version.
+    /// Do not change the working tree: print the changes, and build the artefacts of the current version that build quickly.
     #[arg(long)]
     dry_run: bool,
-    /// The tarballs of the last release, to compare public interfaces with; from the root of the repository.
+    /// The folder with the crate tarballs of the last release, for the comparison of public interfaces; relative to the root of
+    /// the repository.
     #[arg(long, value_name = "DIR")]
     previous: Option<PathBuf>,
 }
 
-/// What makes a kind of artefact.
-struct Builder {
-    /// The folder that it gets.
+/// Builds one kind of artefact.
+struct ArtefactBuilder {
+    /// The name of its folder, and of the artefacts in messages.
     name: &'static str,
-    /// Builds into that folder.
+    /// Builds the artefacts into a folder.
     build: fn(&Path) -> Result<()>,
-    /// Builds what is quick to build, for a dry run.
-    rehearse: Option<fn(&Path) -> Result<()>>,
-    /// The command that publishes them, for a person to run. `{}` is the folder.
+    /// Builds the artefacts quickly for a dry run; `None` if that is not possible.
+    dry_run: Option<fn(&Path) -> Result<()>>,
+    /// The command that publishes the artefacts, to be run by a person. `{}` is the folder.
     publish: &'static str,
 }
 
-/// All kinds of artefacts. Another kind is another line.
-const BUILDERS: &[Builder] = &[
-    Builder {
+/// All kinds of artefacts. To add a kind, add an entry.
+const BUILDERS: &[ArtefactBuilder] = &[
+    ArtefactBuilder {
         name: "crates",
         build: verified_crates,
-        rehearse: Some(quick_crates),
+        dry_run: Some(unverified_crates),
         publish: "cargo publish --workspace --locked",
     },
-    Builder { name: "wheels", build: wheels, rehearse: None, publish: "python3 -m twine upload {}/*.whl" },
-    Builder { name: "debian", build: debian, rehearse: None, publish: "attach {}/*.deb to the release" },
+    ArtefactBuilder {
+        name: "wheels",
+        build: wheels,
+        dry_run: None,
+        publish: "python3 -m twine upload {}/*.whl",
+    },
+    ArtefactBuilder {
+        name: "debian",
+        build: debian,
+        dry_run: None,
+        publish: "attach {}/*.deb to the release",
+    },
 ];
 
-/// The tarballs, each of which cargo has built alone.
+/// The crate tarballs; cargo builds each of them separately.
 fn verified_crates(folder: &Path) -> Result<()> {
     crates(folder, &[])
 }
 
-fn quick_crates(folder: &Path) -> Result<()> {
+fn unverified_crates(folder: &Path) -> Result<()> {
     crates(folder, &["--allow-dirty", "--no-verify"])
 }
 
 fn crates(folder: &Path, arguments: &[&str]) -> Result<()> {
     for archive in tarballs::pack(&tarballs::published()?, &command::target_folder()?, arguments)? {
-        let name = archive.file_name().context("a tarball has a name")?;
+        let name = archive.file_name().context("the path of a tarball has no file name")?;
         fs::copy(&archive, folder.join(name))
             .with_context(|| format!("cannot copy {}", archive.display()))?;
     }
@@ -92,40 +104,41 @@ fn debian(folder: &Path) -> Result<()> {
     Arch::value_variants().iter().try_for_each(|&arch| deb::build(arch, folder).map(drop))
 }
 
-pub(crate) fn release(arguments: &Arguments) -> Result<()> {
+pub(crate) fn release(arguments: &ReleaseArguments) -> Result<()> {
     let (version, tag) = (arguments.version, format!("v{}", arguments.version));
     let manifest = read(MANIFEST)?;
     let before = version::current(&manifest)?;
-    let reasons = refusals(version, before, &status()?, tag_exists)?;
+    let reasons = release_blockers(version, before, &status()?, tag_exists)?;
     if arguments.dry_run {
-        reasons.iter().for_each(|reason| println!("would be refused: {reason}"));
+        reasons.iter().for_each(|reason| println!("the release would fail: {reason}"));
     } else {
         ensure!(reasons.is_empty(), "{}", reasons.join("\n"));
     }
-    let plan = [
+    let edits = [
         (MANIFEST, version::set(&manifest, version)?),
-        (CHANGELOG, changelog::cut(&read(CHANGELOG)?, version, &today()?)?),
+        (CHANGELOG, changelog::add_release(&read(CHANGELOG)?, version, &today()?)?),
     ];
     let target = command::target_folder()?;
     if arguments.dry_run {
-        show(&plan, &target.join("release-plan"))?;
+        print_diffs(&edits, &target.join("release-plan"))?;
         semver(arguments)?;
-        return rehearse(&target.join(format!("release-{version}-dry-run")), before);
+        return dry_run_build(&target.join(format!("release-{version}-dry-run")), before);
     }
     let folder = target.join(format!("release-{version}"));
-    for (path, text) in &plan {
+    for (path, text) in &edits {
         fs::write(path, text).with_context(|| format!("cannot write {path}"))?;
     }
     let undo =
         "nothing was committed\nhint: `git restore Cargo.toml Cargo.lock CHANGELOG.md` undoes the edits";
-    // Of the workspace's own crates only.
+    // Updates the versions of workspace crates only.
     command::run(command::cargo().args(["update", "--workspace", "--offline", "--quiet"])).context(undo)?;
     semver(arguments).context(undo)?;
     let message = format!("release: Version {version}");
     git(&["commit", "--quiet", "--message", &message, "--", MANIFEST, LOCK, CHANGELOG]).context(undo)?;
-    build(&folder).context("the commit has no tag\nhint: `git reset --keep HEAD~1` undoes it")?;
+    build(&folder)
+        .context("the release commit has no tag\nhint: `git reset --keep HEAD~1` undoes the commit")?;
     git(&["tag", "--annotate", &tag, "--message", &format!("wholemem {version}")])?;
-    println!("\n{} holds the release; the commit and the tag {tag} are local.\nNext:", folder.display());
+    println!("\nThe artefacts are in {}. The commit and the tag {tag} are local.\nNext:", folder.display());
     println!("  git push origin HEAD {tag}");
     for builder in BUILDERS {
         println!("  {}", builder.publish.replace("{}", &folder.join(builder.name).display().to_string()));
@@ -134,8 +147,8 @@ pub(crate) fn release(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Why a release cannot be made now.
-fn refusals(
+/// The reasons that prevent a release.
+fn release_blockers(
     version: Version,
     before: Version,
     status: &str,
@@ -143,82 +156,84 @@ fn refusals(
 ) -> Result<Vec<String>> {
     let mut reasons = Vec::new();
     if !status.is_empty() {
-        reasons.push(format!("the tree is not clean:\n{}", status.trim_end()));
+        reasons.push(format!("the working tree is not clean:\n{}", status.trim_end()));
     }
     if exists(&format!("v{version}"))? {
         reasons.push(format!("the tag v{version} exists"));
     }
-    // The version in the tree is that of the last release, except before the first.
+    // The current version is that of the last release, except before the first release.
     if version < before {
         reasons.push(format!("{version} is older than {before}, the version of the workspace"));
     }
     Ok(reasons)
 }
 
-/// Compares the libraries with those of the last release.
-fn semver(arguments: &Arguments) -> Result<()> {
+/// Compares the public interfaces of the libraries with those of the last release.
+fn semver(arguments: &ReleaseArguments) -> Result<()> {
     match &arguments.previous {
         Some(folder) => semver::check(folder, arguments.version),
         None => {
-            println!("semver: not checked, since no --previous was given; the first release has none");
+            println!(
+                "semver: not checked, because --previous is not given (the first release has no previous tarballs)"
+            );
             Ok(())
         }
     }
 }
 
-/// Prints the differences between files and what they would be.
-fn show(plan: &[(&str, String)], folder: &Path) -> Result<()> {
+/// Prints the planned changes to files as unified diffs.
+fn print_diffs(edits: &[(&str, String)], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    for (path, text) in plan {
+    for (path, text) in edits {
         let planned = folder.join(path);
         fs::write(&planned, text).with_context(|| format!("cannot write {}", planned.display()))?;
         let (before, after) = (format!("--label=a/{path}"), format!("--label=b/{path}"));
         let status = Command::new("diff").args(["-u", &before, &after, path]).arg(&planned).status()?;
-        // One is that they differ.
+        // Exit status 1 means that the files differ.
         ensure!(matches!(status.code(), Some(0 | 1)), "diff: {status}");
     }
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// Builds what is quick to build, of the version of the tree.
-fn rehearse(folder: &Path, before: Version) -> Result<()> {
-    renew(folder)?;
+/// Builds the artefacts of the current version that build quickly.
+fn dry_run_build(folder: &Path, before: Version) -> Result<()> {
+    recreate(folder)?;
     for builder in BUILDERS {
-        match builder.rehearse {
-            Some(rehearse) => make(folder, builder.name, rehearse)?,
+        match builder.dry_run {
+            Some(dry_run) => build_into(folder, builder.name, dry_run)?,
             None => println!("{}: not built in a dry run", builder.name),
         }
     }
     write_sums(folder)?;
-    println!("\n{} holds artefacts of {before}; nothing in the tree has changed", folder.display());
+    println!("\nThe artefacts of {before} are in {}. The working tree is unchanged.", folder.display());
     Ok(())
 }
 
 /// Builds all artefacts.
 fn build(folder: &Path) -> Result<()> {
-    renew(folder)?;
+    recreate(folder)?;
     for builder in BUILDERS {
-        make(folder, builder.name, builder.build)?;
+        build_into(folder, builder.name, builder.build)?;
     }
     write_sums(folder)
 }
 
-fn make(folder: &Path, name: &str, build: fn(&Path) -> Result<()>) -> Result<()> {
+fn build_into(folder: &Path, name: &str, build: fn(&Path) -> Result<()>) -> Result<()> {
     let folder = folder.join(name);
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     build(&folder).with_context(|| format!("cannot build the {name}"))?;
-    ensure!(fs::read_dir(&folder)?.next().is_some(), "the {name} are no files");
+    ensure!(fs::read_dir(&folder)?.next().is_some(), "the builder of the {name} wrote no files");
     Ok(())
 }
 
-fn renew(folder: &Path) -> Result<()> {
+fn recreate(folder: &Path) -> Result<()> {
     if folder.is_dir() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Writes the digests of all artefacts, as `sha256sum --check` reads them.
+/// Writes the SHA-256 digests of all artefacts in the format of `sha256sum --check`.
 fn write_sums(folder: &Path) -> Result<()> {
     let mut files = Vec::new();
     for builder in BUILDERS {
@@ -249,11 +264,11 @@ fn git(arguments: &[&str]) -> Result<()> {
     command::run(Command::new("git").args(arguments))
 }
 
-/// The date in UTC, as 2026-01-31.
+/// The current UTC date, such as 2026-01-31.
 fn today() -> Result<String> {
     let date = command::capture(Command::new("date").args(["--utc", "+%F"]))?;
     match date.trim() {
-        "" => bail!("date wrote nothing"),
+        "" => bail!("`date` printed nothing"),
         date => Ok(date.to_owned()),
     }
 }
@@ -264,18 +279,21 @@ mod tests {
 
     fn reasons(version: &str, before: &str, status: &str, tags: &[&str]) -> Vec<String> {
         let exists = |tag: &str| Ok(tags.contains(&tag));
-        refusals(version.parse().unwrap(), before.parse().unwrap(), status, exists).unwrap()
+        release_blockers(version.parse().unwrap(), before.parse().unwrap(), status, exists).unwrap()
     }
 
     #[test]
-    fn the_first_release_may_have_the_version_of_the_tree() {
+    fn the_first_release_may_have_the_current_version() {
         assert_eq!(reasons("0.1.0", "0.1.0", "", &[]), [] as [String; 0]);
         assert_eq!(reasons("0.1.0", "0.1.0", "", &["v0.1.0"]), ["the tag v0.1.0 exists"]);
     }
 
     #[test]
-    fn a_dirty_tree_and_an_older_version_are_refused() {
-        assert_eq!(reasons("0.2.0", "0.1.0", " M a\n", &["v0.1.0"]), ["the tree is not clean:\n M a"]);
+    fn a_dirty_tree_and_an_older_version_are_rejected() {
+        assert_eq!(
+            reasons("0.2.0", "0.1.0", " M a\n", &["v0.1.0"]),
+            ["the working tree is not clean:\n M a"]
+        );
         let older = "0.9.0 is older than 0.10.0, the version of the workspace";
         assert_eq!(reasons("0.9.0", "0.10.0", "", &[]), [older]);
     }
@@ -289,10 +307,10 @@ mod tests {
         assert_eq!(version::current(&set).unwrap(), version);
         let text = fs::read_to_string(root.join(CHANGELOG)).unwrap();
         assert!(text.contains("## [Unreleased]"));
-        // It is empty right after a release.
-        match changelog::cut(&text, version, "2026-01-31") {
+        // The section is empty right after a release.
+        match changelog::add_release(&text, version, "2026-01-31") {
             Ok(cut) => assert!(cut.contains("## [99.0.1] - 2026-01-31")),
-            Err(error) => assert_eq!(error.to_string(), "nothing is written below `## [Unreleased]`"),
+            Err(error) => assert_eq!(error.to_string(), "the section `## [Unreleased]` is empty"),
         }
     }
 }

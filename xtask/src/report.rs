@@ -1,4 +1,4 @@
-//! What a run says: a heading and an ending for each step, then a table, the failures again, and the count.
+//! The output of a run: a heading and a result line for each step, then a table, the failures, and the counts.
 
 use std::env;
 use std::fmt::Write;
@@ -6,18 +6,18 @@ use std::io::{self, IsTerminal};
 
 use anyhow::{Result, bail};
 
-/// How a step ended.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum StepOutcome {
     Passed,
-    /// The machine lacks what the step needs, and why.
+    /// A tool or device that the step needs is missing; the text names it.
     Skipped(String),
     Failed(String),
 }
 
-impl Outcome {
-    /// The words alone carry the meaning; colour only repeats it.
-    fn words(&self) -> String {
+impl StepOutcome {
+    /// The text in the table. It is understandable without colour.
+    fn label(&self) -> String {
         match self {
             Self::Passed => "ok".to_owned(),
             Self::Skipped(reason) => format!("skipped: {reason}"),
@@ -34,11 +34,11 @@ impl Outcome {
     }
 }
 
-/// A step that has run.
+/// The result of a step: name, outcome and duration.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct StepResult {
     pub(crate) name: String,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: StepOutcome,
     pub(crate) seconds: f64,
 }
 
@@ -50,43 +50,43 @@ enum Style {
     Red,
 }
 
-/// The steps that have run so far, and whether to write in colour.
+/// The results so far, and whether to write in colour.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct StepReport {
     colour: bool,
-    steps: Vec<Ended>,
+    steps: Vec<StepResult>,
 }
 
-impl Report {
-    /// A report in colour only where standard output is a terminal and nothing forbids it.
+impl StepReport {
+    /// Creates a report, in colour if standard output is a terminal and neither `NO_COLOR` nor `TERM=dumb` is set.
     pub(crate) fn on_stdout() -> Self {
         let no_colour = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");
         Self { colour: io::stdout().is_terminal() && !no_colour && !dumb, steps: Vec::new() }
     }
 
-    pub(crate) fn add(&mut self, step: Ended) {
+    pub(crate) fn add(&mut self, step: StepResult) {
         self.steps.push(step);
     }
 
-    pub(crate) fn all_well(&self) -> bool {
-        !self.steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_)))
+    pub(crate) fn has_no_failure(&self) -> bool {
+        !self.steps.iter().any(|step| matches!(step.outcome, StepOutcome::Failed(_)))
     }
 
-    pub(crate) fn heading(&self, number: usize, of: usize, name: &str, sentence: &str) -> String {
-        format!("{} {sentence}", self.paint(&format!("[{number}/{of}] {name}:"), Style::Bold))
+    pub(crate) fn heading(&self, number: usize, count: usize, name: &str, description: &str) -> String {
+        format!("{} {description}", self.paint(&format!("[{number}/{count}] {name}:"), Style::Bold))
     }
 
-    pub(crate) fn ending(&self, step: &Ended) -> String {
-        let words = self.paint(&step.outcome.words(), step.outcome.style());
-        let mut ending = format!("{}: {words} ({:.1} s)", step.name, step.seconds);
-        if let Outcome::Failed(reason) = &step.outcome {
-            let _ = write!(ending, "\n{} {reason}", self.paint("error:", Style::Red));
+    pub(crate) fn result_line(&self, step: &StepResult) -> String {
+        let label = self.paint(&step.outcome.label(), step.outcome.style());
+        let mut line = format!("{}: {label} ({:.1} s)", step.name, step.seconds);
+        if let StepOutcome::Failed(reason) = &step.outcome {
+            let _ = write!(line, "\n{} {reason}", self.paint("error:", Style::Red));
         }
-        ending
+        line
     }
 
-    /// The table, the failures with their reasons, and the count of steps alone on the last line.
+    /// The table, the failures with their reasons, and the counts on the last line.
     pub(crate) fn summary(&self) -> String {
         let mut text = self.table();
         text.push('\n');
@@ -94,9 +94,9 @@ impl Report {
         let mut skipped = 0;
         for step in &self.steps {
             match &step.outcome {
-                Outcome::Passed => {}
-                Outcome::Skipped(_) => skipped += 1,
-                Outcome::Failed(reason) => {
+                StepOutcome::Passed => {}
+                StepOutcome::Skipped(_) => skipped += 1,
+                StepOutcome::Failed(reason) => {
                     failed += 1;
                     let _ = writeln!(text, "{} {}: {reason}", self.paint("error:", Style::Red), step.name);
                 }
@@ -111,19 +111,19 @@ impl Report {
         let rows: Vec<_> = self
             .steps
             .iter()
-            .map(|step| (step, step.outcome.words(), format!("{:.1}", step.seconds)))
+            .map(|step| (step, step.outcome.label(), format!("{:.1}", step.seconds)))
             .collect();
         let width = |least: &str, longest: Option<usize>| longest.unwrap_or(0).max(least.len());
         let name = width("step", rows.iter().map(|(step, ..)| step.name.len()).max());
-        let result = width("result", rows.iter().map(|(_, words, _)| words.len()).max());
+        let result = width("result", rows.iter().map(|(_, label, _)| label.len()).max());
         let seconds = width("seconds", rows.iter().map(|(_, _, time)| time.len()).max());
 
         let head = format!("{:name$}  {:result$}  {:>seconds$}", "step", "result", "seconds");
         let mut table = self.paint(&head, Style::Bold);
         table.push('\n');
-        for (step, words, time) in &rows {
-            let words = self.paint(&format!("{words:result$}"), step.outcome.style());
-            let _ = writeln!(table, "{:name$}  {words}  {time:>seconds$}", step.name);
+        for (step, label, time) in &rows {
+            let label = self.paint(&format!("{label:result$}"), step.outcome.style());
+            let _ = writeln!(table, "{:name$}  {label}  {time:>seconds$}", step.name);
         }
         table
     }
@@ -140,7 +140,7 @@ impl Report {
     }
 }
 
-/// Prints what a check has found, one line each, and fails if that is anything.
+/// Prints the findings of a check, one on each line, and returns an error if there are any.
 pub(crate) fn no_findings(findings: Vec<String>) -> Result<()> {
     for finding in &findings {
         println!("{finding}");
@@ -156,17 +156,17 @@ pub(crate) fn no_findings(findings: Vec<String>) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn ended(name: &str, outcome: Outcome, seconds: f64) -> Ended {
-        Ended { name: name.to_owned(), outcome, seconds }
+    fn step_result(name: &str, outcome: StepOutcome, seconds: f64) -> StepResult {
+        StepResult { name: name.to_owned(), outcome, seconds }
     }
 
-    fn report(colour: bool) -> Report {
+    fn report(colour: bool) -> StepReport {
         let steps = vec![
-            ended("fmt", Outcome::Passed, 0.91),
-            ended("tests", Outcome::Failed("cargo test: exit status: 101".to_owned()), 123.44),
-            ended("miri", Outcome::Skipped("no nightly toolchain".to_owned()), 0.0),
+            step_result("fmt", StepOutcome::Passed, 0.91),
+            step_result("tests", StepOutcome::Failed("cargo test: exit status: 101".to_owned()), 123.44),
+            step_result("miri", StepOutcome::Skipped("no nightly toolchain".to_owned()), 0.0),
         ];
-        Report { colour, steps }
+        StepReport { colour, steps }
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_changes_no_word_and_no_column() {
+    fn colour_does_not_change_text_or_columns() {
         let mut stripped = report(true).summary();
         assert_ne!(stripped, report(false).summary());
         for code in ["\u{1b}[1;31m", "\u{1b}[1m", "\u{1b}[32m", "\u{1b}[33m", "\u{1b}[0m"] {
@@ -199,22 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_not_well_and_a_skip_is() {
-        let mut report = Report { colour: false, steps: Vec::new() };
-        report.add(ended("miri", Outcome::Skipped("no rustup".to_owned()), 0.0));
-        assert!(report.all_well());
-        report.add(ended("tests", Outcome::Failed("exit status: 101".to_owned()), 0.0));
-        assert!(!report.all_well());
+    fn only_failed_steps_fail_the_run() {
+        let mut report = StepReport { colour: false, steps: Vec::new() };
+        report.add(step_result("miri", StepOutcome::Skipped("no rustup".to_owned()), 0.0));
+        assert!(report.has_no_failure());
+        report.add(step_result("tests", StepOutcome::Failed("exit status: 101".to_owned()), 0.0));
+        assert!(!report.has_no_failure());
     }
 
     #[test]
-    fn an_ending_carries_the_time_and_the_reason() {
-        let failed = ended("crate-graph", Outcome::Failed("2 findings".to_owned()), 0.26);
-        assert_eq!(report(false).ending(&failed), "crate-graph: FAILED (0.3 s)\nerror: 2 findings");
+    fn a_result_line_has_the_time_and_the_reason() {
+        let failed = step_result("crate-graph", StepOutcome::Failed("2 findings".to_owned()), 0.26);
+        assert_eq!(report(false).result_line(&failed), "crate-graph: FAILED (0.3 s)\nerror: 2 findings");
     }
 
     #[test]
-    fn findings_are_a_failure_and_none_is_not() {
+    fn findings_are_an_error() {
         no_findings(Vec::new()).unwrap();
         let failure = |findings: &[&str]| {
             no_findings(findings.iter().map(|finding| (*finding).to_owned()).collect())

@@ -1,8 +1,8 @@
-//! What ships has no test hooks: they are neither compiled into the program and the Python package, nor found in them.
+//! The step `shipped`: checks that the program and the Python package contain no test hooks.
 //!
-//! Two things are looked at, because either alone can miss a leak. cargo's messages name the features that each crate was
-//! built with: a linker drops a hook that nothing calls, and the feature is on all the same. The unstripped artefacts are searched
-//! for symbols of hooks and for PTX that is for tests: what got there some other way is found too.
+//! Two checks are made, because each alone can miss a hook. cargo's JSON messages list the features that each crate was built
+//! with, which shows an enabled feature even if the linker removed its code. The unstripped artefacts are searched for symbols of
+//! hook modules and for test PTX, which shows hooks that were compiled in without a feature.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,12 @@ use serde_json::Value;
 
 use crate::{command, report, source_rules};
 
-/// What ships: the packages, and the features that some crate of the workspace has in their builds. No other feature may be on.
-const SHIPPED: &[(&str, &[&str])] = &[("wholemem-cli", &["wholemem-hal/bench"]), ("wholemem-python", &[])];
+/// The shipped packages, and the features of workspace crates that may be enabled in their builds.
+const SHIPPED_PACKAGES: &[(&str, &[&str])] =
+    &[("wholemem-cli", &["wholemem-hal/bench"]), ("wholemem-python", &[])];
 
-/// Modules that exist for tests only, as paths from the crate on.
-const HOOKS: &[&[&str]] = &[
+/// Modules that exist for tests only, as paths that begin with the crate.
+const HOOK_MODULES: &[&[&str]] = &[
     &["wholemem_os", "fault"],
     &["wholemem_comm", "fuzz"],
     &["wholemem_store", "fuzz"],
@@ -25,34 +26,35 @@ const HOOKS: &[&[&str]] = &[
     &["wholemem_testkit"],
 ];
 
-/// A module that is in every artefact: without a symbol of it, the artefact has no symbols to search.
-const PRESENT: &[&str] = &["wholemem_os", "futex"];
+/// A module that every artefact contains. If its symbols are missing, the artefact has no symbol table.
+const ALWAYS_PRESENT: &[&str] = &["wholemem_os", "futex"];
 
-/// PTX that only tests load.
+/// Paths of PTX that only tests load.
 const TEST_PTX: [&str; 2] =
     ["crates/testkit/kernels/ptx/", "crates/wholemem/kernels/ptx/collective.testing.ptx"];
 
 pub(crate) fn check() -> Result<()> {
     let ptx = test_ptx()?;
     let mut findings = Vec::new();
-    for (package, allowed) in SHIPPED {
+    for (package, allowed) in SHIPPED_PACKAGES {
         let mut build = command::cargo();
         build.args(["build", "--release", "--locked", "--message-format=json", "--package", package]);
         let messages = command::capture(&mut build)?;
         let messages: Vec<Value> =
             messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        findings.extend(features(&messages, package, allowed));
+        findings.extend(forbidden_features(&messages, package, allowed));
         let artefact =
             artefact(&messages, package).with_context(|| format!("cargo built no artefact of {package}"))?;
         let bytes = fs::read(&artefact).with_context(|| format!("cannot read {}", artefact.display()))?;
         println!("{}: {} bytes, unstripped", artefact.display(), bytes.len());
-        ensure!(has_symbols_of(&bytes, PRESENT), "{} has no symbols to search", artefact.display());
-        findings.extend(hooks(&bytes, &ptx).into_iter().map(|found| format!("{package} contains {found}")));
+        ensure!(has_symbols_of(&bytes, ALWAYS_PRESENT), "{} has no symbol table", artefact.display());
+        findings
+            .extend(find_hooks(&bytes, &ptx).into_iter().map(|found| format!("{package} contains {found}")));
     }
     report::no_findings(findings)
 }
 
-/// The files of PTX for tests, and what is in them and in no other PTX.
+/// The test PTX files, each with a prefix of its text that no other PTX contains.
 fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
     let (mut tests, mut others) = (Vec::new(), Vec::new());
     for path in source_rules::tracked()?.into_iter().filter(|path| path.ends_with(".ptx")) {
@@ -63,34 +65,34 @@ fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
             others.push(text);
         }
     }
-    ensure!(!tests.is_empty() && !others.is_empty(), "git names no PTX for tests, or none that ships");
+    ensure!(!tests.is_empty() && !others.is_empty(), "git lists no test PTX, or no shipped PTX");
     let own = |(path, text): (String, String)| {
-        let own = own_lines(&text, &others);
-        ensure!(!own.is_empty(), "{path} has no lines of its own");
+        let own = unique_prefix(&text, &others);
+        ensure!(!own.is_empty(), "no prefix of {path} is unique among the PTX files");
         Ok((path, own.into_bytes()))
     };
     tests.into_iter().map(own).collect()
 }
 
-/// The first lines of a text, so many that no other text has them.
-fn own_lines(text: &str, others: &[String]) -> String {
+/// The shortest sequence of first lines of a text that no other text contains.
+fn unique_prefix(text: &str, others: &[String]) -> String {
     let ends = text.match_indices('\n').map(|(at, _)| at + 1);
     let own = ends.map(|end| &text[..end]).find(|lines| !others.iter().any(|other| other.contains(lines)));
     own.unwrap_or_default().to_owned()
 }
 
-/// The features of crates of the workspace that are on in a build and must not be.
-fn features(messages: &[Value], package: &str, allowed: &[&str]) -> Vec<String> {
+/// The enabled features of workspace crates that are not allowed in a build.
+fn forbidden_features(messages: &[Value], package: &str, allowed: &[&str]) -> Vec<String> {
     let mut findings = Vec::new();
     for message in messages.iter().filter(|message| message["reason"] == "compiler-artifact") {
         let Some(name) = message["target"]["name"].as_str().map(|name| name.replace('_', "-")) else {
             continue;
         };
-        // Packages of the workspace have a path as their source.
-        let is_ours = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+file:"));
+        // The ids of workspace packages begin with `path+file:`.
+        let is_in_workspace = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+file:"));
         let on = message["features"].as_array().into_iter().flatten().filter_map(Value::as_str);
         for feature in on.map(|feature| format!("{name}/{feature}")) {
-            if is_ours && !allowed.contains(&feature.as_str()) {
+            if is_in_workspace && !allowed.contains(&feature.as_str()) {
                 findings.push(format!("{package} is built with the feature {feature}"));
             }
         }
@@ -98,7 +100,7 @@ fn features(messages: &[Value], package: &str, allowed: &[&str]) -> Vec<String> 
     findings
 }
 
-/// The file that cargo has built for a package: a program, or a library that Python loads.
+/// The file that cargo built for a package: a program, or a library that Python loads.
 fn artefact(messages: &[Value], package: &str) -> Option<PathBuf> {
     let of_package = messages.iter().filter(|message| {
         message["reason"] == "compiler-artifact"
@@ -115,15 +117,15 @@ fn artefact(messages: &[Value], package: &str) -> Option<PathBuf> {
         .next()
 }
 
-/// The test hooks in an artefact, by their symbols and their PTX.
-fn hooks(bytes: &[u8], ptx: &[(String, Vec<u8>)]) -> Vec<String> {
-    let symbols = HOOKS.iter().filter(|module| has_symbols_of(bytes, module));
+/// The test hooks in an artefact, found by symbols and by PTX.
+fn find_hooks(bytes: &[u8], ptx: &[(String, Vec<u8>)]) -> Vec<String> {
+    let symbols = HOOK_MODULES.iter().filter(|module| has_symbols_of(bytes, module));
     let symbols = symbols.map(|module| format!("symbols of {}", module.join("::")));
     let texts = ptx.iter().filter(|(_, text)| contains(bytes, text)).map(|(path, _)| path.clone());
     symbols.chain(texts).collect()
 }
 
-/// Whether a symbol of a module is among the bytes. Both of Rust's manglings have each name after its length.
+/// Whether the bytes contain a symbol of a module. Both Rust manglings write each name after its length.
 fn has_symbols_of(bytes: &[u8], module: &[&str]) -> bool {
     let mangled: String = module.iter().map(|name| format!("{}{name}", name.len())).collect();
     contains(bytes, mangled.as_bytes())
@@ -142,31 +144,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn symbols_of_hooks_are_found_in_both_manglings() {
+    fn hook_symbols_are_found_in_both_manglings() {
         let legacy = b"\0_ZN11wholemem_os5fault4pass17h0123456789abcdefE\0";
         let v0 = b"\0_RNvMs_NtNtNtNtCs1_8wholemem3cpu4call5hooks9requestedNtB6_14CollectiveCall5delay\0";
-        assert_eq!(hooks(legacy, &[]), ["symbols of wholemem_os::fault"]);
-        assert_eq!(hooks(v0, &[]), ["symbols of wholemem::cpu::call::hooks::requested"]);
+        assert_eq!(find_hooks(legacy, &[]), ["symbols of wholemem_os::fault"]);
+        assert_eq!(find_hooks(v0, &[]), ["symbols of wholemem::cpu::call::hooks::requested"]);
     }
 
     #[test]
-    fn other_symbols_are_no_hooks() {
+    fn other_symbols_are_not_hooks() {
         let others = b"_ZN13wholemem_comm5fault5Fault17hE _ZN8wholemem3cpu4call14CollectiveCall5begin17hE";
-        assert_eq!(hooks(others, &[]), Vec::<String>::new());
-        assert!(!has_symbols_of(others, PRESENT));
+        assert_eq!(find_hooks(others, &[]), Vec::<String>::new());
+        assert!(!has_symbols_of(others, ALWAYS_PRESENT));
     }
 
     #[test]
-    fn ptx_for_tests_is_found_by_what_no_other_ptx_has() {
-        let own = own_lines("// same\nentry a\nentry b\n", &["// same\nentry b\n".to_owned()]);
+    fn test_ptx_is_found_by_a_prefix_that_no_shipped_ptx_contains() {
+        let own = unique_prefix("// same\nentry a\nentry b\n", &["// same\nentry b\n".to_owned()]);
         assert_eq!(own, "// same\nentry a\n");
         let ptx = [("a.ptx".to_owned(), own.into_bytes())];
-        assert_eq!(hooks(b"..// same\nentry a\n..", &ptx), ["a.ptx"]);
-        assert_eq!(hooks(b"..// same\nentry b\n..", &ptx), Vec::<String>::new());
-        assert_eq!(own_lines("// same\n", &["// same\nmore\n".to_owned()]), "");
+        assert_eq!(find_hooks(b"..// same\nentry a\n..", &ptx), ["a.ptx"]);
+        assert_eq!(find_hooks(b"..// same\nentry b\n..", &ptx), Vec::<String>::new());
+        assert_eq!(unique_prefix("// same\n", &["// same\nmore\n".to_owned()]), "");
     }
 
-    fn built(name: &str, id: &str, features: &[&str]) -> Value {
+    fn artifact_message(name: &str, id: &str, features: &[&str]) -> Value {
         json!({
             "reason": "compiler-artifact", "package_id": id, "target": {"name": name}, "features": features,
             "manifest_path": format!("/w/crates/{}/Cargo.toml", name.trim_start_matches("wholemem_")),
@@ -175,25 +177,25 @@ mod tests {
     }
 
     #[test]
-    fn a_feature_that_is_on_is_found_unless_it_is_allowed() {
+    fn enabled_features_are_found_unless_allowed() {
         let messages = [
-            built("wholemem_os", "path+file:///w/crates/os#wholemem-os@0.1.0", &["test-hooks"]),
-            built("wholemem_hal", "path+file:///w/crates/hal#wholemem-hal@0.1.0", &["bench"]),
-            built("serde", "registry+https://example.org#serde@1.0.0", &["derive"]),
+            artifact_message("wholemem_os", "path+file:///w/crates/os#wholemem-os@0.1.0", &["test-hooks"]),
+            artifact_message("wholemem_hal", "path+file:///w/crates/hal#wholemem-hal@0.1.0", &["bench"]),
+            artifact_message("serde", "registry+https://example.org#serde@1.0.0", &["derive"]),
         ];
         let allowed = ["wholemem-hal/bench"];
         assert_eq!(
-            features(&messages, "wholemem-cli", &allowed),
+            forbidden_features(&messages, "wholemem-cli", &allowed),
             ["wholemem-cli is built with the feature wholemem-os/test-hooks"]
         );
-        assert_eq!(features(&messages, "wholemem-cli", &[]).len(), 2);
+        assert_eq!(forbidden_features(&messages, "wholemem-cli", &[]).len(), 2);
     }
 
     #[test]
-    fn the_artefact_of_a_package_is_told_from_those_of_others() {
+    fn the_artefact_is_selected_by_package() {
         let messages = [
-            built("wholemem_os", "path+file:///w/crates/os#wholemem-os@0.1.0", &[]),
-            built("wholemem_python", "path+file:///w/crates/python#wholemem-python@0.1.0", &[]),
+            artifact_message("wholemem_os", "path+file:///w/crates/os#wholemem-os@0.1.0", &[]),
+            artifact_message("wholemem_python", "path+file:///w/crates/python#wholemem-python@0.1.0", &[]),
         ];
         assert_eq!(
             artefact(&messages, "wholemem-python"),

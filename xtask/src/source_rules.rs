@@ -1,4 +1,4 @@
-//! The rules for source files that neither rustc nor clippy checks: a file says what it is, and stays short.
+//! The step `source-rules`: checks that source files begin with a summary sentence and are not too long.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::{command, report};
 
-/// A file longer than this holds more than one idea.
-const MOST_LINES: usize = 600;
+/// The maximum number of lines of a file.
+const MAX_LINES: usize = 600;
 
 pub(crate) fn check() -> Result<()> {
     let mut files = 0;
@@ -17,48 +17,47 @@ pub(crate) fn check() -> Result<()> {
     for path in tracked()?.iter().filter(|path| path.ends_with(".rs")) {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
-            // Deleted, but git has not been told yet.
+            // The file is deleted, but still in the git index.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
         };
         files += 1;
-        findings.extend(broken(path, &text));
+        findings.extend(rule_findings(path, &text));
     }
     println!("{files} files");
     if files == 0 {
-        bail!("git names no source file");
+        bail!("git lists no source file");
     }
     report::no_findings(findings)
 }
 
-/// The files of the repository, tracked or about to be.
+/// The files of the repository: tracked files, and untracked files that are not ignored.
 pub(crate) fn tracked() -> Result<Vec<String>> {
     let list = ["ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "-z"];
     let listed = command::capture(Command::new("git").args(list))?;
     Ok(listed.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect())
 }
 
-/// The rules that one source file breaks.
-fn broken(path: &str, text: &str) -> Vec<String> {
+/// A finding for each rule that a source file violates.
+fn rule_findings(path: &str, text: &str) -> Vec<String> {
     let mut findings = Vec::new();
     if !is_sentence(&opening(text)) {
-        findings.push(format!("{path}: does not begin with a `//!` sentence that says what it is"));
+        findings.push(format!("{path}: does not begin with a `//!` summary sentence"));
     }
     let lines = text.lines().count();
-    if lines > MOST_LINES && !path.split('/').any(|folder| folder == "generated") {
-        findings
-            .push(format!("{path}: has {lines} lines, more than {MOST_LINES}: it holds more than one idea"));
+    if lines > MAX_LINES && !path.split('/').any(|folder| folder == "generated") {
+        findings.push(format!("{path}: has {lines} lines, more than {MAX_LINES}: split it by concept"));
     }
     findings
 }
 
-/// The first paragraph of the `//!` comment that a file begins with; empty if there is none.
+/// The first paragraph of the `//!` comment at the start of a file, or an empty string.
 fn opening(text: &str) -> String {
     let comment = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
     comment.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// Several words that come to an end. The end may also stand inside the paragraph.
+/// Whether a paragraph has several words and a sentence that ends. The first sentence may end before the paragraph does.
 fn is_sentence(opening: &str) -> bool {
     let closed = opening.trim_end_matches(['`', ')', '*']).ends_with(['.', ':', '?', '!']);
     opening.contains(' ') && (closed || opening.contains(". "))
@@ -68,14 +67,17 @@ fn is_sentence(opening: &str) -> bool {
 mod tests {
     use super::*;
 
-    const NOTHING: Vec<String> = Vec::new();
+    const NO_FINDINGS: Vec<String> = Vec::new();
 
     #[test]
     fn a_file_that_begins_with_a_sentence_is_accepted() {
         for opening in
             ["The demo.", "The demo of `x`.", "The demo (see `y.`)", "The demo. It has\n//! a tail"]
         {
-            assert_eq!(broken("src/demo.rs", &format!("//! {opening}\n\nfn main() {{}}\n")), NOTHING);
+            assert_eq!(
+                rule_findings("src/demo.rs", &format!("//! {opening}\n\nfn main() {{}}\n")),
+                NO_FINDINGS
+            );
         }
     }
 
@@ -85,19 +87,19 @@ mod tests {
             ["", "use std::fs;\n", "// The demo.", "//!\n//! After a gap.", "//! demo\n", "//! demo.\n"];
         for text in text {
             assert_eq!(
-                broken("src/demo.rs", text),
-                ["src/demo.rs: does not begin with a `//!` sentence that says what it is"]
+                rule_findings("src/demo.rs", text),
+                ["src/demo.rs: does not begin with a `//!` summary sentence"]
             );
         }
     }
 
     #[test]
     fn a_file_that_is_too_long_is_found_unless_it_is_generated() {
-        let text = format!("//! A long file.\n{}", "\n".repeat(MOST_LINES));
+        let text = format!("//! A long file.\n{}", "\n".repeat(MAX_LINES));
         assert_eq!(
-            broken("src/demo.rs", &text),
-            ["src/demo.rs: has 601 lines, more than 600: it holds more than one idea"]
+            rule_findings("src/demo.rs", &text),
+            ["src/demo.rs: has 601 lines, more than 600: split it by concept"]
         );
-        assert_eq!(broken("src/generated/demo.rs", &text), NOTHING);
+        assert_eq!(rule_findings("src/generated/demo.rs", &text), NO_FINDINGS);
     }
 }

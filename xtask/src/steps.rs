@@ -1,37 +1,37 @@
-//! The steps of `cargo xtask test` in their order, and the loop that runs them.
+//! The ordered steps of `cargo xtask test`, and the loop that runs them.
 
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::leftovers::SharedMemory;
-use crate::report::{Ended, Outcome, Report};
+use crate::leaked_resources::SharedMemoryNames;
+use crate::report::{StepOutcome, StepReport, StepResult};
 use crate::toolchain::Skip;
-use crate::tree::Tree;
+use crate::working_tree::WorkingTree;
 use crate::{
-    abi, bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, package, plots, python,
-    shipped, site, source_rules, tree, vocabulary, wheel_check,
+    abi, bindings, cargo, crate_graph, headers, kernels, leaked_resources, licences, miri, package, plots,
+    python, shipped, site, source_rules, vocabulary, wheel_check, working_tree,
 };
 
-/// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
+/// A check. Steps run in the order of the variants; `--list` prints their summaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Step {
     /// The sources are formatted
     Fmt,
-    /// Source files say what they are, and stay short
+    /// Source files begin with a summary sentence and have at most 600 lines
     SourceRules,
-    /// No text has a name or phrase that was replaced
+    /// No file uses a former name or phrase of `xtask/vocabulary.txt`
     Vocabulary,
-    /// The crates of the workspace depend on each other downwards only, and the top modules of each have no import cycle
+    /// Crates depend on lower crates only, and the top modules of each crate have no import cycle
     CrateGraph,
-    /// Every dependency may be shipped under our licences
+    /// The licence of every dependency allows distribution under our licences
     Licences,
-    /// What is generated and committed is what its sources say
+    /// Committed generated files match their sources
     Generated,
-    /// The headers for users' kernels compile on the host and find what a plain loop finds
+    /// The headers for users' kernels compile on the host and agree with a plain loop
     Headers,
-    /// Clippy has nothing to say, neither of the tests nor of what ships
+    /// Clippy reports no warning, for the tests and for the shipped packages
     Clippy,
     /// Every test of every target passes
     Tests,
@@ -39,25 +39,25 @@ pub(crate) enum Step {
     Doctests,
     /// The documentation builds without a warning
     Rustdoc,
-    /// The published crates build from their tarballs, and the programs of READMEs build and run with these alone
+    /// The published crates build from their tarballs, and the README programs build and run with these crates alone
     Package,
-    /// The program and the Python package, as they ship, contain no test hooks
+    /// The shipped program and Python package contain no test hooks
     Shipped,
-    /// The Python package has its types right, builds, and passes its tests and examples
+    /// The Python package passes type checks, builds, and passes its tests and examples
     Python,
-    /// The tests of the Python package that need torch pass, with none skipped for lack of it; with `--torch` only
+    /// The Python tests that need torch pass, and none is skipped for lack of torch; runs with `--torch` only
     Torch,
-    /// The wheel and the Debian package are built, and work where there is no Rust
+    /// The wheel and the Debian package build, and work in an environment without Rust
     Wheel,
-    /// The documentation is a site in which every link leads somewhere
+    /// The documentation site builds without broken links
     Docs,
-    /// The modules that can run under Miri have no undefined behaviour there
+    /// The modules that Miri supports have no undefined behaviour
     Miri,
-    /// Everything compiles for 64-bit Arm
+    /// The workspace compiles for 64-bit Arm
     Aarch64,
-    /// The run has left nothing in the working tree
+    /// The run left no new or changed files in the working tree
     CleanTree,
-    /// The run has left no shared memory and no processes
+    /// The run left no shared memory and no processes
     Leftovers,
 }
 
@@ -67,11 +67,11 @@ impl Step {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    fn sentence(self) -> String {
+    fn description(self) -> String {
         self.to_possible_value().and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
     }
 
-    fn check(self, run: &Run) -> Result<()> {
+    fn check(self, run: &RunContext) -> Result<()> {
         match self {
             Self::Fmt => cargo::fmt(),
             Self::SourceRules => source_rules::check(),
@@ -95,54 +95,59 @@ impl Step {
             Self::Docs => site::build().map(drop),
             Self::Miri => miri::check(),
             Self::Aarch64 => cargo::aarch64(),
-            Self::CleanTree => tree::check(&run.tree),
-            Self::Leftovers => leftovers::check(&run.shared_memory),
+            Self::CleanTree => working_tree::check(&run.tree),
+            Self::Leftovers => leaked_resources::check(&run.shared_memory),
         }
     }
 }
 
-/// What the steps of one run need to know: what was asked for, and how the machine looked before.
+/// The input of the steps of a run: its options, and the state of the machine before it.
 #[derive(Debug)]
-struct Run {
+struct RunContext {
     exhaustive: bool,
     torch: bool,
-    tree: Result<Tree>,
-    shared_memory: Result<SharedMemory>,
+    tree: Result<WorkingTree>,
+    shared_memory: Result<SharedMemoryNames>,
 }
 
-/// The steps to run, in their usual order: those named, or all where none is.
+/// The steps to run, in their usual order: the named steps, or all steps if none is named.
 pub(crate) fn select(only: &[Step]) -> Vec<Step> {
     Step::value_variants().iter().copied().filter(|step| only.is_empty() || only.contains(step)).collect()
 }
 
-/// One line a step: its name and what it checks.
+/// One line for each step: its name and its description.
 pub(crate) fn list(steps: &[Step]) -> String {
     let width = steps.iter().map(|step| step.name().len()).max().unwrap_or(0);
-    steps.iter().map(|step| format!("{:width$}  {}\n", step.name(), step.sentence())).collect()
+    steps.iter().map(|step| format!("{:width$}  {}\n", step.name(), step.description())).collect()
 }
 
-/// Runs the steps, prints as it goes, and says whether none failed.
+/// Runs the steps, prints progress, and returns whether no step failed.
 pub(crate) fn run(steps: &[Step], exhaustive: bool, torch: bool) -> bool {
-    let mut report = Report::on_stdout();
-    let run = Run { exhaustive, torch, tree: Tree::look(), shared_memory: SharedMemory::look() };
+    let mut report = StepReport::on_stdout();
+    let run = RunContext {
+        exhaustive,
+        torch,
+        tree: WorkingTree::read_status(),
+        shared_memory: SharedMemoryNames::list(),
+    };
     for (index, step) in steps.iter().enumerate() {
-        println!("{}", report.heading(index + 1, steps.len(), &step.name(), &step.sentence()));
+        println!("{}", report.heading(index + 1, steps.len(), &step.name(), &step.description()));
         let start = Instant::now();
         let outcome = outcome(step.check(&run));
-        let ended = Ended { name: step.name(), outcome, seconds: start.elapsed().as_secs_f64() };
-        println!("{}\n", report.ending(&ended));
-        report.add(ended);
+        let result = StepResult { name: step.name(), outcome, seconds: start.elapsed().as_secs_f64() };
+        println!("{}\n", report.result_line(&result));
+        report.add(result);
     }
     print!("{}", report.summary());
-    report.all_well()
+    report.has_no_failure()
 }
 
-fn outcome(result: Result<()>) -> Outcome {
+fn outcome(result: Result<()>) -> StepOutcome {
     match result {
-        Ok(()) => Outcome::Passed,
+        Ok(()) => StepOutcome::Passed,
         Err(error) => match error.downcast::<Skip>() {
-            Ok(skip) => Outcome::Skipped(skip.to_string()),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
+            Ok(skip) => StepOutcome::Skipped(skip.to_string()),
+            Err(error) => StepOutcome::Failed(format!("{error:#}")),
         },
     }
 }
@@ -154,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all() {
+    fn without_named_steps_all_are_selected() {
         assert_eq!(select(&[]), Step::value_variants());
     }
 
@@ -164,34 +169,34 @@ mod tests {
     }
 
     #[test]
-    fn the_checks_for_what_a_run_leaves_come_last() {
+    fn the_checks_for_leaked_files_and_resources_come_last() {
         assert!(select(&[]).ends_with(&[Step::CleanTree, Step::Leftovers]));
     }
 
     #[test]
-    fn every_step_has_a_name_and_a_sentence() {
+    fn every_step_has_a_name_and_a_description() {
         for &step in Step::value_variants() {
             assert_ne!(step.name(), "", "{step:?}");
-            assert_ne!(step.sentence(), "", "{step:?}");
+            assert_ne!(step.description(), "", "{step:?}");
         }
     }
 
     #[test]
-    fn the_list_names_steps_as_the_command_line_does() {
+    fn the_list_uses_command_line_names() {
         let listed = list(&[Step::CleanTree, Step::Aarch64]);
         assert_eq!(
             listed,
-            "clean-tree  The run has left nothing in the working tree\n\
-             aarch64     Everything compiles for 64-bit Arm\n"
+            "clean-tree  The run left no new or changed files in the working tree\n\
+             aarch64     The workspace compiles for 64-bit Arm\n"
         );
     }
 
     #[test]
-    fn a_skip_is_told_from_a_failure() {
+    fn skips_and_failures_are_different_outcomes() {
         let skipped = Err(Skip::new("no rustup").into());
-        assert_eq!(outcome(skipped), Outcome::Skipped("no rustup".to_owned()));
+        assert_eq!(outcome(skipped), StepOutcome::Skipped("no rustup".to_owned()));
         let failed = Err(anyhow!("exit status: 1").context("cannot run git"));
-        assert_eq!(outcome(failed), Outcome::Failed("cannot run git: exit status: 1".to_owned()));
-        assert_eq!(outcome(Ok(())), Outcome::Passed);
+        assert_eq!(outcome(failed), StepOutcome::Failed("cannot run git: exit status: 1".to_owned()));
+        assert_eq!(outcome(Ok(())), StepOutcome::Passed);
     }
 }

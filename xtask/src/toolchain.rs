@@ -1,6 +1,6 @@
-//! What the Rust toolchain has, and having rustup fetch what it lacks.
+//! Checks for components of the Rust toolchain, and installs missing ones with rustup.
 //!
-//! A step whose tools can be neither found nor fetched is skipped, visibly, and never counted as passed.
+//! A step whose tools are missing and cannot be installed is reported as skipped, never as passed.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,10 +10,10 @@ use anyhow::{Result, anyhow};
 
 use crate::command;
 
-/// How long rustup may take for one component or target.
+/// The time limit of rustup for one component or target.
 const FETCH_LIMIT: Duration = Duration::from_secs(180);
 
-/// The error of a step that cannot run on this machine; the run goes on and shows the reason.
+/// The error of a step that cannot run on this machine. The run continues and reports the reason.
 #[derive(Debug)]
 pub(crate) struct Skip {
     reason: String,
@@ -33,7 +33,7 @@ impl std::fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Makes sure that `cargo SUBCOMMAND` runs, fetching the component that holds it if need be.
+/// Ensures that `cargo SUBCOMMAND` runs; installs its component if necessary.
 pub(crate) fn need_component(subcommand: &str, component: &str) -> Result<()> {
     let runs = || command::succeeds(command::cargo().args([subcommand, "--version"]));
     if runs() || (fetch(&["component", "add", component]) && runs()) {
@@ -42,21 +42,21 @@ pub(crate) fn need_component(subcommand: &str, component: &str) -> Result<()> {
     Err(missing(component, &format!("rustup component add {component}")))
 }
 
-/// Makes sure that the standard library for a target is there, fetching it if need be.
+/// Ensures that the standard library for a target is installed; installs it if necessary.
 pub(crate) fn need_target(target: &str) -> Result<()> {
-    let there = || {
-        let asked =
+    let is_installed = || {
+        let libdir =
             command::capture(Command::new("rustc").args(["--print", "target-libdir", "--target", target]));
-        asked.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
+        libdir.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
     };
-    if there() || (fetch(&["target", "add", target]) && there()) {
+    if is_installed() || (fetch(&["target", "add", target]) && is_installed()) {
         return Ok(());
     }
     Err(missing(target, &format!("rustup target add {target}")))
 }
 
-/// Makes sure that a nightly toolchain with Miri and the sources of the standard library is there. The toolchain
-/// itself is never fetched: a person decides about that.
+/// Ensures that the nightly toolchain has Miri and the sources of the standard library. The toolchain itself is not installed
+/// automatically.
 pub(crate) fn need_miri() -> Result<()> {
     let install = "rustup toolchain install nightly --profile minimal --component miri,rust-src";
     let Ok(toolchains) = command::capture(Command::new("rustup").args(["toolchain", "list"])) else {
@@ -65,17 +65,19 @@ pub(crate) fn need_miri() -> Result<()> {
     if !has_nightly(&toolchains) {
         return Err(missing("nightly toolchain", install));
     }
-    let there = || {
+    let is_installed = || {
         let list = ["component", "list", "--installed", "--toolchain", "nightly"];
         command::capture(Command::new("rustup").args(list)).is_ok_and(|installed| has_miri(&installed))
     };
-    if there() || (fetch(&["component", "add", "--toolchain", "nightly", "miri", "rust-src"]) && there()) {
+    if is_installed()
+        || (fetch(&["component", "add", "--toolchain", "nightly", "miri", "rust-src"]) && is_installed())
+    {
         return Ok(());
     }
     Err(missing("Miri in the nightly toolchain", "rustup component add --toolchain nightly miri rust-src"))
 }
 
-/// Whether the list of toolchains holds the moving nightly, not one pinned to a day.
+/// Whether the list of toolchains has the rolling nightly, not one pinned to a date.
 fn has_nightly(toolchains: &str) -> bool {
     toolchains.lines().filter_map(|line| line.strip_prefix("nightly")).any(|rest| {
         rest.strip_prefix('-').is_none_or(|host| !host.starts_with(|first: char| first.is_ascii_digit()))
@@ -97,9 +99,9 @@ fn fetch(arguments: &[&str]) -> bool {
     }
 }
 
-fn missing(what: &str, install: &str) -> anyhow::Error {
+fn missing(tool: &str, install: &str) -> anyhow::Error {
     println!("hint: {install}");
-    anyhow!(Skip::new(format!("no {what}")))
+    anyhow!(Skip::new(format!("no {tool}")))
 }
 
 #[cfg(test)]
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nightly_pinned_to_a_day_is_not_the_moving_one() {
+    fn a_nightly_pinned_to_a_date_is_not_accepted() {
         assert!(has_nightly("stable-x86_64-unknown-linux-gnu (default)\nnightly-x86_64-unknown-linux-gnu\n"));
         assert!(!has_nightly(
             "stable-x86_64-unknown-linux-gnu\nnightly-2025-06-01-x86_64-unknown-linux-gnu\n"

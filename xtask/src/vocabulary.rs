@@ -1,8 +1,8 @@
-//! Names and phrases that were replaced, and must not come back: `xtask/vocabulary.txt` lists them.
+//! The step `vocabulary`: finds former names and phrases that are listed in `xtask/vocabulary.txt`.
 //!
-//! A line of the list has three columns, separated by `|`: the name or phrase, the path below which it is banned (`*` for the whole
-//! repository), and what to write instead. A single word with a capital letter or an underscore is an identifier and is compared
-//! exactly; all others are compared without regard to case. Both match whole words only.
+//! A line of the list has three columns, separated by `|`: the name or phrase, the path prefix in which it is banned (`*` for the
+//! whole repository), and the replacement. A single word with a capital letter or an underscore is an identifier and is compared
+//! exactly; other phrases are compared case-insensitively. Both match whole words only.
 
 use std::fs;
 
@@ -15,12 +15,12 @@ const LIST: &str = "xtask/vocabulary.txt";
 /// Files that may mention former names.
 const EXEMPT: &[&str] = &["CHANGELOG.md", "docs/GLOSSARY.md", LIST, "xtask/src/vocabulary.rs"];
 
-/// The endings of files that are checked.
+/// The suffixes of the files that are checked.
 const CHECKED: &[&str] = &[".rs", ".py", ".pyi", ".md", ".cu", ".cuh", ".cpp", ".h", ".toml", ".sh"];
 
-/// A line of the list.
+/// A line of the list of banned names and phrases.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Banned {
+struct BannedPhrase {
     phrase: String,
     folder: String,
     instead: String,
@@ -42,7 +42,7 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-fn parse(list: &str) -> Result<Vec<Banned>> {
+fn parse(list: &str) -> Result<Vec<BannedPhrase>> {
     let lines =
         list.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
     lines
@@ -51,13 +51,13 @@ fn parse(list: &str) -> Result<Vec<Banned>> {
             let complete = columns.len() == 3 && columns.iter().all(|column| !column.is_empty());
             ensure!(complete, "{LIST}:{}: `{line}` does not have three columns", index + 1);
             let [phrase, folder, instead] = [columns[0], columns[1], columns[2]].map(str::to_owned);
-            Ok(Banned { phrase, folder, instead })
+            Ok(BannedPhrase { phrase, folder, instead })
         })
         .collect()
 }
 
 /// A finding for each occurrence of a banned phrase in a file.
-fn find(path: &str, text: &str, banned: &[Banned]) -> Vec<String> {
+fn find(path: &str, text: &str, banned: &[BannedPhrase]) -> Vec<String> {
     let below = |folder: &str| folder == "*" || path.starts_with(folder);
     let banned: Vec<_> = banned.iter().filter(|entry| below(&entry.folder)).collect();
     if banned.is_empty() {
@@ -83,7 +83,7 @@ fn find(path: &str, text: &str, banned: &[Banned]) -> Vec<String> {
     findings
 }
 
-/// Where a phrase first occurs in a text as whole words.
+/// The position at which a phrase first occurs as whole words.
 fn position(text: &str, phrase: &str) -> Option<usize> {
     let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     let is_identifier =
@@ -105,8 +105,8 @@ fn position(text: &str, phrase: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn banned(phrase: &str, folder: &str) -> Banned {
-        Banned { phrase: phrase.to_owned(), folder: folder.to_owned(), instead: "better".to_owned() }
+    fn banned(phrase: &str, folder: &str) -> BannedPhrase {
+        BannedPhrase { phrase: phrase.to_owned(), folder: folder.to_owned(), instead: "better".to_owned() }
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
     fn a_line_without_three_columns_is_an_error() {
         assert_eq!(
             parse("# comment\n\na | * | b\n").unwrap(),
-            [Banned { instead: "b".to_owned(), ..banned("a", "*") }]
+            [BannedPhrase { instead: "b".to_owned(), ..banned("a", "*") }]
         );
         assert_eq!(
             parse("a | b\n").unwrap_err().to_string(),

@@ -1,8 +1,8 @@
-"""Tries an installed wheel as its README says, with nothing of the repository but that file.
+"""Tests an installed wheel with the commands of the README, without other files of the repository.
 
     python wheel_check.py README.md EMPTY-FOLDER
 
-It runs with the interpreter that the wheel was installed for, in an environment without Rust.
+Runs with the interpreter that the wheel is installed for, in an environment without Rust.
 """
 
 import json
@@ -24,7 +24,7 @@ import wholemem
 README = Path(sys.argv[1]).read_text()
 FOLDER = Path(sys.argv[2])
 
-# Includes every header, and uses one of them.
+# A program that includes every header and uses one type.
 KERNEL = """
 %s
 #include <cstdio>
@@ -33,37 +33,39 @@ int main() { std::printf("%%zu\\n", sizeof(wholemem::GlobalRef)); }
 
 
 def run(*command):
-    ended = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60)
-    if ended.returncode:
-        sys.exit(f"error: {command} ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
-    return ended.stdout
+    """Runs a command in the empty folder and returns its standard output; exits if it fails."""
+    result = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60)
+    if result.returncode:
+        sys.exit(f"error: {command} exited with {result.returncode}\n{result.stdout}{result.stderr}")
+    return result.stdout
 
 
 def blocks(info):
+    """Returns the README's code blocks with this info string."""
     return re.findall(rf"^```{info}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 def check_python(needs):
-    """A program of the README, started by the command that it has in a comment."""
+    """Runs a Python program of the README with the `wholemem launch` command in its comment."""
     (text,) = blocks(f"python{needs}")
     (command,) = re.findall(r"^# (wholemem launch .*)$", "".join(blocks("python")), re.MULTILINE)
     (FOLDER / "my_program.py").write_text(text)
-    printed = run(*command.split())
-    assert printed == "", printed
+    output = run(*command.split())
+    assert output == "", output
 
 
 def check_store():
-    """The commands of the section on the store, to the letter, and what they got."""
+    """Runs the commands of the README's section on the store, and checks the bytes that they load."""
     (commands,) = [text for text in blocks("sh") if "wholemem serve" in text]
     weight = numpy.arange(6, dtype=numpy.float32)
     header = json.dumps({"layers.0.weight": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}}).encode()
     (FOLDER / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + weight.tobytes())
     serve, rest = commands.split("\n", 1)
-    # A script is faster than a person at a keyboard, who starts the server before the next command.
+    # The README assumes that the server is up before the next command is typed; the script waits for it.
     script = f"{serve}\nuntil wholemem ls >/dev/null 2>&1; do sleep 0.05; done\n{rest}"
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(FOLDER)}
     with open(FOLDER / "output", "w+") as output:
-        # In a group of its own, of which the store is left at the end.
+        # In a new session: the process group is killed at the end, because the store still runs in it.
         shell = subprocess.Popen(
             ["sh", "-ec", script], cwd=FOLDER, env=environment, stdout=output, stderr=output, start_new_session=True
         )
@@ -76,6 +78,7 @@ def check_store():
 
 
 def check_headers():
+    """Compiles a C++ program that includes all headers of the wheel."""
     includes = "\n".join(f"#include <wholemem/{path.name}>" for path in sorted((wholemem.include() / "wholemem").iterdir()))
     assert includes.count("#include") >= 8, includes
     (FOLDER / "kernel.cpp").write_text(KERNEL % includes)
@@ -92,8 +95,8 @@ def main():
     program = Path(shutil.which("wholemem") or "")
     assert program.parent == Path(sys.executable).parent and program.read_bytes()[:4] == b"\x7fELF", program
     assert run(sys.executable, "-m", "wholemem", "doctor")
-    typed = Path(wholemem.__file__).parent
-    assert (typed / "py.typed").is_file() and (typed / "_native.pyi").is_file()
+    package = Path(wholemem.__file__).parent
+    assert (package / "py.typed").is_file() and (package / "_native.pyi").is_file()
     assert metadata.metadata("wholemem").get_all("Provides-Extra") == ["numpy", "torch"]
     check_python("")
     if find_spec("torch"):

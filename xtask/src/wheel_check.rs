@@ -1,8 +1,8 @@
-//! The step `wheel`: what is distributed, built for this machine and tried where there is no Rust.
+//! The step `wheel`: builds the binary packages for this machine and tests them in an environment without Rust.
 //!
-//! Each interpreter that is found, of 3.9 to 3.13, has an environment of its own below `target/tools`. The wheel is
-//! installed there without a package index, and `wheel_check.py` runs what the README says, in an empty folder, with an empty home
-//! and a path without Rust.
+//! Each installed Python from 3.9 to 3.13 gets a virtual environment in `target/tools`. The wheel is installed there without a
+//! package index, and `wheel_check.py` runs the commands of the README in an empty folder, with an empty home folder and a PATH
+//! without Rust.
 
 use std::env;
 use std::fs;
@@ -18,27 +18,27 @@ use crate::toolchain::Skip;
 use crate::wheels::{NUMPY, NUMPY_OF_39, NUMPY_OF_310, Wheel};
 use crate::{command, deb, empty, python, wheel, wheel_data};
 
-/// The minor versions of Python 3 that the wheel is tried with.
+/// The minor versions of Python 3 that the wheel is tested with.
 const MINORS: std::ops::RangeInclusive<u32> = 9..=13;
 
 const CHECK: &str = "xtask/src/wheel_check.py";
 
-/// How long one interpreter may take.
+/// The time limit for one interpreter.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The most lines that pip prints if there is no Rust, its own included.
+/// The maximum number of lines that pip prints if Rust is missing, including its own.
 const REFUSAL_LINES: usize = 20;
 
 pub(crate) fn check(exhaustive: bool, torch: bool) -> Result<()> {
     let interpreters = interpreters();
     if interpreters.is_empty() {
-        return Err(Skip::new("there is no Python of 3.9 to 3.13\nhint: install one, with venv").into());
+        return Err(Skip::new("no Python from 3.9 to 3.13\nhint: install one, with venv").into());
     }
     let arch = Arch::of_this_machine()?;
     let package = deb::build(arch, Path::new("target/deb"))?;
     deb::check(&package)?;
     let built = wheel::build(arch, Path::new("target/wheel"))?;
-    // One binary serves them all, so that the oldest and the newest tell most.
+    // All interpreters load the same binary, so the oldest and the newest are enough for a normal run.
     let last = interpreters.len() - 1;
     for (index, (minor, interpreter)) in interpreters.iter().enumerate() {
         if exhaustive || index == 0 || index == last {
@@ -60,7 +60,7 @@ pub(crate) fn check(exhaustive: bool, torch: bool) -> Result<()> {
     Ok(())
 }
 
-/// The interpreters that are here, by their minor version: those of pyenv, and those on the path.
+/// The installed interpreters with their minor versions: those of pyenv first, then those on the PATH.
 fn interpreters() -> Vec<(u32, PathBuf)> {
     let pyenv = env::var_os("PYENV_ROOT").map(PathBuf::from);
     let pyenv = pyenv.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".pyenv")));
@@ -74,8 +74,8 @@ fn interpreters() -> Vec<(u32, PathBuf)> {
         };
         let of_pyenv = versions.iter().find(has).map(|folder| folder.join("bin/python3"));
         let on_path = PathBuf::from(format!("python3.{minor}"));
-        let asks = format!("import sys, venv; assert sys.version_info[:2] == (3, {minor})");
-        let runs = |python: &PathBuf| command::succeeds(Command::new(python).args(["-c", &asks]));
+        let script = format!("import sys, venv; assert sys.version_info[:2] == (3, {minor})");
+        let runs = |python: &PathBuf| command::succeeds(Command::new(python).args(["-c", &script]));
         of_pyenv.into_iter().chain([on_path]).find(runs).map(|python| (minor, python))
     };
     MINORS.filter_map(found).collect()
@@ -89,7 +89,7 @@ fn numpy_for(minor: u32) -> Wheel {
     }
 }
 
-/// Installs the wheel without an index, and runs what the README says.
+/// Installs the wheel without a package index, and tests it.
 fn try_wheel(python: &Path, wheel: &Path) -> Result<()> {
     let uninstall = ["-m", "pip", "uninstall", "--quiet", "--disable-pip-version-check", "--yes", "wholemem"];
     command::run(Command::new(python).args(uninstall))?;
@@ -107,29 +107,31 @@ fn try_installed(python: &Path) -> Result<()> {
     command::run_within(&mut command, LIMIT)
 }
 
-/// A source install without Rust must end with one line that says what to do.
+/// Checks that an installation from source without Rust fails with one line that tells the user to install Rust.
 fn refuse_without_rust() -> Result<()> {
     if empty::system_has_rust() {
-        println!("note: not tried without Rust, which this system has in its own folders");
+        println!(
+            "note: the installation without Rust is not tested, because the system folders contain cargo"
+        );
         return Ok(());
     }
     let root = env::current_dir()?;
     let empty = Empty::create()?;
     let mut pip = empty.command(&dist::tools()?)?;
     pip.args(["-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation"]).arg(root);
-    let ended = pip.output().context("cannot start pip")?;
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
-    print!("{said}");
-    ensure!(!ended.status.success(), "pip built the package without Rust");
-    let lines: Vec<_> = said.lines().filter(|line| line.contains("install Rust")).collect();
-    ensure!(lines.len() == 1, "{} lines say to install Rust, not one", lines.len());
-    let count = said.lines().count();
-    ensure!(count <= REFUSAL_LINES, "pip printed {count} lines, and {REFUSAL_LINES} are the limit");
+    let result = pip.output().context("cannot start pip")?;
+    let output =
+        format!("{}{}", String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
+    print!("{output}");
+    ensure!(!result.status.success(), "pip built the package without Rust");
+    let lines: Vec<_> = output.lines().filter(|line| line.contains("install Rust")).collect();
+    ensure!(lines.len() == 1, "expected one line that says `install Rust`, got {}", lines.len());
+    let count = output.lines().count();
+    ensure!(count <= REFUSAL_LINES, "pip printed {count} lines, more than {REFUSAL_LINES}");
     Ok(())
 }
 
-/// Installs from the source archive with Rust, and runs what the README says.
+/// Installs the source archive with Rust, and tests it.
 fn try_source() -> Result<()> {
     let folder = command::target_folder()?.join("wheels/source");
     if folder.is_dir() {
@@ -138,14 +140,14 @@ fn try_source() -> Result<()> {
     let python = python::environment("source", &[crate::wheels::MATURIN, NUMPY], LIMIT)?;
     wheel_data::stage(None)?;
     command::run(Command::new(&python).args(["-m", "maturin", "sdist", "--out"]).arg(&folder))?;
-    let made: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
-    let [archive] = &made[..] else { bail!("expected one source archive in {}", folder.display()) };
+    let archives: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
+    let [archive] = &archives[..] else { bail!("expected one source archive in {}", folder.display()) };
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     let mut pip = Command::new(&python);
     pip.args(install).args(["--no-index", "--no-build-isolation", "--force-reinstall"]).arg(archive.path());
     pip.env("CARGO_TARGET_DIR", command::target_folder()?.join("source"));
-    // The backend calls `maturin` by its name.
-    let bin = python.parent().context("an interpreter lies in a folder")?.to_path_buf();
+    // The build backend starts `maturin` by name, so its folder must be on the PATH.
+    let bin = python.parent().context("the path of the interpreter has no parent folder")?.to_path_buf();
     let inherited = env::var_os("PATH").unwrap_or_default();
     pip.env("PATH", env::join_paths([bin].into_iter().chain(env::split_paths(&inherited)))?);
     command::run(&mut pip)?;

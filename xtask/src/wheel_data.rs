@@ -1,7 +1,7 @@
-//! What a wheel has beside the library: the program and the headers for kernels.
+//! Stages the files that a wheel contains in addition to the library: the program and the headers for kernels.
 //!
-//! maturin takes them from a folder, `data` in `pyproject.toml`, which has to exist. `packaging/build_backend.py` fills it for
-//! `pip install .`, and this module for all else.
+//! maturin reads them from the folder `data` of `pyproject.toml`, which must exist. `packaging/build_backend.py` fills it for
+//! `pip install .`, and this module for all other builds.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ const DATA: &str = "target/wheel-data";
 
 const HEADERS: &str = "crates/wholemem/kernels/include/wholemem";
 
-/// Puts what a wheel has beside the library where maturin takes it from.
+/// Copies the headers, and the program if given, to the folder that maturin reads.
 pub(crate) fn stage(program: Option<&Path>) -> Result<()> {
     let data = Path::new(DATA);
     if data.is_dir() {

@@ -1,10 +1,10 @@
-//! Strongly connected components of a small graph.
+//! Computes the strongly connected components of a small graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The sets of at least two nodes that all reach each other, each sorted, in the order of their first nodes.
+/// The strongly connected components with at least two nodes, each sorted, ordered by first node.
 ///
-/// Every node is searched from, which is quadratic; a crate has some dozens of modules.
+/// The search runs from every node, which is quadratic; a crate has a few dozen modules.
 pub(super) fn strongly_connected<'a>(graph: &BTreeMap<&'a str, Vec<&'a str>>) -> Vec<Vec<&'a str>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> =
         graph.keys().map(|node| (*node, reached_from(graph, node))).collect();
@@ -25,7 +25,7 @@ pub(super) fn strongly_connected<'a>(graph: &BTreeMap<&'a str, Vec<&'a str>>) ->
     components
 }
 
-/// The nodes at the ends of all paths of at least one edge.
+/// The nodes that are reachable from `start` by at least one edge.
 fn reached_from<'a>(graph: &BTreeMap<&'a str, Vec<&'a str>>, start: &str) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut next = vec![start];

@@ -1,22 +1,21 @@
-//! The imports between the top modules of a crate, which must not form cycles.
+//! Finds import cycles among the top modules of a crate.
 //!
-//! A top module is a direct child of the crate root. There is an edge `a -> b` if code in `a` or below it names
-//! `crate::b`, directly or by `super`, in a `use` tree, an expression, a type or the tokens of a macro. A name that the
+//! A top module is a direct child of the crate root. There is an edge `a -> b` if code in `a` or a descendant of it names
+//! `crate::b`, directly or through `super`, in a `use` tree, an expression, a type or the tokens of a macro. A name that the
 //! crate root re-exports counts as an edge to the top module that defines it: `crate::Error` is an edge to `error`.
 //!
-//! Code that is compiled for tests only, files named `tests.rs`, documentation and the crate root itself count for
-//! nothing. The check is syntactic: calling a method needs no name, so a method that another module adds to a type with
-//! an `impl` block of its own is no edge.
+//! Test-only code, files named `tests.rs`, documentation and the crate root itself are ignored. The check is syntactic: a method
+//! call has no path, so a method that another module adds to a type in its own `impl` block is not an edge.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`names`] | the paths that one source text names, and the names that its modules define |
-//! | [`tree`] | the modules of a crate, read from its files, and the module that defines a path |
+//! | [`names`] | the paths in one source file, and the names that its modules define |
+//! | [`module_tree`] | the modules of a crate, and the resolution of a path to the module that defines it |
 //! | [`components`] | strongly connected components |
 
 mod components;
+mod module_tree;
 mod names;
-mod tree;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,26 +25,26 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use tree::Tree;
+use module_tree::ModuleTree;
 
-/// One place where a top module names another.
+/// A source location at which a top module names another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct ImportSite {
     file: String,
     line: usize,
-    /// The path as the source has it, but for braces.
+    /// The path as written in the source, with braces expanded.
     path: String,
 }
 
-/// Top modules that import each other, directly or by way of others, with one place for each edge among them.
+/// Top modules that import each other, directly or through others, with one source location for each edge.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cycle {
     modules: Vec<String>,
-    edges: Vec<(String, String, Place)>,
+    edges: Vec<(String, String, ImportSite)>,
 }
 
 impl Cycle {
-    /// A cycle of these modules, with no edge to show.
+    /// A cycle of these modules without edges.
     #[cfg(test)]
     pub(crate) fn new(modules: &[&str]) -> Self {
         Self { modules: modules.iter().map(|name| (*name).to_owned()).collect(), edges: Vec::new() }
@@ -58,14 +57,14 @@ impl Cycle {
 
 impl fmt::Display for Cycle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (from, to, Place { file, line, path }) in &self.edges {
+        for (from, to, ImportSite { file, line, path }) in &self.edges {
             writeln!(f, "    {from} -> {to}: {file}:{line} names `{path}`")?;
         }
         Ok(())
     }
 }
 
-/// The cycles among the top modules of the crate whose root is this file.
+/// The import cycles among the top modules of the crate with this root file.
 pub(crate) fn cycles(root: &Path) -> Result<Vec<Cycle>> {
     cycles_in(root, &|path| match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -75,36 +74,36 @@ pub(crate) fn cycles(root: &Path) -> Result<Vec<Cycle>> {
 }
 
 fn cycles_in(root: &Path, read: &dyn Fn(&Path) -> Result<Option<String>>) -> Result<Vec<Cycle>> {
-    let places = edges(&Tree::read(root, read)?);
+    let sites = edges(&ModuleTree::read(root, read)?);
     let mut graph: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (from, to) in places.keys() {
+    for (from, to) in sites.keys() {
         graph.entry(from).or_default().push(to);
     }
     let components = components::strongly_connected(&graph).into_iter();
     let cycle = |modules: Vec<&str>| Cycle {
-        edges: places
+        edges: sites
             .iter()
             .filter(|((from, to), _)| modules.contains(&from.as_str()) && modules.contains(&to.as_str()))
-            .map(|((from, to), place)| (from.clone(), to.clone(), place.clone()))
+            .map(|((from, to), site)| (from.clone(), to.clone(), site.clone()))
             .collect(),
         modules: modules.into_iter().map(str::to_owned).collect(),
     };
     Ok(components.map(cycle).collect())
 }
 
-/// The edges between top modules, each with the first place that has it.
-fn edges(tree: &Tree) -> BTreeMap<(String, String), Place> {
+/// The edges between top modules, each with its first source location.
+fn edges(tree: &ModuleTree) -> BTreeMap<(String, String), ImportSite> {
     let mut edges = BTreeMap::new();
-    for (file, named) in tree.named() {
+    for (file, named) in tree.named_paths() {
         let Some(from) = named.module.first() else { continue };
         for to in tree.top_modules_of(&named.path) {
             if to != from {
-                let place = Place {
+                let site = ImportSite {
                     file: file.to_owned(),
                     line: named.line,
                     path: format!("crate::{}", named.path.join("::")),
                 };
-                edges.entry((from.clone(), to.to_owned())).or_insert(place);
+                edges.entry((from.clone(), to.to_owned())).or_insert(site);
             }
         }
     }
@@ -115,12 +114,12 @@ fn edges(tree: &Tree) -> BTreeMap<(String, String), Place> {
 mod tests {
     use super::*;
 
-    /// The edges of a crate made of these files, as `from -> to file:line`.
+    /// The edges of a crate that consists of these files, as `from -> to file:line`.
     fn edges_of(files: &[(&str, &str)]) -> Vec<String> {
-        let tree = Tree::read(Path::new("src/lib.rs"), &|path| Ok(text_of(files, path))).unwrap();
+        let tree = ModuleTree::read(Path::new("src/lib.rs"), &|path| Ok(text_of(files, path))).unwrap();
         let edges = edges(&tree);
-        let text = |((from, to), place): (&(String, String), &Place)| {
-            format!("{from} -> {to} {}:{}", place.file, place.line)
+        let text = |((from, to), site): (&(String, String), &ImportSite)| {
+            format!("{from} -> {to} {}:{}", site.file, site.line)
         };
         edges.iter().map(text).collect()
     }
@@ -129,8 +128,8 @@ mod tests {
         files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned())
     }
 
-    /// The edges that leave the module `a` with this text, in a crate with the modules `a`, `b`, `c` and `d`, whose root
-    /// re-exports `b::Bee` and `c::{Sea, deep::Deep as Depth}`.
+    /// The edges from module `a` with this text, in a crate with the modules `a`, `b`, `c` and `d`, whose root re-exports
+    /// `b::Bee` and `c::{Sea, deep::Deep as Depth}`.
     fn from_a(text: &str) -> Vec<String> {
         let root = "mod a; mod b { pub struct Bee; }\n\
                     mod c { pub struct Sea; pub mod deep { pub struct Deep; } }\n\
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn super_leads_to_another_module_only_from_high_enough() {
+    fn super_is_resolved_from_the_containing_module() {
         assert_eq!(from_a("use super::b::Bee;"), ["b src/a.rs:1"]);
         let text = "mod b {}\nmod inner {\n    use super::b;\n    use super::super::c::Sea;\n}\n";
         assert_eq!(from_a(text), ["c src/a.rs:4"]);
@@ -207,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn an_exported_macro_belongs_to_the_module_that_defines_it() {
+    fn an_exported_macro_is_an_edge_to_the_module_that_defines_it() {
         let root =
             "mod a { fn f() { crate::made!(); } }\nmod b { #[macro_export] macro_rules! made { () => {} } }";
         assert_eq!(edges_of(&[("src/lib.rs", root)]), ["a -> b src/lib.rs:1"]);
     }
 
     #[test]
-    fn code_for_tests_is_no_edge() {
+    fn code_for_tests_is_not_an_edge() {
         for text in [
             "#[cfg(test)]\nmod checks { use crate::b::Bee; }",
             "#[cfg(test)]\nuse crate::b;",
@@ -238,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn links_in_documentation_are_no_edges() {
+    fn links_in_documentation_are_not_edges() {
         let text = "//! Uses [`crate::b::Bee`].\n\n/// See [b](crate::b) and [`Sea`](super::c::Sea).\nfn f() {\n    \
                     // crate::d\n    g(\"crate::d\");\n}\n";
         assert_eq!(from_a(text), Vec::<String>::new());
     }
 
     #[test]
-    fn visibility_is_no_edge() {
+    fn a_visibility_is_not_an_edge() {
         assert_eq!(
             from_a("pub(crate) fn f() {}\nmod inner { pub(in super::super::a) fn g() {} }"),
             Vec::<String>::new()
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_code_of_the_root_is_no_edge() {
+    fn code_of_the_crate_root_is_not_an_edge() {
         assert_eq!(
             edges_of(&[("src/main.rs", ""), ("src/lib.rs", "mod a {} use crate::a;")]),
             Vec::<String>::new()
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_found_in_their_files() {
+    fn module_files_are_found_as_rustc_finds_them() {
         let files = [
             ("src/lib.rs", "mod a;\nmod b;\nmod c {}\nmod d {}"),
             ("src/a/mod.rs", "mod deep;\n#[path = \"odd/place.rs\"]\nmod odd;"),
@@ -283,7 +282,7 @@ mod tests {
     #[test]
     fn a_module_without_a_file_is_an_error() {
         let files = [("src/lib.rs", "mod a;")];
-        let error = Tree::read(Path::new("src/lib.rs"), &|path| Ok(text_of(&files, path))).unwrap_err();
+        let error = ModuleTree::read(Path::new("src/lib.rs"), &|path| Ok(text_of(&files, path))).unwrap_err();
         assert_eq!(
             error.to_string(),
             "src/lib.rs declares `mod a`, but there is no src/a.rs and no src/a/mod.rs"
@@ -292,13 +291,13 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_rust_is_an_error() {
-        let error =
-            Tree::read(Path::new("src/lib.rs"), &|_| Ok(Some("mod a {}\nmod 3;".to_owned()))).unwrap_err();
+        let error = ModuleTree::read(Path::new("src/lib.rs"), &|_| Ok(Some("mod a {}\nmod 3;".to_owned())))
+            .unwrap_err();
         assert!(error.to_string().starts_with("cannot parse src/lib.rs:2"), "{error}");
     }
 
     #[test]
-    fn a_cycle_is_reported_with_the_edges_inside_it_alone() {
+    fn a_cycle_is_reported_with_its_own_edges_only() {
         let root = "mod a { use crate::b; }\nmod b { use crate::{c, d}; }\nmod c { use crate::a::X; }\nmod d {}\n\
                     mod e { use crate::a; }\nmod f { use super::g; }\nmod g { use super::f; }\n";
         let found = cycles_in(Path::new("src/lib.rs"), &|_| Ok(Some(root.to_owned()))).unwrap();

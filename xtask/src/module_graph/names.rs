@@ -1,8 +1,8 @@
-//! The paths that one source text names, and the names that its modules define.
+//! Collects the paths in one source file, and the names that its modules define.
 //!
-//! Paths are absolute: `super` and `self` are resolved against the module that contains them. Paths that begin with
-//! another name stay in their module or lead to another crate, or to something that a `use` has named already, so they
-//! are left out, except where a module re-exports them.
+//! Paths are absolute: `super` and `self` are resolved against the containing module. A path that begins with another name refers
+//! to the same module, to another crate, or to a name that a `use` has imported. Such paths are omitted, except where a module
+//! re-exports them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,12 +12,12 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, Meta, Stmt, Token, UseTree};
 
-/// The names from the crate root to a module, or to an item.
+/// The path segments from the crate root to a module or an item.
 pub(super) type ModulePath = Vec<String>;
 
-/// A path that some code names.
+/// A path in the code.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Named {
+pub(super) struct NamedPath {
     /// The module that contains the code.
     pub(super) module: ModulePath,
     /// The path from the crate root; empty for a glob of the root.
@@ -25,55 +25,56 @@ pub(super) struct Named {
     pub(super) line: usize,
 }
 
-/// What a module makes visible under its own path, other than its child modules.
+/// The names that are visible under a module's path, other than its child modules.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     pub(super) items: BTreeSet<String>,
-    /// Imported names, and the segments of what they stand for.
+    /// Imported names, and the path segments of the imported items.
     pub(super) imports: Vec<(String, Vec<String>)>,
-    /// The segments of what is imported with all its names.
+    /// The path segments of glob imports.
     pub(super) globs: Vec<Vec<String>>,
 }
 
-/// A module whose text is in a file of its own.
+/// A module with its own file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FileModule {
     pub(super) path: ModulePath,
-    /// The inline modules between the file and the declaration.
+    /// The inline modules between the declaring file and the declaration.
     pub(super) inline: Vec<String>,
-    /// The file that the attribute `path` names.
-    pub(super) at: Option<String>,
+    /// The file in the attribute `#[path]`.
+    pub(super) explicit_file: Option<String>,
 }
 
-/// What one source file holds.
+/// The paths and definitions of one source file.
 #[derive(Debug, Default)]
-pub(super) struct Source {
-    pub(super) named: Vec<Named>,
+pub(super) struct ParsedFile {
+    pub(super) named_paths: Vec<NamedPath>,
     pub(super) scopes: BTreeMap<ModulePath, Scope>,
     pub(super) file_modules: Vec<FileModule>,
-    /// Macros that the crate root has by `#[macro_export]`, by the module that defines them.
+    /// Macros exported to the crate root with `#[macro_export]`, with the module that defines each.
     pub(super) macros: Vec<(String, ModulePath)>,
 }
 
-impl Source {
-    /// Reads the text of `module`.
+impl ParsedFile {
+    /// Parses the text of `module`.
     pub(super) fn read(module: &[String], text: &str) -> syn::Result<Self> {
         let file = syn::parse_file(text)?;
-        let mut reader = Reader { depth: module.len(), module: module.to_vec(), source: Self::default() };
-        reader.items(&file.items);
-        Ok(reader.source)
+        let mut collector =
+            PathCollector { depth: module.len(), module: module.to_vec(), source: Self::default() };
+        collector.items(&file.items);
+        Ok(collector.source)
     }
 }
 
-struct Reader {
+struct PathCollector {
     module: ModulePath,
-    /// How many of the names of `module` lead to the file.
+    /// The number of segments of `module` that lead to the file; the rest are inline modules.
     depth: usize,
-    source: Source,
+    source: ParsedFile,
 }
 
-impl Reader {
-    /// Reads the items of the module `self.module`.
+impl PathCollector {
+    /// Collects from the items of the module `self.module`.
     fn items(&mut self, items: &[Item]) {
         let mut scope = Scope::default();
         for item in items.iter().filter(|item| !is_for_tests(attributes_of(item))) {
@@ -101,18 +102,18 @@ impl Reader {
         self.source.scopes.insert(self.module.clone(), scope);
     }
 
-    /// Notes a path, if its first segment leads to a module of this crate.
-    fn note(&mut self, segments: &[&Ident]) {
+    /// Records a path if its first segment refers to a module of this crate.
+    fn record(&mut self, segments: &[&Ident]) {
         let Some(last) = segments.last() else { return };
         let names: Vec<_> = segments.iter().map(ToString::to_string).collect();
         if let Some(path) = absolute(&self.module, &names) {
             let line = last.span().start().line;
-            self.source.named.push(Named { module: self.module.clone(), path, line });
+            self.source.named_paths.push(NamedPath { module: self.module.clone(), path, line });
         }
     }
 
-    /// Notes the paths among tokens that are not parsed: those of macros and attributes.
-    fn note_tokens(&mut self, tokens: TokenStream) {
+    /// Records the paths in unparsed tokens, those of macros and attributes.
+    fn record_token_paths(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let is_colon =
             |at: usize| matches!(tokens.get(at), Some(TokenTree::Punct(it)) if it.as_char() == ':');
@@ -121,21 +122,21 @@ impl Reader {
             let start = at;
             at += 1;
             match &tokens[start] {
-                TokenTree::Group(group) => self.note_tokens(group.stream()),
+                TokenTree::Group(group) => self.record_token_paths(group.stream()),
                 TokenTree::Ident(first) if is_root(first) => {
                     let mut path = vec![first];
                     while is_colon(at) && is_colon(at + 1) {
                         match tokens.get(at + 2) {
                             Some(TokenTree::Ident(name)) => path.push(name),
                             Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
-                                self.note_trees(&path, group.stream());
+                                self.record_use_branches(&path, group.stream());
                             }
                             _ => break,
                         }
                         at += 3;
                     }
                     if path.len() > 1 {
-                        self.note(&path);
+                        self.record(&path);
                     }
                 }
                 _ => {}
@@ -143,16 +144,16 @@ impl Reader {
         }
     }
 
-    /// Notes the branches of a `use` tree in braces among the tokens of a macro. What is no such tree has no paths.
-    fn note_trees(&mut self, prefix: &[&Ident], tokens: TokenStream) {
+    /// Records the branches of a `use` tree in braces in the tokens of a macro. Other tokens in braces have no paths.
+    fn record_use_branches(&mut self, prefix: &[&Ident], tokens: TokenStream) {
         let trees = Punctuated::<UseTree, Token![,]>::parse_terminated.parse2(tokens);
         for (path, _) in trees.iter().flatten().flat_map(flatten) {
-            self.note(&[prefix, &path].concat());
+            self.record(&[prefix, &path].concat());
         }
     }
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for PathCollector {
     fn visit_item(&mut self, item: &'ast Item) {
         if !is_for_tests(attributes_of(item)) {
             visit::visit_item(self, item);
@@ -170,37 +171,41 @@ impl<'ast> Visit<'ast> for Reader {
             }
             None => {
                 let inline = self.module[self.depth..].to_vec();
-                self.source.file_modules.push(FileModule { path, inline, at: path_attribute(&item.attrs) });
+                self.source.file_modules.push(FileModule {
+                    path,
+                    inline,
+                    explicit_file: path_attribute(&item.attrs),
+                });
             }
         }
     }
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         for (path, _) in flatten(&item.tree) {
-            self.note(&path);
+            self.record(&path);
         }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<_> = path.segments.iter().map(|segment| &segment.ident).collect();
         if path.leading_colon.is_none() && segments.len() > 1 {
-            self.note(&segments);
+            self.record(&segments);
         }
         visit::visit_path(self, path);
     }
 
-    /// A visibility names the module itself or one around it.
+    /// Ignored: a visibility refers to the module itself or an ancestor.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         self.visit_path(&call.path);
-        self.note_tokens(call.tokens.clone());
+        self.record_token_paths(call.tokens.clone());
     }
 
-    /// Documentation is an attribute too, but its value is a literal.
+    /// Documentation is also an attribute, but its value is a literal and not a list.
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
         if let Meta::List(list) = &attribute.meta {
-            self.note_tokens(list.tokens.clone());
+            self.record_token_paths(list.tokens.clone());
         }
     }
 
@@ -254,7 +259,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 }
 
-/// A path of code in `module`, from the crate root, if it begins with `crate`, `self` or `super`.
+/// Resolves a path in `module` to a path from the crate root, if it begins with `crate`, `self` or `super`.
 pub(super) fn absolute(module: &[String], segments: &[String]) -> Option<ModulePath> {
     let (first, mut rest) = segments.split_first()?;
     let mut base = match first.as_str() {
@@ -273,13 +278,13 @@ fn is_root(name: &Ident) -> bool {
     ["crate", "self", "super"].iter().any(|root| name == root)
 }
 
-/// The branches of a `use` tree, each with the name it gives; `None` for a glob.
+/// The branches of a `use` tree, each with the imported name, or `None` for a glob.
 fn flatten(tree: &UseTree) -> Vec<(Vec<&Ident>, Option<&Ident>)> {
     match tree {
         UseTree::Path(path) => flatten(&path.tree)
             .into_iter()
             .map(|(rest, name)| {
-                // `a::{self}` is `a`.
+                // `a::{self}` imports `a`.
                 let (rest, name) = match rest.as_slice() {
                     [only] if *only == "self" => {
                         (Vec::new(), name.map(|name| if name == "self" { &path.ident } else { name }))
@@ -330,7 +335,7 @@ fn attributes_of(item: &Item) -> &[Attribute] {
     }
 }
 
-/// The attributes of the expressions that stand alone as statements.
+/// The attributes of expressions that are used as statements.
 fn attributes_of_expression(expression: &syn::Expr) -> &[Attribute] {
     use syn::Expr;
     match expression {
@@ -351,7 +356,7 @@ fn attributes_of_expression(expression: &syn::Expr) -> &[Attribute] {
     }
 }
 
-/// Whether these attributes keep something out of all builds but those for tests.
+/// Whether an item with these attributes is compiled for tests only.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
@@ -362,7 +367,7 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Whether a predicate of `cfg` holds in builds for tests only.
+/// Whether a `cfg` predicate is true in test builds only.
 fn needs_test(predicate: &Meta) -> bool {
     let parts = |list: &syn::MetaList| {
         list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).unwrap_or_default()

@@ -1,7 +1,7 @@
-//! The Rust blocks of a README as programs: one package for a README, one program for a block.
+//! Turns the Rust blocks of a README into programs: one package for each README, one program for each block.
 //!
-//! A package depends on the published crates that its blocks name and on nothing else, so a block that needs more than a user
-//! is told to add does not compile.
+//! A package depends only on the published crates that its blocks name, so a block that needs other dependencies does not
+//! compile.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,27 +9,27 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::tarballs::Published;
+use super::tarballs::PublishedCrate;
 
-/// A block of Rust.
+/// A Rust code block.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Block {
-    /// The line of the README at which its code begins.
+pub(crate) struct ReadmeBlock {
+    /// The line number of its first line of code.
     line: usize,
-    /// Whether it is run, or only compiled.
+    /// Whether the program is run, or only compiled.
     pub(crate) runs: bool,
     code: String,
 }
 
-impl Block {
-    /// The name of its program, in the package of a README.
+impl ReadmeBlock {
+    /// The name of its program in the package of a README.
     pub(crate) fn program(&self, package: &str) -> String {
         format!("{package}-line-{}", self.line)
     }
 }
 
-/// The blocks of a README that are Rust, without those that are not meant to compile.
-pub(crate) fn blocks(text: &str) -> Vec<Block> {
+/// The Rust blocks of a README, without `ignore` and `compile_fail` blocks.
+pub(crate) fn blocks(text: &str) -> Vec<ReadmeBlock> {
     let mut blocks = Vec::new();
     let mut lines = text.lines().enumerate();
     while let Some((index, line)) = lines.next() {
@@ -44,12 +44,12 @@ pub(crate) fn blocks(text: &str) -> Vec<Block> {
             continue;
         }
         let runs = !attributes.contains(&"no_run");
-        blocks.push(Block { line: index + 2, runs, code: program(&code) });
+        blocks.push(ReadmeBlock { line: index + 2, runs, code: program(&code) });
     }
     blocks
 }
 
-/// A block as a program: rustdoc's hidden lines are shown, and what has no `main` gets one.
+/// A block as a program: hidden lines of rustdoc are included, and a `main` is added if there is none.
 fn program(lines: &[&str]) -> String {
     let shown = |line: &&str| match line.strip_prefix("# ") {
         Some(hidden) => hidden.to_owned(),
@@ -66,26 +66,27 @@ fn program(lines: &[&str]) -> String {
     format!("fn block() -> {name} {{\n{code}\n{result}}}\n\nfn main() {{\n    block().unwrap();\n}}\n")
 }
 
-/// The published crates that blocks name.
-fn named<'a>(blocks: &[Block], published: &'a [Published]) -> Vec<&'a Published> {
+/// The published libraries that blocks name.
+fn crates_named_in<'a>(blocks: &[ReadmeBlock], published: &'a [PublishedCrate]) -> Vec<&'a PublishedCrate> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
-    let names = |krate: &&Published| {
+    let names = |krate: &&PublishedCrate| {
         let module = krate.name.replace('-', "_");
-        let has = |block: &Block| block.code.split(|letter| !is_part(letter)).any(|word| word == module);
-        krate.is_library && blocks.iter().any(has)
+        let is_named_in =
+            |block: &ReadmeBlock| block.code.split(|letter| !is_part(letter)).any(|word| word == module);
+        krate.is_library && blocks.iter().any(is_named_in)
     };
     published.iter().filter(names).collect()
 }
 
-/// Writes the package of a README.
+/// Writes the package of a README's programs.
 pub(crate) fn write_package(
     folder: &Path,
     package: &str,
-    blocks: &[Block],
-    published: &[Published],
+    blocks: &[ReadmeBlock],
+    published: &[PublishedCrate],
 ) -> Result<()> {
     let mut manifest = format!("[package]\nname = \"{package}\"\nedition = \"2024\"\n\n[dependencies]\n");
-    for krate in named(blocks, published) {
+    for krate in crates_named_in(blocks, published) {
         writeln!(manifest, "{} = \"{}\"", krate.name, krate.version)?;
     }
     let source = folder.join("src/bin");
@@ -93,7 +94,7 @@ pub(crate) fn write_package(
         fs::remove_dir_all(&source).with_context(|| format!("cannot remove {}", source.display()))?;
     }
     fs::create_dir_all(&source).with_context(|| format!("cannot create {}", source.display()))?;
-    // Cargo refuses a package without a target, and a README may have no block.
+    // cargo requires a target in each package, and a README may have no block, so there is an empty library.
     let mut files = vec![(folder.join("Cargo.toml"), manifest), (folder.join("src/lib.rs"), String::new())];
     for block in blocks {
         files.push((source.join(format!("{}.rs", block.program(package))), block.code.clone()));
@@ -111,16 +112,16 @@ mod tests {
     const README: &str = "# ours\n\n```rust\nuse ours_os::A;\nfn main() {}\n```\n\n```sh\nls\n```\n\n\
                           ```rust,no_run\nfn main() {\n}\n```\n\n```rust,ignore\n...\n```\n\n```python torch\nx\n```\n";
 
-    fn published(name: &str, is_library: bool) -> Published {
+    fn published(name: &str, is_library: bool) -> PublishedCrate {
         let version = "0.1.0".to_owned();
-        Published { name: name.to_owned(), version, features: Vec::new(), is_library }
+        PublishedCrate { name: name.to_owned(), version, features: Vec::new(), is_library }
     }
 
     #[test]
     fn blocks_of_rust_become_programs_with_their_lines() {
         let found = blocks(README);
-        let first = Block { line: 4, runs: true, code: "use ours_os::A;\nfn main() {}\n".to_owned() };
-        let second = Block { line: 13, runs: false, code: "fn main() {\n}\n".to_owned() };
+        let first = ReadmeBlock { line: 4, runs: true, code: "use ours_os::A;\nfn main() {}\n".to_owned() };
+        let second = ReadmeBlock { line: 13, runs: false, code: "fn main() {\n}\n".to_owned() };
         assert_eq!(found, [first, second]);
         assert_eq!(found[0].program("readme-of-ours"), "readme-of-ours-line-4");
     }
@@ -142,7 +143,8 @@ mod tests {
     fn a_package_depends_on_the_crates_that_its_blocks_name() {
         let published = [published("ours", true), published("ours-os", true), published("ours-cli", false)];
         let blocks = blocks(README);
-        let names: Vec<_> = named(&blocks, &published).iter().map(|krate| krate.name.as_str()).collect();
+        let names: Vec<_> =
+            crates_named_in(&blocks, &published).iter().map(|krate| krate.name.as_str()).collect();
         assert_eq!(names, ["ours-os"]);
     }
 }

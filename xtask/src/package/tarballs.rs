@@ -1,4 +1,4 @@
-//! The tarballs of the published crates: made by cargo, unpacked, and built as one workspace.
+//! Packs the published crates as tarballs with cargo, unpacks them, and builds them as one workspace.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,38 +10,38 @@ use serde_json::Value;
 
 use crate::command;
 
-/// A crate of the workspace that is published.
+/// A workspace crate that is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Published {
+pub(crate) struct PublishedCrate {
     pub(crate) name: String,
     pub(crate) version: String,
     /// Its features, without `default`.
     pub(crate) features: Vec<String>,
-    /// Whether it has a library, or programs only.
+    /// Whether it has a library; otherwise it has programs only.
     pub(crate) is_library: bool,
 }
 
-/// The profile of the workspace's `dev` builds, so that what others have compiled is used again.
-const DEBUG: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+/// The debug setting of the workspace's `dev` profile, so that compiled dependencies are reused.
+const DEBUG_INFO: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
 
-/// The crates of the workspace that do not have `publish = false`, in alphabetical order.
-pub(crate) fn published() -> Result<Vec<Published>> {
+/// The workspace crates without `publish = false`, in alphabetical order.
+pub(crate) fn published() -> Result<Vec<PublishedCrate>> {
     let arguments = ["metadata", "--format-version=1", "--no-deps", "--locked"];
     let metadata = command::capture(command::cargo().args(arguments))?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata did not write JSON")?;
-    read_published(&metadata).context("cannot read what cargo metadata wrote")
+    read_published(&metadata).context("the output of cargo metadata lacks expected fields")
 }
 
-fn read_published(metadata: &Value) -> Option<Vec<Published>> {
+fn read_published(metadata: &Value) -> Option<Vec<PublishedCrate>> {
     let mut published = Vec::new();
     for package in metadata["packages"].as_array()? {
-        // `publish = false` is an empty list of registries.
+        // `publish = false` is reported as an empty list of registries.
         if package["publish"].as_array().is_some_and(Vec::is_empty) {
             continue;
         }
         let features = package["features"].as_object()?.keys().filter(|name| *name != "default").cloned();
         let is_library = package["targets"].as_array()?.iter().any(|target| target["kind"][0] == "lib");
-        published.push(Published {
+        published.push(PublishedCrate {
             name: package["name"].as_str()?.to_owned(),
             version: package["version"].as_str()?.to_owned(),
             features: features.collect(),
@@ -52,38 +52,43 @@ fn read_published(metadata: &Value) -> Option<Vec<Published>> {
     Some(published)
 }
 
-/// Has cargo make the tarballs, and returns their paths in the order of the crates.
-pub(crate) fn pack(published: &[Published], target: &Path, arguments: &[&str]) -> Result<Vec<PathBuf>> {
-    // Behind this nothing is asked of a registry: a crate that is not on this machine is one of ours, or missing.
+/// Packs the tarballs with cargo, and returns their paths in the order of the crates.
+pub(crate) fn pack(published: &[PublishedCrate], target: &Path, arguments: &[&str]) -> Result<Vec<PathBuf>> {
+    // All dependencies are downloaded first; packing is then offline, so that crates of the workspace are not looked up in a
+    // registry.
     command::run(command::cargo().args(["fetch", "--quiet", "--locked"]))?;
     let mut cargo = command::cargo();
-    cargo.args(["package", "--quiet", "--locked", "--offline"]).args(arguments).env(DEBUG.0, DEBUG.1);
+    cargo
+        .args(["package", "--quiet", "--locked", "--offline"])
+        .args(arguments)
+        .env(DEBUG_INFO.0, DEBUG_INFO.1);
     for krate in published {
         cargo.args(["--package", &krate.name]);
     }
     command::run(&mut cargo)?;
-    let archive = |krate: &Published| format!("{}-{}.crate", krate.name, krate.version);
+    let archive = |krate: &PublishedCrate| format!("{}-{}.crate", krate.name, krate.version);
     Ok(published.iter().map(|krate| target.join("package").join(archive(krate))).collect())
 }
 
-/// Tarballs as folders of one workspace.
+/// Unpacked tarballs that form one workspace.
 #[derive(Debug)]
-pub(crate) struct Unpacked {
+pub(crate) struct UnpackedCrates {
     pub(crate) root: PathBuf,
     /// The folders, in the order of the tarballs.
     pub(crate) folders: Vec<PathBuf>,
 }
 
-impl Unpacked {
-    /// Unpacks tarballs below `root`. One that was unpacked there before is left as it is.
+impl UnpackedCrates {
+    /// Unpacks tarballs into subfolders of `root`. A folder with the same tarball is not unpacked again.
     pub(crate) fn create(root: &Path, archives: &[PathBuf]) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
         let folders = archives.iter().map(|archive| unpack(root, archive)).collect::<Result<_>>()?;
         Ok(Self { root: root.to_owned(), folders })
     }
 
-    /// Makes the folders and `packages`, which lie beside them, a workspace in which `published` are what was unpacked.
-    pub(crate) fn write_workspace(&self, packages: &[&str], published: &[Published]) -> Result<()> {
+    /// Writes the manifest of a workspace with the unpacked folders and `packages`, which are in the same root. Dependencies on
+    /// `published` crates are resolved to the unpacked folders.
+    pub(crate) fn write_workspace(&self, packages: &[&str], published: &[PublishedCrate]) -> Result<()> {
         let folder = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let folders: Vec<_> = self.folders.iter().map(folder).collect();
         let members = folders.iter().map(String::as_str).chain(packages.iter().copied());
@@ -97,7 +102,7 @@ impl Unpacked {
         }
         let (path, lock) = (self.root.join("Cargo.toml"), self.root.join("Cargo.lock"));
         fs::write(&path, manifest).with_context(|| format!("cannot write {}", path.display()))?;
-        // The versions that the other checks run with.
+        // Uses the dependency versions of the other checks.
         fs::copy("Cargo.lock", &lock).with_context(|| format!("cannot write {}", lock.display()))?;
         Ok(())
     }
@@ -107,28 +112,28 @@ impl Unpacked {
         command::run(self.cargo(target).args(["build", "--quiet", "--workspace", "--offline"]))
     }
 
-    /// Cargo in the workspace, with the folder of build outputs of ours.
+    /// A cargo command in the workspace with the given target folder.
     pub(crate) fn cargo(&self, target: &Path) -> Command {
         let mut cargo = command::cargo();
-        cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", target).env(DEBUG.0, DEBUG.1);
+        cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", target).env(DEBUG_INFO.0, DEBUG_INFO.1);
         cargo
     }
 }
 
-/// Unpacks a tarball into the folder of its name, and returns it. Files get the present time: those of a tarball have all
-/// the same, by which cargo could not see that one has changed.
+/// Unpacks a tarball into the folder of its name, and returns the folder. Files get the current time (`-m`), because all tarballs
+/// have the same file times and cargo would miss changes.
 fn unpack(root: &Path, archive: &Path) -> Result<PathBuf> {
-    let name = archive.file_stem().context("a tarball has a name")?.to_string_lossy();
-    let (folder, kept) = (root.join(&*name), root.join(format!("{name}.crate")));
+    let name = archive.file_stem().context("the path of a tarball has no file name")?.to_string_lossy();
+    let (folder, archive_copy) = (root.join(&*name), root.join(format!("{name}.crate")));
     let bytes = fs::read(archive).with_context(|| format!("cannot read {}", archive.display()))?;
-    if folder.is_dir() && fs::read(&kept).is_ok_and(|before| before == bytes) {
+    if folder.is_dir() && fs::read(&archive_copy).is_ok_and(|before| before == bytes) {
         return Ok(folder);
     }
     if folder.is_dir() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
     command::run(Command::new("tar").args(["-xzmf"]).arg(archive).arg("-C").arg(root))?;
-    fs::write(&kept, bytes).with_context(|| format!("cannot write {}", kept.display()))?;
+    fs::write(&archive_copy, bytes).with_context(|| format!("cannot write {}", archive_copy.display()))?;
     Ok(folder)
 }
 
@@ -139,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_that_are_not_published_are_left_out() {
+    fn unpublished_crates_are_excluded() {
         let package = |name: &str, publish: Value, kind: &str| {
             let features = json!({"default": ["fault"], "fault": []});
             json!({"name": name, "version": "0.1.0", "publish": publish, "features": features,
@@ -151,7 +156,7 @@ mod tests {
             package("a", Value::Null, "bin"),
         ];
         let found = read_published(&json!({"packages": packages})).unwrap();
-        let expected = |name: &str, is_library| Published {
+        let expected = |name: &str, is_library| PublishedCrate {
             name: name.to_owned(),
             version: "0.1.0".to_owned(),
             features: vec!["fault".to_owned()],

@@ -1,4 +1,4 @@
-//! The changelog: what is below `Unreleased` becomes the section of a version.
+//! Moves the section `Unreleased` of the changelog to a section for the released version.
 
 use anyhow::{Context, Result, ensure};
 
@@ -6,13 +6,13 @@ use super::version::Version;
 
 const UNRELEASED: &str = "## [Unreleased]\n";
 
-/// The changelog in which what was not released has a version and a date, below an empty `Unreleased`.
-pub(crate) fn cut(text: &str, version: Version, date: &str) -> Result<String> {
+/// Returns the changelog with the unreleased changes under the new version and date, below an empty `Unreleased`.
+pub(crate) fn add_release(text: &str, version: Version, date: &str) -> Result<String> {
     let heading = format!("## [{version}]");
-    ensure!(!text.contains(&heading), "the changelog has a section `{heading}` already");
+    ensure!(!text.contains(&heading), "the changelog already has a section `{heading}`");
     let (before, after) = text.split_once(UNRELEASED).context("the changelog has no `## [Unreleased]`")?;
     let changes = after.split("\n## ").next().unwrap_or_default();
-    ensure!(!changes.trim().is_empty(), "nothing is written below `## [Unreleased]`");
+    ensure!(!changes.trim().is_empty(), "the section `## [Unreleased]` is empty");
     Ok(format!("{before}{UNRELEASED}\n{heading} - {date}\n{after}"))
 }
 
@@ -23,25 +23,25 @@ mod tests {
     const CHANGELOG: &str =
         "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- All.\n\n## [0.1.0] - 2026-01-01\n\n- One.\n";
 
-    fn cut_at(text: &str, version: &str) -> Result<String> {
-        cut(text, version.parse().unwrap(), "2026-02-03")
+    fn add_release_to(text: &str, version: &str) -> Result<String> {
+        add_release(text, version.parse().unwrap(), "2026-02-03")
     }
 
     #[test]
     fn unreleased_changes_get_a_version_and_a_date() {
         let expected = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-02-03\n\n### Added\n\n- All.\n\n\
                         ## [0.1.0] - 2026-01-01\n\n- One.\n";
-        assert_eq!(cut_at(CHANGELOG, "0.2.0").unwrap(), expected);
+        assert_eq!(add_release_to(CHANGELOG, "0.2.0").unwrap(), expected);
     }
 
     #[test]
-    fn a_release_without_changes_or_with_a_known_version_is_refused() {
-        let cut = cut_at(CHANGELOG, "0.2.0").unwrap();
-        let error = cut_at(&cut, "0.3.0").unwrap_err();
-        assert_eq!(error.to_string(), "nothing is written below `## [Unreleased]`");
-        let error = cut_at(CHANGELOG, "0.1.0").unwrap_err();
-        assert_eq!(error.to_string(), "the changelog has a section `## [0.1.0]` already");
-        let error = cut_at("# Changelog\n", "0.1.0").unwrap_err();
+    fn empty_releases_and_existing_versions_are_rejected() {
+        let released = add_release_to(CHANGELOG, "0.2.0").unwrap();
+        let error = add_release_to(&released, "0.3.0").unwrap_err();
+        assert_eq!(error.to_string(), "the section `## [Unreleased]` is empty");
+        let error = add_release_to(CHANGELOG, "0.1.0").unwrap_err();
+        assert_eq!(error.to_string(), "the changelog already has a section `## [0.1.0]`");
+        let error = add_release_to("# Changelog\n", "0.1.0").unwrap_err();
         assert_eq!(error.to_string(), "the changelog has no `## [Unreleased]`");
     }
 }

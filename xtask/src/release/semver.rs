@@ -1,8 +1,8 @@
-//! Public interfaces compared with those of the last release, by cargo-semver-checks.
+//! Compares public interfaces with those of the last release, using cargo-semver-checks.
 //!
-//! Nothing of wholemem need be on a registry: both sides are tarballs, each side is one workspace in which the crates depend on
-//! each other, and the tool gets what rustdoc writes of them. It is not installed by us: no registry has it ready to run, and
-//! compiling it takes minutes.
+//! No crate has to be on a registry: both releases are unpacked from tarballs, each as one workspace in which the crates depend
+//! on each other, and cargo-semver-checks reads their rustdoc JSON. xtask does not install the tool, because no registry has it
+//! prebuilt and compiling it takes minutes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::version::Version;
 use crate::command;
-use crate::package::tarballs::{self, Published, Unpacked};
+use crate::package::tarballs::{self, PublishedCrate, UnpackedCrates};
 
 const INSTALL: &str = "cargo install cargo-semver-checks@0.51.0 --locked";
 
-/// The step in which everything may change.
+/// The release type that allows breaking changes.
 const MAJOR: &str = "major";
 
-/// Fails if a library breaks what the step from its previous version to `version` promises.
+/// Fails if a library has changes that the step from its previous version to `version` does not allow.
 pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     ensure!(
         command::succeeds(command::cargo().args(["semver-checks", "--version"])),
@@ -32,51 +32,60 @@ pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     let names = published.into_iter().map(|krate| (krate.name, krate.version));
     let after = names.zip(packed).map(|((name, version), path)| (name, version, path)).collect();
     let folder = target.join("semver");
-    let old = Side::create(&folder.join("previous"), before)?;
-    let new = Side::create(&folder.join("current"), after)?;
+    let old = ReleaseCrates::create(&folder.join("previous"), before)?;
+    let new = ReleaseCrates::create(&folder.join("current"), after)?;
     let mut broken = Vec::new();
     for krate in new.crates.iter().filter(|krate| krate.is_library) {
-        let Some(was) = old.crates.iter().find(|was| was.name == krate.name) else {
-            println!("{}: not in {}", krate.name, previous.display());
+        let Some(previous_crate) = old.crates.iter().find(|previous_crate| previous_crate.name == krate.name)
+        else {
+            println!("{}: not in {}, so not compared", krate.name, previous.display());
             continue;
         };
-        let step = step(was.version.parse().map_err(anyhow::Error::msg)?, version)?;
-        if step == MAJOR {
-            println!("{}: {version} may break what {} promises", krate.name, was.version);
+        let release_type =
+            release_type(previous_crate.version.parse().map_err(anyhow::Error::msg)?, version)?;
+        if release_type == MAJOR {
+            println!(
+                "{}: {version} may have changes that break users of {}",
+                krate.name, previous_crate.version
+            );
             continue;
         }
-        let (old, new) = (old.rustdoc(&was.name)?, new.rustdoc(&krate.name)?);
+        let (old, new) = (old.rustdoc(&previous_crate.name)?, new.rustdoc(&krate.name)?);
         let mut tool = command::cargo();
-        tool.args(["semver-checks", "--release-type", step]);
+        tool.args(["semver-checks", "--release-type", release_type]);
         tool.arg("--baseline-rustdoc").arg(old).arg("--current-rustdoc").arg(new);
         if command::run(&mut tool).is_err() {
             broken.push(krate.name.as_str());
         }
     }
-    ensure!(broken.is_empty(), "{version} would break what semver promises: {}", broken.join(", "));
+    ensure!(
+        broken.is_empty(),
+        "{version} has breaking changes that semver does not allow: {}",
+        broken.join(", ")
+    );
     Ok(())
 }
 
-/// The crates of one release.
-struct Side {
-    unpacked: Unpacked,
-    crates: Vec<Published>,
+/// The unpacked crates of one release.
+struct ReleaseCrates {
+    unpacked: UnpackedCrates,
+    crates: Vec<PublishedCrate>,
 }
 
-impl Side {
+impl ReleaseCrates {
     fn create(root: &Path, archives: Vec<(String, String, PathBuf)>) -> Result<Self> {
         let paths: Vec<_> = archives.iter().map(|(_, _, path)| path.clone()).collect();
-        let unpacked = Unpacked::create(root, &paths)?;
+        let unpacked = UnpackedCrates::create(root, &paths)?;
         let describe = |((name, version, _), folder): ((String, String, PathBuf), &PathBuf)| {
             let is_library = folder.join("src/lib.rs").is_file();
-            Published { name, version, features: Vec::new(), is_library }
+            PublishedCrate { name, version, features: Vec::new(), is_library }
         };
         let crates: Vec<_> = archives.into_iter().zip(&unpacked.folders).map(describe).collect();
         unpacked.write_workspace(&[], &crates)?;
         Ok(Self { unpacked, crates })
     }
 
-    /// The public interface of a library, as JSON, which stable Rust writes only if told that it may.
+    /// The public interface of a library as rustdoc JSON, an unstable output that `RUSTC_BOOTSTRAP` allows on stable Rust.
     fn rustdoc(&self, name: &str) -> Result<PathBuf> {
         let target = self.unpacked.root.join("target");
         let mut cargo = self.unpacked.cargo(&target);
@@ -111,22 +120,21 @@ fn archives(folder: &Path) -> Result<Vec<(String, String, PathBuf)>> {
     Ok(found)
 }
 
-/// The crate and the version that the name of a tarball has.
+/// Splits the file name of a tarball into crate and version.
 fn name_and_version(file: &str) -> Option<(String, Version)> {
     let (name, version) = file.strip_suffix(".crate")?.rsplit_once('-')?;
     Some((name.to_owned(), version.parse().ok()?))
 }
 
-/// How much may change from one version to another, in the words of the tool. Below 1.0 every part counts one more, as in
-/// cargo.
-fn step(before: Version, after: Version) -> Result<&'static str> {
-    let step = match after.first_difference(before) {
+/// The release type between two versions, as cargo-semver-checks names it. Below 1.0 a minor version may break, as in cargo.
+fn release_type(before: Version, after: Version) -> Result<&'static str> {
+    let index = match after.first_difference(before) {
         Some(0) => 0,
         Some(part) if after.is_unstable() => part - 1,
         Some(part) => part,
-        None => bail!("the previous tarballs have the version {after} too"),
+        None => bail!("the previous tarballs also have version {after}"),
     };
-    Ok([MAJOR, "minor", "patch"][step])
+    Ok([MAJOR, "minor", "patch"][index])
 }
 
 #[cfg(test)]
@@ -134,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_tarballs_have_a_crate_and_a_version() {
+    fn tarball_names_are_split_into_crate_and_version() {
         let version = "0.1.0".parse().unwrap();
         assert_eq!(name_and_version("wholemem-os-0.1.0.crate"), Some(("wholemem-os".to_owned(), version)));
         for file in ["SHA256SUMS", "wholemem.crate", "wholemem-0.1.crate", "wholemem-0.1.0.tar.gz"] {
@@ -143,8 +151,8 @@ mod tests {
     }
 
     #[test]
-    fn a_step_below_one_counts_one_part_more() {
-        let step = |before: &str, after: &str| step(before.parse().unwrap(), after.parse().unwrap());
+    fn the_release_type_below_one_is_shifted_by_one_part() {
+        let step = |before: &str, after: &str| release_type(before.parse().unwrap(), after.parse().unwrap());
         let expected = [
             ("1.2.3", "2.0.0", "major"),
             ("1.2.3", "1.3.0", "minor"),
@@ -157,6 +165,6 @@ mod tests {
             assert_eq!(step(before, after).unwrap(), name, "{before} to {after}");
         }
         let error = step("0.1.0", "0.1.0").unwrap_err();
-        assert_eq!(error.to_string(), "the previous tarballs have the version 0.1.0 too");
+        assert_eq!(error.to_string(), "the previous tarballs also have version 0.1.0");
     }
 }

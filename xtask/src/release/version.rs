@@ -1,11 +1,11 @@
-//! Versions: as numbers, and as the workspace's manifest has them.
+//! Parses versions, and reads and sets the version in the workspace manifest.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A version without a pre-release part.
+/// A version `major.minor.patch`, without a pre-release part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version {
     major: u32,
@@ -14,13 +14,13 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// The first part in which two versions differ: 0 is the major one, 2 the patch.
+    /// The index of the first part in which two versions differ: 0 is major, 1 minor, 2 patch.
     pub(crate) fn first_difference(self, other: Self) -> Option<usize> {
         let parts = |version: Self| [version.major, version.minor, version.patch];
         parts(self).iter().zip(parts(other)).position(|(&one, other)| one != other)
     }
 
-    /// Whether it is before 1.0.
+    /// Whether the version is below 1.0.
     pub(crate) fn is_unstable(self) -> bool {
         self.major == 0
     }
@@ -32,7 +32,7 @@ impl FromStr for Version {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |part: &str| {
             let number = part.parse().ok()?;
-            // Without leading zeros and signs.
+            // Rejects leading zeros and signs.
             (u32::to_string(&number) == part).then_some(number)
         };
         let parts: Option<Vec<u32>> = text.split('.').map(number).collect();
@@ -49,7 +49,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The version of the workspace.
+/// Reads the version of the workspace from its manifest.
 pub(crate) fn current(manifest: &str) -> Result<Version> {
     let mut section = "";
     for line in manifest.lines() {
@@ -57,14 +57,14 @@ pub(crate) fn current(manifest: &str) -> Result<Version> {
             section = line;
         }
         if let ("[workspace.package]", Some(rest)) = (section, line.strip_prefix("version = \"")) {
-            let text = rest.strip_suffix('"').context("the version of the workspace is no string")?;
+            let text = rest.strip_suffix('"').context("the version of the workspace is not a string")?;
             return text.parse().map_err(anyhow::Error::msg);
         }
     }
     bail!("no `version` in [workspace.package]")
 }
 
-/// The manifest with another version: that of the workspace, and those by which its crates depend on each other.
+/// Returns the manifest with a new version, for the workspace and for the dependencies between its crates.
 pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
     let before = format!("version = \"{}\"", current(manifest)?);
     let after = format!("version = \"{version}\"");
@@ -74,19 +74,19 @@ pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
         if line.starts_with('[') {
             section = line;
         }
-        let is_own = match section {
+        let is_workspace_version = match section {
             "[workspace.package]" => line == before,
             "[workspace.dependencies]" if line.contains("path = ") && line.contains("version = ") => {
-                ensure!(line.contains(&before), "another version than that of the workspace: {line}");
+                ensure!(line.contains(&before), "the version differs from that of the workspace: {line}");
                 crates += 1;
                 true
             }
             _ => false,
         };
-        edited.push_str(&if is_own { line.replace(&before, &after) } else { line.to_owned() });
+        edited.push_str(&if is_workspace_version { line.replace(&before, &after) } else { line.to_owned() });
         edited.push('\n');
     }
-    ensure!(crates > 0, "no crate of the workspace is in [workspace.dependencies] with a version");
+    ensure!(crates > 0, "[workspace.dependencies] has no crate of the workspace with a version");
     Ok(edited)
 }
 
@@ -111,15 +111,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_three_numbers_is_no_version() {
+    fn only_three_plain_numbers_are_a_version() {
         for text in ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1.2.x", "1.02.3", "+1.2.3", "1.2.3-rc1"] {
-            let refused = format!("`{text}` is not a version such as 0.2.0");
-            assert_eq!(text.parse::<Version>(), Err(refused), "{text}");
+            let error = format!("`{text}` is not a version such as 0.2.0");
+            assert_eq!(text.parse::<Version>(), Err(error), "{text}");
         }
     }
 
     #[test]
-    fn the_workspace_and_its_crates_get_the_version_and_others_keep_theirs() {
+    fn only_versions_of_workspace_crates_are_set() {
         assert_eq!(current(MANIFEST).unwrap(), version("0.1.0"));
         let edited = set(MANIFEST, version("0.2.0")).unwrap();
         let expected = MANIFEST
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_with_another_version_than_the_workspace_is_refused() {
+    fn a_crate_version_that_differs_from_the_workspace_is_rejected() {
         let manifest = MANIFEST.replace("\"ours\", version = \"0.1.0\"", "\"ours\", version = \"0.0.9\"");
         let error = set(&manifest, version("0.2.0")).unwrap_err().to_string();
-        assert!(error.starts_with("another version than that of the workspace: ours = "), "{error}");
+        assert!(error.starts_with("the version differs from that of the workspace: ours = "), "{error}");
     }
 
     #[test]
-    fn a_manifest_without_a_version_is_refused() {
+    fn a_manifest_without_a_version_is_rejected() {
         let error = current("[package]\nversion = \"0.1.0\"\n").unwrap_err();
         assert_eq!(error.to_string(), "no `version` in [workspace.package]");
     }

@@ -1,8 +1,8 @@
-"""Checks that every link in the pages of a site leads to a file of the site, and to a place that the file has.
+"""Checks that every link in the pages of a site leads to an existing file of the site, and to an existing fragment of it.
 
     python3 check_links.py FOLDER IGNORED-FOLDER...
 
-Other sites are not asked. Pages in ignored folders are linked to, and their own links are not checked.
+Links to other sites are not checked. Pages may link to pages in ignored folders, whose own links are not checked.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """The links of a page, and the places in it that can be linked to.
+    """The links of an HTML page, and its fragments (element ids).
 
     >>> page = Page('<h1 id="top">A</h1> href="no" <a href="b.html#c"><img src="../p.svg"></a>')
-    >>> page.links, page.places
+    >>> page.links, page.fragments
     (['b.html#c', '../p.svg'], {'top'})
     """
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
-        self.places: set[str] = set()
+        self.fragments: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, _: str, attributes: list[tuple[str, Optional[str]]]) -> None:
@@ -34,7 +34,7 @@ class Page(HTMLParser):
             if value and name in ("href", "src"):
                 self.links.append(value)
             elif value and name == "id":
-                self.places.add(value)
+                self.fragments.add(value)
 
 
 @cache
@@ -43,7 +43,7 @@ def read(file: Path) -> Page:
 
 
 def broken(site: Path, file: Path) -> Iterator[str]:
-    """The links of a page that lead nowhere.
+    """Yields the broken links of a page.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -59,8 +59,8 @@ def broken(site: Path, file: Path) -> Iterator[str]:
         if parts.scheme in ("http", "https", "mailto"):
             continue
         target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
-        place = unquote(parts.fragment)
-        if not target.is_file() or site not in target.parents or (place and place not in read(target).places):
+        fragment = unquote(parts.fragment)
+        if not target.is_file() or site not in target.parents or (fragment and fragment not in read(target).fragments):
             yield link
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     site = Path(sys.argv[1]).resolve()
     ignored = [site / name for name in sys.argv[2:]]
     pages = [page for page in sorted(site.rglob("*.html")) if not any(folder in page.parents for folder in ignored)]
-    found = [f"{page.relative_to(site)}: `{link}` leads nowhere" for page in pages for link in broken(site, page)]
+    found = [f"{page.relative_to(site)}: `{link}` is a broken link" for page in pages for link in broken(site, page)]
     print(*found, f"{len(pages)} pages", sep="\n")
     sys.exit(1 if found or not pages else 0)
 

@@ -1,41 +1,41 @@
-//! The links of texts: each leads to a file of the repository, and on the site to the page of that file.
+//! Rewrites links between Markdown files of the repository to pages of the documentation site.
 //!
-//! The site has the folders of the repository. A link to a file that is neither a text nor a picture leads to a page that shows
-//! the file, and a link to a folder to its `README.md`.
+//! The site has the folder structure of the repository. A link to a file that is neither Markdown nor an image leads to a page
+//! that shows the file, and a link to a folder leads to its `README.md`.
 
 use std::collections::BTreeSet;
 
 use pulldown_cmark::{Event, Options, Parser, Tag};
 
-/// A text as the site has it.
+/// A page of the site with rewritten links.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Linked {
+pub(crate) struct LinkedPage {
     pub(crate) text: String,
-    /// The files of the repository that it links to.
+    /// The files of the repository that the page links to.
     pub(crate) files: BTreeSet<String>,
-    /// Links that lead nowhere.
+    /// A finding for each broken link.
     pub(crate) broken: Vec<String>,
 }
 
-/// Directs the links of a text, which is the file `page` of the repository, to the pages of the site.
-pub(crate) fn linked(page: &str, text: &str, files: &BTreeSet<String>) -> Linked {
-    let mut linked = Linked { text: text.to_owned(), files: BTreeSet::new(), broken: Vec::new() };
+/// Rewrites the links of `text`, the content of the repository's file `page`, to pages of the site.
+pub(crate) fn rewrite_links(page: &str, text: &str, files: &BTreeSet<String>) -> LinkedPage {
+    let mut linked = LinkedPage { text: text.to_owned(), files: BTreeSet::new(), broken: Vec::new() };
     let mut changes = Vec::new();
     for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
         let Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) = event else { continue };
         if dest_url.starts_with('#') || dest_url.contains("://") {
             continue;
         }
-        let (path, place) = dest_url.find('#').map_or((&*dest_url, ""), |at| dest_url.split_at(at));
-        let Some(file) = file_at(page, path, files) else {
-            linked.broken.push(format!("{page}: `{dest_url}` leads to nothing in the repository"));
+        let (path, fragment) = dest_url.find('#').map_or((&*dest_url, ""), |at| dest_url.split_at(at));
+        let Some(file) = resolve_path(page, path, files) else {
+            linked.broken.push(format!("{page}: `{dest_url}` is not a file or folder of the repository"));
             continue;
         };
-        // A link that is defined elsewhere in the text has no address here.
+        // A reference-style link has its address elsewhere in the text.
         if let Some(at) = text[range.clone()].rfind(&*dest_url) {
             let up = "../".repeat(page.matches('/').count());
             let start = range.start + at;
-            changes.push((start..start + dest_url.len(), format!("{up}{}{place}", staged(&file))));
+            changes.push((start..start + dest_url.len(), format!("{up}{}{fragment}", staged_path(&file))));
         }
         linked.files.insert(file);
     }
@@ -45,23 +45,23 @@ pub(crate) fn linked(page: &str, text: &str, files: &BTreeSet<String>) -> Linked
     linked
 }
 
-/// Where a file of the repository is among the sources of the site: a `README.md` is the index of its folder, and code has a
-/// page around it.
-pub(crate) fn staged(path: &str) -> String {
+/// The path of a repository file among the sources of the site: a `README.md` is the index of its folder, and source code is
+/// shown on a generated page.
+pub(crate) fn staged_path(path: &str) -> String {
     match path.strip_suffix("README.md") {
         Some(folder) if folder.is_empty() || folder.ends_with('/') => format!("{folder}index.md"),
-        _ if is_as_it_is(path) => path.to_owned(),
+        _ if is_copied_verbatim(path) => path.to_owned(),
         _ => format!("{path}.md"),
     }
 }
 
-/// Whether the site takes a file as it is: a text or a picture.
-pub(crate) fn is_as_it_is(path: &str) -> bool {
+/// Whether a file is copied to the site unchanged: Markdown or an image.
+pub(crate) fn is_copied_verbatim(path: &str) -> bool {
     [".md", ".svg", ".png"].iter().any(|end| path.ends_with(end))
 }
 
-/// The file that a path means in a file of the repository; of a folder, its `README.md`.
-fn file_at(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
+/// Resolves a link of `page` to a file of the repository; for a folder, to its `README.md`.
+fn resolve_path(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
     if path.starts_with('/') {
         return None;
     }
@@ -83,18 +83,18 @@ fn file_at(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn on_page(text: &str) -> Linked {
+    fn on_page(text: &str) -> LinkedPage {
         on("docs/a.md", text)
     }
 
-    fn on(page: &str, text: &str) -> Linked {
+    fn on(page: &str, text: &str) -> LinkedPage {
         let files =
             ["README.md", "LICENSE", "docs/a.md", "docs/measured/README.md", "docs/p.svg", "examples/x.py"];
-        linked(page, text, &files.map(str::to_owned).into())
+        rewrite_links(page, text, &files.map(str::to_owned).into())
     }
 
     #[test]
-    fn links_lead_to_the_pages_of_files_and_folders() {
+    fn links_are_rewritten_to_pages_of_files_and_folders() {
         for (text, expected) in [
             ("[x](../README.md#top)", "[x](../index.md#top)"),
             ("| [x](../examples/x.py) |\n|---|\n", "| [x](../examples/x.py.md) |\n|---|\n"),
@@ -112,9 +112,9 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_nowhere_are_found() {
+    fn broken_links_are_found() {
         for link in ["b.md", "../../README.md", "/docs/b.md", "plots"] {
-            let expected = format!("docs/a.md: `{link}` leads to nothing in the repository");
+            let expected = format!("docs/a.md: `{link}` is not a file or folder of the repository");
             assert_eq!(on_page(&format!("[x]({link})")).broken, [expected]);
         }
         assert_eq!(on("README.md", "[x](/LICENSE)").broken.len(), 1);

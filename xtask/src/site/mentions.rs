@@ -1,11 +1,11 @@
-//! Paths of the repository that a text mentions without a link: each is a file or a folder that exists.
+//! Checks that repository paths mentioned in Markdown text exist.
 //!
-//! A text says where code is by its path from the root, such as `crates/os/src/memfd.rs`. When a file is moved, the step
-//! `docs` names the texts that still mention its old path.
+//! Documents refer to code by its path from the root, such as `crates/os/src/memfd.rs`. When a file is moved, the step `docs`
+//! reports the documents that still mention its old path.
 
 use std::collections::BTreeSet;
 
-/// Where a path begins that is meant as one.
+/// The prefixes that identify a repository path.
 const ROOTS: [&str; 4] = ["crates/", "docs/", "examples/", "xtask/"];
 
 /// A finding for each path in `text`, the content of `page`, that is neither one of `files` nor a folder of one.
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_does_not_exist_is_found_in_a_sentence_and_in_a_drawing() {
+    fn missing_paths_are_found_in_sentences_and_drawings() {
         let expected = |path| format!("docs/PAGE.md: mentions `{path}`, which is not in the repository");
         assert_eq!(findings("It is in `crates/os/src/old.rs`."), [expected("crates/os/src/old.rs")]);
         assert_eq!(findings("```text\nrun   crates/o/src   runs\n```"), [expected("crates/o/src")]);

@@ -1,16 +1,16 @@
-//! `cargo xtask docs`: the documentation as a site of plain files, below `target/site/`.
+//! `cargo xtask docs`: builds the documentation site as static files in `target/site/`.
 //!
-//! mdBook builds it of the README, `docs/` and the examples, which `SUMMARY.md` lists; `reference.py` writes the pages of the
-//! Python package; rustdoc's pages lie beside them; `check_links.py` reads the finished site. Pages that show a linked file of the
-//! repository are added to the menu.
+//! mdBook builds the site from the README, `docs/` and the examples, which `SUMMARY.md` lists. `reference.py` writes the pages of
+//! the Python package, the pages of rustdoc are copied next to them, and `check_links.py` checks the finished site. Source files
+//! that pages link to get pages of their own, which are added to the menu.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`links`] | links of texts to files of the repository, directed to the site |
-//! | [`mentions`] | that every path which a text mentions exists |
+//! | [`links`] | rewrites links to files of the repository |
+//! | [`mentions`] | checks that mentioned paths exist |
 //!
-//! What it keeps true: the site works below any path, from a disk too; every link leads to a file, and to a place in it, that
-//! exists; every text for people has its page.
+//! The site works under any URL path and from a local disk. Every link leads to an existing file and fragment. Every Markdown
+//! document of the repository has a page.
 
 mod links;
 mod mentions;
@@ -30,12 +30,12 @@ use crate::{cargo, command, python, report, source_rules};
 const FOLDER: &str = "xtask/src/site";
 const SUMMARY: &str = include_str!("SUMMARY.md");
 
-/// What the environment that builds the site holds.
+/// The Python packages that build the site.
 const PACKAGES: [Wheel; 4] = [MDBOOK, GRIFFE2MD, GRIFFELIB, BLACK];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds the site, and fails if a link of it leads nowhere.
+/// Builds the site and returns the path of its index; fails if a link is broken.
 pub(crate) fn build() -> Result<PathBuf> {
     let target = command::target_folder()?;
     let book = target.join("book");
@@ -52,13 +52,14 @@ pub(crate) fn build() -> Result<PathBuf> {
 
     let script = |name: &str, arguments: &[&OsStr]| {
         let script = Path::new(FOLDER).join(name);
-        // `-B`: nothing is written beside the script.
+        // `-B`: Python writes no bytecode next to the script.
         command::run(Command::new(&python).args(["-B", "-m", "doctest"]).arg(&script))?;
         command::run(Command::new(&python).arg(&script).args(arguments))
     };
     let pages = sources.join("python");
     fs::create_dir_all(&pages)?;
-    let modules = pages_of(SUMMARY).into_iter().filter_map(|page| module(&page)).collect::<Vec<_>>();
+    let modules =
+        listed_pages(SUMMARY).into_iter().filter_map(|page| python_module(&page)).collect::<Vec<_>>();
     let mut arguments = vec![OsStr::new("crates/python/python"), pages.as_os_str()];
     arguments.extend(modules.iter().map(OsStr::new));
     script("reference.py", &arguments)?;
@@ -70,55 +71,55 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(site.join("index.html"))
 }
 
-/// Shows the site in a browser.
+/// Opens the site in a browser.
 pub(crate) fn open(index: &Path) -> Result<()> {
     command::run(Command::new("xdg-open").arg(index))
 }
 
-/// Writes the sources of the site that come from the repository, and returns what is wrong with them.
+/// Writes the sources of the site that come from the repository, and returns the findings.
 fn stage(sources: &Path) -> Result<Vec<String>> {
     let files: BTreeSet<String> =
         source_rules::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
-    let put = |path: &str, text: &[u8]| -> Result<()> {
+    let write = |path: &str, text: &[u8]| -> Result<()> {
         let file = sources.join(path);
-        fs::create_dir_all(file.parent().context("a page lies in a folder")?)?;
+        fs::create_dir_all(file.parent().context("the path of a page has no parent folder")?)?;
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     };
-    let pages = pages_of(SUMMARY);
-    let mut findings = forgotten(files.iter(), &pages);
+    let pages = listed_pages(SUMMARY);
+    let mut findings = unlisted_pages(files.iter(), &pages);
     let mut shown = BTreeSet::new();
     for path in pages.iter().filter(|path| files.contains(*path)) {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-        // What changed, and what was measured, is about trees of other days.
+        // The changelog and the measurements refer to files of earlier versions.
         if path != "CHANGELOG.md" && !path.starts_with("docs/measured/") {
             findings.extend(mentions::missing(path, &text, &files));
         }
-        let linked = links::linked(path, &text, &files);
+        let linked = links::rewrite_links(path, &text, &files);
         findings.extend(linked.broken);
         shown.extend(linked.files);
-        put(&links::staged(path), linked.text.as_bytes())?;
+        write(&links::staged_path(path), linked.text.as_bytes())?;
     }
     let mut summary = format!("{}\n# Files\n\n", SUMMARY.replace("README.md)", "index.md)"));
     for path in shown.difference(&pages) {
         let bytes = fs::read(path)?;
-        if links::is_as_it_is(path) {
-            put(path, &bytes)?;
+        if links::is_copied_verbatim(path) {
+            write(path, &bytes)?;
             continue;
         }
-        let text = String::from_utf8(bytes).with_context(|| format!("{path} is no text to show"))?;
+        let text = String::from_utf8(bytes).with_context(|| format!("{path} is not UTF-8 text"))?;
         let kind = Path::new(path).extension().and_then(|kind| kind.to_str()).unwrap_or("text");
         let kind = if kind.starts_with("cu") { "cpp" } else { kind };
-        let page = links::staged(path);
-        put(&page, format!("# {path}\n\n~~~~{kind}\n{text}\n~~~~\n").as_bytes())?;
+        let page = links::staged_path(path);
+        write(&page, format!("# {path}\n\n~~~~{kind}\n{text}\n~~~~\n").as_bytes())?;
         summary.push_str(&format!("- [{path}]({page})\n"));
     }
-    put("SUMMARY.md", summary.as_bytes())?;
-    put("rust.md", &fs::read(Path::new(FOLDER).join("rust.md"))?)?;
+    write("SUMMARY.md", summary.as_bytes())?;
+    write("rust.md", &fs::read(Path::new(FOLDER).join("rust.md"))?)?;
     Ok(findings)
 }
 
-/// The pages that a table of contents lists, by their paths.
-fn pages_of(summary: &str) -> BTreeSet<String> {
+/// The paths of the pages in a table of contents.
+fn listed_pages(summary: &str) -> BTreeSet<String> {
     summary
         .split("](")
         .skip(1)
@@ -127,22 +128,22 @@ fn pages_of(summary: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The module of the Python package that a page describes.
-fn module(page: &str) -> Option<String> {
+/// The name of the Python module that a page describes, if it is a reference page.
+fn python_module(page: &str) -> Option<String> {
     page.strip_prefix("python/")?.strip_suffix(".md").map(str::to_owned)
 }
 
-/// What is written for people, and on no page: Markdown in these folders, or beside them at the root.
-fn forgotten<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTreeSet<String>) -> Vec<String> {
-    let is_ours = |path: &str| {
+/// A finding for each Markdown file in the root, `docs/` or `examples/` that is not on the site.
+fn unlisted_pages<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTreeSet<String>) -> Vec<String> {
+    let belongs_on_site = |path: &str| {
         path.ends_with(".md")
             && (!path.contains('/') || path.starts_with("docs/") || path.starts_with("examples/"))
     };
-    let files = files.into_iter().filter(|path| is_ours(path) && !pages.contains(*path));
-    files.map(|path| format!("{path}: on no page: {FOLDER}/SUMMARY.md has the menu")).collect()
+    let files = files.into_iter().filter(|path| belongs_on_site(path) && !pages.contains(*path));
+    files.map(|path| format!("{path}: not on the site: add it to {FOLDER}/SUMMARY.md")).collect()
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a folder recursively.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
@@ -162,14 +163,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_without_a_page_is_found() {
+    fn a_markdown_file_without_a_page_is_found() {
         let files =
             ["README.md", "docs/new.md", "crates/os/README.md", "docs/plots/a.svg"].map(str::to_owned);
-        let pages = pages_of("- [One](README.md)\n- [Two](python/a.b.md)\n");
-        assert_eq!(pages.iter().find_map(|page| module(page)), Some("a.b".to_owned()));
+        let pages = listed_pages("- [One](README.md)\n- [Two](python/a.b.md)\n");
+        assert_eq!(pages.iter().find_map(|page| python_module(page)), Some("a.b".to_owned()));
         assert_eq!(
-            forgotten(&files, &pages),
-            ["docs/new.md: on no page: xtask/src/site/SUMMARY.md has the menu"]
+            unlisted_pages(&files, &pages),
+            ["docs/new.md: not on the site: add it to xtask/src/site/SUMMARY.md"]
         );
     }
 }

@@ -2,8 +2,7 @@
 
     python3 reference.py FOLDER-OF-SOURCES FOLDER-OF-PAGES MODULE...
 
-Nothing is imported, so neither must the package be built, nor must torch be installed. A reference in a docstring that leads
-nowhere is an error.
+No module is imported, so neither the compiled package nor torch is needed. An unresolved reference in a docstring is an error.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ CONFIG: ConfigDict = {
 
 
 def add_overloads(owner: Union[griffe.Module, griffe.Class]) -> None:
-    """Makes the last overload of a function in a stub the function, as griffe does where there is an implementation."""
+    """Adds functions that have overloads but no implementation (in stubs): the last overload becomes the function."""
     for name, overloads in list(owner.overloads.items()):
         if overloads and name not in owner.members:
             *others, last = overloads
             forms = "\n".join(one.signature() for one in others)
-            said = last.docstring.value if last.docstring else ""
-            last.docstring = griffe.Docstring(f"```python\n{forms}\n```\n\n{said}", parent=last)
+            text = last.docstring.value if last.docstring else ""
+            last.docstring = griffe.Docstring(f"```python\n{forms}\n```\n\n{text}", parent=last)
             owner.set_member(name, last)
     for member in owner.members.values():
         if isinstance(member, (griffe.Module, griffe.Class)):
@@ -44,7 +43,7 @@ def add_overloads(owner: Union[griffe.Module, griffe.Class]) -> None:
 
 
 def add_private_bases(module: griffe.Module) -> None:
-    """Gives classes the members of their private bases, which have no description of their own."""
+    """Adds the members of private base classes, which have no entry of their own, to their subclasses."""
     for one in list(module.classes.values()):
         for base in (module.classes.get(str(name)) for name in one.bases if str(name).startswith("_")):
             for name, member in base.members.items() if base else []:
@@ -53,18 +52,18 @@ def add_private_bases(module: griffe.Module) -> None:
 
 
 def members(page: griffe.Module, pages: list[str]) -> Iterator[Object]:
-    """What a page describes: what its module exports, unless another page describes it where it is defined."""
+    """Yields the exported members of a module that no other page describes in their defining module."""
     for name in page.exports or []:
         member = page.members[str(name)]
         if not member.is_module and (not member.is_alias or member.target.module.path not in pages):
             yield member
 
 
-def written(docstring: str, link: Link) -> str:
-    """A docstring as Markdown: references become links, and examples blocks of code.
+def to_markdown(docstring: str, link: Link) -> str:
+    """Converts a docstring to Markdown: references become links, and examples become code blocks.
 
     >>> text = "Makes a :class:`~a.B`::\\n\\n    $ make\\n\\nThen:\\n\\n>>> 1\\n1\\n"
-    >>> [line for line in written(text, lambda name: f"[{name}]").splitlines() if line]
+    >>> [line for line in to_markdown(text, lambda name: f"[{name}]").splitlines() if line]
     ['Makes a [~a.B]:', '    $ make', 'Then:', '```python', '>>> 1', '1', '```']
     """
     blocks = re.split(r"\n\n(?=\S)", docstring.strip())
@@ -77,32 +76,32 @@ def written(docstring: str, link: Link) -> str:
     return "\n\n".join(blocks)
 
 
-def linker(places: dict[str, str], page: str, inside: str) -> Link:
-    """How a reference is linked in the docstring of ``inside``, on a page: by the nearest object of that name.
+def linker(urls: dict[str, str], page: str, inside: str) -> Link:
+    """Returns a function that turns references in the docstring of ``inside`` into links to the nearest object of that name.
 
     >>> linker({"a.B": "a.md#a.B", "a.B.c": "a.md#a.B.c"}, "a", "a.B")("~B.c")
     '[`c`](a.md#a.B.c)'
     >>> linker({}, "a", "a.B")("gone")
     Traceback (most recent call last):
-    SystemExit: error: `gone` in the docstring of `a.B` leads nowhere
+    SystemExit: error: `gone` in the docstring of `a.B` cannot be resolved
     """
 
     def link(name: str) -> str:
         target = name.removeprefix("~")
         shown = target.split(".")[-1] if name.startswith("~") else target
         near = [f"{inside}.{target}", f"{page}.{target}", f"{page.split('.')[0]}.{target}", target]
-        found = [path for path in near if path in places]
-        # Or anywhere else, if there is only one of that name.
-        found = found or [path for path in places if path.endswith(f".{target}")]
+        found = [path for path in near if path in urls]
+        # Otherwise any object with that name, if it is the only one.
+        found = found or [path for path in urls if path.endswith(f".{target}")]
         if len(found) == 0 or (found[0] not in near and len(found) > 1):
-            raise SystemExit(f"error: `{name}` in the docstring of `{inside}` leads nowhere")
-        return f"[`{shown}`]({places[found[0]]})"
+            raise SystemExit(f"error: `{name}` in the docstring of `{inside}` cannot be resolved")
+        return f"[`{shown}`]({urls[found[0]]})"
 
     return link
 
 
 def objects(member: Object) -> Iterator[Object]:
-    """An object and all that it has."""
+    """Yields an object and, for a class, its public members."""
     yield member
     if member.is_class:
         for inner in member.all_members.values():
@@ -110,14 +109,14 @@ def objects(member: Object) -> Iterator[Object]:
                 yield inner
 
 
-def linked(text: str, places: dict[str, str]) -> str:
-    """Headings get the path of what they describe as their place, and links to what no page describes are removed.
+def resolve_links(text: str, urls: dict[str, str]) -> str:
+    """Adds anchors to headings, resolves links to documented objects, and removes links to others.
 
-    >>> linked("### `a.B.c`\\n[B](#a.B) [int](#int)\\n", {"a.B": "a.md#a.B"})
+    >>> resolve_links("### `a.B.c`\\n[B](#a.B) [int](#int)\\n", {"a.B": "a.md#a.B"})
     '### `a.B.c` {#a.B.c}\\n[B](a.md#a.B) int\\n'
     """
     text = re.sub(r"^(#+ `([\w.]+)`)$", r"\1 {#\2}", text, flags=re.M)
-    link = lambda found: f"[{found[1]}]({places[found[2]]})" if found[2] in places else found[1]
+    link = lambda found: f"[{found[1]}]({urls[found[2]]})" if found[2] in urls else found[1]
     return re.sub(r"\[([^\]]+)\]\(#([\w.]+)\)", link, text)
 
 
@@ -129,23 +128,23 @@ def main() -> None:
     for module in modules.values():
         add_private_bases(module)
     described = {page: list(members(module, pages)) for page, module in modules.items()}
-    places = {page: f"{page}.md" for page in pages}
+    urls = {page: f"{page}.md" for page in pages}
     for page, all_members in described.items():
-        for one in (one for member in all_members for one in objects(member)):
-            places.setdefault(one.path, f"{page}.md#{one.path}")
+        for documented in (documented for member in all_members for documented in objects(member)):
+            urls.setdefault(documented.path, f"{page}.md#{documented.path}")
     done: set[int] = set()
     for page, all_members in described.items():
         module, parts = modules[page], [f"# {page}"]
         if module.docstring:
-            parts.append(written(module.docstring.value, linker(places, page, page)))
+            parts.append(to_markdown(module.docstring.value, linker(urls, page, page)))
         for member in all_members:
             for one in objects(member):
-                # Classes share the docstrings that they inherit.
+                # Subclasses share inherited docstrings; each is converted once.
                 if one.docstring and id(one.docstring) not in done:
-                    one.docstring.value = written(one.docstring.value, linker(places, page, member.path))
+                    one.docstring.value = to_markdown(one.docstring.value, linker(urls, page, member.path))
                     done.add(id(one.docstring))
             parts.append(render_object_docs(member, CONFIG))
-        (folder / f"{page}.md").write_text(linked("\n\n".join(parts), places))
+        (folder / f"{page}.md").write_text(resolve_links("\n\n".join(parts), urls))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-//! The disposition of SIGINT, which children inherit.
+//! Restores the default disposition of SIGINT, which child processes inherit.
 //!
-//! A shell without job control starts background commands with SIGINT ignored. Python then installs no handler for it, and tests
-//! that send SIGINT wait for ever.
+//! A shell without job control starts background commands with SIGINT ignored. Python then installs no handler for SIGINT, and
+//! tests that send it hang.
 
 use std::env;
 use std::fs;
@@ -10,20 +10,20 @@ use std::process::Command;
 
 const SIGINT: u32 = 2;
 
-/// If SIGINT is ignored, executes this program again with the default disposition, by `env` of GNU coreutils.
-pub(crate) fn let_interrupts_reach_children() {
+/// If SIGINT is ignored, re-executes xtask with the default disposition, through `env` of GNU coreutils.
+pub(crate) fn restore_default_sigint() {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     if !ignores(&status, SIGINT) {
         return;
     }
-    println!("SIGINT is ignored here: starting again with its default disposition");
+    println!("SIGINT is ignored: restarting with the default disposition");
     if let Ok(program) = env::current_exe() {
-        // Returns only if it fails.
+        // `exec` returns only on failure.
         let error =
             Command::new("env").arg("--default-signal=INT").arg(program).args(env::args_os().skip(1)).exec();
         println!("cannot start env: {error}");
     }
-    println!("hint: start this command in the foreground");
+    println!("hint: run this command in the foreground");
 }
 
 /// Whether a process with this `/proc/PID/status` ignores a signal.
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ignored_signal_is_found_in_the_mask() {
+    fn an_ignored_signal_is_read_from_the_mask() {
         let status = "Name:\tcargo\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000001002\nSigCgt:\t0\n";
         assert!(ignores(status, 2));
         assert!(ignores(status, 13));
