@@ -1,4 +1,4 @@
-//! What the ranks of a communicator do together: reduce, gather, broadcast, and wait for each other on a stream.
+//! The collectives of a communicator: all-reduce, all-gather, broadcast, and a barrier on a stream.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::wait::waiting;
 use crate::window::Kept;
 
 impl CommState {
-    /// What the ranks meet through. The first call makes it, which all ranks do together.
+    /// The group's symmetric memory. The first call creates it, which is a collective call.
     pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Raised> {
         if let Some(symmetric) = self.symmetric.get() {
             return Ok(symmetric);
@@ -29,7 +29,7 @@ impl CommState {
     }
 }
 
-/// A tensor as a collective takes it: memory of this rank, or its part of a window.
+/// A contiguous operand of a collective: memory of this rank, or a range of its part of a window.
 #[derive(Debug)]
 struct Operand {
     span: Span,
@@ -52,17 +52,17 @@ impl Operand {
     }
 }
 
-/// What a collective reads and writes.
+/// The input and output of a collective.
 #[derive(Debug)]
 pub(crate) struct Operands {
     from: Operand,
     to: Operand,
 }
 
-/// The collectives, as every way to them calls them.
+/// The collectives, for all call paths.
 impl CommState {
-    /// The operands of a collective whose output has the input's type, and its shape behind the dimensions `outer`. `what` names
-    /// the input in errors.
+    /// Checks and builds the operands of a collective. The output has the input's type and the shape `outer` followed by the
+    /// input's shape. `what` names the input in errors.
     pub(crate) fn operands(
         &self,
         what: &str,
@@ -114,18 +114,18 @@ impl CommState {
     }
 }
 
-/// A collective called with arrays.
+/// The arguments of a collective that was called with arrays.
 struct Call<'py> {
     state: Arc<CommState>,
     on: CallStream,
     operands: Operands,
     element: Element,
-    /// What the caller gets.
+    /// The object that the call returns.
     out: Bound<'py, PyAny>,
 }
 
 impl<'py> Call<'py> {
-    /// The output has the input's shape behind the dimensions `outer`.
+    /// Checks the arguments. The output has the shape `outer` followed by the input's shape.
     fn prepare(
         comm: &Communicator,
         array: &Bound<'py, PyAny>,
@@ -152,7 +152,7 @@ impl<'py> Call<'py> {
     }
 }
 
-/// A reduction by its name.
+/// A reduction operation, parsed from its name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reduction(pub(crate) ReduceOp);
 
@@ -163,9 +163,9 @@ impl<'py> FromPyObject<'_, 'py> for Reduction {
         let Ok(name) = given.cast::<PyString>() else {
             return Err(Raised::new(
                 "WrongType",
-                format!("the operation is a `{}`", given.get_type().name()?),
+                format!("the operation is a `{}`, not a str", given.get_type().name()?),
             )
-            .hint("give its name: `sum`, `avg`, `min`, `max` and so on")
+            .hint("pass its name, such as `sum`, `avg`, `min` or `max`")
             .into());
         };
         let unknown = |unknown: UnknownReduceOp| Raised::new("WrongValue", unknown.to_string());
@@ -175,12 +175,25 @@ impl<'py> FromPyObject<'_, 'py> for Reduction {
 
 #[pymethods]
 impl Communicator {
-    /// Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
+    /// Reduces arrays over all ranks. All ranks call it and get a bitwise equal result.
     ///
-    /// ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
-    /// which may be ``array`` itself, or in a new array of the same framework: a tensor of torch for one of torch, an array of
-    /// numpy for one of numpy, else an :class:`Array`. Arrays that lie in a window are read where they are; all ranks give
-    /// such ones, at the same place, or none does.
+    /// If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks or
+    /// on none.
+    ///
+    /// Args:
+    ///     array: The array of this rank.
+    ///     out: The output, of the same shape and type. It may be ``array``. ``None`` creates an array of the same framework: a
+    ///         torch tensor, a numpy array, or an :class:`Array`.
+    ///     op: ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
+    ///     stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+    ///
+    /// Returns:
+    ///     ``out``, or the new array.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
+    ///     wholemem.errors.WrongType: The element type does not support the operation.
     #[pyo3(
         signature = (array, out=None, *, op=Reduction(ReduceOp::Sum), stream=None),
         text_signature = "($self, array, out=None, *, op='sum', stream=None)"
@@ -198,7 +211,19 @@ impl Communicator {
         Ok(out)
     }
 
-    /// Gives every rank's array to all ranks, one after the other, in ``out`` or in a new array of the same framework.
+    /// Concatenates the arrays of all ranks along a new first dimension, in the order of ranks. All ranks call it.
+    ///
+    /// Args:
+    ///     array: The array of this rank.
+    ///     out: The output, of the shape ``(size, *array.shape)``. ``None`` creates an array of the same framework.
+    ///     stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+    ///
+    /// Returns:
+    ///     ``out``, or the new array.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (array, out=None, *, stream=None))]
     fn all_gather<'py>(
         &self,
@@ -213,7 +238,19 @@ impl Communicator {
         Ok(out)
     }
 
-    /// Makes every rank's array what the root's is, and returns it.
+    /// Copies the root's array to the arrays of all ranks. All ranks call it.
+    ///
+    /// Args:
+    ///     array: The array of this rank, which is overwritten except on the root.
+    ///     root: The rank whose array is copied.
+    ///     stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+    ///
+    /// Returns:
+    ///     ``array``.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (array, root=0, *, stream=None))]
     fn broadcast<'py>(
         &self,
@@ -228,7 +265,13 @@ impl Communicator {
         Ok(out)
     }
 
-    /// A barrier for what is enqueued on a stream: on a GPU nobody waits but the streams.
+    /// Enqueues a barrier of all ranks on a stream. On a GPU the streams wait, and the call returns immediately.
+    ///
+    /// Args:
+    ///     stream: The CUDA stream. ``None`` is the default stream.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
     #[pyo3(signature = (*, stream=None))]
     fn stream_barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let state = self.state().raised()?;

@@ -1,4 +1,4 @@
-//! Devices as Python names them: `cpu`, `cuda`, `cuda:1`, or whatever is best here.
+//! Parses device names: `cpu`, `cuda`, `cuda:1`.
 
 use pyo3::prelude::*;
 use wholemem_comm::Bootstrap;
@@ -6,12 +6,12 @@ use wholemem_hal::{Backend, BackendKind, Device};
 
 use crate::error::{Raised, Raises};
 
-/// Which device a rank is to have.
+/// The device that a caller requested for a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct DeviceName {
-    /// The best backend there is, if none is named.
+    /// If `None`, the best backend of this machine is used.
     backend: Option<BackendKind>,
-    /// If none is named, [`wholemem::Communicator::choose_device`] chooses, or ranks that are threads take them in turn.
+    /// If `None`, [`wholemem::Communicator::choose_device`] chooses; ranks that are threads use the devices round-robin.
     id: Option<u32>,
 }
 
@@ -26,12 +26,12 @@ impl DeviceName {
         let number = id.map(str::parse::<u32>).transpose();
         match (backend, number) {
             (Some(_), Ok(id)) => Ok(Self { backend, id }),
-            _ => Err(Raised::new("WrongDevice", format!("no device is called `{name}`"))
-                .hint("devices are `cpu`, `cuda`, or `cuda:1` and so on")),
+            _ => Err(Raised::new("WrongDevice", format!("the device `{name}` does not exist"))
+    .hint("use `cpu`, `cuda`, or a number such as `cuda:1`")),
         }
     }
 
-    /// The GPU that is meant, where one is: memory of the store is otherwise the host's.
+    /// Opens the GPU, if the name is one of a GPU; other objects of a store are in host memory.
     pub(crate) fn gpu(named: Option<Self>) -> Result<Option<Device>, Raised> {
         match named {
             Some(name) if name.backend == Some(BackendKind::Cuda) => {
@@ -55,14 +55,14 @@ impl DeviceName {
         }
     }
 
-    /// The device of a rank that is a thread of this process: they take the devices in turn.
+    /// The device of a rank that is a thread of this process; ranks use the devices round-robin.
     pub(crate) fn device_of_thread(self, backend: &Backend, rank: u32) -> Result<Device, Raised> {
         let count = u32::try_from(backend.devices().len()).unwrap_or(1).max(1);
         backend.device(self.id.unwrap_or(rank % count)).map_err(Raised::from)
     }
 }
 
-/// A device by its name, or as torch has it: `"cuda:1"`, `torch.device("cuda", 1)`.
+/// A device by its name, or a torch device: `"cuda:1"`, `torch.device("cuda", 1)`.
 impl<'py> FromPyObject<'_, 'py> for DeviceName {
     type Error = PyErr;
 

@@ -1,4 +1,4 @@
-//! What this machine can do, as Python's `doctor` hears it: the same findings as the program's.
+//! The capabilities of this machine for `wholemem.doctor`; the same results as `wholemem doctor` prints.
 
 use pyo3::prelude::*;
 use wholemem_hal::doctor::examine;
@@ -6,16 +6,20 @@ use wholemem_os::Error;
 
 use crate::wait::waiting;
 
-/// Name, whether it works, and why not.
+/// A capability: name, whether it works, and the reason if not.
 type Found = (String, bool, Option<String>);
 
-/// Number, name, bytes of memory, and what was tried.
+/// A device: number, name, bytes of memory, and capabilities.
 type OnDevice = (u32, String, usize, Vec<Found>);
 
-/// Name, why it is not available, and its devices.
+/// A backend: name, the reason if it is not available, and its devices.
 type OnBackend = (String, Option<String>, Vec<OnDevice>);
 
-/// What :func:`wholemem.doctor` makes its report of.
+/// Tests the capabilities of this machine, for :func:`wholemem.doctor`.
+///
+/// Returns:
+///     One tuple for each backend: name, the reason if it is not available, and its devices. A device is a tuple of number,
+///     name, bytes of memory and capabilities; a capability is a tuple of name, whether it works, and the reason if not.
 #[pyfunction]
 pub(crate) fn findings(py: Python<'_>) -> PyResult<Vec<OnBackend>> {
     let backends = waiting(py, || Ok::<_, Error>(examine()))?;

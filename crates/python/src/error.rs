@@ -1,7 +1,7 @@
-//! Every error of the layers below as an exception of `wholemem.errors`, with its values and its hint.
+//! Converts the errors of the crates below into exceptions of `wholemem.errors`, with attributes and hints.
 //!
-//! The classes are written in Python, where each is also one of the builtin exceptions that fits; here is which error
-//! becomes which of them. What matters to a program is an attribute: `rank`, `missing`, `position`.
+//! The exception classes are written in Python; each also derives from a matching builtin exception. This module maps
+//! errors to classes. Values that programs need are attributes: `rank`, `missing`, `position`.
 
 use std::error::Error as _;
 
@@ -13,15 +13,15 @@ use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Cause, Error as HalError};
 use wholemem_os::{Errno, Error as OsError};
 
-/// What a forked child can do.
-const IN_A_CHILD: &str = "gather in the main process; a worker, which is better started by `spawn`, makes a communicator of its \
-                          own, or gets what is in a store by its name, through a `store.Client` of its own";
+/// The hint for a forked child.
+const IN_A_CHILD: &str = "gather in the main process; a worker, preferably started with `spawn`, creates its own communicator, \
+                          or gets objects of a store by name through its own `store.Client`";
 
-/// How ranks get onto one node.
+/// The hint for starting all ranks on one node.
 const ON_ONE_NODE: &str =
     "`torchrun --nnodes 1`, `srun --nodes 1` and `wholemem launch` start all ranks on one node";
 
-/// An exception to be.
+/// An exception of `wholemem.errors` before it is created in the interpreter.
 #[derive(Debug)]
 pub(crate) struct Raised(Box<Says>);
 
@@ -34,7 +34,7 @@ struct Says {
     detail: Detail,
 }
 
-/// What else an exception says, as an attribute.
+/// The attributes of an exception besides message, hint and code.
 #[derive(Debug)]
 enum Detail {
     None,
@@ -50,18 +50,18 @@ impl Raised {
         Self(Box::new(Says { class, message, hint: None, code: None, detail: Detail::None }))
     }
 
-    /// What a person can do about it.
+    /// Sets the hint: what the user can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// The same for an exception of a class, if nothing was said yet.
+    /// Sets the hint if the exception is of this class and has none.
     pub(crate) fn hint_for(self, class: &str, hint: &str) -> Self {
         if self.0.class == class && self.0.hint.is_none() { self.hint(hint) } else { self }
     }
 
-    /// What programs tell this error by.
+    /// Sets the code, by which programs identify the error.
     pub(crate) fn code(mut self, code: impl ToString) -> Self {
         self.0.code = Some(code.to_string());
         self
@@ -80,7 +80,7 @@ impl Raised {
         self.with(Detail::Missing(missing.to_vec()))
     }
 
-    /// What a layer below says that can be done about it, if it does.
+    /// Sets the hint of an error of the crates below, if it has one.
     fn hinted(self, hint: Option<&str>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),
@@ -113,37 +113,37 @@ impl Raised {
 impl From<Raised> for PyErr {
     fn from(raised: Raised) -> Self {
         let made = Python::try_attach(|py| raised.exception(py).unwrap_or_else(|error| error));
-        // Nobody catches it while the interpreter is ending.
+        // No code can catch an exception while the interpreter is finalizing.
         made.unwrap_or_else(|| PyRuntimeError::new_err("the interpreter is ending"))
     }
 }
 
-/// Whether an exception says that an index names no row.
+/// Whether an exception is `BadIndex`.
 pub(crate) fn is_bad_index(py: Python<'_>, error: &PyErr) -> bool {
     is_of(py, error, "BadIndex")
 }
 
-/// Whether an exception is of a class of `wholemem.errors`.
+/// Whether an exception is an instance of a class of `wholemem.errors`.
 fn is_of(py: Python<'_>, error: &PyErr, class: &str) -> bool {
     let class = py.import("wholemem.errors").and_then(|errors| errors.getattr(class));
     class.is_ok_and(|class| error.is_instance(py, &class))
 }
 
-/// The same exception, which says what it is about.
+/// Adds to an exception which argument it concerns.
 pub(crate) fn about(py: Python<'_>, what: &str, error: PyErr) -> PyErr {
     let value = error.value(py);
     let message = value.getattr("args").and_then(|args| args.get_item(0));
     let _ = match message {
         Ok(message) if is_of(py, &error, "Error") => value.setattr("args", (format!("{what}: {message}"),)),
-        // Somebody else's may have any arguments; before Python 3.11 there is no other place for it.
-        _ => value.call_method1("add_note", (format!("it is about {what}"),)).map(drop),
+        // An exception of another package may have any arguments; `add_note` requires Python 3.11.
+        _ => value.call_method1("add_note", (format!("this concerns {what}"),)).map(drop),
     };
     error
 }
 
-/// Something below that failed, and what Python is told of it.
+/// Converts a result of the crates below into a `PyResult`.
 pub(crate) trait Raises<T> {
-    /// The same outcome, as Python takes it.
+    /// The same result with the error as a Python exception.
     fn raised(self) -> PyResult<T>;
 }
 
@@ -182,8 +182,8 @@ impl From<wholemem::Error> for Raised {
     }
 }
 
-/// The class of what one rank met with in a call of all, by its [code](wholemem::Error::code): the same as where there are
-/// no other ranks.
+/// The class for an error that one rank had in a collective call, by its [code](wholemem::Error::code). The class is the
+/// same as for the error in a call without other ranks.
 fn on_rank(rank: Rank, code: u32) -> (&'static str, Detail) {
     match code {
         7 | 8 | 25 => ("WrongDevice", Detail::None),
@@ -199,17 +199,17 @@ fn on_rank(rank: Rank, code: u32) -> (&'static str, Detail) {
 impl From<CommError> for Raised {
     fn from(error: CommError) -> Self {
         let raised = |class| Self::new(class, error.to_string()).code(error.code());
-        let again = "make a new communicator among the ranks that live";
+        let again = "create a new communicator of the remaining ranks";
         match &error {
             CommError::PeerLost { rank } => raised("PeerLost").rank(*rank).hint(again),
             CommError::PeerLeft { rank } => raised("PeerLost").rank(*rank),
-            CommError::Closed => raised("Closed").hint("make another one"),
+            CommError::Closed => raised("Closed").hint("create another communicator"),
             CommError::Aborted { by } => raised("Aborted").rank(*by).hint(again),
             CommError::Timeout { missing, joining, .. } => {
                 let hint = if *joining {
-                    "start all ranks, and give each the same id and number of ranks"
+                    "start all ranks, and pass the same id and number of ranks to each"
                 } else {
-                    "a rank is stopped, slow, or elsewhere in its program; `timeout=`, or `WHOLEMEM_TIMEOUT`, sets the seconds"
+                    "a rank is stopped, slow, or at another place of its program; `timeout=` or `WHOLEMEM_TIMEOUT` sets the seconds"
                 };
                 raised("Timeout").missing(missing).hint(hint)
             }
@@ -221,7 +221,7 @@ impl From<CommError> for Raised {
             | CommError::OtherNamespace { .. } => raised("BadEnvironment"),
             CommError::SeveralNodes { .. } => raised("BadEnvironment").hint(ON_ONE_NODE),
             CommError::Busy => {
-                raised("Busy").hint("a thread that calls at the same time needs a communicator of its own")
+                raised("Busy").hint("threads that call at the same time need one communicator each")
             }
             CommError::Forked => raised("Forked").hint(IN_A_CHILD),
             CommError::Os(error) => os(error, error.to_string()).code("os"),

@@ -1,12 +1,12 @@
-//! The framework of an argument, so that a call returns what it was given: torch in, torch out.
+//! Detects the framework of an argument, so that a call returns an array of the same framework.
 //!
-//! | arguments | a new output | where the work goes if no stream is named |
+//! | argument | new output | default stream |
 //! |---|---|---|
 //! | `torch.Tensor` | `torch.Tensor`, from torch's allocator | torch's current stream |
-//! | `numpy.ndarray` | `numpy.ndarray`; [`Array`] if numpy has no such type | the default stream |
-//! | anything else | [`Array`] | the default stream |
+//! | `numpy.ndarray` | `numpy.ndarray`; [`Array`] if numpy does not have the type | the device's default stream |
+//! | any other array | [`Array`] | the device's default stream |
 //!
-//! Nothing is imported: an object of torch or numpy exists only after its framework was imported.
+//! No framework is imported: an object of torch or numpy exists only after its framework was imported.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use crate::array::{Array, Layout, Place};
 use crate::communicator::CommState;
 use crate::error::{Raised, Raises};
 
-/// Whose arrays a call deals in.
+/// The framework of an array.
 #[derive(Debug)]
 pub(crate) enum Framework<'py> {
     Torch(Bound<'py, PyAny>),
@@ -33,7 +33,7 @@ impl<'py> Framework<'py> {
         let modules =
             py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?.cast_into::<PyDict>()?;
         let found = |module: &Bound<'py, PyAny>, class| {
-            // A module that is being imported may not have it yet.
+            // A module that is still being imported may not have the class.
             module.getattr(class).is_ok_and(|class| given.is_instance(&class).unwrap_or(false))
         };
         if let Some(numpy) = modules.get_item(intern!(py, "numpy"))?
@@ -47,7 +47,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// New memory for the output of a call, uninitialised where the framework has such.
+    /// Allocates the output of a call, uninitialised if the framework supports that.
     pub(crate) fn output(
         &self,
         py: Python<'py>,
@@ -59,7 +59,7 @@ impl<'py> Framework<'py> {
             Self::Torch(torch) => {
                 let named = PyDict::new(py);
                 let dtype = torch.getattr(layout.element.name).map_err(|_| {
-                    Raised::new("WrongType", format!("this torch has no type like {}", layout.element.name))
+                    Raised::new("WrongType", format!("this version of torch has no type {}", layout.element.name))
                 })?;
                 named.set_item("dtype", dtype)?;
                 named.set_item("device", state.place.to_string())?;
@@ -74,7 +74,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// The framework's own stream on a GPU, where it has one.
+    /// The framework's current stream on a GPU, if it has one.
     pub(crate) fn stream(&self, place: Place) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self {
             Self::Torch(torch) if place.is_cuda() => {
@@ -85,7 +85,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Whether host arrays of it are copied to a GPU and back: torch has tensors there, and says so itself.
+    /// Whether host arrays are staged through device memory. torch tensors are not: a tensor on another device is an error.
     pub(crate) fn is_staged(&self) -> bool {
         !matches!(self, Self::Torch(_))
     }

@@ -1,6 +1,6 @@
-//! What stays in its process, and says so where it is pickled: workers that are spawned are given what travels.
+//! Rejects pickling of objects that belong to one process, with a hint for worker processes.
 //!
-//! `copy` asks in the same way, and gets the same answer.
+//! `copy.copy` uses the same protocol and raises the same exception.
 
 use pyo3::prelude::*;
 
@@ -12,13 +12,13 @@ use crate::store::{Client, Draft, Mirror, Pack, PackDraft, Watch};
 use crate::tensor::WholeTensor;
 use crate::window::Window;
 
-/// What can be done where something was to travel.
-const HINT: &str = "gather in the main process, or give a copy away: `array.numpy()`; what is in a store, a worker gets by its \
-                    name, through a `store.Client` of its own";
+/// The hint: how to send data to another process.
+const HINT: &str = "gather in the main process, or send a copy: `array.numpy()`; a worker gets objects of a store by name, \
+                    through its own `store.Client`";
 
 fn stays(object: &Bound<'_, PyAny>) -> PyErr {
     let kind = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
-    let message = format!("cannot pickle this `{kind}`: it stays in the process that made it");
+    let message = format!("cannot pickle this `{kind}`: it belongs to the process that created it");
     Raised::new("WrongType", message).hint(HINT).into()
 }
 

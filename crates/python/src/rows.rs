@@ -1,7 +1,7 @@
-//! Rows moved by their indices: the gathers and scatters of a `WholeTensor`.
+//! The gathers and scatters of a `WholeTensor`.
 //!
-//! Every way to them ends in [`WholeTensor::gather_operands`] or [`WholeTensor::scatter_operands`], which check, and in
-//! [`WholeTensor::gather_rows`] or [`WholeTensor::scatter_rows`], which run or enqueue the work.
+//! Every call path ends in [`WholeTensor::gather_operands`] or [`WholeTensor::scatter_operands`], which check the
+//! arguments, and in [`WholeTensor::gather_rows`] or [`WholeTensor::scatter_rows`], which run or enqueue the work.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -18,13 +18,13 @@ use crate::stream::CallStream;
 use crate::tensor::WholeTensor;
 use crate::wait::waiting;
 
-/// Indices, and the shape they have.
+/// Indices and their shape.
 pub(crate) struct IndexArg<'a> {
     pub(crate) indices: Indices,
     shape: &'a [i64],
 }
 
-/// How rows are scattered.
+/// The variant of a scatter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scatter {
     pub(crate) add: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Scatter {
 }
 
 impl WholeTensor {
-    /// The operands of a gather.
+    /// Checks and builds the operands of a gather.
     #[inline]
     pub(crate) fn gather_operands<'a>(
         &self,
@@ -46,7 +46,7 @@ impl WholeTensor {
         Ok((indices, rows))
     }
 
-    /// The operands of a scatter.
+    /// Checks and builds the operands of a scatter.
     pub(crate) fn scatter_operands<'a>(
         &self,
         indices: &RawTensor<'a>,
@@ -56,7 +56,7 @@ impl WholeTensor {
     ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
         let is_swapped = !indices.dtype.is_index() && rows.dtype.is_index();
         let indices = self.index_arg(indices, skip_bad).map_err(|error| {
-            if is_swapped { error.hint("give the indices first, then the rows") } else { error }
+            if is_swapped { error.hint("pass the indices first, then the rows") } else { error }
         })?;
         let rows = self.row_operand(rows, "the array of rows", indices.shape, Rights::Read, convert)?;
         Ok((indices, rows))
@@ -66,9 +66,9 @@ impl WholeTensor {
     fn index_arg<'a>(&self, given: &RawTensor<'a>, skip_bad: bool) -> Result<IndexArg<'a>, Raised> {
         let what = "the array of indices";
         if !given.dtype.is_index() {
-            let message = format!("indices are int32 or int64, and not {}", given.dtype.name);
+            let message = format!("indices must be int32 or int64, but are {}", given.dtype.name);
             let hint = match given.dtype.name {
-                "bool" => "`numpy.flatnonzero(mask)` gives the indices that a mask selects",
+                "bool" => "`numpy.flatnonzero(mask)` returns the indices that a mask selects",
                 _ => "convert them to int64",
             };
             return Err(Raised::new("WrongType", message).hint(hint));
@@ -80,7 +80,7 @@ impl WholeTensor {
         Ok(IndexArg { indices, shape: given.shape })
     }
 
-    /// A row for each index of an array of this shape.
+    /// The rows of a gather or scatter: one for each index.
     #[inline]
     fn row_operand(
         &self,
@@ -93,7 +93,7 @@ impl WholeTensor {
         given.check_shape(what, indices, &self.row_shape)?;
         let is_converted = convert && given.dtype != self.element;
         let (own, dtype) = if is_converted {
-            // Both must be numbers.
+            // A conversion requires that both types are numbers.
             (self.element.number()?, given.dtype.number()?)
         } else {
             given.check_dtype(what, self.element, "the tensor")?;
@@ -151,21 +151,34 @@ impl WholeTensor {
 
 #[pymethods]
 impl WholeTensor {
-    /// The rows that the indices name, in ``out`` or in a new array of the framework that the indices belong to.
+    /// Gathers the rows that the indices name.
     ///
-    /// Indices are a tensor of torch, an array of numpy or of another framework, an int, or a list, tuple or range of ints. Indices
-    /// of torch give a tensor of torch, on torch's current stream if no ``stream`` is given; indices of numpy give an array of
-    /// numpy; others give an :class:`Array`, and so does numpy where it has no type like the tensor's. No stream of torch waits for
-    /// another ``stream``: the caller orders them.
+    /// Indices of torch return a torch tensor, and the work runs on torch's current stream unless ``stream`` is given. Indices of
+    /// numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
+    /// :class:`Array`. If ``stream`` is given, torch's streams do not wait for it: the caller orders them.
     ///
-    /// If the tensor is on a GPU, indices in host memory are copied there, and an array of numpy is copied back: each is one copy,
-    /// for which the call waits. Tensors of torch are not copied: one on another device raises.
+    /// If the table is on a GPU, indices in host memory are copied to it and a numpy output is copied back; the call waits for each
+    /// copy. torch tensors are not copied: a tensor on another device raises an error.
     ///
-    /// Rows are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
+    /// Rows are copied in any order. If ``out`` is part of a table, it must not overlap the gathered rows.
     ///
-    /// Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
-    /// index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
-    /// :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nothing is raised.
+    /// Args:
+    ///     indices: An array or tensor of int32 or int64, an int, or a list, tuple or range of ints.
+    ///     out: The output, of the shape of the indices followed by the shape of a row. ``None`` creates it.
+    ///     dtype: The element type of the output. Floats convert to floats, and integers to integers.
+    ///     convert: Whether to convert to the element type of ``out``.
+    ///     skip_bad: Whether to ignore bad indices. Their rows are zero.
+    ///     stream: The CUDA stream of the work.
+    ///
+    /// Returns:
+    ///     ``out``, or the new array.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table. Its row is zero, and the other rows are valid. On a GPU, the
+    ///         next call or :meth:`check` raises it.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The element types differ, or the indices are not integers.
+    ///     wholemem.errors.WrongValue: ``out`` has another shape, or another type than ``dtype``.
     #[pyo3(signature = (indices, out=None, *, dtype=None, convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn gather<'py>(
@@ -206,20 +219,32 @@ impl WholeTensor {
         self.gather_rows(py, &on.stream, &from.indices, &into)?;
         if let Some(staged) = &staged {
             on.read_back(py, &self.state, staged, &rows)?;
-            // The work has run: what it met with need not wait for the next call.
+            // The work has run, so a bad index is reported now instead of by the next call.
             self.rows.check().raised()?;
         }
         Ok(out)
     }
 
-    /// Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
+    /// Writes rows to the rows that the indices name. Other ranks see them after the next :meth:`barrier`.
     ///
-    /// Indices are what :meth:`gather` takes, and come first there and here. If the tensor is on a GPU, indices and rows in host
-    /// memory are copied there, and the call waits for the copies; tensors of torch are not.
+    /// If the table is on a GPU, indices and rows in host memory are copied to it, and the call waits for the copies. torch
+    /// tensors are not copied. Rows are written in any order. If ``array`` is part of a table, it must not overlap the written
+    /// rows.
     ///
-    /// Rows are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
+    /// Args:
+    ///     indices: As for :meth:`gather`.
+    ///     array: One row for each index.
+    ///     order: If several rows go to one index, ``any`` stores one of them. ``fixed`` stores the last row of the last rank; it
+    ///         is a collective call.
+    ///     convert: Whether to convert the rows to the element type of the table.
+    ///     skip_bad: Whether to ignore bad indices.
+    ///     stream: The CUDA stream of the work.
     ///
-    /// Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or :meth:`check` raises it.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The element types differ, or the indices are not integers.
+    ///     wholemem.errors.WrongValue: ``array`` has another shape.
     #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn scatter(
@@ -236,9 +261,24 @@ impl WholeTensor {
         self.scatter_arrays(py, [indices, array], how, convert, skip_bad, stream)
     }
 
-    /// Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks.
+    /// Adds rows to the rows that the indices name. Other ranks see the sums after the next :meth:`barrier`.
     ///
-    /// Its arguments are those of :meth:`scatter`.
+    /// With the order ``fixed``, and for a table in host memory, it is a collective call. Otherwise it behaves as
+    /// :meth:`scatter`.
+    ///
+    /// Args:
+    ///     indices: As for :meth:`gather`.
+    ///     array: One row for each index.
+    ///     order: ``any`` adds in any order. ``fixed`` adds in a fixed order, so that sums are bitwise reproducible.
+    ///     convert: Whether to convert the rows to the element type of the table.
+    ///     skip_bad: Whether to ignore bad indices.
+    ///     stream: The CUDA stream of the work.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or :meth:`check` raises it.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The element types differ, or are not numbers, or the indices are not integers.
+    ///     wholemem.errors.WrongValue: ``array`` has another shape.
     #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn scatter_add(
@@ -275,7 +315,7 @@ impl WholeTensor {
         self.scatter_rows(py, &on.stream, &indices.indices, &rows, how)
     }
 
-    /// An array that is read, copied to the device if the framework's arrays are.
+    /// An input array, copied to the device if arrays of its framework are staged.
     fn taken(
         &self,
         py: Python<'_>,
@@ -288,10 +328,10 @@ impl WholeTensor {
     }
 }
 
-/// How many ints are read between two looks at whether the caller is interrupted.
+/// The number of ints that are converted between two checks for signals.
 const CHECKED_EVERY: usize = 1 << 16;
 
-/// Indices as a view: those of an array, or of ints.
+/// Imports indices: an array, an int, or a sequence of ints.
 fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
     if given.is_instance_of::<PyInt>() && !given.is_instance_of::<PyBool>() {
         let (view, index) = (View::of_indices(&[]).raised()?, index_of(given)?);
@@ -314,44 +354,44 @@ fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
         written += 1;
     }
     if written < count {
-        let message = format!("{count} indices were {written} when they were read");
-        return Err(Raised::new("WrongValue", message).hint("do not change them meanwhile").into());
+        let message = format!("expected {count} indices, but the sequence had {written} when it was read");
+        return Err(Raised::new("WrongValue", message).hint("do not change the sequence during the call").into());
     }
     Ok(view)
 }
 
-/// An index that is an int, or can stand for one; truth values cannot.
+/// Converts an index to an int. `bool` is not accepted.
 fn index_of(given: &Bound<'_, PyAny>) -> PyResult<i64> {
     if !given.is_instance_of::<PyBool>() {
         match given.extract::<i64>() {
             Ok(index) => return Ok(index),
             Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => {
-                let message = format!("no row has the index {given}");
+                let message = format!("the index {given} does not fit in 64 bits");
                 return Err(Raised::new("WrongValue", message).into());
             }
             Err(_) => {}
         }
     }
-    let message = format!("an index is a `{}`", given.get_type().name()?);
-    Err(Raised::new("WrongType", message).hint("give ints, or one array of indices").into())
+    let message = format!("an index is a `{}`, not an int", given.get_type().name()?);
+    Err(Raised::new("WrongType", message).hint("pass ints, or one array of indices").into())
 }
 
-/// An order by its name.
+/// Parses the name of an order.
 pub(crate) fn order_of(name: &str) -> Result<Order, Raised> {
     match name {
         "any" => Ok(Order::Any),
         "fixed" => Ok(Order::Fixed),
-        _ => Err(Raised::new("WrongValue", format!("no order is called `{name}`"))
-            .hint("it is `any`, or `fixed`: the same in every run, and a call of all ranks")),
+        _ => Err(Raised::new("WrongValue", format!("the order `{name}` does not exist"))
+    .hint("use `any`, or `fixed`: the same result in every run, by a collective call")),
     }
 }
 
-/// An error unless an output holds what was asked for, if anything was.
+/// Returns an error unless the output has the requested type, if one was requested.
 fn check_asked(asked: Option<Element>, given: Element) -> Result<(), Raised> {
     match asked {
         Some(asked) if asked != given => {
-            let message = format!("the output holds {}, and {} was asked for", given.name, asked.name);
-            Err(Raised::new("WrongValue", message).hint("leave out `dtype`"))
+            let message = format!("the output has the type {}, but `dtype` is {}", given.name, asked.name);
+            Err(Raised::new("WrongValue", message).hint("omit `dtype`"))
         }
         _ => Ok(()),
     }

@@ -1,12 +1,12 @@
-//! The way around a framework's dispatcher, for calls that nobody but the caller has to see.
+//! Fast path from torch: gathers and all-reduces that bypass the framework's dispatcher.
 //!
-//! A dispatcher takes longer than a launch on a GPU, and so does asking in Python whether anybody needs it. Here both are
-//! spared: whoever must not see a call twice is asked first, then tensors are looked at, and the call is made; all others are
-//! asked while it runs. Where anything is not plain, the caller goes the long way, which also says what is wrong: rows that were
-//! gathered in vain are gathered again.
+//! The dispatcher takes longer than a kernel launch, and so does a check in Python whether a call may bypass it. Here both
+//! are native. Observers of calls (modes, profilers, tracers) that must not see a call twice are checked first; then the
+//! tensors are read and the call runs; the other observers are checked while the work runs. If a check fails, the caller
+//! repeats the call through the dispatcher, which also reports errors; a gather is then repeated.
 //!
-//! Also what is called is native, since a function of Python that is not warm takes a microsecond before it does anything:
-//! [`ShortGather`] stands before a function, and [`ShortReduction`] below a class. Both know the long way, in Python.
+//! The callables are native too, because a cold Python function takes a microsecond before its first instruction:
+//! [`ShortGather`] wraps a function, and [`ShortReduction`] is a base class. Both fall back to Python.
 
 use std::sync::OnceLock;
 
@@ -20,13 +20,22 @@ use crate::communicator::Communicator;
 use crate::error::{Raises, is_bad_index};
 use crate::tensor::WholeTensor;
 
-/// The way around the dispatcher of a framework.
+/// Runs gathers and all-reduces of a framework's tensors without its dispatcher.
 ///
-/// It is for tensors that ``exchange`` knows, of the ``types``, and while nobody looks: neither ``first``, who are asked before a call
-/// is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or the names of a
-/// module, one of them, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
-/// memory, and ``written`` is told which were written. ``new`` is a function that makes one of a size, strides, a type and a device's
-/// number, and, if there are such, two that do without the number, for the processor and for the GPU whose number the last one tells.
+/// A call takes the fast path only if no observer (mode, profiler, tracer) is active and the tensors are plain: of the classes
+/// that ``exchange`` accepts, contiguous and without lazy negation.
+///
+/// Args:
+///     exchange: Reads the tensors.
+///     first: Observers that are checked before a call. Each is a function that returns whether the observer is active, or a
+///         tuple of a module's ``__dict__``, the name of a variable and the value it has while the observer is inactive.
+///     then: Observers that are checked while a call runs, because they may see it again. As ``first``.
+///     types: The framework's dtypes that are supported.
+///     is_other: A function that returns whether a tensor is a lazily negated view of its memory.
+///     new: A function that creates a tensor from size, strides, dtype and device number (-1 for the CPU), and ``None`` or a
+///         tuple of two functions without the device number, for the CPU and for the current GPU, and one that returns the
+///         number of the current GPU.
+///     written: A function that is called with a tuple of the tensors that were written.
 ///
 /// >>> from wholemem._native import Shortcut
 /// >>> callable(Shortcut.gather)
@@ -43,12 +52,12 @@ pub(crate) struct Shortcut {
     written: Py<PyAny>,
 }
 
-/// Who may look at calls of the framework.
+/// An observer of the framework's calls.
 #[derive(Debug, FromPyObject)]
 enum Watcher {
-    /// The names of a module, one of them, and what that is while nobody looks.
+    /// The variable of a module: the module's `__dict__`, the name, and the value while the observer is inactive.
     Flag(Py<PyDict>, Py<PyString>, Py<PyAny>),
-    /// A function that says so.
+    /// A function that returns whether the observer is active.
     #[pyo3(transparent)]
     Call(Py<PyAny>),
 }
@@ -65,11 +74,11 @@ impl Watcher {
     }
 }
 
-/// Makes tensors: a function that makes any, and those that make them quickly where they can.
+/// Creates tensors: a general function, and faster ones for the CPU and the current GPU.
 #[derive(Debug, FromPyObject)]
 struct Maker(Py<PyAny>, Option<Quick>);
 
-/// For the processor, and for the GPU whose number the last function tells.
+/// Functions for the CPU and for the current GPU, and one that returns the number of the current GPU.
 #[derive(Debug, FromPyObject)]
 struct Quick(Py<PyAny>, Py<PyAny>, Py<PyAny>);
 
@@ -114,7 +123,16 @@ impl Shortcut {
         Ok(Self { exchange, first, then, types, is_other, new, written })
     }
 
-    /// The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual.
+    /// Gathers rows of a table without the dispatcher.
+    ///
+    /// Args:
+    ///     table: A :class:`wholemem.WholeTensor`.
+    ///     indices: A tensor of int32 or int64.
+    ///     out: The output tensor; ``None`` creates one.
+    ///     dtype: The requested dtype; ``None`` is the dtype of the table.
+    ///
+    /// Returns:
+    ///     The rows, or ``None`` if the call must go through the dispatcher.
     #[pyo3(signature = (table, indices, out, dtype))]
     fn gather<'py>(
         &self,
@@ -137,18 +155,18 @@ impl Shortcut {
         if !exchange.knows(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
-        // Negatives are views of complex numbers, with gaps, but for those of one number; and those that are laid out by hand, which
-        // are refused when they have been written.
+        // Lazily negated tensors are views of complex tensors, so they have gaps unless they have one element. A contiguous one
+        // that was built by hand is detected after the write, and the call then goes through the dispatcher.
         let may_be_other = table.rows.row_len() <= table.element.len();
         if may_be_other && self.is_other(out, table.element)? {
             return Ok(None);
         }
-        // Rows as long as an index may take the place of their indices, which are then not there to be gathered by again.
+        // A row of up to 8 bytes may overwrite its index in place, and the gather could then not be repeated.
         if table.rows.row_len() <= size_of::<u64>() && is_watched(py, &self.then)? {
             return Ok(None);
         }
         let gathered = self.gather_plain(table, indices, out);
-        // Of a bad index, the other rows are there.
+        // With a bad index, the other rows are written.
         let is_written = match &gathered {
             Ok(is_filled) => *is_filled,
             Err(error) => is_bad_index(py, error),
@@ -162,8 +180,15 @@ impl Shortcut {
         Ok(is_done.then(|| out.clone()))
     }
 
-    /// Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher. Returns ``False`` and does
-    /// nothing if the tensors differ in shape or type, or if they are not plain strided tensors.
+    /// Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher.
+    ///
+    /// Args:
+    ///     comm: The communicator.
+    ///     input: The tensor of this rank.
+    ///     output: The output tensor, which may be ``input``.
+    ///
+    /// Returns:
+    ///     ``False``, without any effect, if the tensors differ in shape or type or are not plain strided tensors.
     #[pyo3(signature = (comm, input, output))]
     fn all_reduce(
         &self,
@@ -173,19 +198,19 @@ impl Shortcut {
     ) -> PyResult<bool> {
         let (py, exchange) = (input.py(), self.exchange.get());
         let state = comm.get().state().raised()?;
-        // SAFETY: the caller of the reduction keeps the tensor during the call, and the work goes to the framework's current stream,
-        // in whose order its allocator reuses memory. No Python code runs before the operands are made, which keep no shape.
+        // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
+        // order its allocator reuses memory. No Python code runs before the operands are built, which hold no shape.
         let Some(from) = (unsafe { exchange.look_plain(input) }) else { return Ok(false) };
         let to = if input.is(output) {
             Some(from)
         } else {
-            // SAFETY: the output is kept by the caller, and used on the same stream, as the input is.
+            // SAFETY: the caller keeps the output alive, and it is used on the same stream as the input.
             unsafe { exchange.look_plain(output) }
         };
         let element = from.dtype;
         let operands = to.and_then(|to| state.operands("the tensor", &from, &to, &[]).ok());
         let (Some(operands), Ok(dtype)) = (operands, element.number()) else { return Ok(false) };
-        // Not while it runs: the other ranks would not do it again.
+        // This check cannot run during the call: the other ranks would not repeat the reduction.
         if self.is_other(input, element)? || (!input.is(output) && self.is_other(output, element)?) {
             return Ok(false);
         }
@@ -195,9 +220,13 @@ impl Shortcut {
     }
 }
 
-/// A gather that goes the short way where it can, and else calls the function that goes the long one.
+/// A gather function that takes the fast path if possible, and otherwise calls the wrapped Python function.
 ///
-/// To those who hold it it is that function: it binds, pickles and is described as one.
+/// It binds, pickles and is documented like the wrapped function.
+///
+/// Args:
+///     shortcut: The fast path.
+///     function: The function that goes through the dispatcher.
 ///
 /// >>> from wholemem._native import ShortGather
 /// >>> callable(ShortGather)
@@ -251,12 +280,12 @@ impl ShortGather {
                 return Ok(rows);
             }
         }
-        // Also with other arguments than it takes, which it says better.
+        // Wrong arguments are also passed on: the Python function raises the better error.
         self.function.bind(py).call(args, kwargs)
     }
 
-    /// What is native cannot be compiled; this and the next say that a compiler is to take the function instead. The names are
-    /// torch's, for `torch.jit.script_if_tracing`. They are the class's, so that who wraps a gather does not take them over.
+    /// torch cannot compile a native callable. This attribute and the next make `torch.jit.script_if_tracing` compile the
+    /// wrapped function instead. They belong to the class, so that `functools.wraps` does not copy them.
     #[classattr]
     fn __script_if_tracing_wrapper() -> bool {
         true
@@ -267,12 +296,12 @@ impl ShortGather {
         self.function.clone_ref(py)
     }
 
-    /// What else a function has: its code, its defaults.
+    /// Forwards other attributes of a function, such as its code and defaults.
     fn __getattr__<'py>(&self, py: Python<'py>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
         self.function.bind(py).getattr(name)
     }
 
-    /// As a function that is part of a class is bound.
+    /// Binds as a method, like a function in a class.
     fn __get__<'py>(
         slf: &Bound<'py, Self>,
         instance: Option<&Bound<'py, PyAny>>,
@@ -284,7 +313,7 @@ impl ShortGather {
         }
     }
 
-    /// As a function is found again by another process: by its name.
+    /// Pickles by qualified name, like a function.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.getattr(intern!(slf.py(), "__qualname__"))
     }
@@ -295,15 +324,16 @@ impl ShortGather {
     }
 }
 
-/// Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one, and has the ranks as
-/// ``comm``.
+/// Base class for sums over all ranks that take the fast path if possible.
+///
+/// A subclass has the communicator as ``comm``, and the method ``_all_reduce``, which goes through the dispatcher.
 ///
 /// >>> from wholemem._native import ShortReduction
 /// >>> class Sums(ShortReduction):
 /// ...     def _all_reduce(self, tensor, out):
-/// ...         return "the long way"
+/// ...         return "dispatched"
 /// >>> Sums().all_reduce(None)
-/// 'the long way'
+/// 'dispatched'
 #[pyclass(frozen, subclass, module = "wholemem._native")]
 #[derive(Debug, Default)]
 pub(crate) struct ShortReduction {
@@ -318,13 +348,22 @@ impl ShortReduction {
         Self::default()
     }
 
-    /// The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
+    /// Returns the sum of all ranks' tensors. All ranks call it.
     ///
-    /// The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
-    /// ranks, is read where it is; others are copied on the way.
+    /// The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read in place; other tensors are
+    /// staged. torch does not see the call: it is not differentiable, and autograd does not notice that ``out`` was overwritten.
+    /// Use :func:`wholemem.torch.all_reduce` for training and in compiled code.
     ///
-    /// torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
-    /// told that it is gone. :func:`wholemem.torch.all_reduce` is for training, and for what is compiled.
+    /// Args:
+    ///     tensor: The tensor of this rank.
+    ///     out: The output tensor, of the same shape. It may be ``tensor``. ``None`` creates one.
+    ///
+    /// Returns:
+    ///     ``out``, or the new tensor.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (tensor, out=None))]
     fn all_reduce<'py>(
         slf: &Bound<'py, Self>,
@@ -346,15 +385,18 @@ impl ShortReduction {
         slf.call_method1(intern!(py, "_all_reduce"), (tensor, out))
     }
 
-    /// Goes the short way from now on.
+    /// Enables the fast path.
+    ///
+    /// Args:
+    ///     shortcut: The fast path of this process.
     #[pyo3(signature = (shortcut))]
     fn _go_short(&self, shortcut: Py<Shortcut>) {
-        // Once is enough: there is one.
+        // Later calls have no effect: a process has one fast path.
         drop(self.shortcut.set(shortcut));
     }
 }
 
-/// Whether somebody else looks at calls of the framework now.
+/// Whether an observer of the framework's calls is active.
 fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
     for watcher in watchers {
         if watcher.looks(py)? {
@@ -365,7 +407,7 @@ fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
 }
 
 impl Shortcut {
-    /// Whether elements come out as they are in the table.
+    /// Whether the requested dtype is the dtype of the table.
     fn is_asked(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
         dtype.is_none_or(|asked| self.type_of(table.element).is_some_and(|own| asked.is(own)))
     }
@@ -374,12 +416,12 @@ impl Shortcut {
         self.types.iter().find(|(known, _)| *known == element).map(|(_, kind)| kind)
     }
 
-    /// Whether elements of a tensor are not those in its memory.
+    /// Whether a tensor is a lazily negated view of its memory.
     fn is_other(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
         Ok(element.is_part_of_complex() && self.is_other.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
     }
 
-    /// Gathers if indices and rows are plain tensors that fit; if not, it does nothing and returns false.
+    /// Gathers if indices and rows are plain tensors of matching shape and type; otherwise returns false without any effect.
     fn gather_plain(
         &self,
         table: &WholeTensor,
@@ -387,10 +429,10 @@ impl Shortcut {
         rows: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let (py, exchange) = (indices.py(), self.exchange.get());
-        // SAFETY: the caller of the gather keeps the tensor during the call, and the work goes to the framework's current stream, in
-        // whose order its allocator reuses memory. No Python code runs before the operands are made.
+        // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
+        // order its allocator reuses memory. No Python code runs before the operands are built.
         let Some(from) = (unsafe { exchange.look_plain(indices) }) else { return Ok(false) };
-        // SAFETY: the rows are kept by the caller, and used on the same stream, as the indices are.
+        // SAFETY: the caller keeps the rows alive, and they are used on the same stream as the indices.
         let Some(to) = (unsafe { exchange.look_plain(rows) }) else { return Ok(false) };
         let Ok((indices, rows)) = table.gather_operands(&from, &to, false, false) else { return Ok(false) };
         let on = exchange.call_stream(py, &table.state)?;
@@ -398,21 +440,21 @@ impl Shortcut {
         Ok(true)
     }
 
-    /// A tensor for the rows that indices name, if they can be indices.
+    /// A new tensor for the rows of these indices; `None` if the tensor cannot hold indices.
     fn new_rows<'py>(
         &self,
         table: &WholeTensor,
         indices: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // SAFETY: nothing is reached through the address, and the shape is copied before any Python code runs.
+        // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
         let seen = unsafe { self.exchange.get().look_plain(indices) };
         let Some(seen) = seen.filter(|seen| seen.dtype.is_index()) else { return Ok(None) };
         self.new_tensor(indices.py(), table.element, &table.shape_of(seen.shape), seen.device)
     }
 
-    /// A tensor like one that can be looked at.
+    /// A new tensor with the shape and type of another; `None` if that is not a plain tensor.
     fn new_like<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // SAFETY: nothing is reached through the address, and the shape is copied before any Python code runs.
+        // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
         let Some(seen) = (unsafe { self.exchange.get().look_plain(tensor) }) else { return Ok(None) };
         self.new_tensor(tensor.py(), seen.dtype, seen.shape, seen.device)
     }
@@ -424,7 +466,7 @@ impl Shortcut {
         shape: &[i64],
         device: Place,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // Of more elements than there can be, the framework says so.
+        // If there are too many elements, the framework raises the error.
         let (Some(kind), Ok(layout)) = (self.type_of(element), Layout::contiguous(element, shape)) else {
             return Ok(None);
         };

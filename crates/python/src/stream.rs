@@ -1,7 +1,7 @@
-//! The stream that a call's work goes to.
+//! The stream on which the work of a call runs.
 //!
-//! On the host, work has run when the call returns. On a GPU it is enqueued: on the stream that the caller names, or on the
-//! default one, with which frameworks begin too.
+//! On the host, the work has run when the call returns. On a GPU it is enqueued on the stream that the caller passes, or on
+//! the default stream.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,34 +16,34 @@ use crate::error::{Raised, Raises};
 use crate::framework::Framework;
 use crate::wait::waiting;
 
-/// A stream, and how DLPack calls it.
+/// The stream of a call, and its number in DLPack.
 #[derive(Debug)]
 pub(crate) struct CallStream {
     pub(crate) stream: Stream,
     dlpack: Option<i64>,
-    /// The stream as arrays remember who used them; `None` on the host, where nobody has to wait.
+    /// The stream for the last-use order of arrays; `None` on the host, where work runs immediately.
     turn: Option<Turn>,
 }
 
 impl CallStream {
-    /// The stream that was given: a number, or an object of torch, CuPy or cuda.core.
+    /// The stream of a `stream` argument: a handle, or an object of torch, CuPy or cuda.core.
     pub(crate) fn of(state: &CommState, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = state.comm.device();
         if device.backend().kind() == BackendKind::Host {
-            // Not used, but no excuse for what is none.
+            // The host does not use the stream, but an invalid argument is still an error.
             given.map(handle_of).transpose()?;
             return Ok(Self { stream: state.stream.clone(), dlpack: None, turn: None });
         }
         let handle = given.map_or(Ok(0), handle_of)?;
-        // SAFETY: the calling Python code guarantees that the stream it names is one of the communicator's device, and that it is not
-        // destroyed while work is enqueued on it or an array remembers it.
+        // SAFETY: the calling Python code guarantees that the stream belongs to the communicator's device, and that it is not
+        // destroyed while work is enqueued on it or while it is the last stream of an array.
         let turn = unsafe { Turn::new(device, handle, given) };
-        // Zero is not taken by DLPack, where one is the default stream.
+        // DLPack does not allow 0; its number of the default stream is 1.
         let dlpack = i64::try_from(handle.max(1)).ok();
         Ok(Self { stream: turn.stream(), dlpack, turn: Some(turn) })
     }
 
-    /// The same for a call on arrays of a framework, whose own stream is taken if none is given.
+    /// The same for a call on arrays of a framework, whose current stream is the default.
     pub(crate) fn for_call<'py>(
         state: &CommState,
         given: Option<&Bound<'py, PyAny>>,
@@ -55,7 +55,7 @@ impl CallStream {
         }
     }
 
-    /// An array, ready to be used on this stream.
+    /// Imports an array for use on this stream.
     pub(crate) fn take(&self, given: &Bound<'_, PyAny>) -> PyResult<View> {
         if let (Some(turn), Ok(array)) = (&self.turn, given.cast::<Array>()) {
             return array.get().used_in(given.py(), turn).raised();
@@ -63,8 +63,8 @@ impl CallStream {
         take(given, self.dlpack)
     }
 
-    /// The same memory on the communicator's device: a copy if that is a GPU and the array is in host memory that the GPU does not
-    /// reach. The call waits for the copy.
+    /// The array in memory that the communicator's device can access. If that is a GPU and the array is in pageable host memory,
+    /// it is copied, and the call waits for the copy.
     pub(crate) fn on_device(
         &self,
         py: Python<'_>,
@@ -83,12 +83,12 @@ impl CallStream {
         Ok(copy)
     }
 
-    /// Whether a GPU does not reach a host array with elements.
+    /// Whether an array has elements in host memory that the GPU cannot access.
     pub(crate) fn needs_copy(&self, state: &CommState, view: &View) -> bool {
         state.place.is_cuda() && view.place == Place::CPU && view.layout.count() > 0
     }
 
-    /// Copies from memory of the device to a host array of the same layout, and waits for what is enqueued before.
+    /// Copies device memory to a host array of the same layout, and waits for the work that is enqueued before.
     pub(crate) fn read_back(
         &self,
         py: Python<'_>,
@@ -102,20 +102,20 @@ impl CallStream {
         to.write_bytes("the output", &bytes).raised()
     }
 
-    /// Waits until what is enqueued has run.
+    /// Waits until the enqueued work has run.
     pub(crate) fn finish(&self) -> Result<(), HalError> {
         finish(&self.stream)
     }
 }
 
-/// Waits until what is enqueued on a stream has run, or the wait is interrupted; and lets go of what was used by the calls
-/// that have run.
+/// Waits until the work that is enqueued on a stream has run, or the wait is interrupted. Releases the operands of the work
+/// that has run.
 pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     loop {
         match stream.synchronize(Deadline::after(MOMENT)) {
             Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
             Ok(()) => {
-                // Each call knew the stream by its number only, and left behind what it used.
+                // Calls create a `Stream` by handle each time, so their operands are released here.
                 stream.device().backend().collect();
                 return Ok(());
             }
@@ -124,7 +124,7 @@ pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     }
 }
 
-/// The driver's number of a stream: given as a number, or as an object of torch, CuPy or cuda.core.
+/// The driver's handle of a stream, from an int or an object of torch, CuPy or cuda.core.
 pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     if let Ok(handle) = given.extract::<u64>() {
         return Ok(handle);
@@ -135,15 +135,15 @@ pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
         }
     }
     if let Ok((_, handle)) =
-        given.call_method0("__cuda_stream__").and_then(|says| says.extract::<(u64, u64)>())
+        given.call_method0("__cuda_stream__").and_then(|version_handle| version_handle.extract::<(u64, u64)>())
     {
         return Ok(handle);
     }
-    let message = format!("`{}` is no stream", given.get_type().name()?);
-    Err(Raised::new("WrongType", message).hint("give a stream of torch or CuPy, or its number").into())
+    let message = format!("`{}` is not a stream", given.get_type().name()?);
+    Err(Raised::new("WrongType", message).hint("pass a stream of torch or CuPy, or its handle as an int").into())
 }
 
-/// The streams by whose numbers a framework has called so far, the latest one first. They are the framework's, which keeps them.
+/// Cached streams of a framework by handle, the latest first. The framework owns them.
 #[derive(Debug)]
 pub(crate) struct Streams {
     epoch: ForkEpoch,
@@ -157,20 +157,20 @@ impl Streams {
 }
 
 impl CommState {
-    /// The stream that a framework calls by a number, remembered so that the next call finds it without allocating.
+    /// The stream with a framework's handle, cached so that the next call does not allocate.
     ///
     /// # Safety
-    /// The number is that of a stream of the communicator's device, which its framework does not destroy before the communicator
-    /// is closed and its memory dropped, as torch destroys none of its own. On the host the number has no meaning.
+    /// The handle is that of a stream of the communicator's device, which its framework does not destroy before the communicator
+    /// is closed and its memory is dropped; torch never destroys its streams. On the host the handle is ignored.
     pub(crate) unsafe fn stream_at(&self, handle: u64) -> Stream {
-        // In a child of a fork, which is told so by whatever it enqueues, the lock may be held by a thread that is not there.
+        // In a forked child, a thread that does not exist there may hold the lock; any enqueue in the child is an error.
         if !self.place.is_cuda() || !self.streams.epoch.is_current() {
             return self.stream.clone();
         }
         let mut known = self.streams.known.lock().unwrap_or_else(PoisonError::into_inner);
         let place = known.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
-            // SAFETY: the caller guarantees that the number is that of a stream of this device, and that the stream outlives the
-            // communicator's memory, and so the last clone.
+            // SAFETY: the caller guarantees that the handle is that of a stream of this device, and that the stream outlives the
+            // communicator's memory, and so every clone.
             known.push((handle, unsafe { Stream::from_lasting(self.comm.device(), handle) }));
             known.len() - 1
         });

@@ -1,8 +1,8 @@
-//! Calls that may wait: without the interpreter's lock, and ended by Ctrl-C, or by whoever closes what they wait for.
+//! Runs blocking calls without the GIL, interruptible by Ctrl-C and by closing the object they wait for.
 //!
-//! A handler of Python runs in the main thread, which may be the one that waits. So the waits below look now and then
-//! whether a signal has come; where its handler raises, they give up, and what it raised is what the call raises. They
-//! look at the same time whether another thread has closed what they wait for.
+//! Python runs signal handlers in the main thread, which may be the thread that waits. So the waits of the crates below
+//! call an interrupt check at intervals, which runs pending signal handlers. If a handler raises, the wait ends and the
+//! call raises the handler's exception. The check also ends the wait if another thread has closed the object.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use wholemem_os::interrupt::{Question, interruptible, interruptible_by};
 
 use crate::error::Raised;
 
-/// Whether something was closed, by whatever thread.
+/// A flag that any thread sets when an object is closed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Closed(Arc<AtomicBool>);
 
@@ -28,14 +28,14 @@ impl Closed {
     }
 }
 
-/// What a wait asks, and what a handler has raised meanwhile.
+/// The interrupt check of a blocking call, and the exception that a signal handler raised.
 struct Asking {
     raised: Rc<RefCell<Option<PyErr>>>,
     question: Question,
 }
 
 thread_local! {
-    /// Kept for the next call: most have nothing to wait for, and would take as long as the making of it.
+    /// Cached for the next call: most calls do not block, and allocating a check would take as long as the call.
     static IDLE: Cell<Option<Asking>> = const { Cell::new(None) };
 }
 
@@ -44,7 +44,7 @@ impl Asking {
         let raised = Rc::new(RefCell::new(None));
         let kept = Rc::clone(&raised);
         let question = move || {
-            // An interpreter that is ending has no handlers to run.
+            // An interpreter that is finalizing runs no handlers.
             let seen = Python::try_attach(|py| py.check_signals());
             if let Some(Err(error)) = seen {
                 *kept.borrow_mut() = Some(error);
@@ -54,12 +54,12 @@ impl Asking {
         Self { raised, question: Rc::new(question) }
     }
 
-    /// The one that no other call of this thread uses now. A thread that is ending keeps none.
+    /// The cached check, or a new one if another call of this thread uses it or the thread is ending.
     fn idle() -> Self {
         IDLE.try_with(Cell::take).ok().flatten().unwrap_or_else(Self::new)
     }
 
-    /// What was raised, once the call is over.
+    /// Returns the check to the cache, and returns the exception of a handler.
     fn end(self) -> Option<PyErr> {
         let raised = self.raised.take();
         let _ = IDLE.try_with(|idle| idle.set(Some(self)));
@@ -67,7 +67,7 @@ impl Asking {
     }
 }
 
-/// Makes a call that may wait.
+/// Runs a call that may block.
 pub(crate) fn waiting<T, E>(py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
@@ -76,7 +76,7 @@ where
     asking(py, |question| interruptible_by(question, call))
 }
 
-/// The same, given up as soon as something is said to be closed.
+/// Runs a call that may block, and interrupts it when `is_closed` returns true.
 pub(crate) fn waiting_unless<T, E>(
     py: Python<'_>,
     is_closed: impl Fn() -> bool + Send + 'static,
@@ -89,7 +89,7 @@ where
     asking(py, |question| interruptible(move || question() || is_closed(), call))
 }
 
-/// Makes a call without the interpreter's lock; what a handler raises meanwhile is what it raises.
+/// Runs a call without the GIL. If a signal handler raises, its exception replaces the result.
 fn asking<T, E>(py: Python<'_>, call: impl FnOnce(Question) -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,

@@ -1,4 +1,4 @@
-//! Memory that every rank has and every rank reaches: see `wholemem.Window` in Python.
+//! `wholemem.Window`: memory that every rank has a part of and every rank has mapped.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -13,9 +13,10 @@ use crate::number::{Shape, natural, signed};
 use crate::stream::CallStream;
 use crate::wait::waiting;
 
-/// The windows of a communicator that something still holds.
+/// The windows of a communicator that are still in use.
 ///
-/// An array that lies in one is a part of it, whatever it went through on its way: so all ranks find the same.
+/// An array whose address is in a window is part of the window, regardless of how the caller obtained it. So all ranks
+/// decide alike.
 #[derive(Debug, Default)]
 pub(crate) struct Windows(Mutex<Vec<Known>>);
 
@@ -27,7 +28,7 @@ struct Known {
     kept: Weak<Kept>,
 }
 
-/// A window, held by Python's object and by every array that was made of it.
+/// A window, shared by the Python object and all arrays of it.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) window: wholemem::Window,
@@ -44,18 +45,18 @@ impl Windows {
         kept
     }
 
-    /// The window in whose part of this rank some bytes lie, and where.
+    /// The window whose part of this rank contains a range of bytes, and the offset in it.
     pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<Kept>, usize)> {
         let windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.iter().find_map(|window| {
             let offset = usize::try_from(address.checked_sub(window.begins)?).ok()?;
-            // One that is gone may have lain where another is now.
+            // The memory of a dropped window may have been reused by another one.
             if offset.checked_add(len)? <= window.len { Some((window.kept.upgrade()?, offset)) } else { None }
         })
     }
 }
 
-/// Memory that every rank has, and that all of them reach. It stays while it, or an array made of it, lives.
+/// Memory of which every rank has a part, and which all ranks have mapped. It is freed with the last array of it.
 ///
 /// >>> import wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -70,21 +71,21 @@ pub(crate) struct Window {
     state: Arc<CommState>,
 }
 
-/// Why memory that is there does not become a window: on whichever rank, it was not made to be shared.
+/// Adds a hint to the error for memory that cannot be registered, because it was not allocated to be shared.
 fn unregistered(error: wholemem::Error) -> Raised {
-    let hint = "`mem_alloc` makes a window of new memory, also on the host; what is registered is memory of a GPU, made \
-                under `wholemem.torch.pool.mem_pool()` or torch's expandable segments";
+    let hint = "`mem_alloc` creates a window of new memory, also on the host; memory that is registered must be on a GPU, \
+            allocated in `wholemem.torch.pool.mem_pool()` or in torch's expandable segments";
     Raised::from(error).hint_for("Unsupported", hint)
 }
 
 impl Window {
-    /// A rank, if there is one.
+    /// Checks the number of a rank.
     fn rank(&self, rank: u32) -> Result<Rank, Raised> {
         let (rank, size) = (Rank(rank), self.state.comm.size());
         if rank.0 < size { Ok(rank) } else { Err(CommError::NoSuchRank { rank, size }.into()) }
     }
 
-    /// Some bytes of a rank's part, as an array.
+    /// A range of a rank's part, as an array.
     fn array(
         &self,
         rank: u32,
@@ -98,9 +99,9 @@ impl Window {
         let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
         let span = self.kept.window.part_of(rank, offset, layout.len())?;
         if !span.address().is_multiple_of(element.len() as u64) {
-            let message = format!("{} cannot begin at offset {offset}", element.name);
+            let message = format!("an array of {} cannot begin at offset {offset}", element.name);
             return Err(
-                Raised::new("WrongValue", message).hint(format!("take a multiple of {}", element.len()))
+                Raised::new("WrongValue", message).hint(format!("use a multiple of {}", element.len()))
             );
         }
         let place = Place::of(self.state.comm.device());
@@ -111,18 +112,35 @@ impl Window {
 
 #[pymethods]
 impl Window {
-    /// How many bytes this rank has of it.
+    /// The size of this rank's part in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.kept.window.len()
     }
 
-    /// How many bytes a rank has of it.
+    /// Returns the size of a rank's part in bytes.
+    ///
+    /// Args:
+    ///     rank: The rank.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The rank does not exist.
     fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<usize> {
         Ok(self.kept.window.len_of(self.rank(rank).raised()?))
     }
 
-    /// This rank's part from some byte on, as an array: of bytes, if nothing else is asked for.
+    /// Returns an array of this rank's part.
+    ///
+    /// Args:
+    ///     dtype: The element type. ``None`` is ``uint8``.
+    ///     shape: The shape. ``None`` is one dimension, up to the end of the part.
+    ///     offset: The first byte.
+    ///
+    /// Returns:
+    ///     An array that shares the memory and keeps the window alive.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The array does not fit in the part, or ``offset`` is not aligned.
     #[pyo3(signature = (dtype=None, shape=None, *, offset=0))]
     fn local(
         &self,
@@ -133,7 +151,20 @@ impl Window {
         self.peer(self.state.comm.rank().0, dtype, shape, offset)
     }
 
-    /// A rank's part, as this rank reaches it.
+    /// Returns an array of another rank's part, which this rank accesses directly.
+    ///
+    /// Args:
+    ///     rank: The rank.
+    ///     dtype: The element type. ``None`` is ``uint8``.
+    ///     shape: The shape. ``None`` is one dimension, up to the end of the part.
+    ///     offset: The first byte.
+    ///
+    /// Returns:
+    ///     An array that shares the memory and keeps the window alive.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The rank does not exist, the array does not fit in the part, or ``offset`` is not
+    ///         aligned.
     #[pyo3(signature = (rank, dtype=None, shape=None, *, offset=0))]
     fn peer(
         &self,
@@ -154,14 +185,36 @@ impl Window {
 
 #[pymethods]
 impl Communicator {
-    /// Makes a window of new memory, zero, with so many bytes on this rank. All ranks call it; a rank may have none.
+    /// Allocates a window filled with zeros. All ranks call it.
+    ///
+    /// Args:
+    ///     nbytes: The size of this rank's part. It may be 0.
+    ///
+    /// Returns:
+    ///     The window.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+    ///     wholemem.errors.PeerLost: A rank exited.
     fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = natural)] nbytes: usize) -> PyResult<Window> {
         let state = self.state().raised()?;
         let window = waiting(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
         Ok(Window { kept: state.windows.keep(window), state })
     }
 
-    /// Makes a window of memory that is there: of a GPU, mapped in segments. All ranks call it.
+    /// Registers existing GPU memory as a window, so that collectives read it in place. All ranks call it.
+    ///
+    /// Args:
+    ///     array: A contiguous array on this rank's GPU, allocated in :func:`wholemem.torch.pool.mem_pool` or in torch's
+    ///         expandable segments.
+    ///     stream: The CUDA stream that used the array last. ``None`` is the default stream.
+    ///
+    /// Returns:
+    ///     The window.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Unsupported: On some rank, the memory was not allocated to be shared.
+    ///     wholemem.errors.WrongStride: The array is not contiguous.
     #[pyo3(signature = (array, *, stream=None))]
     fn window_register(
         &self,

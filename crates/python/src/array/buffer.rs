@@ -1,7 +1,7 @@
-//! Arrays that come as a buffer of Python (`bytes`, `bytearray`, `array.array`, `mmap`), or by an interface of numpy.
+//! Imports arrays through Python's buffer protocol (`bytes`, `bytearray`, `array.array`, `mmap`) or numpy's array interfaces.
 //!
-//! The two calls for buffers have had the same form in every Python 3; they are part of its stable interface since 3.11,
-//! and so not among the declarations for 3.9.
+//! The buffer functions have the same signature in every Python 3, but they are in the stable ABI only since 3.11. pyo3
+//! does not declare them for 3.9, so this module does.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::pin::Pin;
@@ -36,7 +36,7 @@ struct Buffer {
     internal: *mut c_void,
 }
 
-/// Strides and the format are wanted; whether it can be written is found out. Pointers to rows are not understood.
+/// Requests strides and the format; accepts read-only buffers. Buffers with suboffsets are not supported.
 const STRIDES_AND_FORMAT: c_int = 0x0018 | 0x0004;
 
 unsafe extern "C" {
@@ -45,40 +45,40 @@ unsafe extern "C" {
     fn PyBuffer_Release(view: *mut Buffer);
 }
 
-/// A buffer that is held. It must not move: some producers point into it.
+/// An acquired buffer. It must not move: some exporters point into the structure.
 pub(super) struct Held(Pin<Box<Buffer>>);
 
 impl Held {
-    /// Whose buffer it is.
+    /// The exporting object.
     pub(super) fn object(&self) -> Option<&Py<PyAny>> {
         let object = &raw const self.0.obj;
-        // SAFETY: it is a reference that the buffer has until it is released, if it has one: a `Py` is nothing else.
+        // SAFETY: `obj` is a strong reference that the buffer holds until it is released. `Py` is a transparent pointer.
         (!self.0.obj.is_null()).then(|| unsafe { &*object.cast::<Py<PyAny>>() })
     }
 }
 
-// SAFETY: the numbers are read only while it is made; afterwards it is only released, under the interpreter's lock.
+// SAFETY: the fields are read only before construction ends; later the buffer is only released, with the GIL held.
 unsafe impl Send for Held {}
-// SAFETY: a shared reference gives the owner alone, which is a `Py`, and that is `Sync`.
+// SAFETY: a shared reference exposes only the exporting object as `Py`, which is `Sync`.
 unsafe impl Sync for Held {}
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // An interpreter that is ending takes its objects along.
+        // If the interpreter is finalizing, it frees its objects itself.
         let _ = Python::try_attach(|_| {
-            // SAFETY: it was got once, is released once, and the lock is held.
+            // SAFETY: the buffer was acquired once and is released once, with the GIL held.
             unsafe { PyBuffer_Release(&raw mut *self.0) };
         });
     }
 }
 
-/// Whether an object has a buffer.
+/// Whether an object supports the buffer protocol.
 pub(crate) fn is_buffer(given: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: any object may be asked.
+    // SAFETY: the function accepts any live object.
     unsafe { PyObject_CheckBuffer(given.as_ptr()) == 1 }
 }
 
-/// Takes a buffer.
+/// Imports an object through the buffer protocol.
 pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
     let nothing = || std::ptr::null_mut();
     let mut held = Held(Box::pin(Buffer {
@@ -94,8 +94,8 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
         suboffsets: std::ptr::null_mut(),
         internal: nothing(),
     }));
-    // SAFETY: a live object, and a structure of the form that every Python 3 has. Failing, it leaves nothing to release,
-    // and releasing nothing is harmless.
+    // SAFETY: the object is live and the structure has the layout of `Py_buffer`. If the call fails, `obj` stays null, and
+    // releasing the structure has no effect.
     if unsafe { PyObject_GetBuffer(given.as_ptr(), &raw mut *held.0, STRIDES_AND_FORMAT) } != 0 {
         return Err(PyErr::fetch(given.py()));
     }
@@ -103,7 +103,7 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
     let format = if format.is_null() {
         "B"
     } else {
-        // SAFETY: a string that lives as long as the buffer is held.
+        // SAFETY: the format is a NUL-terminated string that lives until the buffer is released.
         unsafe { CStr::from_ptr(format) }.to_str().unwrap_or("?")
     };
     let element = Element::of_format(format)?;
@@ -111,13 +111,13 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
     if element.len() != size {
         return Err(Raised::new(
             "WrongType",
-            format!("buffers of `{format}` with {size} bytes are not taken"),
+            format!("buffers of format `{format}` with {size} bytes per element are not supported"),
         )
         .into());
     }
     let numbers = |from: *mut isize| match usize::try_from(ndim) {
         Ok(count) if count > 0 && !from.is_null() => {
-            // SAFETY: as many numbers as there are dimensions, while the buffer is held.
+            // SAFETY: the exporter provides `ndim` values until the buffer is released.
             unsafe { std::slice::from_raw_parts(from, count) }.iter().map(|number| *number as i64).collect()
         }
         _ => Vec::new(),
@@ -127,8 +127,8 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
     Ok(View { address, layout, place: Place::CPU, readonly: readonly != 0, owner: Arc::new(held) })
 }
 
-/// Takes what CUDA's interface describes, on whichever GPU it is. `stream` is where it will be used, and comes behind what
-/// its maker says has to be waited for; where nobody knows, it is waited for here.
+/// Imports an array through `__cuda_array_interface__`. Work on `stream` is ordered after the stream that the producer
+/// names; if `stream` is `None`, the call waits for the producer's stream.
 pub(crate) fn take_cuda_interface(
     given: &Bound<'_, PyAny>,
     says: &Bound<'_, PyDict>,
@@ -141,11 +141,11 @@ pub(crate) fn take_cuda_interface(
         && view.layout.count() > 0
     {
         let device = view.place.device().raised()?;
-        // SAFETY: by the protocol of CUDA's interface the producer names a stream of the array's device that is to be waited for.
+        // SAFETY: by the protocol of the interface, the producer names a stream of the array's device.
         let before = unsafe { Turn::new(&device, awaited, None) };
         match stream.and_then(|stream| u64::try_from(stream).ok()) {
             Some(stream) => {
-                // SAFETY: the calling Python code guarantees that the stream on which it uses the array is one of its device.
+                // SAFETY: the calling Python code guarantees that the stream is one of the array's device.
                 unsafe { Turn::new(&device, stream, None) }.follow(&before).raised()?;
             }
             None => waiting(given.py(), || finish(&before.stream()))?,
@@ -154,7 +154,7 @@ pub(crate) fn take_cuda_interface(
     Ok(view)
 }
 
-/// Takes what an interface of numpy's kind describes: `__array_interface__`, or CUDA's.
+/// Imports an array through `__array_interface__` or `__cuda_array_interface__`.
 pub(crate) fn take_interface(
     given: &Bound<'_, PyAny>,
     says: &Bound<'_, PyDict>,
@@ -162,11 +162,11 @@ pub(crate) fn take_interface(
 ) -> PyResult<View> {
     let item = |name: &str| {
         let missing =
-            || Raised::new("WrongType", format!("the interface of the array does not say its `{name}`"));
+            || Raised::new("WrongType", format!("the array interface has no `{name}`"));
         says.get_item(name)?.ok_or_else(|| PyErr::from(missing()))
     };
     let (address, readonly) = item("data")?.extract::<(u64, bool)>().map_err(|_: PyErr| {
-        Raised::new("WrongType", "the interface of the array names no address").hint("give the array itself")
+        Raised::new("WrongType", "the array interface has no address").hint("pass the array itself")
     })?;
     let element = Element::of_typestr(&item("typestr")?.extract::<String>()?)?;
     let strides = says.get_item("strides")?.filter(|strides| !strides.is_none());
@@ -175,13 +175,13 @@ pub(crate) fn take_interface(
     let (before, behind) = layout.extent()?;
     let first = address.checked_sub(to_u64(before)).filter(|first| *first >= FIRST);
     if layout.len() > 0 && (first.is_none() || address.checked_add(to_u64(behind)).is_none()) {
-        let message = format!("the interface of the array says that it lies at {address:#x}");
-        return Err(Raised::new("WrongValue", message).hint("give the array itself").into());
+        let message = format!("the array interface has the invalid address {address:#x}");
+        return Err(Raised::new("WrongValue", message).hint("pass the array itself").into());
     }
     Ok(View { address, layout, place, readonly, owner: Arc::new(given.clone().unbind()) })
 }
 
-/// A layout whose strides are in bytes; none for elements without gaps.
+/// A layout from strides in bytes; no strides mean contiguous elements.
 fn in_bytes(element: Element, shape: Vec<i64>, mut strides: Vec<i64>) -> Result<Layout, Raised> {
     if strides.is_empty() {
         return Layout::contiguous(element, &shape);
@@ -189,7 +189,7 @@ fn in_bytes(element: Element, shape: Vec<i64>, mut strides: Vec<i64>) -> Result<
     let len = i64::try_from(element.len()).unwrap_or(1);
     for (stride, count) in strides.iter_mut().zip(&shape) {
         if *stride % len != 0 && *count > 1 {
-            let message = format!("elements of {len} bytes lie {stride} bytes apart");
+            let message = format!("elements of {len} bytes have a stride of {stride} bytes");
             return Err(Raised::new("WrongStride", message).hint("make the array contiguous first"));
         }
         *stride /= len;

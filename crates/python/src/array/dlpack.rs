@@ -1,14 +1,13 @@
-//! DLPack: arrays handed from one framework to another as a pointer, with a function that lets them go.
+//! DLPack: exchanges arrays between frameworks as a pointer with a deleter.
 //!
 //! ```text
-//!   producer: a capsule `dltensor_versioned` ──> consumer renames it `used_dltensor_versioned`, and owns it:
-//!                                                 it calls the deleter, once, from whichever thread
-//!             nobody took it ──> the capsule's destructor calls the deleter
+//!   producer: a capsule `dltensor_versioned` ──> consumer renames it to `used_dltensor_versioned` and owns it:
+//!                                                 it calls the deleter once, from any thread
+//!             the capsule is not consumed ──> the capsule's destructor calls the deleter
 //! ```
 //!
-//! Versioned capsules say whether the array may be written; not every consumer heeds that. Old ones cannot say it, so that
-//! read-only arrays are not given away in them, other than in copy-on-write maps (`private`), and arrays that come in them
-//! are taken as they were meant: writable.
+//! A versioned capsule has a read-only flag, which some consumers ignore. An unversioned capsule has none: a read-only
+//! array is exported in one only as a copy-on-write map (`private`), and an imported one counts as writable.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -31,9 +30,9 @@ const OLD_TAKEN: &CStr = c"used_dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 const VERSIONED_TAKEN: &CStr = c"used_dltensor_versioned";
 
-/// The version of the structures below; readers take any minor one of the same major.
+/// The version of the structures below. Any minor version of the same major version is accepted.
 const VERSION: (u32, u32) = (1, 1);
-/// Below this no memory begins, on any system with virtual memory.
+/// No memory is located below this address on a system with virtual memory.
 pub(super) const FIRST: u64 = 4096;
 
 const READ_ONLY: u64 = 1;
@@ -61,7 +60,7 @@ pub(super) struct Tensor {
 }
 
 impl Tensor {
-    /// None, before somebody fills it in.
+    /// A descriptor before the framework fills it in.
     pub(super) const EMPTY: Self = Self {
         data: std::ptr::null_mut(),
         device_type: 0,
@@ -81,14 +80,14 @@ impl Tensor {
         self.data.expose_provenance() as u64 + self.byte_offset
     }
 
-    /// Its shape, and how far its elements are apart; nothing of the latter where they follow each other.
+    /// The shape and the strides. The strides are empty if the elements are contiguous.
     ///
     /// # Safety
-    /// Whoever has filled it in keeps its lists as long as `'a`.
+    /// The producer of the descriptor keeps its shape and strides alive for `'a`.
     pub(super) unsafe fn lists<'a>(&self) -> (&'a [i64], &'a [i64]) {
         let numbers = |from: *mut i64| match usize::try_from(self.ndim) {
             Ok(count) if count > 0 && !from.is_null() => {
-                // SAFETY: as many numbers as there are dimensions, kept as the caller says.
+                // SAFETY: the caller guarantees that the producer keeps `ndim` values alive for `'a`.
                 unsafe { std::slice::from_raw_parts(from, count) }
             }
             _ => &[],
@@ -97,7 +96,7 @@ impl Tensor {
     }
 }
 
-/// The two ways in which a tensor is managed: who keeps it, and who lets it go.
+/// The two capsule formats of DLPack: unversioned and versioned.
 trait Managed: Sized + 'static {
     const NAME: &'static CStr;
     const TAKEN: &'static CStr;
@@ -177,14 +176,14 @@ impl Managed for VersionedTensor {
 
     fn readonly(&self) -> Result<bool, Raised> {
         if self.major != VERSION.0 {
-            let message = format!("an array came in version {}.{} of DLPack", self.major, self.minor);
-            return Err(Raised::new("Unsupported", message).hint("version 1 is understood here"));
+            let message = format!("the array uses version {}.{} of DLPack", self.major, self.minor);
+            return Err(Raised::new("Unsupported", message).hint("only version 1 is supported"));
         }
         Ok(self.flags & READ_ONLY != 0)
     }
 }
 
-/// One of our arrays, given away.
+/// An exported array: the structure that the consumer reads, and the view that keeps the memory alive.
 struct Given<M> {
     managed: M,
     shape: Vec<i64>,
@@ -192,16 +191,16 @@ struct Given<M> {
     _view: View,
 }
 
-/// Lets go of one of our arrays. Needs nothing of the interpreter.
+/// The deleter of an exported array. It does not use the interpreter.
 unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
-    // SAFETY: the consumer gives back what it was given.
+    // SAFETY: the consumer passes the pointer that it received.
     let Some(managed) = (unsafe { managed.as_ref() }) else { return };
     let given = managed.context().cast::<Given<M>>();
-    // SAFETY: the context is the box that `give` leaked, and this is called once.
+    // SAFETY: the context is the box that `export_as` leaked, and a consumer calls the deleter once.
     drop(unsafe { Box::from_raw(given) });
 }
 
-/// A capsule with a view of the array, which may be a copy made for this: versioned for those who understand it.
+/// Exports a view as a capsule, versioned if the consumer accepts that. `is_copied` marks a copy made for the consumer.
 pub(crate) fn give<'py>(
     py: Python<'py>,
     view: &View,
@@ -228,68 +227,68 @@ fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResul
         data: std::ptr::with_exposed_provenance_mut(to_usize(view.address)),
         device_type: view.place.told().kind,
         device_id: view.place.told().id,
-        ndim: i32::try_from(given.shape.len()).expect("an array has few dimensions"),
+        ndim: i32::try_from(given.shape.len()).expect("an array has fewer than 2^31 dimensions"),
         dtype: DataType { code: element.code, bits: element.bits, lanes: 1 },
         shape: given.shape.as_mut_ptr(),
         strides: given.strides.as_mut_ptr(),
         byte_offset: 0,
     };
     let given = NonNull::from(Box::leak(given));
-    // SAFETY: just leaked, and nobody else's yet.
+    // SAFETY: the box was just leaked and is not shared yet.
     let place = unsafe { &raw mut (*given.as_ptr()).managed };
-    // SAFETY: `place` is in the box that was just leaked; the value that is replaced has nothing to drop.
+    // SAFETY: `place` points into the box that was just leaked; the replaced value has no destructor.
     unsafe { place.write(M::new(tensor, given.as_ptr().cast(), flags)) };
-    // SAFETY: the name lives for ever, and the destructor knows what a capsule of that name holds.
+    // SAFETY: the name is static, and the destructor matches the content of a capsule with this name.
     let capsule = unsafe { ffi::PyCapsule_New(place.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
     if capsule.is_null() {
-        // SAFETY: nobody has it, so that it is let go here, once.
+        // SAFETY: no consumer has the pointer, so this is the only call of the deleter.
         unsafe { delete(place) };
         return Err(PyErr::fetch(py));
     }
-    // SAFETY: a new reference, which was not null.
+    // SAFETY: `PyCapsule_New` returned a new reference that is not null.
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
 }
 
-/// The end of a capsule: lets go of the array if nobody has taken it.
+/// The destructor of a capsule: releases the array if no consumer has taken it.
 unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter calls this with a live capsule.
+    // SAFETY: the interpreter passes a live capsule.
     if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
         return;
     }
-    // SAFETY: a capsule of this name, as was just asked.
+    // SAFETY: the capsule has this name, as checked above.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
-    // SAFETY: nobody has taken it, so that it is let go here, once.
+    // SAFETY: no consumer has renamed the capsule, so this is the only call of the deleter.
     unsafe { delete(managed.cast::<M>()) };
 }
 
-/// Somebody else's array, taken. Dropping it tells them, whichever thread does.
+/// An array imported from another framework. Dropping it calls the producer's deleter, from any thread.
 struct Taken<M: Managed>(NonNull<M>);
 
-// SAFETY: DLPack's deleters are called from any thread; nothing else is reached through the pointer.
+// SAFETY: DLPack allows deleters to be called from any thread; nothing else is accessed through the pointer.
 unsafe impl<M: Managed> Send for Taken<M> {}
-// SAFETY: nothing is reached through a shared reference: the pointer is used by `drop` alone.
+// SAFETY: a shared reference gives no access to the pointer, which only `drop` uses.
 unsafe impl<M: Managed> Sync for Taken<M> {}
 
 impl<M: Managed> Drop for Taken<M> {
     fn drop(&mut self) {
-        // SAFETY: the producer keeps the structure until its deleter is called.
+        // SAFETY: the producer keeps the structure alive until its deleter is called.
         let deleter = unsafe { self.0.as_ref() }.deleter();
         if let Some(deleter) = deleter {
-            // SAFETY: called once, by the one who took it.
+            // SAFETY: this owner calls the deleter once.
             unsafe { deleter(self.0.as_ptr()) };
         }
     }
 }
 
-/// Takes an array that says `__dlpack__`. `stream` is where GPUs will use it.
+/// Imports an array through `__dlpack__`. `stream` is the stream on which a GPU will use the array.
 pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
     let py = given.py();
-    // Nothing in DLPack says that elements are yet to be negated, and torch gives them away all the same.
+    // torch exports tensors with a lazy negation, but DLPack has no flag for it.
     if let Ok(is_neg) = given.getattr(intern!(py, "is_neg"))
         && is_neg.call0()?.is_truthy()?
     {
-        let message = "the tensor is the negative of what is in its memory";
-        return Err(Raised::new("WrongValue", message).hint("give `tensor.resolve_neg()`").into());
+        let message = "the tensor is a lazily negated view of its memory";
+        return Err(Raised::new("WrongValue", message).hint("pass `tensor.resolve_neg()`").into());
     }
     let says = PyDict::new(py);
     if let Some(stream) = stream {
@@ -297,7 +296,7 @@ pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
     }
     says.set_item("max_version", VERSION)?;
     let capsule = match given.call_method("__dlpack__", (), Some(&says)) {
-        // Older producers know no versions.
+        // Older producers do not accept `max_version`.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
             says.del_item("max_version")?;
             given.call_method("__dlpack__", (), Some(&says))?
@@ -305,7 +304,7 @@ pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
         capsule => capsule?,
     };
     let is = |name: &CStr| {
-        // SAFETY: any object may be asked.
+        // SAFETY: the function accepts any live object.
         unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1 }
     };
     if is(VERSIONED) {
@@ -314,30 +313,30 @@ pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
         take_as::<OldTensor>(&capsule)
     } else {
         let what = if capsule.is_instance_of::<PyCapsule>() {
-            "a capsule that was taken already"
+            "a capsule that was consumed before"
         } else {
-            "no capsule"
+            "an object that is not a capsule"
         };
         Err(Raised::new("WrongType", format!("`__dlpack__` returned {what}")).into())
     }
 }
 
 fn take_as<M: Managed>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
-    // SAFETY: a capsule of this name, as was asked before.
+    // SAFETY: the caller checked that the capsule has this name.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), M::NAME.as_ptr()) };
     let Some(managed) = NonNull::new(managed.cast::<M>()) else { return Err(PyErr::fetch(capsule.py())) };
-    // SAFETY: the name lives for ever. From here on the array is ours, and the capsule's destructor leaves it alone.
+    // SAFETY: the name is static. From here on this process owns the array, and the capsule's destructor ignores it.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), M::TAKEN.as_ptr()) } != 0 {
         return Err(PyErr::fetch(capsule.py()));
     }
     let taken = Taken(managed);
-    // SAFETY: what a capsule of this name holds, by the rules of DLPack, until its deleter is called.
+    // SAFETY: by the DLPack protocol, a capsule of this name holds this structure until its deleter is called.
     let managed = unsafe { managed.as_ref() };
-    // Of another version nothing else may be looked at.
+    // If the major version differs, no other field may be read.
     let readonly = managed.readonly()?;
     let tensor = managed.tensor();
     let element = tensor.element()?;
-    // SAFETY: its lists stay as long as it does.
+    // SAFETY: the producer keeps shape and strides alive until the deleter is called; both are copied below.
     let (shape, strides) = unsafe { tensor.lists() };
     let layout = if strides.is_empty() {
         Layout::contiguous(element, shape)?
@@ -345,7 +344,7 @@ fn take_as<M: Managed>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
         Layout::strided(element, shape.to_vec(), strides.to_vec())?
     };
     if tensor.address() < FIRST && layout.len() > 0 {
-        let hint = "give one that is not only described: no tensor of `meta`, nor a fake one";
+        let hint = "pass a tensor with storage, not a `meta` or fake tensor";
         return Err(Raised::new("WrongValue", "the array has no memory").hint(hint).into());
     }
     let (address, place) = (tensor.address(), Place { kind: tensor.device_type, id: tensor.device_id });

@@ -1,4 +1,4 @@
-//! The element types of arrays: those of `wholemem`'s table, and `complex128`, which no tensor holds.
+//! The element types of arrays: the types of `wholemem::Dtype`, and `complex128`, which tables do not support.
 
 use pyo3::prelude::*;
 use wholemem::{Dtype, DtypeInfo};
@@ -8,20 +8,20 @@ use crate::error::Raised;
 /// The type of an array's elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Element {
-    /// Its name in Python.
+    /// The name in Python.
     pub(crate) name: &'static str,
-    /// DLPack's code and bits.
+    /// DLPack's type code and bits.
     pub(crate) code: u8,
     pub(crate) bits: u8,
-    /// numpy's name for it in interfaces, where numpy has it.
+    /// The type string of numpy's array interface, if numpy has the type.
     pub(crate) typestr: Option<&'static str>,
-    /// The format of the buffer protocol, where it has one.
+    /// The format character of the buffer protocol, if it has the type.
     format: Option<&'static str>,
-    /// The type of a tensor's elements, if tensors hold it.
+    /// The element type of a table, if tables support it.
     dtype: Option<Dtype>,
 }
 
-/// Code and bits tell one from another.
+/// Code and bits identify a type.
 impl PartialEq for Element {
     fn eq(&self, other: &Self) -> bool {
         (self.code, self.bits) == (other.code, other.bits)
@@ -36,7 +36,7 @@ const fn element(dtype: Dtype) -> Element {
     Element { name, code, bits, typestr, format, dtype: Some(dtype) }
 }
 
-/// Two double precision numbers, in sixteen bytes.
+/// A complex number of two `float64`.
 const COMPLEX128: Element = Element {
     name: "complex128",
     bits: 128,
@@ -56,7 +56,7 @@ static ALL: [Element; Dtype::ALL.len() + 1] = {
     all
 };
 
-/// Where each is among all, by its code and the logarithm of its bits: calls that take a microsecond ask.
+/// The index of each type in `ALL`, by code and log2 of the bits. It makes the lookup fast enough for calls of a microsecond.
 static PLACES: [[u8; 8]; 16] = {
     let (mut places, mut place) = ([[u8::MAX; 8]; 16], ALL.len());
     while place > 0 {
@@ -72,28 +72,28 @@ static PLACES: [[u8; 8]; 16] = {
 };
 
 impl Element {
-    /// What indices are that came as numbers of Python.
+    /// The type of indices that are given as Python ints.
     pub(crate) const INDEX: Self = element(Dtype::I64);
 
-    /// What anything else is made of.
+    /// The type of an object without a description.
     pub(crate) const BYTE: Self = element(Dtype::U8);
 
-    /// The element that Python calls so.
+    /// The type with this name in Python.
     pub(crate) fn named(name: &str) -> Option<Self> {
         ALL.iter().copied().find(|element| element.name == name)
     }
 
-    /// How many bytes it takes.
+    /// The size in bytes.
     pub(crate) fn len(self) -> usize {
         usize::from(self.bits / 8)
     }
 
-    /// The integer of the same bits, if it is the upper half of a `float32`.
+    /// If this is `bfloat16`, the upper half of a `float32`: the unsigned integer of the same size.
     pub(crate) fn half_of_float32(self) -> Option<Self> {
         (self.dtype == Some(Dtype::Bf16)).then(|| Self::named("uint16")).flatten()
     }
 
-    /// Whether it can name rows.
+    /// Whether elements of this type are valid as indices.
     pub(crate) fn is_index(self) -> bool {
         matches!(self.dtype, Some(Dtype::I32 | Dtype::I64))
     }
@@ -103,21 +103,21 @@ impl Element {
         self.code == COMPLEX128.code
     }
 
-    /// Whether complex numbers are made of it: such elements can be the negatives of what is in memory.
+    /// Whether this is the real type of a complex type. torch may negate such elements lazily (`is_neg`).
     pub(crate) fn is_part_of_complex(self) -> bool {
         matches!(self.dtype, Some(Dtype::F16 | Dtype::F32 | Dtype::F64))
     }
 
-    /// The type of the elements of a tensor that holds it.
+    /// The element type of a table of these elements.
     pub(crate) fn stored(self) -> Result<Dtype, Raised> {
         let refused = || {
-            let message = format!("tensors do not hold {}", self.name);
+            let message = format!("tables cannot store {}", self.name);
             Raised::new("WrongType", message).hint("convert the elements to another type first")
         };
         self.dtype.ok_or_else(refused)
     }
 
-    /// The number type that it is, if it is one.
+    /// The type, if it supports arithmetic.
     pub(crate) fn number(self) -> Result<Dtype, Raised> {
         self.dtype.filter(|dtype| dtype.is_number()).ok_or_else(|| {
             let message = format!("cannot compute with {}", self.name);
@@ -125,7 +125,7 @@ impl Element {
         })
     }
 
-    /// The element of a tensor's type.
+    /// The element type of a table's type.
     pub(crate) fn of(dtype: Dtype) -> Self {
         element(dtype)
     }
@@ -137,28 +137,28 @@ impl Element {
         let found = place.and_then(|place| ALL.get(usize::from(*place)));
         found.copied().filter(|found| (found.bits, lanes) == (bits, 1)).ok_or_else(|| {
             let message =
-                format!("no type of elements has DLPack's code {code} with {bits} bits in {lanes} lanes");
+                format!("DLPack type code {code} with {bits} bits and {lanes} lanes is not supported");
             Raised::new("WrongType", message)
         })
     }
 
-    /// The element that numpy's interfaces name so.
+    /// The type with this type string of numpy's array interface.
     pub(crate) fn of_typestr(typestr: &str) -> Result<Self, Raised> {
-        // One byte has no order, whatever stands in front.
+        // A one-byte type has no byte order: ignore the order character.
         let same = |own: &str| own == typestr || own.ends_with('1') && own.get(1..) == typestr.get(1..);
         let found = ALL.iter().find(|element| element.typestr.is_some_and(same));
         found.copied().ok_or_else(|| {
-            let message = format!("arrays of `{typestr}` are not taken");
-            Raised::new("WrongType", message).hint("give numbers in the byte order of this machine")
+            let message = format!("arrays of type `{typestr}` are not supported");
+            Raised::new("WrongType", message).hint("pass numbers in the byte order of this machine")
         })
     }
 
-    /// The element that a character of a buffer's format stands for.
+    /// The type with this format of the buffer protocol.
     pub(crate) fn of_format(format: &str) -> Result<Self, Raised> {
         let (order, letters) =
             format.split_at(format.len() - format.trim_start_matches(['@', '=', '<']).len());
         let is_standard = order.starts_with(['=', '<']);
-        // A `long` has 8 bytes in native size, and 4 in standard size. A character is a byte.
+        // A `long` has 8 bytes in native mode and 4 in standard mode. A character is a byte.
         let letters = match letters {
             "c" | "" => "B",
             "l" if is_standard => "i",
@@ -168,13 +168,16 @@ impl Element {
             letters => letters,
         };
         ALL.iter().copied().find(|element| element.format == Some(letters)).ok_or_else(|| {
-            let message = format!("buffers of `{format}` are not taken");
-            Raised::new("WrongType", message).hint("give a buffer of plain numbers")
+            let message = format!("buffers of format `{format}` are not supported");
+            Raised::new("WrongType", message).hint("pass a buffer of plain numbers")
         })
     }
 }
 
-/// The types of a tensor's elements: name, whether they are numbers, and the format of the buffer protocol, if there is one.
+/// Lists the element types of tables: name, whether the type supports arithmetic, and the format of the buffer protocol.
+///
+/// Returns:
+///     One tuple for each type. The format is ``None`` if the buffer protocol has none.
 ///
 /// >>> from wholemem._native import element_types
 /// >>> [row for row in element_types() if row[0] in ("float32", "bfloat16", "bool")]
@@ -185,14 +188,14 @@ pub(crate) fn element_types() -> Vec<(&'static str, bool, Option<&'static str>)>
     Dtype::ALL.map(row).to_vec()
 }
 
-/// A type by its name, or as numpy, torch and their like have it: `"float32"`, `np.float32`, `torch.float32`.
+/// An element type from a name, or a dtype of numpy, torch or another framework: `"float32"`, `np.float32`, `torch.float32`.
 impl<'py> FromPyObject<'_, 'py> for Element {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let name = match given.extract::<String>() {
             Ok(name) => name,
-            // A class of scalars has a name, everything else is written as its name.
+            // A scalar class has `__name__`; a dtype prints as its name.
             Err(_) => match given.getattr("__name__") {
                 Ok(name) => name.extract()?,
                 Err(_) => given.str()?.extract()?,
@@ -208,8 +211,8 @@ impl<'py> FromPyObject<'_, 'py> for Element {
         };
         let found = Self::named(name).or_else(|| Some(Self::of(name.parse().ok()?)));
         found.ok_or_else(|| {
-            Raised::new("WrongType", format!("no type of elements is called `{name}`"))
-                .hint("give a name such as `float32`, or a dtype of numpy or torch")
+            Raised::new("WrongType", format!("the element type `{name}` does not exist"))
+    .hint("pass a name such as `float32`, or a dtype of numpy or torch")
                 .into()
         })
     }

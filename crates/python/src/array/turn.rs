@@ -1,7 +1,7 @@
-//! In whose turn an array is: the stream whose work used it last, for which the next one waits.
+//! Orders the use of an array between streams: the next stream waits for the stream that used the array last.
 //!
-//! So an array that a call has just enqueued the writing of can be handed on at once: whoever takes it by DLPack says on
-//! which stream it will be used, and that stream waits, not the processor.
+//! So an array can be exported immediately after a call has enqueued work that writes it: a DLPack consumer names the stream
+//! on which it will use the array, and that stream waits, not the CPU.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,29 +10,29 @@ use wholemem_hal::{Device, Event, EventKind, Stream};
 
 use crate::error::Raised;
 
-/// A stream of a GPU, as frameworks tell each other of it.
+/// A stream of a GPU that a framework owns, identified by its handle.
 #[derive(Debug)]
 pub(crate) struct Turn {
     device: Device,
     handle: u64,
-    /// The framework's own stream, which is not to go while it is waited for.
+    /// The framework's stream object, which keeps the stream alive.
     keeps: Option<Py<PyAny>>,
 }
 
 impl Turn {
-    /// What frameworks call the default stream, which is zero to the driver.
+    /// DLPack's number of the default stream, whose handle in the driver is 0.
     pub(crate) const DEFAULT: i64 = 1;
 
-    /// The default stream of a device, which is always there.
+    /// The default stream of a device, which always exists.
     pub(crate) fn of_default(device: &Device) -> Self {
         Self { device: device.clone(), handle: Self::DEFAULT.unsigned_abs(), keeps: None }
     }
 
-    /// A stream by its number; zero and one are the default stream. `stream` is the framework's object, which is kept.
+    /// A stream by its handle; 0 and 1 are the default stream. `stream` is the framework's object, which is held.
     ///
     /// # Safety
-    /// The number is that of a stream of the device, which is not destroyed before the last use of this value and its clones, nor
-    /// before the work has run that is enqueued through them.
+    /// The handle is that of a stream of the device. The stream is not destroyed before the last use of this value and its
+    /// clones, nor before the work that is enqueued through them has run.
     pub(crate) unsafe fn new(device: &Device, handle: u64, stream: Option<&Bound<'_, PyAny>>) -> Self {
         let keeps = stream.map(|stream| stream.clone().unbind());
         Self { device: device.clone(), handle: handle.max(Self::DEFAULT.unsigned_abs()), keeps }
@@ -47,21 +47,21 @@ impl Turn {
         &self.device
     }
 
-    /// The stream, to enqueue work on.
+    /// The stream, for enqueueing work.
     pub(crate) fn stream(&self) -> Stream {
         let handle = if self.handle == Self::DEFAULT.unsigned_abs() { 0 } else { self.handle };
-        // SAFETY: the default stream is always there; of another one, the caller of `new` guarantees that it is a stream of the
+        // SAFETY: the default stream always exists. For another stream, the caller of `new` guarantees that it belongs to the
         // device and is not destroyed before the work has run.
         unsafe { Stream::from_foreign(&self.device, handle) }
     }
 
-    /// Lets this stream's work come behind what is on another one now.
+    /// Makes later work of this stream wait for the work that is now on another stream.
     pub(crate) fn follow(&self, before: &Self) -> Result<(), Raised> {
         if (self.device.id(), self.handle) == (before.device.id(), before.handle) {
             return Ok(());
         }
         let (first, then) = (before.stream(), self.stream());
-        // What is recorded runs when it is played, and its order is up to whoever plays it.
+        // Captured work runs when the graph is launched; the caller of the launch orders it.
         if first.is_capturing() || then.is_capturing() {
             return Ok(());
         }
@@ -71,31 +71,31 @@ impl Turn {
     }
 }
 
-/// The stream that used an array last, if any did.
+/// The stream that used an array last, if any.
 #[derive(Debug, Default)]
 pub(crate) struct LastTurn(Mutex<Option<Turn>>);
 
 impl LastTurn {
-    /// A stream uses the array from now on, behind the one that did.
+    /// Records that `next` uses the array from now on, after the work of the stream that used it last.
     pub(crate) fn pass(&self, py: Python<'_>, next: &Turn) -> Result<(), Raised> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = last.as_ref() {
             next.follow(last)?;
         }
-        // What it replaces may be the last to keep a stream, and goes when nothing is locked.
+        // The replaced value may hold the last reference to a stream object: drop it after the lock.
         let before = last.replace(next.clone_ref(py));
         drop(last);
         drop(before);
         Ok(())
     }
 
-    /// The stream that used it last.
+    /// The stream that used the array last.
     pub(crate) fn get(&self, py: Python<'_>) -> Option<Turn> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.as_ref().map(|turn| turn.clone_ref(py))
     }
 
-    /// How others are told of it: the driver's number of the stream.
+    /// The driver's handle of the stream that used the array last, for `__cuda_array_interface__`.
     pub(crate) fn told(&self) -> Option<u64> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.as_ref().map(|turn| turn.handle)

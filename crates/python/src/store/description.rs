@@ -1,8 +1,8 @@
-//! Shape and type of an array, as its object carries them: the words that `.safetensors` files have for them.
+//! The description of an array in the metadata of its object: shape and element type, as in `.safetensors` files.
 //!
-//! So an array that was put from Python is a tensor to the program, and a file that the program put is arrays here:
-//! `{"dtype":"F32","shape":[2,3]}`. What was a `.npy` file carries that file's header. A pack is told by its members, and
-//! one without any by what is said of it, as of every pack of arrays: `safetensors`. Any other object is bytes.
+//! For example `{"dtype":"F32","shape":[2,3]}`. So the command line program reads arrays that Python put as tensors, and
+//! Python reads its files as arrays. An object from a `.npy` file has that file's header. A pack is recognised by its
+//! members; an empty pack by its metadata, `safetensors`, which every pack of arrays has. Any other object is bytes.
 
 use std::borrow::Cow;
 
@@ -14,10 +14,10 @@ use crate::array::{Element, Layout};
 use crate::error::Raised;
 use crate::number::signed;
 
-/// How the description of an object begins that was a `.npy` file.
+/// The prefix of the metadata of an object that was a `.npy` file.
 const NPY: &str = "npy ";
 
-/// What the users of a pack of arrays are told of it as a whole; what a file said of itself may follow.
+/// The metadata of a pack of arrays; metadata of a file may follow.
 pub(super) const PACK: &str = "safetensors";
 
 #[derive(Serialize, Deserialize)]
@@ -27,22 +27,22 @@ struct Said<'a> {
     shape: Cow<'a, [i64]>,
 }
 
-/// What the users of an array's object are told.
+/// The metadata for an array of this layout.
 pub(super) fn describe(layout: &Layout) -> Vec<u8> {
     let name = layout.element.name;
-    // A type without a name in such files is called as in Python.
+    // A type without a name in `.safetensors` files has its name in Python.
     let dtype = Dtype::from_python_name(name).and_then(|dtype| dtype.info().safetensors).unwrap_or(name);
     let said = Said { dtype: dtype.into(), shape: layout.shape[..].into() };
     serde_json::to_vec(&said).unwrap_or_default()
 }
 
-/// Whether an object of so many bytes, of which there are no parts, is a pack of no arrays.
+/// Whether an object without members, of `len` bytes, is an empty pack.
 pub(super) fn is_empty_pack(meta: &[u8], len: usize) -> bool {
     let rest = meta.strip_prefix(PACK.as_bytes()).filter(|_| len == 0);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b" "))
 }
 
-/// The array that an object of so many bytes is.
+/// The layout of an object of `len` bytes.
 pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
     let layout = match read(meta)? {
         Some(layout) => layout,
@@ -50,15 +50,15 @@ pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
     };
     if layout.len() != len {
         let (name, shape) = (layout.element.name, &layout.shape);
-        let message = format!("an object of {len} bytes is said to be {name} of shape {shape:?}");
+        let message = format!("an object of {len} bytes is described as {name} of shape {shape:?}");
         return Err(
-            Raised::new("WrongValue", message).hint("the program that stored it described it wrongly")
+            Raised::new("WrongValue", message).hint("the program that stored the object described it incorrectly")
         );
     }
     Ok(layout)
 }
 
-/// The array that is described, if one is.
+/// Parses the metadata. Returns `None` if it does not describe an array.
 fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
     let Ok(text) = std::str::from_utf8(meta) else { return Ok(None) };
     if let Some(header) = text.strip_prefix(NPY) {
@@ -66,8 +66,8 @@ fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
         let Ok(element) = Element::of_typestr(&header.descr) else { return Ok(None) };
         let shape = header.shape.iter().map(|len| i64::try_from(*len)).collect::<Result<Vec<_>, _>>();
         let shape = shape.map_err(|_| {
-            let message = format!("an object is said to have the shape {:?}", header.shape);
-            Raised::new("WrongValue", message).hint("the program that stored it described it wrongly")
+            let message = format!("an object is described as having the shape {:?}", header.shape);
+            Raised::new("WrongValue", message).hint("the program that stored the object described it incorrectly")
         })?;
         return if header.columns_first {
             columns_first(element, shape)
@@ -82,7 +82,7 @@ fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
     Layout::contiguous(element, &shape).map(Some)
 }
 
-/// Elements without gaps, the first dimension fastest.
+/// A contiguous layout with the first dimension fastest (Fortran order).
 fn columns_first(element: Element, mut shape: Vec<i64>) -> Result<Layout, Raised> {
     shape.reverse();
     let mut layout = Layout::contiguous(element, &shape)?;

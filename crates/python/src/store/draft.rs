@@ -1,9 +1,9 @@
-//! What is being written: arrays over the memory that will be the object, until it is sealed.
+//! Drafts: arrays over the memory of an object that is not sealed.
 //!
-//! Nobody may be able to write what is sealed, so that its memory is taken away from whoever wrote it. An array of it that
-//! is still there, or a view that a framework made of one, would point to nothing: sealing says so, and leaves the draft
-//! as it is. On a GPU nothing is taken away: there is no telling an array from work that is not known to be over, and the
-//! driver could not keep anybody from writing anyway. Who has an array of it left is trusted not to.
+//! A sealed object must not be writable, so sealing unmaps its host memory from the process that wrote it. An array of the
+//! draft, or a framework's view of one, would then point to unmapped memory: if any exists, sealing raises an error and the
+//! draft stays open. On a GPU nothing is unmapped: references of arrays cannot be told from references of work in flight,
+//! and the driver cannot revoke write access. The writer is trusted not to use remaining arrays.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use crate::error::{Raised, Raises};
 use crate::stream::{finish, handle_of};
 use crate::wait::waiting;
 
-/// One object, or many in a pack.
+/// A draft of the store: one object, or a pack.
 #[derive(Debug)]
 pub(super) enum Target {
     One(wholemem_store::Draft),
@@ -28,7 +28,7 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Begins an object, on a GPU if one is named. What has no elements is nowhere, and on the host as well.
+    /// Creates an object, on a GPU if `device` is one. An empty object is always in host memory.
     pub(super) fn one(
         client: &Client,
         name: &str,
@@ -43,7 +43,7 @@ impl Target {
         Ok(Self::One(draft))
     }
 
-    /// Begins a pack of arrays, each named behind the name of the pack.
+    /// Creates a pack of arrays. The name of each member begins with the name of the pack.
     pub(super) fn many<'a>(
         client: &Client,
         name: &str,
@@ -62,7 +62,7 @@ impl Target {
         Ok(Self::Many(client.create_pack(&pack)?))
     }
 
-    /// The device that it is on; `None` for what goes to the server when it is sealed.
+    /// The device of the memory; `None` if the bytes are sent with the request to seal.
     pub(super) fn device(&self) -> Option<Device> {
         match self {
             Self::One(draft) => draft.device(),
@@ -70,7 +70,7 @@ impl Target {
         }
     }
 
-    /// The place of an array, unless it goes to the server when it is sealed.
+    /// The memory of an array; `None` if the bytes are sent with the request to seal.
     pub(super) fn span(&self, member: usize) -> wholemem_store::Result<Option<Span>> {
         match self {
             Self::One(draft) => draft.span(),
@@ -85,7 +85,7 @@ impl Target {
         }
     }
 
-    /// Seals it, or says why not, and gives it back if it is as it was.
+    /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
     pub(super) fn seal(self) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         match self {
             Self::One(draft) => draft.seal().map_err(|unsealed| {
@@ -100,12 +100,12 @@ impl Target {
     }
 }
 
-/// Memory that is being written, and the arrays it is.
+/// An open draft and its arrays.
 #[derive(Debug)]
 pub(super) struct Writing {
     target: Target,
     views: Vec<View>,
-    /// Whether the arrays lie where the object will.
+    /// Whether the arrays are in the memory of the object. If not, their bytes are sent when the draft is sealed.
     in_place: bool,
 }
 
@@ -124,20 +124,20 @@ impl Writing {
         Ok(Self { target, views, in_place })
     }
 
-    /// The GPU that it is on, if it is on one.
+    /// The GPU of the memory, if it is on one.
     fn gpu(&self) -> Option<Device> {
         self.target.device().filter(|device| Place::of(device).is_cuda())
     }
 
-    /// Whether anybody has an array of it, who must not.
+    /// Whether arrays exist that prevent sealing.
     fn is_in_use(&self) -> bool {
         self.gpu().is_none() && self.views.iter().any(|view| Arc::strong_count(&view.owner) > 1)
     }
 
-    /// Has all of it where it will be sealed; on a GPU, when a stream has done what it was given so far.
+    /// Completes the content: waits for a stream on a GPU, or copies the bytes that are sent with the request.
     fn settle(&mut self, stream: u64) -> Result<(), Raised> {
         if let Some(device) = self.gpu() {
-            // SAFETY: the calling Python code guarantees that the stream it names is one of the draft's device.
+            // SAFETY: the calling Python code guarantees that the stream belongs to the draft's device.
             finish(&unsafe { Turn::new(&device, stream, None) }.stream())?;
         }
         if !self.in_place {
@@ -148,7 +148,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Seals it, or says why not, and gives it back if it is as it was.
+    /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
     fn seal(mut self, stream: u64) -> Result<Sealed, (Raised, Option<Box<Self>>)> {
         if let Err(raised) = self.settle(stream) {
             return Err((raised, Some(Box::new(self))));
@@ -156,7 +156,7 @@ impl Writing {
         let Self { target, mut views, in_place } = self;
         let layouts = views.iter().map(|view| view.layout.clone()).collect();
         if in_place {
-            // Its own arrays are of memory that is taken away as well.
+            // These arrays also refer to memory that sealing unmaps.
             views.clear();
         }
         target.seal().map_err(|(error, target)| {
@@ -169,16 +169,16 @@ impl Writing {
     }
 }
 
-/// How far it is with what is being written.
+/// The state of a draft.
 #[derive(Debug)]
 enum State {
     Open(Writing),
-    /// A thread has it.
+    /// A thread is sealing the draft.
     Sealing,
     Closed,
 }
 
-/// What is being written until it is sealed, or given up.
+/// A draft that is shared by threads until it is sealed or abandoned.
 #[derive(Debug)]
 struct Unsealed {
     name: String,
@@ -190,7 +190,7 @@ impl Unsealed {
         Self { name: name.to_owned(), state: Mutex::new(State::Open(writing)) }
     }
 
-    /// Never for long: the interpreter's lock may be held meanwhile.
+    /// The lock is held only briefly, because the caller may hold the GIL.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -200,18 +200,18 @@ impl Unsealed {
             State::Sealing => {
                 Raised::new("Busy", format!("another thread seals the draft of `{}`", self.name))
             }
-            _ => Raised::new("Closed", format!("the draft of `{}` is sealed, or given up", self.name)),
+            _ => Raised::new("Closed", format!("the draft of `{}` was sealed or abandoned", self.name)),
         }
     }
 
     fn in_use(&self) -> Raised {
-        let message = format!("arrays made of the draft of `{}` are still there", self.name);
+        let message = format!("cannot seal the draft of `{}`: arrays of it still exist", self.name);
         Raised::new("InUse", message)
-            .hint("drop them first, and those of its mirrors: `del array`; then seal again")
+            .hint("drop them and the arrays of its mirrors first: `del array`; then seal again")
             .code("still-mapped")
     }
 
-    /// Does something with what is being written.
+    /// Calls a function with the open draft.
     fn with<T>(&self, use_it: impl FnOnce(&Writing) -> Result<T, Raised>) -> Result<T, Raised> {
         match &*self.lock() {
             State::Open(writing) => use_it(writing),
@@ -233,7 +233,7 @@ impl Unsealed {
         format!("{kind}(name='{}'{state})", self.name)
     }
 
-    /// Gives it up, also for a thread that seals it, if that is refused.
+    /// Abandons the draft. If a thread is sealing it and sealing fails, the draft is not reopened.
     fn abandon(&self, py: Python<'_>) {
         py.detach(|| drop(self.set(State::Closed)));
     }
@@ -242,7 +242,7 @@ impl Unsealed {
         mem::replace(&mut *self.lock(), state)
     }
 
-    /// What is being written, for a thread that seals it.
+    /// Takes the open draft for a thread that seals it.
     fn take(&self) -> Result<Writing, Raised> {
         let mut state = self.lock();
         match mem::replace(&mut *state, State::Sealing) {
@@ -258,7 +258,7 @@ impl Unsealed {
         }
     }
 
-    /// What was not sealed is written further, unless somebody has given it up meanwhile.
+    /// Reopens the draft after sealing failed, unless it was abandoned meanwhile.
     fn give_back(&self, writing: Option<Box<Writing>>) {
         let mut state = self.lock();
         match (&*state, writing) {
@@ -287,13 +287,13 @@ impl Unsealed {
         sealed.map(|sealed| sealed.version)
     }
 
-    /// The end of a block: sealed where nothing was raised, and given up otherwise.
+    /// The end of a `with` block: seals the draft, or abandons it if the block raised.
     fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
             self.abandon(py);
             return Ok(());
         }
-        // Sealed within the block, or given up there.
+        // The block itself sealed or abandoned the draft.
         if matches!(*self.lock(), State::Closed) {
             return Ok(());
         }
@@ -301,11 +301,11 @@ impl Unsealed {
     }
 }
 
-/// An object that is being written. As a context it is sealed at the end, and given up if something was raised.
+/// An object that is being written. As a context manager, it is sealed at the end, or abandoned if the block raises.
 ///
-/// Sealing takes host memory away from who wrote it, so that no array of it may be left, nor a child that was forked
-/// after one was made: then :class:`wholemem.errors.InUse` is raised, and the draft stays as it is. On a GPU whoever has
-/// an array left is trusted not to write it.
+/// Sealing unmaps host memory from this process. If an array of the draft still exists, or a child process that was forked
+/// after one was created, :class:`wholemem.errors.InUse` is raised and the draft stays open. On a GPU, arrays may remain, but
+/// must not be used to write.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -330,7 +330,7 @@ impl Draft {
         Ok(Self { unsealed: Unsealed::new(name, writing) })
     }
 
-    /// A mirror of it, and the array that it mirrors.
+    /// A mirror of the draft, and the array that it mirrors.
     pub(super) fn mirrored(&self, copy_in: bool) -> Result<(wholemem_store::Mirror, View), Raised> {
         let refused = || {
             Raised::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
@@ -341,32 +341,42 @@ impl Draft {
             let (span, device) = (writing.target.span(0)?, writing.target.device());
             view.zip(span).zip(device).map(|((view, span), device)| (view, span, device)).ok_or_else(refused)
         })?;
-        // Others may look at the draft while it is copied.
+        // The lock is released, so other threads can use the draft during the copy.
         Ok((wholemem_store::Mirror::of_span(span, &device, copy_in)?, view))
     }
 }
 
 #[pymethods]
 impl Draft {
-    /// The name it will have.
+    /// The name that the object will have.
     #[getter]
     fn name(&self) -> &str {
         &self.unsealed.name
     }
 
-    /// The memory, zero at first, to be written.
+    /// The memory of the object as a writable array, initially zero.
     #[getter]
     fn array(&self) -> PyResult<Array> {
         self.unsealed.array(0).raised()
     }
 
-    /// Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far.
+    /// Seals the object and publishes it under its name.
+    ///
+    /// Args:
+    ///     stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
+    ///
+    /// Returns:
+    ///     The version of the object under its name.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Closed: The draft was sealed or abandoned.
+    ///     wholemem.errors.InUse: An array of the draft still exists.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         self.unsealed.seal(py, stream)
     }
 
-    /// Gives it up.
+    /// Abandons the draft and frees its memory.
     fn abandon(&self, py: Python<'_>) {
         self.unsealed.abandon(py);
     }
@@ -390,7 +400,7 @@ impl Draft {
     }
 }
 
-/// A pack that is being written: its arrays by name. As a context it is sealed at the end, as a :class:`Draft`.
+/// A pack that is being written: a mapping of names to arrays. As a context manager, it is sealed like a :class:`Draft`.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -423,7 +433,7 @@ impl PackDraft {
 
 #[pymethods]
 impl PackDraft {
-    /// The name it will have.
+    /// The name that the pack will have.
     #[getter]
     fn name(&self) -> &str {
         &self.unsealed.name
@@ -440,20 +450,30 @@ impl PackDraft {
     fn __getitem__(&self, name: &str) -> PyResult<Array> {
         let missing = || {
             let message =
-                format!("there is no array named `{name}` in the draft of `{}`", self.unsealed.name);
+                format!("the draft of `{}` has no array `{name}`", self.unsealed.name);
             Raised::new("NotFound", message)
         };
         let member = self.members.iter().position(|member| member == name).ok_or_else(missing);
         self.unsealed.array(member.raised()?).raised()
     }
 
-    /// Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far.
+    /// Seals the pack and publishes it under its name.
+    ///
+    /// Args:
+    ///     stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
+    ///
+    /// Returns:
+    ///     The version of the pack under its name.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Closed: The draft was sealed or abandoned.
+    ///     wholemem.errors.InUse: An array of the draft still exists.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         self.unsealed.seal(py, stream)
     }
 
-    /// Gives it up.
+    /// Abandons the draft and frees its memory.
     fn abandon(&self, py: Python<'_>) {
         self.unsealed.abandon(py);
     }

@@ -1,7 +1,7 @@
-//! What is put: one array, or several with names, wherever they are.
+//! The value of a `put`: one array, or several with names, in host memory or on a GPU.
 //!
-//! What is on a GPU stays there: it is copied into memory that the store has on that GPU, behind whatever its maker has
-//! enqueued, and nobody has it before the copy is over.
+//! An array on a GPU is copied to memory of the store on the same GPU, after the work that is enqueued on it. The object is
+//! published when the copy is complete.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ use crate::error::{Raised, Raises, about};
 use crate::number::Shape;
 use crate::stream::finish;
 
-/// What a mapping has for each name, as `take` takes it; what is refused is named.
+/// Converts the values of a mapping. An error names the key.
 fn members<T>(
     mapping: &Bound<'_, PyMapping>,
     take: impl Fn(&Bound<'_, PyAny>) -> PyResult<T>,
@@ -25,12 +25,12 @@ fn members<T>(
     for item in mapping.items()?.iter() {
         let (name, value) = item.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
         let Ok(name) = name.extract::<String>() else {
-            let message = format!("{} is no name of an array", name.repr()?);
-            return Err(Raised::new("WrongType", message).hint("names are of `str`").into());
+            let message = format!("{} is not a name of an array", name.repr()?);
+            return Err(Raised::new("WrongType", message).hint("names are `str`").into());
         };
         if !names.insert(name.clone()) {
             let raised = Raised::new("WrongValue", format!("two arrays are named `{name}`"));
-            return Err(raised.hint("give each array of a pack a name of its own").into());
+            return Err(raised.hint("give each array of a pack its own name").into());
         }
         let taken = take(&value).map_err(|error| about(value.py(), &format!("`{name}`"), error))?;
         members.push((name, taken));
@@ -38,24 +38,24 @@ fn members<T>(
     Ok(members)
 }
 
-/// The arrays that a pack is to have, of which shapes and types are given.
+/// Parses the shapes and types of the arrays of a pack.
 pub(super) fn layouts(arrays: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Layout)>> {
     let Ok(mapping) = arrays.cast::<PyMapping>() else {
-        let message = format!("`{}` is no mapping", arrays.get_type().name()?);
-        let hint = "give shapes and types by name, such as `{\"weight\": ((2, 3), \"float32\")}`";
+        let message = format!("`{}` is not a mapping", arrays.get_type().name()?);
+        let hint = "pass shapes and types by name, such as `{\"weight\": ((2, 3), \"float32\")}`";
         return Err(Raised::new("WrongType", message).hint(hint).into());
     };
     members(mapping, |value| {
         let Ok((shape, dtype)) = value.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
-            let raised = Raised::new("WrongType", format!("{} is no shape and type", value.repr()?));
-            return Err(raised.hint("give a pair, such as `((2, 3), \"float32\")`").into());
+            let raised = Raised::new("WrongType", format!("{} is not a pair of shape and type", value.repr()?));
+            return Err(raised.hint("pass a pair such as `((2, 3), \"float32\")`").into());
         };
         let (shape, dtype) = (shape.extract::<Shape>()?, dtype.extract::<Element>()?);
         Layout::contiguous(dtype, &shape.signed()).raised()
     })
 }
 
-/// What is put: one array, or several with names.
+/// The value of a `put`: one array, or several with names.
 pub(super) enum Given {
     One(View),
     Many(Vec<(String, View)>),
@@ -67,7 +67,7 @@ impl Given {
         members(mapping, array::take_settled).map(Self::Many)
     }
 
-    /// The arrays, each with what errors call it.
+    /// The arrays, each with its name in errors.
     fn views(&self) -> Vec<(String, &View)> {
         match self {
             Self::One(view) => vec![("the array".to_owned(), view)],
@@ -75,7 +75,7 @@ impl Given {
         }
     }
 
-    /// The GPU that all of it is on; `None` for what is on the host, or has no elements.
+    /// The GPU of all arrays; `None` if they are in host memory or empty.
     fn device(&self) -> Result<Option<Device>, Raised> {
         let views = self.views();
         let mut views = views.iter().filter(|(_, view)| view.layout.count() > 0);
@@ -84,17 +84,17 @@ impl Given {
             if view.place.is_host() { other.place.is_host() } else { other.place == view.place }
         };
         if let Some((what, other)) = views.find(|(_, other)| !is_same(other)) {
-            let message = format!("{first} is on {}, and {what} on {}", view.place, other.place);
+            let message = format!("{first} is on {}, but {what} is on {}", view.place, other.place);
             return Err(Raised::new("WrongDevice", message)
-                .hint("a pack lies in one place: move them to one device, or put two"));
+                .hint("a pack is on one device: move the arrays to one device, or put two packs"));
         }
         if view.place.is_host() { Ok(None) } else { view.place.device().map(Some) }
     }
 
-    /// Copies it into the store, and says which version of its name it is.
+    /// Copies the value into the store, and returns the version of the object under its name.
     pub(super) fn put(&self, client: &Client, name: &str) -> Result<u64, Raised> {
         let (device, views) = (self.device()?, self.views());
-        // Before anything is taken of the store.
+        // Before memory of the store is allocated.
         views.iter().try_for_each(|(what, view)| view.check_contiguous(what))?;
         let mut target = match self {
             Self::One(view) => Target::one(client, name, &view.layout, device.as_ref())?,
@@ -115,10 +115,10 @@ impl Given {
     }
 }
 
-/// Copies arrays of a GPU, and returns when they are there.
+/// Copies arrays on a GPU, and waits for the copies.
 fn copy_on_gpu(target: &Target, views: &[(String, &View)]) -> Result<(), Raised> {
     let Some(device) = target.device() else { return Ok(()) };
-    // Arrays were asked for on the default stream.
+    // The arrays were imported for the default stream.
     let stream = Turn::of_default(&device).stream();
     for (member, (what, view)) in views.iter().enumerate() {
         if let Some(to) = target.span(member)?.filter(|to| !to.is_empty()) {

@@ -1,4 +1,4 @@
-//! An object, or a pack of them, as arrays that keep it: a pin is let go with the last array.
+//! Arrays of stored objects: each array holds a pin of its object, which is released with the last array.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::description;
 use crate::array::{Array, Place, View};
 use crate::error::{Raised, Raises};
 
-/// What has a name: an array, or a pack of arrays.
+/// The object of a name: an array, or a pack of arrays.
 #[derive(IntoPyObject)]
 pub(super) enum Named {
     Array(Array),
@@ -29,24 +29,23 @@ impl Named {
     }
 }
 
-/// The object that an array is all of, if it is one that was got from a store.
+/// The object of an array that comes from a store and covers the whole object.
 pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
     let object = Arc::clone(&view.owner).downcast::<Object>().ok()?;
-    // Without gaps, whichever dimension is the fastest.
+    // Contiguous in either order of dimensions.
     let (extent, len) = (view.layout.extent().ok()?, object.len());
     let is_whole = view.layout.len() == len && extent == (0, len);
     (is_whole && view.address == object.span().ok()?.address()).then_some(object)
 }
 
-/// The object that an array is all of, alone or in a pack, if it is one that this client got: its number, and what is said
-/// of it.
+/// The id and metadata of the object that an array covers, alone or in a pack, if this client got it.
 pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
     if let Some(object) = object_of(view) {
         return client.gave(&object).then(|| (object.id(), object.meta()));
     }
     let pack = Arc::clone(&view.owner).downcast::<PackObject>().ok()?;
     let len = view.layout.len();
-    // What has no elements may lie where another array does.
+    // An empty array may have the address of another member.
     let is_whole = len > 0 && view.layout.extent().ok()? == (0, len);
     let offset = view.address.checked_sub(pack.whole().span().ok()?.address())?;
     let is_it = |member: &PackMember| member.offset as u64 == offset && member.len == len;
@@ -54,7 +53,7 @@ pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)
     (is_whole && client.gave(pack.whole())).then(|| (found.id, found.meta.clone()))
 }
 
-/// Arrays by name, in one piece of memory, held as one: a mapping, in the order in which they were put.
+/// A mapping of names to arrays that are one object in one allocation, in the order in which they were put.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -70,7 +69,7 @@ pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)
 pub(crate) struct Pack {
     pack: Arc<PackObject>,
     name: String,
-    /// Names as they are behind that of the pack, in the order in which the arrays were put.
+    /// Names without the name of the pack, in the order in which the arrays were put.
     members: Vec<String>,
     place: Place,
 }
@@ -87,7 +86,7 @@ impl Pack {
         Ok(Self { pack: Arc::new(pack), name, members, place })
     }
 
-    /// The full name of a member, and where it lies.
+    /// The full name of a member, and its position.
     fn find(&self, name: &str) -> Option<(String, &PackMember)> {
         let full = format!("{}/{name}", self.name);
         let found = [full, name.to_owned()];
@@ -104,8 +103,8 @@ impl Pack {
 
     fn must(&self, name: &str) -> Result<Array, Raised> {
         let missing = || {
-            let message = format!("there is no array named `{name}` in the pack `{}`", self.name);
-            Raised::new("NotFound", message).hint("`pack.keys()` names those there are").code("no-such-name")
+            let message = format!("the pack `{}` has no array `{name}`", self.name);
+            Raised::new("NotFound", message).hint("`pack.keys()` lists the names").code("no-such-name")
         };
         self.array(name)?.ok_or_else(missing)
     }
@@ -113,13 +112,13 @@ impl Pack {
 
 #[pymethods]
 impl Pack {
-    /// Its name.
+    /// The name of the pack.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many bytes its arrays take.
+    /// The size of all arrays in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.pack.members().map(|(_, member)| member.len).sum()
@@ -141,7 +140,11 @@ impl Pack {
         PyList::new(py, &self.members)?.try_iter()
     }
 
-    /// One of its arrays, or ``default``.
+    /// Returns an array by its name.
+    ///
+    /// Args:
+    ///     name: The name without the name of the pack.
+    ///     default: The result if there is no such array.
     #[pyo3(signature = (name, default=None))]
     fn get<'py>(
         &self,
@@ -155,17 +158,17 @@ impl Pack {
         }
     }
 
-    /// The names of its arrays.
+    /// Returns the names of the arrays.
     fn keys(&self) -> Vec<String> {
         self.members.clone()
     }
 
-    /// Its arrays.
+    /// Returns the arrays.
     fn values(&self) -> PyResult<Vec<Array>> {
         self.members.iter().map(|name| self.must(name)).collect::<Result<_, _>>().raised()
     }
 
-    /// Names and arrays.
+    /// Returns the names and arrays.
     fn items(&self) -> PyResult<Vec<(String, Array)>> {
         let items = self.members.iter().map(|name| Ok((name.clone(), self.must(name)?)));
         items.collect::<Result<_, Raised>>().raised()

@@ -1,8 +1,8 @@
-//! Arrays of a GPU that become objects where they lie: nothing is copied, and the array is kept until the object has gone.
+//! Publishes arrays on a GPU without a copy: the object is the array's memory, which is held until the object is freed.
 //!
-//! Whoever made the array may drop it. Its framework would then use the memory for another, so that it is held here as long
-//! as anybody has the object. What a framework has no name for is found by its address: the driver knows which allocation
-//! lies there, if it was made to be shared.
+//! The caller may drop the array. Its framework would then reuse the memory, so the array is held here while the object
+//! exists. For memory that this package did not allocate, the driver returns the allocation at an address, if it is
+//! shareable.
 
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -18,7 +18,7 @@ use crate::error::Raised;
 use crate::pool;
 use crate::stream::finish;
 
-/// An array that is an object of a store.
+/// An array whose memory is an object of a store.
 #[derive(Debug)]
 struct Shared {
     client: Client,
@@ -28,21 +28,21 @@ struct Shared {
 
 static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
-/// What can be done about memory that is not shared as it is.
-const HINT: &str = "make the tensor under `wholemem.torch.pool.mem_pool()`, or `put` it, which copies";
+/// The hint for memory that cannot be shared.
+const HINT: &str = "create the tensor in `wholemem.torch.pool.mem_pool()`, or use `put`, which copies";
 
-/// Makes a name mean an array where it lies, and says which version of the name it is.
+/// Publishes an array under a name without a copy, and returns the version of the object under its name.
 pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Raised> {
     collect();
     let epoch = ForkEpoch::current()?;
     let refused = |message: String| Raised::new("Unsupported", message).hint(HINT);
     if !view.place.is_cuda() || view.layout.count() == 0 {
-        return Err(refused(format!("an array on {} cannot become an object where it lies", view.place)));
+        return Err(refused(format!("an array on {} cannot be shared without a copy", view.place)));
     }
     view.check_contiguous("the array")?;
     let (address, len, meta) = (view.address, view.layout.len(), description::describe(&view.layout));
     let device = view.place.device()?;
-    // The array was asked for on the default stream.
+    // The array was imported for the default stream.
     finish(&Turn::of_default(&device).stream())?;
     let within = |base: u64| {
         let offset = to_usize(address - base);
@@ -52,7 +52,7 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
         Some(found) => share_piece(client, name, &meta, &found, within(found.base))?,
         None => {
             let unknown =
-                |error| refused(format!("the memory of the array was not made to be shared: {error}"));
+                |error| refused(format!("the memory of the array was not allocated to be shared: {error}"));
             let segments = Allocation::adopt(&device, address, len).map_err(unknown)?;
             match &segments[..] {
                 [Segment { address: base, allocation }] => {
@@ -61,7 +61,7 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
                 segments => {
                     let count = segments.len();
                     return Err(refused(format!(
-                        "the array lies in {count} pieces of memory, and not in one"
+                        "the array covers {count} allocations instead of one"
                     )));
                 }
             }
@@ -73,7 +73,7 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
     Ok(sealed.version)
 }
 
-/// Publishes some of a piece of torch's memory: as a part of what the store has of it, if it has.
+/// Publishes a range of a segment of torch's pool, as a part of the segment if the store already has it.
 fn share_piece(
     client: &Client,
     name: &str,
@@ -93,12 +93,12 @@ fn share_piece(
     Ok(sealed)
 }
 
-/// The process that shares: a forked child lets nothing go that is its parent's.
+/// The process that shares: a forked child must not release arrays of its parent.
 static OURS: OnceLock<ForkEpoch> = OnceLock::new();
 
-/// Lets arrays go whose objects nobody has any more, and says how many are left.
+/// Releases arrays whose objects were freed, and returns the number of remaining arrays.
 pub(super) fn collect() -> usize {
-    // Before the lock, which in a child may be held by a thread that is not there.
+    // Before the lock: in a forked child, a thread that does not exist there may hold it.
     if OURS.get().is_some_and(|epoch| !epoch.is_current()) {
         return 0;
     }
@@ -109,7 +109,7 @@ pub(super) fn collect() -> usize {
     *shared = left;
     let count = shared.len();
     drop(shared);
-    // A framework may do what it likes when its arrays go.
+    // After the lock: dropping a framework's array may run arbitrary code.
     drop(gone);
     count
 }
