@@ -9,23 +9,23 @@ use wholemem_hal::{Rights, Span, Stream};
 
 use crate::array::{Element, Layout};
 use crate::communicator::{CommState, Communicator};
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::framework::Framework;
-use crate::number::natural;
+use crate::number::unsigned;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
-use crate::wait::waiting;
-use crate::window::Kept;
+use crate::wait::run_blocking;
+use crate::window::SharedWindow;
 
 impl CommState {
     /// The group's symmetric memory. The first call creates it, which is a collective call.
-    pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Raised> {
+    pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Exception> {
         if let Some(symmetric) = self.symmetric.get() {
             return Ok(symmetric);
         }
         let spec = SymmetricSpec { timeout: self.comm.bootstrap().timeout(), ..SymmetricSpec::default() };
-        let made = SymmetricMemory::create(&self.comm, &spec)?;
-        Ok(self.symmetric.get_or_init(|| made))
+        let symmetric = SymmetricMemory::create(&self.comm, &spec)?;
+        Ok(self.symmetric.get_or_init(|| symmetric))
     }
 }
 
@@ -33,20 +33,25 @@ impl CommState {
 #[derive(Debug)]
 struct Operand {
     span: Span,
-    window: Option<(Arc<Kept>, usize)>,
+    window: Option<(Arc<SharedWindow>, usize)>,
 }
 
 impl Operand {
-    fn new(state: &CommState, tensor: &RawTensor<'_>, what: &str, rights: Rights) -> Result<Self, Raised> {
-        tensor.check_contiguous(what, rights)?;
-        let span = tensor.span(what, state, rights)?;
+    fn new(
+        state: &CommState,
+        tensor: &RawTensor<'_>,
+        argument: &str,
+        rights: Rights,
+    ) -> Result<Self, Exception> {
+        tensor.check_contiguous(argument, rights)?;
+        let span = tensor.span(argument, state, rights)?;
         let window = state.windows.find(tensor.address, span.len());
         Ok(Self { span, window })
     }
 
     fn buffer(&self) -> Buffer<'_> {
         match &self.window {
-            Some((kept, offset)) => kept.window.range(*offset..*offset + self.span.len()),
+            Some((shared, offset)) => shared.window.range(*offset..*offset + self.span.len()),
             None => Buffer::Own(&self.span),
         }
     }
@@ -62,18 +67,18 @@ pub(crate) struct Operands {
 /// The collectives, for all call paths.
 impl CommState {
     /// Checks and builds the operands of a collective. The output has the input's type and the shape `outer` followed by the
-    /// input's shape. `what` names the input in errors.
+    /// input's shape. `argument` names the input in errors.
     pub(crate) fn operands(
         &self,
-        what: &str,
+        argument: &str,
         from: &RawTensor<'_>,
         to: &RawTensor<'_>,
         outer: &[i64],
-    ) -> Result<Operands, Raised> {
-        to.check_dtype("the output", from.dtype, what)?;
+    ) -> Result<Operands, Exception> {
+        to.check_dtype("the output", from.dtype, argument)?;
         to.check_shape("the output", outer, from.shape)?;
         let rights = if from.address == to.address { Rights::ReadWrite } else { Rights::Read };
-        let from = Operand::new(self, from, what, rights)?;
+        let from = Operand::new(self, from, argument, rights)?;
         Ok(Operands { from, to: Operand::new(self, to, "the output", Rights::ReadWrite)? })
     }
 
@@ -85,7 +90,7 @@ impl CommState {
         dtype: Dtype,
         op: ReduceOp,
     ) -> PyResult<()> {
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             Ok(self.symmetric()?.all_reduce(on, from.buffer(), to.buffer(), dtype, op)?)
         })
     }
@@ -96,7 +101,7 @@ impl CommState {
         on: &Stream,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             Ok(self.symmetric()?.all_gather(on, from.buffer(), to.buffer())?)
         })
     }
@@ -108,14 +113,14 @@ impl CommState {
         root: Rank,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             Ok(self.symmetric()?.broadcast(on, root, from.buffer(), to.buffer())?)
         })
     }
 }
 
 /// The arguments of a collective that was called with arrays.
-struct Call<'py> {
+struct CollectiveArgs<'py> {
     state: Arc<CommState>,
     on: CallStream,
     operands: Operands,
@@ -124,7 +129,7 @@ struct Call<'py> {
     out: Bound<'py, PyAny>,
 }
 
-impl<'py> Call<'py> {
+impl<'py> CollectiveArgs<'py> {
     /// Checks the arguments. The output has the shape `outer` followed by the input's shape.
     fn prepare(
         comm: &Communicator,
@@ -133,21 +138,21 @@ impl<'py> Call<'py> {
         stream: Option<&Bound<'py, PyAny>>,
         outer: &[i64],
     ) -> PyResult<Self> {
-        let state = comm.state().raised()?;
+        let state = comm.state().into_py()?;
         let framework = Framework::of(array)?;
         let on = CallStream::for_call(&state, stream, &framework)?;
-        let input = on.take(array)?;
+        let input = on.import(array)?;
         let out = match out {
             Some(out) => out,
             None => {
                 let shape = [outer, &input.layout.shape].concat();
-                let layout = Layout::contiguous(input.layout.element, &shape).raised()?;
+                let layout = Layout::contiguous(input.layout.element, &shape).into_py()?;
                 framework.output(array.py(), &state, layout)?
             }
         };
-        let output = if out.is(array) { input.clone() } else { on.take(&out)? };
+        let output = if out.is(array) { input.clone() } else { on.import(&out)? };
         let (from, to) = (RawTensor::of(&input), RawTensor::of(&output));
-        let operands = state.operands("the array", &from, &to, outer).raised()?;
+        let operands = state.operands("the array", &from, &to, outer).into_py()?;
         Ok(Self { state, on, operands, element: input.layout.element, out })
     }
 }
@@ -159,16 +164,16 @@ pub(crate) struct Reduction(pub(crate) ReduceOp);
 impl<'py> FromPyObject<'_, 'py> for Reduction {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let Ok(name) = given.cast::<PyString>() else {
-            return Err(Raised::new(
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(name) = object.cast::<PyString>() else {
+            return Err(Exception::new(
                 "WrongType",
-                format!("the operation is a `{}`, not a str", given.get_type().name()?),
+                format!("the operation is a `{}`, not a str", object.get_type().name()?),
             )
             .hint("pass its name, such as `sum`, `avg`, `min` or `max`")
             .into());
         };
-        let unknown = |unknown: UnknownReduceOp| Raised::new("WrongValue", unknown.to_string());
+        let unknown = |unknown: UnknownReduceOp| Exception::new("WrongValue", unknown.to_string());
         Ok(Self(name.to_cow()?.parse().map_err(unknown)?))
     }
 }
@@ -177,8 +182,8 @@ impl<'py> FromPyObject<'_, 'py> for Reduction {
 impl Communicator {
     /// Reduces arrays over all ranks. All ranks call it and get a bitwise equal result.
     ///
-    /// If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks or
-    /// on none.
+    /// If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks
+    /// or on none.
     ///
     /// Args:
     ///     array: The array of this rank.
@@ -206,8 +211,9 @@ impl Communicator {
         op: Reduction,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let Call { state, on, operands, element, out } = Call::prepare(self, array, out, stream, &[])?;
-        state.all_reduce(py, &on.stream, &operands, element.number().raised()?, op.0)?;
+        let CollectiveArgs { state, on, operands, element, out } =
+            CollectiveArgs::prepare(self, array, out, stream, &[])?;
+        state.all_reduce(py, &on.stream, &operands, element.arithmetic_dtype().into_py()?, op.0)?;
         Ok(out)
     }
 
@@ -233,7 +239,8 @@ impl Communicator {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let ranks = [i64::from(self.size())];
-        let Call { state, on, operands, out, .. } = Call::prepare(self, array, out, stream, &ranks)?;
+        let CollectiveArgs { state, on, operands, out, .. } =
+            CollectiveArgs::prepare(self, array, out, stream, &ranks)?;
         state.all_gather(py, &on.stream, &operands)?;
         Ok(out)
     }
@@ -256,11 +263,12 @@ impl Communicator {
         &self,
         py: Python<'py>,
         array: Bound<'py, PyAny>,
-        #[pyo3(from_py_with = natural)] root: u32,
+        #[pyo3(from_py_with = unsigned)] root: u32,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let out = Some(array.clone());
-        let Call { state, on, operands, out, .. } = Call::prepare(self, &array, out, stream, &[])?;
+        let CollectiveArgs { state, on, operands, out, .. } =
+            CollectiveArgs::prepare(self, &array, out, stream, &[])?;
         state.broadcast(py, &on.stream, Rank(root), &operands)?;
         Ok(out)
     }
@@ -274,8 +282,8 @@ impl Communicator {
     ///     wholemem.errors.PeerLost: A rank exited.
     #[pyo3(signature = (*, stream=None))]
     fn stream_barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let state = self.state().raised()?;
+        let state = self.state().into_py()?;
         let on = CallStream::of(&state, stream)?;
-        waiting(py, || -> Result<(), Raised> { Ok(state.symmetric()?.barrier(&on.stream)?) })
+        run_blocking(py, || -> Result<(), Exception> { Ok(state.symmetric()?.barrier(&on.stream)?) })
     }
 }

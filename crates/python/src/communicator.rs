@@ -10,15 +10,15 @@ use wholemem_comm::{Bootstrap, UniqueId};
 use wholemem_hal::{Device, PlainBuffer, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
-use crate::array::{Layout, Place, View};
+use crate::array::{DlDevice, Layout, View};
 use crate::device::DeviceName;
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::handle::Handle;
-use crate::number::natural;
+use crate::number::unsigned;
 use crate::raw_tensor::BorrowedMemory;
-use crate::stream::{CallStream, Streams};
-use crate::wait::waiting;
-use crate::window::Windows;
+use crate::stream::{CallStream, StreamCache};
+use crate::wait::run_blocking;
+use crate::window::WindowRegistry;
 
 /// The state of a communicator until it is closed. Tables and windows share it.
 #[derive(Debug)]
@@ -28,38 +28,38 @@ pub(crate) struct CommState {
     pub(crate) stream: Stream,
     /// The group's symmetric memory, created by the first call that needs it.
     pub(crate) symmetric: OnceLock<SymmetricMemory>,
-    pub(crate) windows: Windows,
-    pub(crate) streams: Streams,
+    pub(crate) windows: WindowRegistry,
+    pub(crate) streams: StreamCache,
     /// Memory that callers keep alive, as spans of the device.
     pub(crate) borrowed_memory: BorrowedMemory,
     /// The device, in DLPack's terms.
-    pub(crate) place: Place,
+    pub(crate) dl_device: DlDevice,
 }
 
 impl CommState {
-    fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
+    fn new(comm: wholemem::Communicator) -> Result<Self, Exception> {
         let stream = comm.device().stream()?;
-        let streams = Streams::new()?;
-        let (borrowed_memory, place) = (BorrowedMemory::new(comm.device()), Place::of(comm.device()));
+        let streams = StreamCache::new()?;
+        let (borrowed_memory, dl_device) = (BorrowedMemory::new(comm.device()), DlDevice::of(comm.device()));
         Ok(Self {
             comm,
             stream,
             symmetric: OnceLock::new(),
-            windows: Windows::default(),
+            windows: WindowRegistry::default(),
             streams,
             borrowed_memory,
-            place,
+            dl_device,
         })
     }
 
     /// Allocates memory that this rank's device can access.
-    pub(crate) fn make(&self, layout: Layout) -> Result<View, Raised> {
+    pub(crate) fn allocate(&self, layout: Layout) -> Result<View, Exception> {
         let device = self.comm.device();
-        if Place::of(device) == Place::CPU || layout.len() == 0 {
+        if DlDevice::of(device) == DlDevice::CPU || layout.len() == 0 {
             return View::zeroed(layout);
         }
         let buffer = PlainBuffer::create(device, layout.len())?;
-        View::of_span(buffer.all(), Place::of(device), layout)
+        View::of_span(buffer.all(), DlDevice::of(device), layout)
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Communicator {
 }
 
 impl Communicator {
-    fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
+    fn new(comm: wholemem::Communicator) -> Result<Self, Exception> {
         let (rank, size, device) = (comm.rank().0, comm.size(), comm.device().clone());
         let (state, epoch) = (CommState::new(comm)?, ForkEpoch::current()?);
         Ok(Self {
@@ -101,7 +101,7 @@ impl Communicator {
     }
 
     /// The state, unless the communicator was closed or this is a forked child.
-    pub(crate) fn state(&self) -> Result<Arc<CommState>, Raised> {
+    pub(crate) fn state(&self) -> Result<Arc<CommState>, Exception> {
         // Before the lock: in a forked child, a thread that does not exist there may hold it.
         if !self.epoch.is_current() {
             return Err(wholemem_comm::Error::Forked.into());
@@ -112,14 +112,15 @@ impl Communicator {
 }
 
 /// The timeout for other ranks: the argument, or the value of `WHOLEMEM_TIMEOUT`.
-fn patience(seconds: Option<f64>) -> Result<Duration, Raised> {
+fn timeout_of(seconds: Option<f64>) -> Result<Duration, Exception> {
     let Some(seconds) = seconds else { return Ok(Bootstrap::timeout_from_env()?) };
     let duration = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
-    duration.ok_or_else(|| Raised::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
+    duration
+        .ok_or_else(|| Exception::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
 }
 
 /// Creates the communicator of ranks that have joined.
-fn group_of(ranks: Bootstrap, name: DeviceName) -> Result<Communicator, Raised> {
+fn create_in_group(ranks: Bootstrap, name: DeviceName) -> Result<Communicator, Exception> {
     // If this fails, the rank leaves the group, and the other ranks get an error.
     let device = name.device_of(&name.open()?, &ranks)?;
     Communicator::new(wholemem::Communicator::create(ranks, &device)?)
@@ -151,8 +152,8 @@ impl Communicator {
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
-        waiting(py, || group_of(Bootstrap::from_env_within(timeout)?, name))
+        let (name, timeout) = (device.unwrap_or_default(), timeout_of(timeout).into_py()?);
+        run_blocking(py, || create_in_group(Bootstrap::from_env_within(timeout)?, name))
     }
 
     /// Joins the group of a unique id, and returns when all ranks have joined.
@@ -177,17 +178,17 @@ impl Communicator {
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
         unique_id: &str,
-        #[pyo3(from_py_with = natural)] rank: u32,
-        #[pyo3(from_py_with = natural)] size: u32,
+        #[pyo3(from_py_with = unsigned)] rank: u32,
+        #[pyo3(from_py_with = unsigned)] size: u32,
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
-        let id: UniqueId = unique_id.parse().raised()?;
-        waiting(py, || {
+        let (name, timeout) = (device.unwrap_or_default(), timeout_of(timeout).into_py()?);
+        let id: UniqueId = unique_id.parse().into_py()?;
+        run_blocking(py, || {
             let mut ranks = Bootstrap::create(&id, Rank(rank), size, Deadline::after(timeout))?;
             ranks.set_timeout(timeout);
-            group_of(ranks, name)
+            create_in_group(ranks, name)
         })
     }
 
@@ -212,8 +213,8 @@ impl Communicator {
         device: Option<Bound<'py, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let meet = class.py().import("wholemem.rendezvous")?.getattr("through_torch")?;
-        meet.call1((class, group, device, timeout))
+        let join = class.py().import("wholemem.rendezvous")?.getattr("through_torch")?;
+        join.call1((class, group, device, timeout))
     }
 
     /// Creates a group of threads of this process.
@@ -234,12 +235,12 @@ impl Communicator {
     fn local(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
-        #[pyo3(from_py_with = natural)] size: u32,
+        #[pyo3(from_py_with = unsigned)] size: u32,
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Vec<Self>> {
-        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
-        waiting(py, || {
+        let (name, timeout) = (device.unwrap_or_default(), timeout_of(timeout).into_py()?);
+        run_blocking(py, || {
             if size == 0 {
                 return Err(wholemem::Error::NoRanks.into());
             }
@@ -256,11 +257,11 @@ impl Communicator {
                     })
                 };
                 let threads: Vec<_> = ranks.into_iter().zip(devices).map(join).collect();
-                let panicked = |_| Err(Raised::new("Error", "the thread of a rank panicked"));
+                let panicked = |_| Err(Exception::new("Error", "the thread of a rank panicked"));
                 threads
                     .into_iter()
                     .map(|thread| thread.join().unwrap_or_else(panicked))
-                    .collect::<Result<_, Raised>>()
+                    .collect::<Result<_, Exception>>()
             })
         })
     }
@@ -280,7 +281,7 @@ impl Communicator {
     /// The device of this rank.
     #[getter]
     fn device(&self) -> String {
-        Place::of(&self.device).to_string()
+        DlDevice::of(&self.device).to_string()
     }
 
     /// The handle of this object for torch operators: see ``wholemem._handles``.
@@ -305,9 +306,9 @@ impl Communicator {
     ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let state = self.state().raised()?;
+        let state = self.state().into_py()?;
         let on = CallStream::of(&state, stream)?;
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             on.finish()?;
             Ok(state.comm.barrier(&on.stream)?)
         })
@@ -320,14 +321,14 @@ impl Communicator {
     ///     wholemem.errors.Aborted: A rank aborted the group.
     ///     wholemem.errors.Timeout: A call timed out.
     fn check(&self) -> PyResult<()> {
-        let state = self.state().raised()?;
-        state.comm.bootstrap().check().raised()?;
-        state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).raised()
+        let state = self.state().into_py()?;
+        state.comm.bootstrap().check().into_py()?;
+        state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).into_py()
     }
 
     /// Ends the group on all ranks. It may be called from any thread.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let state = self.state().raised()?;
+        let state = self.state().into_py()?;
         // Waiting threads wake up and may need the GIL.
         py.detach(|| state.comm.bootstrap().abort());
         Ok(())
@@ -369,5 +370,5 @@ impl Communicator {
 ///     The id as text. It contains a secret.
 #[pyfunction]
 pub(crate) fn unique_id() -> PyResult<String> {
-    UniqueId::create().map(|id| id.to_string()).raised()
+    UniqueId::create().map(|id| id.to_string()).into_py()
 }

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use wholemem_comm::Bootstrap;
 use wholemem_hal::{Backend, BackendKind, Device};
 
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 
 /// The device that a caller requested for a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,7 +16,7 @@ pub(crate) struct DeviceName {
 }
 
 impl DeviceName {
-    fn parse(name: &str) -> Result<Self, Raised> {
+    fn parse(name: &str) -> Result<Self, Exception> {
         let (kind, id) = name.split_once(':').map_or((name, None), |(kind, id)| (kind, Some(id)));
         let backend = match kind {
             "cpu" | "host" => Some(BackendKind::Host),
@@ -26,14 +26,14 @@ impl DeviceName {
         let number = id.map(str::parse::<u32>).transpose();
         match (backend, number) {
             (Some(_), Ok(id)) => Ok(Self { backend, id }),
-            _ => Err(Raised::new("WrongDevice", format!("the device `{name}` does not exist"))
-    .hint("use `cpu`, `cuda`, or a number such as `cuda:1`")),
+            _ => Err(Exception::new("WrongDevice", format!("the device `{name}` does not exist"))
+                .hint("use `cpu`, `cuda`, or a number such as `cuda:1`")),
         }
     }
 
     /// Opens the GPU, if the name is one of a GPU; other objects of a store are in host memory.
-    pub(crate) fn gpu(named: Option<Self>) -> Result<Option<Device>, Raised> {
-        match named {
+    pub(crate) fn gpu(requested: Option<Self>) -> Result<Option<Device>, Exception> {
+        match requested {
             Some(name) if name.backend == Some(BackendKind::Cuda) => {
                 name.device_of_thread(&name.open()?, 0).map(Some)
             }
@@ -42,13 +42,13 @@ impl DeviceName {
     }
 
     /// Opens the backend.
-    pub(crate) fn open(self) -> Result<Backend, Raised> {
+    pub(crate) fn open(self) -> Result<Backend, Exception> {
         let opened = self.backend.map_or_else(Backend::auto, Backend::open);
-        opened.map_err(Raised::from)
+        opened.map_err(Exception::from)
     }
 
     /// The device of a rank that is a process.
-    pub(crate) fn device_of(self, backend: &Backend, ranks: &Bootstrap) -> Result<Device, Raised> {
+    pub(crate) fn device_of(self, backend: &Backend, ranks: &Bootstrap) -> Result<Device, Exception> {
         match self.id {
             Some(id) => Ok(backend.device(id)?),
             None => Ok(wholemem::Communicator::choose_device(backend, ranks)?),
@@ -56,9 +56,9 @@ impl DeviceName {
     }
 
     /// The device of a rank that is a thread of this process; ranks use the devices round-robin.
-    pub(crate) fn device_of_thread(self, backend: &Backend, rank: u32) -> Result<Device, Raised> {
+    pub(crate) fn device_of_thread(self, backend: &Backend, rank: u32) -> Result<Device, Exception> {
         let count = u32::try_from(backend.devices().len()).unwrap_or(1).max(1);
-        backend.device(self.id.unwrap_or(rank % count)).map_err(Raised::from)
+        backend.device(self.id.unwrap_or(rank % count)).map_err(Exception::from)
     }
 }
 
@@ -66,7 +66,7 @@ impl DeviceName {
 impl<'py> FromPyObject<'_, 'py> for DeviceName {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        Self::parse(&given.str()?.extract::<String>()?).raised()
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Self::parse(&object.str()?.extract::<String>()?).into_py()
     }
 }

@@ -23,31 +23,37 @@ const ON_ONE_NODE: &str =
 
 /// An exception of `wholemem.errors` before it is created in the interpreter.
 #[derive(Debug)]
-pub(crate) struct Raised(Box<Says>);
+pub(crate) struct Exception(Box<ExceptionArgs>);
 
 #[derive(Debug)]
-struct Says {
+struct ExceptionArgs {
     class: &'static str,
     message: String,
     hint: Option<String>,
     code: Option<String>,
-    detail: Detail,
+    detail: ExceptionDetail,
 }
 
 /// The attributes of an exception besides message, hint and code.
 #[derive(Debug)]
-enum Detail {
+enum ExceptionDetail {
     None,
     Rank(Rank),
     Missing(Vec<Rank>),
     Index { position: u64, index: Option<i64>, rows: Option<u64> },
 }
 
-impl Raised {
+impl Exception {
     /// An exception of a class of `wholemem.errors`.
     pub(crate) fn new(class: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self(Box::new(Says { class, message, hint: None, code: None, detail: Detail::None }))
+        Self(Box::new(ExceptionArgs {
+            class,
+            message,
+            hint: None,
+            code: None,
+            detail: ExceptionDetail::None,
+        }))
     }
 
     /// Sets the hint: what the user can do.
@@ -67,21 +73,21 @@ impl Raised {
         self
     }
 
-    fn with(mut self, detail: Detail) -> Self {
+    fn with(mut self, detail: ExceptionDetail) -> Self {
         self.0.detail = detail;
         self
     }
 
     fn rank(self, rank: Rank) -> Self {
-        self.with(Detail::Rank(rank))
+        self.with(ExceptionDetail::Rank(rank))
     }
 
     fn missing(self, missing: &[Rank]) -> Self {
-        self.with(Detail::Missing(missing.to_vec()))
+        self.with(ExceptionDetail::Missing(missing.to_vec()))
     }
 
     /// Sets the hint of an error of the crates below, if it has one.
-    fn hinted(self, hint: Option<&str>) -> Self {
+    fn with_hint_of(self, hint: Option<&str>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),
             None => self,
@@ -89,71 +95,73 @@ impl Raised {
     }
 
     fn exception(self, py: Python<'_>) -> PyResult<PyErr> {
-        let Says { class, message, hint, code, detail } = *self.0;
-        let says = PyDict::new(py);
-        says.set_item("hint", hint)?;
-        says.set_item("code", code)?;
+        let ExceptionArgs { class, message, hint, code, detail } = *self.0;
+        let kwargs = PyDict::new(py);
+        kwargs.set_item("hint", hint)?;
+        kwargs.set_item("code", code)?;
         match detail {
-            Detail::None => {}
-            Detail::Rank(rank) => says.set_item("rank", rank.0)?,
-            Detail::Missing(ranks) => {
-                says.set_item("missing", ranks.iter().map(|rank| rank.0).collect::<Vec<_>>())?
+            ExceptionDetail::None => {}
+            ExceptionDetail::Rank(rank) => kwargs.set_item("rank", rank.0)?,
+            ExceptionDetail::Missing(ranks) => {
+                kwargs.set_item("missing", ranks.iter().map(|rank| rank.0).collect::<Vec<_>>())?
             }
-            Detail::Index { position, index, rows } => {
-                says.set_item("position", position)?;
-                says.set_item("index", index)?;
-                says.set_item("rows", rows)?;
+            ExceptionDetail::Index { position, index, rows } => {
+                kwargs.set_item("position", position)?;
+                kwargs.set_item("index", index)?;
+                kwargs.set_item("rows", rows)?;
             }
         }
         let class = py.import("wholemem.errors")?.getattr(class)?;
-        Ok(PyErr::from_value(class.call((message,), Some(&says))?))
+        Ok(PyErr::from_value(class.call((message,), Some(&kwargs))?))
     }
 }
 
-impl From<Raised> for PyErr {
-    fn from(raised: Raised) -> Self {
-        let made = Python::try_attach(|py| raised.exception(py).unwrap_or_else(|error| error));
+impl From<Exception> for PyErr {
+    fn from(raised: Exception) -> Self {
+        let exception = Python::try_attach(|py| raised.exception(py).unwrap_or_else(|error| error));
         // No code can catch an exception while the interpreter is finalizing.
-        made.unwrap_or_else(|| PyRuntimeError::new_err("the interpreter is ending"))
+        exception.unwrap_or_else(|| PyRuntimeError::new_err("the interpreter is ending"))
     }
 }
 
 /// Whether an exception is `BadIndex`.
 pub(crate) fn is_bad_index(py: Python<'_>, error: &PyErr) -> bool {
-    is_of(py, error, "BadIndex")
+    is_instance(py, error, "BadIndex")
 }
 
 /// Whether an exception is an instance of a class of `wholemem.errors`.
-fn is_of(py: Python<'_>, error: &PyErr, class: &str) -> bool {
+fn is_instance(py: Python<'_>, error: &PyErr, class: &str) -> bool {
     let class = py.import("wholemem.errors").and_then(|errors| errors.getattr(class));
     class.is_ok_and(|class| error.is_instance(py, &class))
 }
 
 /// Adds to an exception which argument it concerns.
-pub(crate) fn about(py: Python<'_>, what: &str, error: PyErr) -> PyErr {
+pub(crate) fn name_argument(py: Python<'_>, argument: &str, error: PyErr) -> PyErr {
     let value = error.value(py);
     let message = value.getattr("args").and_then(|args| args.get_item(0));
     let _ = match message {
-        Ok(message) if is_of(py, &error, "Error") => value.setattr("args", (format!("{what}: {message}"),)),
+        Ok(message) if is_instance(py, &error, "Error") => {
+            value.setattr("args", (format!("{argument}: {message}"),))
+        }
         // An exception of another package may have any arguments; `add_note` requires Python 3.11.
-        _ => value.call_method1("add_note", (format!("this concerns {what}"),)).map(drop),
+        _ => value.call_method1("add_note", (format!("this concerns {argument}"),)).map(drop),
     };
     error
 }
 
 /// Converts a result of the crates below into a `PyResult`.
-pub(crate) trait Raises<T> {
+pub(crate) trait IntoPyResult<T> {
     /// The same result with the error as a Python exception.
-    fn raised(self) -> PyResult<T>;
+    fn into_py(self) -> PyResult<T>;
 }
 
-impl<T, E: Into<Raised>> Raises<T> for Result<T, E> {
-    fn raised(self) -> PyResult<T> {
+impl<T, E: Into<Exception>> IntoPyResult<T> for Result<T, E> {
+    fn into_py(self) -> PyResult<T> {
         self.map_err(|error| error.into().into())
     }
 }
 
-impl From<wholemem::Error> for Raised {
+impl From<wholemem::Error> for Exception {
     fn from(error: wholemem::Error) -> Self {
         use wholemem::Error;
         let class = match error {
@@ -163,11 +171,11 @@ impl From<wholemem::Error> for Raised {
             Error::OnRank { rank, code, .. } => {
                 let (class, detail) = on_rank(rank, code);
                 let raised = Self::new(class, error.to_string()).code(code).with(detail);
-                return raised.hinted(error.hint());
+                return raised.with_hint_of(error.hint());
             }
             Error::BadIndex { position, index, rows } => {
                 let raised = Self::new("BadIndex", error.to_string()).code(error.code());
-                return raised.with(Detail::Index { position, index, rows });
+                return raised.with(ExceptionDetail::Index { position, index, rows });
             }
             Error::Differs { .. } | Error::SavesDiffer { .. } => "RanksDisagree",
             Error::TypesDiffer { .. } | Error::NotConvertible { .. } | Error::OpNotForType { .. } => {
@@ -178,33 +186,33 @@ impl From<wholemem::Error> for Raised {
             Error::Environment { .. } => "BadEnvironment",
             _ => "WrongValue",
         };
-        Self::new(class, error.to_string()).code(error.code()).hinted(error.hint())
+        Self::new(class, error.to_string()).code(error.code()).with_hint_of(error.hint())
     }
 }
 
 /// The class for an error that one rank had in a collective call, by its [code](wholemem::Error::code). The class is the
 /// same as for the error in a call without other ranks.
-fn on_rank(rank: Rank, code: u32) -> (&'static str, Detail) {
+fn on_rank(rank: Rank, code: u32) -> (&'static str, ExceptionDetail) {
     match code {
-        7 | 8 | 25 => ("WrongDevice", Detail::None),
-        14 | 20 | 21 => ("Unsupported", Detail::None),
-        105 => ("OutOfMemory", Detail::None),
-        1002..=1008 | 1013..=1016 => ("WrongValue", Detail::None),
-        1017 => ("BadFile", Detail::None),
-        1018 => ("Aborted", Detail::Rank(rank)),
-        _ => ("RankFailed", Detail::Rank(rank)),
+        7 | 8 | 25 => ("WrongDevice", ExceptionDetail::None),
+        14 | 20 | 21 => ("Unsupported", ExceptionDetail::None),
+        105 => ("OutOfMemory", ExceptionDetail::None),
+        1002..=1008 | 1013..=1016 => ("WrongValue", ExceptionDetail::None),
+        1017 => ("BadFile", ExceptionDetail::None),
+        1018 => ("Aborted", ExceptionDetail::Rank(rank)),
+        _ => ("RankFailed", ExceptionDetail::Rank(rank)),
     }
 }
 
-impl From<CommError> for Raised {
+impl From<CommError> for Exception {
     fn from(error: CommError) -> Self {
         let raised = |class| Self::new(class, error.to_string()).code(error.code());
-        let again = "create a new communicator of the remaining ranks";
+        let hint = "create a new communicator of the remaining ranks";
         match &error {
-            CommError::PeerLost { rank } => raised("PeerLost").rank(*rank).hint(again),
+            CommError::PeerLost { rank } => raised("PeerLost").rank(*rank).hint(hint),
             CommError::PeerLeft { rank } => raised("PeerLost").rank(*rank),
             CommError::Closed => raised("Closed").hint("create another communicator"),
-            CommError::Aborted { by } => raised("Aborted").rank(*by).hint(again),
+            CommError::Aborted { by } => raised("Aborted").rank(*by).hint(hint),
             CommError::Timeout { missing, joining, .. } => {
                 let hint = if *joining {
                     "start all ranks, and pass the same id and number of ranks to each"
@@ -213,8 +221,8 @@ impl From<CommError> for Raised {
                 };
                 raised("Timeout").missing(missing).hint(hint)
             }
-            CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(again),
-            CommError::Mismatch { .. } | CommError::Protocol { .. } => raised("RanksDisagree").hint(again),
+            CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(hint),
+            CommError::Mismatch { .. } | CommError::Protocol { .. } => raised("RanksDisagree").hint(hint),
             CommError::SizeDiffers { .. } | CommError::RankTaken { .. } => raised("RanksDisagree"),
             CommError::Environment { .. }
             | CommError::SocketDir { .. }
@@ -231,7 +239,7 @@ impl From<CommError> for Raised {
     }
 }
 
-impl From<HalError> for Raised {
+impl From<HalError> for Exception {
     fn from(error: HalError) -> Self {
         let mut message = error.to_string();
         if let Some(source) = error.source() {
@@ -257,31 +265,31 @@ impl From<HalError> for Raised {
             HalError::Denied { .. } | HalError::ReadOnlyHandle { .. } => Self::new("ReadOnly", message),
             _ => Self::new("WrongValue", message),
         };
-        raised.code(error.code()).hinted(error.hint())
+        raised.code(error.code()).with_hint_of(error.hint())
     }
 }
 
-impl From<OsError> for Raised {
+impl From<OsError> for Exception {
     fn from(error: OsError) -> Self {
         os(&error, error.to_string()).code("os")
     }
 }
 
-impl From<FileError> for Raised {
+impl From<FileError> for Exception {
     fn from(error: FileError) -> Self {
         let mut message = error.to_string();
         if let Some(source) = error.source() {
             message = format!("{message}: {source}");
         }
-        Self::new("BadFile", message).code("file").hinted(error.hint())
+        Self::new("BadFile", message).code("file").with_hint_of(error.hint())
     }
 }
 
-fn os(error: &OsError, message: String) -> Raised {
+fn os(error: &OsError, message: String) -> Exception {
     let full = [Errno::NOMEM, Errno::NOSPC];
     match error {
-        OsError::Call { errno, .. } if full.contains(errno) => Raised::new("OutOfMemory", message),
-        OsError::TimedOut => Raised::new("Timeout", message).missing(&[]),
-        _ => Raised::new("Error", message),
+        OsError::Call { errno, .. } if full.contains(errno) => Exception::new("OutOfMemory", message),
+        OsError::TimedOut => Exception::new("Timeout", message).missing(&[]),
+        _ => Exception::new("Error", message),
     }
 }

@@ -12,9 +12,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::array::{Array, Layout, Place};
+use crate::array::{Array, DlDevice, Layout};
 use crate::communicator::CommState;
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 
 /// The framework of an array.
 #[derive(Debug)]
@@ -25,24 +25,24 @@ pub(crate) enum Framework<'py> {
 }
 
 impl<'py> Framework<'py> {
-    pub(crate) fn of(given: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let py = given.py();
-        if given.cast::<Array>().is_ok() {
+    pub(crate) fn of(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        if object.cast::<Array>().is_ok() {
             return Ok(Self::Other);
         }
         let modules =
             py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?.cast_into::<PyDict>()?;
-        let found = |module: &Bound<'py, PyAny>, class| {
+        let is_instance = |module: &Bound<'py, PyAny>, class| {
             // A module that is still being imported may not have the class.
-            module.getattr(class).is_ok_and(|class| given.is_instance(&class).unwrap_or(false))
+            module.getattr(class).is_ok_and(|class| object.is_instance(&class).unwrap_or(false))
         };
         if let Some(numpy) = modules.get_item(intern!(py, "numpy"))?
-            && found(&numpy, intern!(py, "ndarray"))
+            && is_instance(&numpy, intern!(py, "ndarray"))
         {
             return Ok(Self::Numpy(numpy));
         }
         match modules.get_item(intern!(py, "torch"))? {
-            Some(torch) if found(&torch, intern!(py, "Tensor")) => Ok(Self::Torch(torch)),
+            Some(torch) if is_instance(&torch, intern!(py, "Tensor")) => Ok(Self::Torch(torch)),
             _ => Ok(Self::Other),
         }
     }
@@ -57,29 +57,32 @@ impl<'py> Framework<'py> {
         let shape = PyTuple::new(py, &layout.shape)?;
         match self {
             Self::Torch(torch) => {
-                let named = PyDict::new(py);
+                let kwargs = PyDict::new(py);
                 let dtype = torch.getattr(layout.element.name).map_err(|_| {
-                    Raised::new("WrongType", format!("this version of torch has no type {}", layout.element.name))
+                    Exception::new(
+                        "WrongType",
+                        format!("this version of torch has no type {}", layout.element.name),
+                    )
                 })?;
-                named.set_item("dtype", dtype)?;
-                named.set_item("device", state.place.to_string())?;
-                torch.call_method("empty", (shape,), Some(&named))
+                kwargs.set_item("dtype", dtype)?;
+                kwargs.set_item("device", state.dl_device.to_string())?;
+                torch.call_method("empty", (shape,), Some(&kwargs))
             }
             Self::Numpy(numpy) if layout.element.typestr.is_some() => {
                 numpy.call_method1("empty", (shape, layout.element.typestr))
             }
             Self::Numpy(_) | Self::Other => {
-                Ok(Bound::new(py, Array::new(state.make(layout).raised()?))?.into_any())
+                Ok(Bound::new(py, Array::new(state.allocate(layout).into_py()?))?.into_any())
             }
         }
     }
 
     /// The framework's current stream on a GPU, if it has one.
-    pub(crate) fn stream(&self, place: Place) -> PyResult<Option<Bound<'py, PyAny>>> {
+    pub(crate) fn stream(&self, dl_device: DlDevice) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self {
-            Self::Torch(torch) if place.is_cuda() => {
+            Self::Torch(torch) if dl_device.is_cuda() => {
                 let cuda = torch.getattr("cuda")?;
-                cuda.call_method1("current_stream", (place.id,)).map(Some)
+                cuda.call_method1("current_stream", (dl_device.id,)).map(Some)
             }
             _ => Ok(None),
         }

@@ -17,7 +17,8 @@ impl Handle {
         if let Some(number) = self.0.get() {
             return Ok(*number);
         }
-        let number = object.py().import("wholemem._handles")?.getattr("give")?.call1((object,))?.extract()?;
+        let number =
+            object.py().import("wholemem._handles")?.getattr("register")?.call1((object,))?.extract()?;
         Ok(*self.0.get_or_init(|| number))
     }
 }

@@ -6,23 +6,23 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use wholemem_os::width::to_usize;
 
-use crate::error::Raised;
+use crate::error::Exception;
 
 /// Extracts an unsigned number, with an error that gives its range.
-pub(crate) fn natural<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
-    given: &Bound<'py, PyAny>,
+pub(crate) fn unsigned<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
+    object: &Bound<'py, PyAny>,
 ) -> PyResult<T> {
-    given.extract::<T>().map_err(|error| {
-        if !error.is_instance_of::<PyOverflowError>(given.py()) {
+    object.extract::<T>().map_err(|error| {
+        if !error.is_instance_of::<PyOverflowError>(object.py()) {
             return error;
         }
-        let (number, bits) = (given.to_string(), 8 * size_of::<T>());
+        let (number, bits) = (object.to_string(), 8 * size_of::<T>());
         let hint = if number.starts_with('-') {
             "pass a number that is not negative".to_owned()
         } else {
             format!("pass a number of at most {bits} bits")
         };
-        Raised::new("WrongValue", format!("{number} is out of range")).hint(hint).into()
+        Exception::new("WrongValue", format!("{number} is out of range")).hint(hint).into()
     })
 }
 
@@ -32,10 +32,12 @@ pub(crate) fn signed(len: usize) -> i64 {
 }
 
 /// Extracts one length of a shape.
-fn length(given: &Bound<'_, PyAny>) -> PyResult<i64> {
-    let len: u64 = natural(given)?;
+fn length(object: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let len: u64 = unsigned(object)?;
     i64::try_from(len).map_err(|_| {
-        Raised::new("WrongValue", format!("{len} is out of range")).hint("pass a number of at most 63 bits").into()
+        Exception::new("WrongValue", format!("{len} is out of range"))
+            .hint("pass a number of at most 63 bits")
+            .into()
     })
 }
 
@@ -57,24 +59,24 @@ impl Shape {
 impl<'py> FromPyObject<'_, 'py> for Shape {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let py = given.py();
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
         // Iterating over text or bytes would give characters or byte values.
-        let is_text = given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>();
+        let is_text = object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>();
         let refused = |error: PyErr| {
             if !error.get_type(py).is(py.get_type::<PyTypeError>()) {
                 return error;
             }
-            let text = given.repr().map_or_else(|_| "this object".to_owned(), |text| text.to_string());
-            let raised = Raised::new("WrongType", format!("{text} is not a shape"));
+            let text = object.repr().map_or_else(|_| "this object".to_owned(), |text| text.to_string());
+            let raised = Exception::new("WrongType", format!("{text} is not a shape"));
             raised.hint("pass ints such as `(2, 3)`, or one int").into()
         };
         if is_text {
             return Err(refused(PyTypeError::new_err(())));
         }
-        match given.try_iter() {
+        match object.try_iter() {
             Ok(lens) => lens.map(|len| length(&len?)).collect::<PyResult<_>>().map(Self::of).map_err(refused),
-            Err(_) => length(&given).map(|len| Self::of(vec![len])).map_err(refused),
+            Err(_) => length(&object).map(|len| Self::of(vec![len])).map_err(refused),
         }
     }
 }

@@ -11,8 +11,8 @@ use wholemem::Rank;
 use crate::array::{Element, Exchange};
 use crate::collective::{Operands, Reduction};
 use crate::communicator::{CommState, Communicator};
-use crate::error::Raises;
-use crate::number::natural;
+use crate::error::IntoPyResult;
+use crate::number::unsigned;
 use crate::rows::{Scatter, order_of};
 use crate::tensor::WholeTensor;
 
@@ -40,10 +40,10 @@ impl Exchange {
     ) -> PyResult<()> {
         // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
         // stream, in whose order its allocator reuses memory.
-        let indices = unsafe { self.look("the tensor of indices", indices) }?;
+        let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
         // SAFETY: the operator keeps the output alive, and it is used on the same stream as the indices.
-        let rows = unsafe { self.look("the output", out) }?;
-        let (indices, rows) = table.gather_operands(&indices, &rows, true, false).raised()?;
+        let rows = unsafe { self.inspect("the output", out) }?;
+        let (indices, rows) = table.gather_operands(&indices, &rows, true, false).into_py()?;
         let on = self.call_stream(py, &table.state)?;
         table.gather_rows(py, &on, &indices.indices, &rows)
     }
@@ -72,13 +72,13 @@ impl Exchange {
         add: bool,
         order: &str,
     ) -> PyResult<()> {
-        let order = order_of(order).raised()?;
+        let order = order_of(order).into_py()?;
         // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
         // stream, in whose order its allocator reuses memory.
-        let indices = unsafe { self.look("the tensor of indices", indices) }?;
+        let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
         // SAFETY: the operator keeps the values alive, and they are used on the same stream as the indices.
-        let rows = unsafe { self.look("the tensor of values", values) }?;
-        let (indices, rows) = table.scatter_operands(&indices, &rows, true, false).raised()?;
+        let rows = unsafe { self.inspect("the tensor of values", values) }?;
+        let (indices, rows) = table.scatter_operands(&indices, &rows, true, false).into_py()?;
         let on = self.call_stream(py, &table.state)?;
         table.scatter_rows(py, &on, &indices.indices, &rows, Scatter { add, order })
     }
@@ -104,7 +104,7 @@ impl Exchange {
         op: Reduction,
     ) -> PyResult<()> {
         let (state, operands, element) = self.operands(comm, input, output, &[])?;
-        let dtype = element.number().raised()?;
+        let dtype = element.arithmetic_dtype().into_py()?;
         state.all_reduce(py, &self.call_stream(py, &state)?, &operands, dtype, op.0)
     }
 
@@ -148,7 +148,7 @@ impl Exchange {
         comm: &Communicator,
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = natural)] root: u32,
+        #[pyo3(from_py_with = unsigned)] root: u32,
     ) -> PyResult<()> {
         let (state, operands, _) = self.operands(comm, input, output, &[])?;
         state.broadcast(py, &self.call_stream(py, &state)?, Rank(root), &operands)
@@ -164,13 +164,13 @@ impl Exchange {
         output: &Bound<'_, PyAny>,
         outer: &[i64],
     ) -> PyResult<(Arc<CommState>, Operands, Element)> {
-        let state = comm.state().raised()?;
+        let state = comm.state().into_py()?;
         // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
         // stream, in whose order its allocator reuses memory.
-        let from = unsafe { self.look("the tensor", input) }?;
+        let from = unsafe { self.inspect("the tensor", input) }?;
         // SAFETY: the operator keeps the output alive, and it is used on the same stream as the input.
-        let to = unsafe { self.look("the output", output) }?;
-        let operands = state.operands("the tensor", &from, &to, outer).raised()?;
+        let to = unsafe { self.inspect("the output", output) }?;
+        let operands = state.operands("the tensor", &from, &to, outer).into_py()?;
         Ok((state, operands, from.dtype))
     }
 }

@@ -17,7 +17,7 @@ use wholemem_store::{Client, ObjectId};
 
 /// A segment of torch's pool.
 #[derive(Debug)]
-struct Piece {
+struct PoolSegment {
     mapping: Mapping,
     allocation: Allocation,
     /// For each store that holds the segment, the object that was published from it last.
@@ -25,9 +25,9 @@ struct Piece {
 }
 
 /// All segments, by their first address.
-fn pieces() -> MutexGuard<'static, BTreeMap<u64, Piece>> {
-    static PIECES: Mutex<BTreeMap<u64, Piece>> = Mutex::new(BTreeMap::new());
-    PIECES.lock().unwrap_or_else(PoisonError::into_inner)
+fn segments() -> MutexGuard<'static, BTreeMap<u64, PoolSegment>> {
+    static SEGMENTS: Mutex<BTreeMap<u64, PoolSegment>> = Mutex::new(BTreeMap::new());
+    SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn device(number: c_int) -> wholemem_hal::Result<Device> {
@@ -44,13 +44,13 @@ fn device(number: c_int) -> wholemem_hal::Result<Device> {
     backend.device(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
-fn make(len: usize, number: c_int) -> wholemem_hal::Result<u64> {
+fn allocate(len: usize, number: c_int) -> wholemem_hal::Result<u64> {
     let device = device(number)?;
     let granule = device.granularity()?.minimum.len();
     let allocation = device.allocate(len.max(1).next_multiple_of(granule))?;
     let mapping = allocation.map(Rights::ReadWrite)?;
     let address = mapping.address();
-    pieces().insert(address, Piece { mapping, allocation, published: Vec::new() });
+    segments().insert(address, PoolSegment { mapping, allocation, published: Vec::new() });
     Ok(address)
 }
 
@@ -62,8 +62,8 @@ pub(crate) extern "C" fn wholemem_torch_alloc(
     _stream: *mut c_void,
 ) -> *mut c_void {
     // torch raises `OutOfMemoryError`; the interface cannot report the cause.
-    let made = usize::try_from(len).ok().and_then(|len| make(len, device).ok());
-    let address = made.and_then(|address| usize::try_from(address).ok()).unwrap_or(0);
+    let allocated = usize::try_from(len).ok().and_then(|len| allocate(len, device).ok());
+    let address = allocated.and_then(|address| usize::try_from(address).ok()).unwrap_or(0);
     std::ptr::with_exposed_provenance_mut(address)
 }
 
@@ -75,7 +75,7 @@ pub(crate) extern "C" fn wholemem_torch_free(
     number: c_int,
     stream: *mut c_void,
 ) {
-    let Some(piece) = pieces().remove(&(at.addr() as u64)) else { return };
+    let Some(segment) = segments().remove(&(at.addr() as u64)) else { return };
     let finished = device(number).and_then(|device| {
         // SAFETY: torch passes the stream that used the memory, and never destroys it.
         let stream = unsafe { Stream::from_foreign(&device, stream.addr() as u64) };
@@ -83,39 +83,39 @@ pub(crate) extern "C" fn wholemem_torch_free(
     });
     if finished.is_err() {
         // The work may still run: leak the memory rather than unmap it under a kernel.
-        std::mem::forget(piece);
+        std::mem::forget(segment);
     }
 }
 
 /// The first address and the allocation of a segment.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct SegmentLocation {
     pub(crate) base: u64,
     pub(crate) allocation: Allocation,
 }
 
 /// The segment that contains a range of bytes, if torch allocated it here.
-pub(crate) fn find(address: u64, len: usize) -> Option<Found> {
-    let pieces = pieces();
-    let (base, piece) = pieces.range(..=address).next_back()?;
+pub(crate) fn find(address: u64, len: usize) -> Option<SegmentLocation> {
+    let segments = segments();
+    let (base, segment) = segments.range(..=address).next_back()?;
     let end = address.checked_add(len as u64)?;
-    let found = Found { base: *base, allocation: piece.allocation.clone() };
-    (end <= base + piece.mapping.len() as u64).then_some(found)
+    let location = SegmentLocation { base: *base, allocation: segment.allocation.clone() };
+    (end <= base + segment.mapping.len() as u64).then_some(location)
 }
 
 /// The object that was published last from a segment in a store.
-pub(crate) fn published(base: u64, client: &Client) -> Option<ObjectId> {
-    let pieces = pieces();
-    let known = pieces.get(&base)?.published.iter().find(|(known, _)| known == client)?;
-    Some(known.1)
+pub(crate) fn published_object(base: u64, client: &Client) -> Option<ObjectId> {
+    let segments = segments();
+    let entry = segments.get(&base)?.published.iter().find(|(store, _)| store == client)?;
+    Some(entry.1)
 }
 
 /// Records the object that was published from a segment.
-pub(crate) fn note(base: u64, client: &Client, object: ObjectId) {
-    let mut pieces = pieces();
-    let Some(piece) = pieces.get_mut(&base) else { return };
-    match piece.published.iter_mut().find(|(known, _)| known == client) {
-        Some(known) => known.1 = object,
-        None => piece.published.push((client.clone(), object)),
+pub(crate) fn record_published(base: u64, client: &Client, object: ObjectId) {
+    let mut segments = segments();
+    let Some(segment) = segments.get_mut(&base) else { return };
+    match segment.published.iter_mut().find(|(store, _)| store == client) {
+        Some(entry) => entry.1 = object,
+        None => segment.published.push((client.clone(), object)),
     }
 }

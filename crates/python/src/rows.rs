@@ -10,13 +10,13 @@ use wholemem::{Indices, OnBadIndex, Order, RowBuffer};
 use wholemem_hal::{Rights, Stream};
 
 use crate::array::{Element, Layout, View};
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::framework::Framework;
 use crate::number::signed;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
 use crate::tensor::WholeTensor;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
 /// Indices and their shape.
 pub(crate) struct IndexArg<'a> {
@@ -40,7 +40,7 @@ impl WholeTensor {
         rows: &RawTensor<'_>,
         convert: bool,
         skip_bad: bool,
-    ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
+    ) -> Result<(IndexArg<'a>, RowBuffer), Exception> {
         let indices = self.index_arg(indices, skip_bad)?;
         let rows = self.row_operand(rows, "the output", indices.shape, Rights::ReadWrite, convert)?;
         Ok((indices, rows))
@@ -53,7 +53,7 @@ impl WholeTensor {
         rows: &RawTensor<'_>,
         convert: bool,
         skip_bad: bool,
-    ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
+    ) -> Result<(IndexArg<'a>, RowBuffer), Exception> {
         let is_swapped = !indices.dtype.is_index() && rows.dtype.is_index();
         let indices = self.index_arg(indices, skip_bad).map_err(|error| {
             if is_swapped { error.hint("pass the indices first, then the rows") } else { error }
@@ -63,47 +63,51 @@ impl WholeTensor {
     }
 
     #[inline]
-    fn index_arg<'a>(&self, given: &RawTensor<'a>, skip_bad: bool) -> Result<IndexArg<'a>, Raised> {
-        let what = "the array of indices";
-        if !given.dtype.is_index() {
-            let message = format!("indices must be int32 or int64, but are {}", given.dtype.name);
-            let hint = match given.dtype.name {
+    fn index_arg<'a>(&self, tensor: &RawTensor<'a>, skip_bad: bool) -> Result<IndexArg<'a>, Exception> {
+        let argument = "the array of indices";
+        if !tensor.dtype.is_index() {
+            let message = format!("indices must be int32 or int64, but are {}", tensor.dtype.name);
+            let hint = match tensor.dtype.name {
                 "bool" => "`numpy.flatnonzero(mask)` returns the indices that a mask selects",
                 _ => "convert them to int64",
             };
-            return Err(Raised::new("WrongType", message).hint(hint));
+            return Err(Exception::new("WrongType", message).hint(hint));
         }
-        given.check_contiguous(what, Rights::Read)?;
-        let span = given.span(what, &self.state, Rights::Read)?;
-        let indices = if given.dtype.len() == 8 { Indices::i64(span) } else { Indices::i32(span) };
+        tensor.check_contiguous(argument, Rights::Read)?;
+        let span = tensor.span(argument, &self.state, Rights::Read)?;
+        let indices = if tensor.dtype.len() == 8 { Indices::i64(span) } else { Indices::i32(span) };
         let indices = if skip_bad { indices.on_bad(OnBadIndex::Skip) } else { indices };
-        Ok(IndexArg { indices, shape: given.shape })
+        Ok(IndexArg { indices, shape: tensor.shape })
     }
 
     /// The rows of a gather or scatter: one for each index.
     #[inline]
     fn row_operand(
         &self,
-        given: &RawTensor<'_>,
-        what: &str,
+        tensor: &RawTensor<'_>,
+        argument: &str,
         indices: &[i64],
         rights: Rights,
         convert: bool,
-    ) -> Result<RowBuffer, Raised> {
-        given.check_shape(what, indices, &self.row_shape)?;
-        let is_converted = convert && given.dtype != self.element;
+    ) -> Result<RowBuffer, Exception> {
+        tensor.check_shape(argument, indices, &self.row_shape)?;
+        let is_converted = convert && tensor.dtype != self.element;
         let (own, dtype) = if is_converted {
             // A conversion requires that both types are numbers.
-            (self.element.number()?, given.dtype.number()?)
+            (self.element.arithmetic_dtype()?, tensor.dtype.arithmetic_dtype()?)
         } else {
-            given.check_dtype(what, self.element, "the tensor")?;
-            let own = self.element.stored()?;
+            tensor.check_dtype(argument, self.element, "the tensor")?;
+            let own = self.element.table_dtype()?;
             (own, own)
         };
-        let span = given.span(what, &self.state, rights)?;
+        let span = tensor.span(argument, &self.state, rights)?;
         let row_len = self.rows.row_len() / own.len() * dtype.len();
-        let rows =
-            RowBuffer::new(span, dtype).stride(given.row_stride(what, indices.len(), row_len, rights)?);
+        let rows = RowBuffer::new(span, dtype).stride(tensor.row_stride(
+            argument,
+            indices.len(),
+            row_len,
+            rights,
+        )?);
         Ok(if is_converted { rows.converted() } else { rows })
     }
 
@@ -118,7 +122,7 @@ impl WholeTensor {
         if indices.count() == 0 {
             return Ok(());
         }
-        waiting(py, || {
+        run_blocking(py, || {
             if on.runs_inline() {
                 self.rows.gather_sync(on, indices, rows)
             } else {
@@ -138,9 +142,9 @@ impl WholeTensor {
     ) -> PyResult<()> {
         let table = &self.rows;
         if add {
-            self.element.number().raised()?;
+            self.element.arithmetic_dtype().into_py()?;
         }
-        waiting(py, || match (add, on.runs_inline()) {
+        run_blocking(py, || match (add, on.runs_inline()) {
             (false, true) => table.scatter_sync(on, rows, indices, order),
             (false, false) => table.scatter(on, rows, indices, order),
             (true, true) => table.scatter_add_sync(on, rows, indices, order),
@@ -157,8 +161,8 @@ impl WholeTensor {
     /// numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
     /// :class:`Array`. If ``stream`` is given, torch's streams do not wait for it: the caller orders them.
     ///
-    /// If the table is on a GPU, indices in host memory are copied to it and a numpy output is copied back; the call waits for each
-    /// copy. torch tensors are not copied: a tensor on another device raises an error.
+    /// If the table is on a GPU, indices in host memory are copied to it and a numpy output is copied back; the call waits for
+    /// each copy. torch tensors are not copied: a tensor on another device raises an error.
     ///
     /// Rows are copied in any order. If ``out`` is part of a table, it must not overlap the gathered rows.
     ///
@@ -193,7 +197,8 @@ impl WholeTensor {
     ) -> PyResult<Bound<'py, PyAny>> {
         let framework = Framework::of(indices)?;
         let on = CallStream::for_call(&self.state, stream, &framework)?;
-        let indices = self.taken(py, &on, &framework, "the array of indices", index_view(indices, &on)?)?;
+        let indices =
+            self.stage_input(py, &on, &framework, "the array of indices", index_view(indices, &on)?)?;
         let (out, to) = match out {
             Some(out) => {
                 let framework = Framework::of(&out)?;
@@ -201,26 +206,26 @@ impl WholeTensor {
             }
             None => {
                 let shape = self.shape_of(&indices.layout.shape);
-                let layout = Layout::contiguous(dtype.unwrap_or(self.element), &shape).raised()?;
+                let layout = Layout::contiguous(dtype.unwrap_or(self.element), &shape).into_py()?;
                 (framework.output(py, &self.state, layout)?, framework)
             }
         };
-        let rows = on.take(&out)?;
-        check_asked(dtype, rows.layout.element).raised()?;
+        let rows = on.import(&out)?;
+        check_requested_dtype(dtype, rows.layout.element).into_py()?;
         let staged = if to.is_staged() && on.needs_copy(&self.state, &rows) {
-            rows.check_writable("the output").raised()?;
-            Some(self.state.make(rows.layout.clone()).raised()?)
+            rows.check_writable("the output").into_py()?;
+            Some(self.state.allocate(rows.layout.clone()).into_py()?)
         } else {
             None
         };
         let (from, into) = (RawTensor::of(&indices), RawTensor::of(staged.as_ref().unwrap_or(&rows)));
         let convert = convert || dtype.is_some();
-        let (from, into) = self.gather_operands(&from, &into, convert, skip_bad).raised()?;
+        let (from, into) = self.gather_operands(&from, &into, convert, skip_bad).into_py()?;
         self.gather_rows(py, &on.stream, &from.indices, &into)?;
         if let Some(staged) = &staged {
             on.read_back(py, &self.state, staged, &rows)?;
             // The work has run, so a bad index is reported now instead of by the next call.
-            self.rows.check().raised()?;
+            self.rows.check().into_py()?;
         }
         Ok(out)
     }
@@ -257,8 +262,8 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let how = Scatter { add: false, order: order_of(order).raised()? };
-        self.scatter_arrays(py, [indices, array], how, convert, skip_bad, stream)
+        let scatter = Scatter { add: false, order: order_of(order).into_py()? };
+        self.scatter_arrays(py, [indices, array], scatter, convert, skip_bad, stream)
     }
 
     /// Adds rows to the rows that the indices name. Other ranks see the sums after the next :meth:`barrier`.
@@ -291,8 +296,8 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let how = Scatter { add: true, order: order_of(order).raised()? };
-        self.scatter_arrays(py, [indices, array], how, convert, skip_bad, stream)
+        let scatter = Scatter { add: true, order: order_of(order).into_py()? };
+        self.scatter_arrays(py, [indices, array], scatter, convert, skip_bad, stream)
     }
 }
 
@@ -301,30 +306,31 @@ impl WholeTensor {
         &self,
         py: Python<'_>,
         [indices, array]: [&Bound<'_, PyAny>; 2],
-        how: Scatter,
+        scatter: Scatter,
         convert: bool,
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (of_indices, of_rows) = (Framework::of(indices)?, Framework::of(array)?);
         let on = CallStream::for_call(&self.state, stream, &of_rows)?;
-        let indices = self.taken(py, &on, &of_indices, "the array of indices", index_view(indices, &on)?)?;
-        let rows = self.taken(py, &on, &of_rows, "the array of rows", on.take(array)?)?;
+        let indices =
+            self.stage_input(py, &on, &of_indices, "the array of indices", index_view(indices, &on)?)?;
+        let rows = self.stage_input(py, &on, &of_rows, "the array of rows", on.import(array)?)?;
         let (indices, rows) = (RawTensor::of(&indices), RawTensor::of(&rows));
-        let (indices, rows) = self.scatter_operands(&indices, &rows, convert, skip_bad).raised()?;
-        self.scatter_rows(py, &on.stream, &indices.indices, &rows, how)
+        let (indices, rows) = self.scatter_operands(&indices, &rows, convert, skip_bad).into_py()?;
+        self.scatter_rows(py, &on.stream, &indices.indices, &rows, scatter)
     }
 
     /// An input array, copied to the device if arrays of its framework are staged.
-    fn taken(
+    fn stage_input(
         &self,
         py: Python<'_>,
         on: &CallStream,
         framework: &Framework<'_>,
-        what: &str,
+        argument: &str,
         view: View,
     ) -> PyResult<View> {
-        if framework.is_staged() { on.on_device(py, &self.state, what, view) } else { Ok(view) }
+        if framework.is_staged() { on.on_device(py, &self.state, argument, view) } else { Ok(view) }
     }
 }
 
@@ -332,66 +338,69 @@ impl WholeTensor {
 const CHECKED_EVERY: usize = 1 << 16;
 
 /// Imports indices: an array, an int, or a sequence of ints.
-fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
-    if given.is_instance_of::<PyInt>() && !given.is_instance_of::<PyBool>() {
-        let (view, index) = (View::of_indices(&[]).raised()?, index_of(given)?);
-        view.write_index(0, index).raised()?;
+fn index_view(object: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
+    if object.is_instance_of::<PyInt>() && !object.is_instance_of::<PyBool>() {
+        let (view, index) = (View::of_indices(&[]).into_py()?, index_of(object)?);
+        view.write_index(0, index).into_py()?;
         return Ok(view);
     }
-    let is_ints = given.is_instance_of::<PyList>()
-        || given.is_instance_of::<PyTuple>()
-        || given.is_instance_of::<PyRange>();
+    let is_ints = object.is_instance_of::<PyList>()
+        || object.is_instance_of::<PyTuple>()
+        || object.is_instance_of::<PyRange>();
     if !is_ints {
-        return on.take(given);
+        return on.import(object);
     }
-    let count = given.len()?;
-    let (view, mut written) = (View::of_indices(&[signed(count)]).raised()?, 0);
-    for index in given.try_iter()? {
+    let count = object.len()?;
+    let (view, mut written) = (View::of_indices(&[signed(count)]).into_py()?, 0);
+    for index in object.try_iter()? {
         if written % CHECKED_EVERY == 0 {
-            given.py().check_signals()?;
+            object.py().check_signals()?;
         }
-        view.write_index(written, index_of(&index?)?).raised()?;
+        view.write_index(written, index_of(&index?)?).into_py()?;
         written += 1;
     }
     if written < count {
         let message = format!("expected {count} indices, but the sequence had {written} when it was read");
-        return Err(Raised::new("WrongValue", message).hint("do not change the sequence during the call").into());
+        return Err(Exception::new("WrongValue", message)
+            .hint("do not change the sequence during the call")
+            .into());
     }
     Ok(view)
 }
 
 /// Converts an index to an int. `bool` is not accepted.
-fn index_of(given: &Bound<'_, PyAny>) -> PyResult<i64> {
-    if !given.is_instance_of::<PyBool>() {
-        match given.extract::<i64>() {
+fn index_of(object: &Bound<'_, PyAny>) -> PyResult<i64> {
+    if !object.is_instance_of::<PyBool>() {
+        match object.extract::<i64>() {
             Ok(index) => return Ok(index),
-            Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => {
-                let message = format!("the index {given} does not fit in 64 bits");
-                return Err(Raised::new("WrongValue", message).into());
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                let message = format!("the index {object} does not fit in 64 bits");
+                return Err(Exception::new("WrongValue", message).into());
             }
             Err(_) => {}
         }
     }
-    let message = format!("an index is a `{}`, not an int", given.get_type().name()?);
-    Err(Raised::new("WrongType", message).hint("pass ints, or one array of indices").into())
+    let message = format!("an index is a `{}`, not an int", object.get_type().name()?);
+    Err(Exception::new("WrongType", message).hint("pass ints, or one array of indices").into())
 }
 
 /// Parses the name of an order.
-pub(crate) fn order_of(name: &str) -> Result<Order, Raised> {
+pub(crate) fn order_of(name: &str) -> Result<Order, Exception> {
     match name {
         "any" => Ok(Order::Any),
         "fixed" => Ok(Order::Fixed),
-        _ => Err(Raised::new("WrongValue", format!("the order `{name}` does not exist"))
-    .hint("use `any`, or `fixed`: the same result in every run, by a collective call")),
+        _ => Err(Exception::new("WrongValue", format!("the order `{name}` does not exist"))
+            .hint("use `any`, or `fixed`: the same result in every run, by a collective call")),
     }
 }
 
 /// Returns an error unless the output has the requested type, if one was requested.
-fn check_asked(asked: Option<Element>, given: Element) -> Result<(), Raised> {
-    match asked {
-        Some(asked) if asked != given => {
-            let message = format!("the output has the type {}, but `dtype` is {}", given.name, asked.name);
-            Err(Raised::new("WrongValue", message).hint("omit `dtype`"))
+fn check_requested_dtype(requested: Option<Element>, output: Element) -> Result<(), Exception> {
+    match requested {
+        Some(requested) if requested != output => {
+            let message =
+                format!("the output has the type {}, but `dtype` is {}", output.name, requested.name);
+            Err(Exception::new("WrongValue", message).hint("omit `dtype`"))
         }
         _ => Ok(()),
     }

@@ -15,9 +15,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use wholemem::ReduceOp;
 
-use crate::array::{Element, Exchange, Layout, Place};
+use crate::array::{DlDevice, Element, Exchange, Layout};
 use crate::communicator::Communicator;
-use crate::error::{Raises, is_bad_index};
+use crate::error::{IntoPyResult, is_bad_index};
 use crate::tensor::WholeTensor;
 
 /// Runs gathers and all-reduces of a framework's tensors without its dispatcher.
@@ -27,15 +27,15 @@ use crate::tensor::WholeTensor;
 ///
 /// Args:
 ///     exchange: Reads the tensors.
-///     first: Observers that are checked before a call. Each is a function that returns whether the observer is active, or a
-///         tuple of a module's ``__dict__``, the name of a variable and the value it has while the observer is inactive.
-///     then: Observers that are checked while a call runs, because they may see it again. As ``first``.
+///     checked_before: Observers that are checked before a call. Each is a function that returns whether the observer is active,
+///         or a tuple of a module's ``__dict__``, the name of a variable and the value it has while the observer is inactive.
+///     checked_during: Observers that are checked while a call runs, because they may see it again. As ``checked_before``.
 ///     types: The framework's dtypes that are supported.
-///     is_other: A function that returns whether a tensor is a lazily negated view of its memory.
-///     new: A function that creates a tensor from size, strides, dtype and device number (-1 for the CPU), and ``None`` or a
-///         tuple of two functions without the device number, for the CPU and for the current GPU, and one that returns the
+///     is_negated: A function that returns whether a tensor is a lazily negated view of its memory.
+///     factories: A function that creates a tensor from size, strides, dtype and device number (-1 for the CPU), and ``None``
+///         or a tuple of two functions without the device number, for the CPU and for the current GPU, and one that returns the
 ///         number of the current GPU.
-///     written: A function that is called with a tuple of the tensors that were written.
+///     mark_written: A function that is called with a tuple of the tensors that were written.
 ///
 /// >>> from wholemem._native import Shortcut
 /// >>> callable(Shortcut.gather)
@@ -44,17 +44,17 @@ use crate::tensor::WholeTensor;
 #[derive(Debug)]
 pub(crate) struct Shortcut {
     exchange: Py<Exchange>,
-    first: Vec<Watcher>,
-    then: Vec<Watcher>,
+    checked_before: Vec<CallObserver>,
+    checked_during: Vec<CallObserver>,
     types: Vec<(Element, Py<PyAny>)>,
-    is_other: Py<PyAny>,
-    new: Maker,
-    written: Py<PyAny>,
+    is_negated: Py<PyAny>,
+    factories: TensorFactory,
+    mark_written: Py<PyAny>,
 }
 
 /// An observer of the framework's calls.
 #[derive(Debug, FromPyObject)]
-enum Watcher {
+enum CallObserver {
     /// The variable of a module: the module's `__dict__`, the name, and the value while the observer is inactive.
     Flag(Py<PyDict>, Py<PyString>, Py<PyAny>),
     /// A function that returns whether the observer is active.
@@ -62,28 +62,28 @@ enum Watcher {
     Call(Py<PyAny>),
 }
 
-impl Watcher {
-    fn looks(&self, py: Python<'_>) -> PyResult<bool> {
+impl CallObserver {
+    fn is_active(&self, py: Python<'_>) -> PyResult<bool> {
         match self {
-            Self::Flag(names, name, quiet) => {
+            Self::Flag(names, name, inactive) => {
                 let found = names.bind(py).get_item(name.bind(py))?;
-                Ok(!found.is_some_and(|found| found.is(quiet)))
+                Ok(!found.is_some_and(|found| found.is(inactive)))
             }
-            Self::Call(asked) => asked.bind(py).call0()?.is_truthy(),
+            Self::Call(check) => check.bind(py).call0()?.is_truthy(),
         }
     }
 }
 
 /// Creates tensors: a general function, and faster ones for the CPU and the current GPU.
 #[derive(Debug, FromPyObject)]
-struct Maker(Py<PyAny>, Option<Quick>);
+struct TensorFactory(Py<PyAny>, Option<FastFactories>);
 
 /// Functions for the CPU and for the current GPU, and one that returns the number of the current GPU.
 #[derive(Debug, FromPyObject)]
-struct Quick(Py<PyAny>, Py<PyAny>, Py<PyAny>);
+struct FastFactories(Py<PyAny>, Py<PyAny>, Py<PyAny>);
 
-impl Maker {
-    fn make<'py>(
+impl TensorFactory {
+    fn create<'py>(
         &self,
         size: Bound<'py, PyTuple>,
         strides: Bound<'py, PyTuple>,
@@ -92,8 +92,10 @@ impl Maker {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, Self(any, quick)) = (size.py(), self);
         let quick = match quick {
-            Some(Quick(cpu, ..)) if device < 0 => Some(cpu),
-            Some(Quick(_, cuda, current)) if current.bind(py).call0()?.extract::<i32>()? == device => {
+            Some(FastFactories(cpu, ..)) if device < 0 => Some(cpu),
+            Some(FastFactories(_, cuda, current))
+                if current.bind(py).call0()?.extract::<i32>()? == device =>
+            {
                 Some(cuda)
             }
             _ => None,
@@ -108,19 +110,19 @@ impl Maker {
 #[pymethods]
 impl Shortcut {
     #[new]
-    #[pyo3(signature = (exchange, *, first, then, types, is_other, new, written))]
+    #[pyo3(signature = (exchange, *, checked_before, checked_during, types, is_negated, factories, mark_written))]
     fn new(
         exchange: Py<Exchange>,
-        first: Vec<Watcher>,
-        then: Vec<Watcher>,
+        checked_before: Vec<CallObserver>,
+        checked_during: Vec<CallObserver>,
         types: Vec<Bound<'_, PyAny>>,
-        is_other: Py<PyAny>,
-        new: Maker,
-        written: Py<PyAny>,
+        is_negated: Py<PyAny>,
+        factories: TensorFactory,
+        mark_written: Py<PyAny>,
     ) -> PyResult<Self> {
         let named = |kind: Bound<'_, PyAny>| Ok((kind.extract()?, kind.unbind()));
         let types = types.into_iter().map(named).collect::<PyResult<_>>()?;
-        Ok(Self { exchange, first, then, types, is_other, new, written })
+        Ok(Self { exchange, checked_before, checked_during, types, is_negated, factories, mark_written })
     }
 
     /// Gathers rows of a table without the dispatcher.
@@ -144,40 +146,44 @@ impl Shortcut {
         let (py, exchange) = (table.py(), self.exchange.get());
         let Ok(table) = table.cast::<WholeTensor>() else { return Ok(None) };
         let table = table.get();
-        if !exchange.knows(indices) || is_watched(py, &self.first)? || !self.is_asked(table, dtype) {
+        if !exchange.accepts(indices)
+            || is_observed(py, &self.checked_before)?
+            || !self.is_table_dtype(table, dtype)
+        {
             return Ok(None);
         }
         let Some(out) = out else {
             let Some(rows) = self.new_rows(table, indices)? else { return Ok(None) };
-            let is_done = self.gather_plain(table, indices, &rows)? && !is_watched(py, &self.then)?;
-            return Ok(is_done.then_some(rows));
+            let is_complete =
+                self.gather_tensors(table, indices, &rows)? && !is_observed(py, &self.checked_during)?;
+            return Ok(is_complete.then_some(rows));
         };
-        if !exchange.knows(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+        if !exchange.accepts(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
         // Lazily negated tensors are views of complex tensors, so they have gaps unless they have one element. A contiguous one
         // that was built by hand is detected after the write, and the call then goes through the dispatcher.
-        let may_be_other = table.rows.row_len() <= table.element.len();
-        if may_be_other && self.is_other(out, table.element)? {
+        let may_be_negated = table.rows.row_len() <= table.element.len();
+        if may_be_negated && self.is_negated(out, table.element)? {
             return Ok(None);
         }
         // A row of up to 8 bytes may overwrite its index in place, and the gather could then not be repeated.
-        if table.rows.row_len() <= size_of::<u64>() && is_watched(py, &self.then)? {
+        if table.rows.row_len() <= size_of::<u64>() && is_observed(py, &self.checked_during)? {
             return Ok(None);
         }
-        let gathered = self.gather_plain(table, indices, out);
+        let gathered = self.gather_tensors(table, indices, out);
         // With a bad index, the other rows are written.
         let is_written = match &gathered {
             Ok(is_filled) => *is_filled,
             Err(error) => is_bad_index(py, error),
         };
         if is_written {
-            self.written.bind(py).call1(((out,),))?;
+            self.mark_written.bind(py).call1(((out,),))?;
         }
-        let is_done = gathered?
-            && !is_watched(py, &self.then)?
-            && (may_be_other || !self.is_other(out, table.element)?);
-        Ok(is_done.then(|| out.clone()))
+        let is_complete = gathered?
+            && !is_observed(py, &self.checked_during)?
+            && (may_be_negated || !self.is_negated(out, table.element)?);
+        Ok(is_complete.then(|| out.clone()))
     }
 
     /// Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher.
@@ -197,21 +203,21 @@ impl Shortcut {
         output: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let (py, exchange) = (input.py(), self.exchange.get());
-        let state = comm.get().state().raised()?;
+        let state = comm.get().state().into_py()?;
         // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
         // order its allocator reuses memory. No Python code runs before the operands are built, which hold no shape.
-        let Some(from) = (unsafe { exchange.look_plain(input) }) else { return Ok(false) };
+        let Some(from) = (unsafe { exchange.inspect_plain(input) }) else { return Ok(false) };
         let to = if input.is(output) {
             Some(from)
         } else {
             // SAFETY: the caller keeps the output alive, and it is used on the same stream as the input.
-            unsafe { exchange.look_plain(output) }
+            unsafe { exchange.inspect_plain(output) }
         };
         let element = from.dtype;
         let operands = to.and_then(|to| state.operands("the tensor", &from, &to, &[]).ok());
-        let (Some(operands), Ok(dtype)) = (operands, element.number()) else { return Ok(false) };
+        let (Some(operands), Ok(dtype)) = (operands, element.arithmetic_dtype()) else { return Ok(false) };
         // This check cannot run during the call: the other ranks would not repeat the reduction.
-        if self.is_other(input, element)? || (!input.is(output) && self.is_other(output, element)?) {
+        if self.is_negated(input, element)? || (!input.is(output) && self.is_negated(output, element)?) {
             return Ok(false);
         }
         let on = exchange.call_stream(py, &state)?;
@@ -244,9 +250,9 @@ impl ShortGather {
     #[pyo3(signature = (shortcut, function))]
     fn new(shortcut: Py<Shortcut>, function: Bound<'_, PyAny>) -> PyResult<Py<Self>> {
         let py = function.py();
-        let made = Bound::new(py, Self { shortcut, function: function.clone().unbind() })?;
-        py.import("functools")?.call_method1("update_wrapper", (&made, function))?;
-        Ok(made.unbind())
+        let gather = Bound::new(py, Self { shortcut, function: function.clone().unbind() })?;
+        py.import("functools")?.call_method1("update_wrapper", (&gather, function))?;
+        Ok(gather.unbind())
     }
 
     #[pyo3(signature = (*args, **kwargs))]
@@ -267,14 +273,14 @@ impl ShortGather {
                 _ => PyResult::Ok(None),
             };
             let (out, dtype) = (named(intern!(py, "out"))?, named(intern!(py, "dtype"))?);
-            let given = |found: Option<Bound<'py, PyAny>>| found.filter(|found| !found.is_none());
+            let not_none = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
             let (table, indices) = (args.get_item(0)?, args.get_item(1)?);
             if left == 0
                 && let Some(rows) = self.shortcut.get().gather(
                     &table,
                     &indices,
-                    given(out).as_ref(),
-                    given(dtype).as_ref(),
+                    not_none(out).as_ref(),
+                    not_none(dtype).as_ref(),
                 )?
             {
                 return Ok(rows);
@@ -375,8 +381,8 @@ impl ShortReduction {
             && let Ok(comm) = slf.getattr(intern!(py, "comm"))?.cast::<Communicator>()
         {
             let shortcut = shortcut.get();
-            let made = if out.is_none() { shortcut.new_like(tensor)? } else { None };
-            if let Some(out) = out.or(made.as_ref())
+            let new = if out.is_none() { shortcut.new_like(tensor)? } else { None };
+            if let Some(out) = out.or(new.as_ref())
                 && shortcut.all_reduce(comm, tensor, out)?
             {
                 return Ok(out.clone());
@@ -390,16 +396,16 @@ impl ShortReduction {
     /// Args:
     ///     shortcut: The fast path of this process.
     #[pyo3(signature = (shortcut))]
-    fn _go_short(&self, shortcut: Py<Shortcut>) {
+    fn _use_shortcut(&self, shortcut: Py<Shortcut>) {
         // Later calls have no effect: a process has one fast path.
         drop(self.shortcut.set(shortcut));
     }
 }
 
 /// Whether an observer of the framework's calls is active.
-fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
-    for watcher in watchers {
-        if watcher.looks(py)? {
+fn is_observed(py: Python<'_>, observers: &[CallObserver]) -> PyResult<bool> {
+    for observer in observers {
+        if observer.is_active(py)? {
             return Ok(true);
         }
     }
@@ -408,21 +414,21 @@ fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
 
 impl Shortcut {
     /// Whether the requested dtype is the dtype of the table.
-    fn is_asked(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
-        dtype.is_none_or(|asked| self.type_of(table.element).is_some_and(|own| asked.is(own)))
+    fn is_table_dtype(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
+        dtype.is_none_or(|requested| self.type_of(table.element).is_some_and(|own| requested.is(own)))
     }
 
     fn type_of(&self, element: Element) -> Option<&Py<PyAny>> {
-        self.types.iter().find(|(known, _)| *known == element).map(|(_, kind)| kind)
+        self.types.iter().find(|(own, _)| *own == element).map(|(_, kind)| kind)
     }
 
     /// Whether a tensor is a lazily negated view of its memory.
-    fn is_other(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
-        Ok(element.is_part_of_complex() && self.is_other.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
+    fn is_negated(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
+        Ok(element.is_part_of_complex() && self.is_negated.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
     }
 
     /// Gathers if indices and rows are plain tensors of matching shape and type; otherwise returns false without any effect.
-    fn gather_plain(
+    fn gather_tensors(
         &self,
         table: &WholeTensor,
         indices: &Bound<'_, PyAny>,
@@ -431,9 +437,9 @@ impl Shortcut {
         let (py, exchange) = (indices.py(), self.exchange.get());
         // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
         // order its allocator reuses memory. No Python code runs before the operands are built.
-        let Some(from) = (unsafe { exchange.look_plain(indices) }) else { return Ok(false) };
+        let Some(from) = (unsafe { exchange.inspect_plain(indices) }) else { return Ok(false) };
         // SAFETY: the caller keeps the rows alive, and they are used on the same stream as the indices.
-        let Some(to) = (unsafe { exchange.look_plain(rows) }) else { return Ok(false) };
+        let Some(to) = (unsafe { exchange.inspect_plain(rows) }) else { return Ok(false) };
         let Ok((indices, rows)) = table.gather_operands(&from, &to, false, false) else { return Ok(false) };
         let on = exchange.call_stream(py, &table.state)?;
         table.gather_rows(py, &on, &indices.indices, &rows)?;
@@ -447,16 +453,16 @@ impl Shortcut {
         indices: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
-        let seen = unsafe { self.exchange.get().look_plain(indices) };
-        let Some(seen) = seen.filter(|seen| seen.dtype.is_index()) else { return Ok(None) };
-        self.new_tensor(indices.py(), table.element, &table.shape_of(seen.shape), seen.device)
+        let like = unsafe { self.exchange.get().inspect_plain(indices) };
+        let Some(like) = like.filter(|like| like.dtype.is_index()) else { return Ok(None) };
+        self.new_tensor(indices.py(), table.element, &table.shape_of(like.shape), like.device)
     }
 
     /// A new tensor with the shape and type of another; `None` if that is not a plain tensor.
     fn new_like<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
         // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
-        let Some(seen) = (unsafe { self.exchange.get().look_plain(tensor) }) else { return Ok(None) };
-        self.new_tensor(tensor.py(), seen.dtype, seen.shape, seen.device)
+        let Some(like) = (unsafe { self.exchange.get().inspect_plain(tensor) }) else { return Ok(None) };
+        self.new_tensor(tensor.py(), like.dtype, like.shape, like.device)
     }
 
     fn new_tensor<'py>(
@@ -464,7 +470,7 @@ impl Shortcut {
         py: Python<'py>,
         element: Element,
         shape: &[i64],
-        device: Place,
+        device: DlDevice,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         // If there are too many elements, the framework raises the error.
         let (Some(kind), Ok(layout)) = (self.type_of(element), Layout::contiguous(element, shape)) else {
@@ -472,6 +478,6 @@ impl Shortcut {
         };
         let (size, strides) = (PyTuple::new(py, layout.shape)?, PyTuple::new(py, layout.strides)?);
         let device = if device.is_cuda() { device.id } else { -1 };
-        self.new.make(size, strides, kind, device).map(Some)
+        self.factories.create(size, strides, kind, device).map(Some)
     }
 }

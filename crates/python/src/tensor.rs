@@ -12,14 +12,14 @@ use wholemem_os::interrupt::is_interrupted;
 use wholemem_os::width::to_usize;
 use zerocopy::IntoBytes;
 
-use crate::array::{Array, Element, Layout, Place, View};
+use crate::array::{Array, DlDevice, Element, Layout, View};
 use crate::communicator::{CommState, Communicator};
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::handle::Handle;
-use crate::number::{Shape, natural, signed};
+use crate::number::{Shape, signed, unsigned};
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
 /// A table: a tensor whose rows are divided among ranks. Each rank stores its own rows and can access all rows.
 ///
@@ -56,8 +56,8 @@ impl WholeTensor {
     }
 
     /// Rows in one range of addresses, as an array.
-    fn array(&self, found: Option<LocalRows>) -> Result<Array, Raised> {
-        let Some(LocalRows { rows, span, stride }) = found else {
+    fn array(&self, rows: Option<LocalRows>) -> Result<Array, Exception> {
+        let Some(LocalRows { rows, span, stride }) = rows else {
             return Ok(Array::new(View::zeroed(Layout::contiguous(self.element, &self.shape_of(&[0]))?)?));
         };
         let count = signed(to_usize(rows.end - rows.start));
@@ -66,29 +66,29 @@ impl WholeTensor {
             layout.strides[0] = signed(stride / self.element.len());
         }
         let device = self.state.comm.device();
-        let place = match self.rows.memory().location() {
-            Location::Host => Place::beside(device),
-            _ => Place::of(device),
+        let dl_device = match self.rows.memory().location() {
+            Location::Host => DlDevice::pinned_for(device),
+            _ => DlDevice::of(device),
         };
-        Ok(Array::new(View::of_span(span, place, layout)?))
+        Ok(Array::new(View::of_span(span, dl_device, layout)?))
     }
 }
 
-fn kind_of(name: &str) -> Result<Kind, Raised> {
+fn kind_of(name: &str) -> Result<Kind, Exception> {
     match name {
         "continuous" => Ok(Kind::Continuous),
         "chunked" => Ok(Kind::Chunked),
-        _ => Err(Raised::new("WrongValue", format!("the kind `{name}` does not exist"))
-    .hint("use `continuous` (one range of addresses) or `chunked` (one range for each rank)")),
+        _ => Err(Exception::new("WrongValue", format!("the kind `{name}` does not exist"))
+            .hint("use `continuous` (one range of addresses) or `chunked` (one range for each rank)")),
     }
 }
 
-fn location_of(name: &str) -> Result<Location, Raised> {
+fn location_of(name: &str) -> Result<Location, Exception> {
     match name {
         "device" => Ok(Location::Device),
         "host" | "cpu" => Ok(Location::Host),
-        _ => Err(Raised::new("WrongValue", format!("the location `{name}` does not exist"))
-    .hint("use `device` (the device of each rank) or `host`")),
+        _ => Err(Exception::new("WrongValue", format!("the location `{name}` does not exist"))
+            .hint("use `device` (the device of each rank) or `host`")),
     }
 }
 
@@ -127,17 +127,17 @@ impl WholeTensor {
         rows_of_each: Option<Shape>,
         equal_addresses: bool,
     ) -> PyResult<Self> {
-        let state = comm.state().raised()?;
-        let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
+        let state = comm.state().into_py()?;
+        let (kind, location) = (kind_of(kind).into_py()?, location_of(location).into_py()?);
         let spec = TensorSpec {
-            dtype: dtype.stored().raised()?,
+            dtype: dtype.table_dtype().into_py()?,
             shape: shape.0,
             kind,
             location,
             rows_of_each: rows_of_each.map(|rows| rows.0),
             equal_addresses,
         };
-        let rows = waiting(py, || wholemem::WholeTensor::create(&state.comm, &spec))?;
+        let rows = run_blocking(py, || wholemem::WholeTensor::create(&state.comm, &spec))?;
         Ok(Self::new(rows, dtype, state))
     }
 
@@ -174,15 +174,16 @@ impl WholeTensor {
         location: &str,
         rows_of_each: Option<Shape>,
     ) -> PyResult<Self> {
-        let state = comm.state().raised()?;
+        let state = comm.state().into_py()?;
         let source = match name {
             Some(name) => Source::tensor(path, name),
             None => Source::new(path),
         };
-        let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
+        let (kind, location) = (kind_of(kind).into_py()?, location_of(location).into_py()?);
         let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
-        let rows =
-            waiting(py, || wholemem::WholeTensor::load(&state.comm, &source, &spec, &unless_interrupted))?;
+        let rows = run_blocking(py, || {
+            wholemem::WholeTensor::load(&state.comm, &source, &spec, &unless_interrupted)
+        })?;
         let element = Element::of(rows.dtype());
         Ok(Self::new(rows, element, state))
     }
@@ -197,7 +198,7 @@ impl WholeTensor {
     ///     wholemem.errors.BadFile: The folder exists or cannot be written.
     #[pyo3(signature = (path, *, overwrite=false))]
     fn save(&self, py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<()> {
-        waiting(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
+        run_blocking(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
     }
 
     /// Creates a table of the same shape, type, kind, location and partition, filled with zeros. All ranks call it.
@@ -208,7 +209,7 @@ impl WholeTensor {
     /// Raises:
     ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
     fn like(&self, py: Python<'_>) -> PyResult<Self> {
-        let rows = waiting(py, || self.rows.like())?;
+        let rows = run_blocking(py, || self.rows.like())?;
         Ok(Self::new(rows, self.element, Arc::clone(&self.state)))
     }
 
@@ -223,7 +224,7 @@ impl WholeTensor {
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let on = CallStream::of(&self.state, stream)?;
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             on.finish()?;
             Ok(self.state.comm.barrier(&on.stream)?)
         })
@@ -238,7 +239,7 @@ impl WholeTensor {
     /// The stride of each dimension, in elements.
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).raised()?.strides;
+        let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).into_py()?.strides;
         strides[0] = signed(self.rows.stride() / self.element.len());
         PyTuple::new(py, strides)
     }
@@ -264,7 +265,7 @@ impl WholeTensor {
     /// The device with which this rank accesses the rows.
     #[getter]
     fn device(&self) -> String {
-        Place::of(self.state.comm.device()).to_string()
+        DlDevice::of(self.state.comm.device()).to_string()
     }
 
     /// The handle of this object for torch operators: see ``wholemem._handles``.
@@ -276,7 +277,7 @@ impl WholeTensor {
     /// This rank's rows: the first, and one past the last.
     #[getter]
     fn local_rows(&self) -> PyResult<(u64, u64)> {
-        let local = self.rows.local().raised()?;
+        let local = self.rows.local().into_py()?;
         Ok(local.map_or((0, 0), |local| (local.rows.start, local.rows.end)))
     }
 
@@ -303,7 +304,7 @@ impl WholeTensor {
 
     /// Returns this rank's rows, without a copy.
     fn local(&self) -> PyResult<Array> {
-        self.array(self.rows.local().raised()?).raised()
+        self.array(self.rows.local().into_py()?).into_py()
     }
 
     /// Returns another rank's rows, which this rank accesses directly, without a copy.
@@ -316,8 +317,8 @@ impl WholeTensor {
     ///
     /// Raises:
     ///     wholemem.errors.WrongValue: The rank does not exist.
-    fn rows_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<Array> {
-        self.array(self.rows.rows_of(Rank(rank)).raised()?).raised()
+    fn rows_of(&self, #[pyo3(from_py_with = unsigned)] rank: u32) -> PyResult<Array> {
+        self.array(self.rows.rows_of(Rank(rank)).into_py()?).into_py()
     }
 
     /// Returns all rows of a continuous table, without a copy.
@@ -326,10 +327,10 @@ impl WholeTensor {
     ///     wholemem.errors.WrongValue: The table is chunked.
     fn all(&self) -> PyResult<Array> {
         let all = self.rows.all_rows().map_err(|error| {
-            Raised::from(error)
+            Exception::from(error)
                 .hint("a chunked table is not one range of addresses: use `rows_of` for each rank")
         });
-        self.array(all.raised()?).raised()
+        self.array(all.into_py()?).into_py()
     }
 
     /// Returns a range of rows as a table that shares the memory.
@@ -342,10 +343,10 @@ impl WholeTensor {
     ///     wholemem.errors.WrongValue: The range is not inside the table.
     fn rows(
         &self,
-        #[pyo3(from_py_with = natural)] start: u64,
-        #[pyo3(from_py_with = natural)] stop: u64,
+        #[pyo3(from_py_with = unsigned)] start: u64,
+        #[pyo3(from_py_with = unsigned)] stop: u64,
     ) -> PyResult<Self> {
-        Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, Arc::clone(&self.state)))
+        Ok(Self::new(self.rows.rows(start..stop).into_py()?, self.element, Arc::clone(&self.state)))
     }
 
     /// Returns a range of columns (the second dimension) as a table that shares the memory.
@@ -358,10 +359,10 @@ impl WholeTensor {
     ///     wholemem.errors.WrongValue: The range is not inside the table, or the table has one dimension.
     fn columns(
         &self,
-        #[pyo3(from_py_with = natural)] start: u64,
-        #[pyo3(from_py_with = natural)] stop: u64,
+        #[pyo3(from_py_with = unsigned)] start: u64,
+        #[pyo3(from_py_with = unsigned)] stop: u64,
     ) -> PyResult<Self> {
-        Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, Arc::clone(&self.state)))
+        Ok(Self::new(self.rows.columns(start..stop).into_py()?, self.element, Arc::clone(&self.state)))
     }
 
     /// Copies the rows of an array to consecutive rows of the table.
@@ -379,14 +380,14 @@ impl WholeTensor {
     fn write(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = natural)] first: u64,
+        #[pyo3(from_py_with = unsigned)] first: u64,
         array: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let on = CallStream::of(&self.state, stream)?;
-        let span = self.whole_rows(&on, array, "the array", Rights::Read)?;
+        let span = self.import_rows(&on, array, "the array", Rights::Read)?;
         match span {
-            Some(span) => waiting(py, || self.rows.copy_rows_in(&on.stream, first, &span)),
+            Some(span) => run_blocking(py, || self.rows.copy_rows_in(&on.stream, first, &span)),
             None => Ok(()),
         }
     }
@@ -406,14 +407,14 @@ impl WholeTensor {
     fn read(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = natural)] first: u64,
+        #[pyo3(from_py_with = unsigned)] first: u64,
         out: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let on = CallStream::of(&self.state, stream)?;
-        let span = self.whole_rows(&on, out, "the output", Rights::ReadWrite)?;
+        let span = self.import_rows(&on, out, "the output", Rights::ReadWrite)?;
         match span {
-            Some(span) => waiting(py, || self.rows.copy_rows_out(&on.stream, first, &span)),
+            Some(span) => run_blocking(py, || self.rows.copy_rows_out(&on.stream, first, &span)),
             None => Ok(()),
         }
     }
@@ -422,7 +423,7 @@ impl WholeTensor {
     ///
     /// Call it after the rows are written and before gathers from host memory. It has no effect on GPU memory.
     fn populate(&self, py: Python<'_>) -> PyResult<()> {
-        waiting(py, || self.rows.memory().populate())
+        run_blocking(py, || self.rows.memory().populate())
     }
 
     /// Raises the error of a bad index in work that has run, if any.
@@ -430,7 +431,7 @@ impl WholeTensor {
     /// Raises:
     ///     wholemem.errors.BadIndex: An index was outside the table.
     fn check(&self) -> PyResult<()> {
-        self.rows.check().raised()
+        self.rows.check().into_py()
     }
 
     /// Returns the address of the ``wholemem::ElementRef`` of this table, for kernels of users.
@@ -443,8 +444,8 @@ impl WholeTensor {
             None => {
                 let elements = self.rows.element_ref();
                 let bytes = elements.as_bytes();
-                let buffer = PinnedBuffer::create(self.state.comm.device(), bytes.len()).raised()?;
-                buffer.bytes().raised()?.write_at(0, bytes).raised()?;
+                let buffer = PinnedBuffer::create(self.state.comm.device(), bytes.len()).into_py()?;
+                buffer.bytes().into_py()?.write_at(0, bytes).into_py()?;
                 self.reference.get_or_init(|| buffer)
             }
         };
@@ -454,19 +455,19 @@ impl WholeTensor {
 
 impl WholeTensor {
     /// Imports an array of whole contiguous rows of this table's type; `None` if it has no elements.
-    fn whole_rows(
+    fn import_rows(
         &self,
         on: &CallStream,
-        given: &Bound<'_, PyAny>,
-        what: &str,
+        object: &Bound<'_, PyAny>,
+        argument: &str,
         rights: Rights,
     ) -> PyResult<Option<wholemem_hal::Span>> {
-        let view = on.take(given)?;
+        let view = on.import(object)?;
         let rows = RawTensor::of(&view);
-        rows.check_dtype(what, self.element, "the tensor").raised()?;
-        rows.check_shape(what, rows.shape.get(..1).unwrap_or(&[0]), &self.row_shape).raised()?;
-        rows.check_contiguous(what, rights).raised()?;
-        let span = rows.span(what, &self.state, rights).raised()?;
+        rows.check_dtype(argument, self.element, "the tensor").into_py()?;
+        rows.check_shape(argument, rows.shape.get(..1).unwrap_or(&[0]), &self.row_shape).into_py()?;
+        rows.check_contiguous(argument, rights).into_py()?;
+        let span = rows.span(argument, &self.state, rights).into_py()?;
         Ok((!span.is_empty()).then_some(span))
     }
 }

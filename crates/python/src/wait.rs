@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
 use wholemem_os::interrupt::{Question, interruptible, interruptible_by};
 
-use crate::error::Raised;
+use crate::error::Exception;
 
 /// A flag that any thread sets when an object is closed.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Closed(Arc<AtomicBool>);
+pub(crate) struct ClosedFlag(Arc<AtomicBool>);
 
-impl Closed {
+impl ClosedFlag {
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -29,76 +29,76 @@ impl Closed {
 }
 
 /// The interrupt check of a blocking call, and the exception that a signal handler raised.
-struct Asking {
+struct SignalCheck {
     raised: Rc<RefCell<Option<PyErr>>>,
     question: Question,
 }
 
 thread_local! {
     /// Cached for the next call: most calls do not block, and allocating a check would take as long as the call.
-    static IDLE: Cell<Option<Asking>> = const { Cell::new(None) };
+    static CACHED: Cell<Option<SignalCheck>> = const { Cell::new(None) };
 }
 
-impl Asking {
+impl SignalCheck {
     fn new() -> Self {
         let raised = Rc::new(RefCell::new(None));
-        let kept = Rc::clone(&raised);
+        let in_check = Rc::clone(&raised);
         let question = move || {
             // An interpreter that is finalizing runs no handlers.
-            let seen = Python::try_attach(|py| py.check_signals());
-            if let Some(Err(error)) = seen {
-                *kept.borrow_mut() = Some(error);
+            let result = Python::try_attach(|py| py.check_signals());
+            if let Some(Err(error)) = result {
+                *in_check.borrow_mut() = Some(error);
             }
-            kept.borrow().is_some()
+            in_check.borrow().is_some()
         };
         Self { raised, question: Rc::new(question) }
     }
 
     /// The cached check, or a new one if another call of this thread uses it or the thread is ending.
-    fn idle() -> Self {
-        IDLE.try_with(Cell::take).ok().flatten().unwrap_or_else(Self::new)
+    fn cached() -> Self {
+        CACHED.try_with(Cell::take).ok().flatten().unwrap_or_else(Self::new)
     }
 
     /// Returns the check to the cache, and returns the exception of a handler.
     fn end(self) -> Option<PyErr> {
         let raised = self.raised.take();
-        let _ = IDLE.try_with(|idle| idle.set(Some(self)));
+        let _ = CACHED.try_with(|cached| cached.set(Some(self)));
         raised
     }
 }
 
 /// Runs a call that may block.
-pub(crate) fn waiting<T, E>(py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
+pub(crate) fn run_blocking<T, E>(py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
-    E: Into<Raised> + Send,
+    E: Into<Exception> + Send,
 {
-    asking(py, |question| interruptible_by(question, call))
+    run_detached(py, |question| interruptible_by(question, call))
 }
 
 /// Runs a call that may block, and interrupts it when `is_closed` returns true.
-pub(crate) fn waiting_unless<T, E>(
+pub(crate) fn run_blocking_unless<T, E>(
     py: Python<'_>,
     is_closed: impl Fn() -> bool + Send + 'static,
     call: impl FnOnce() -> Result<T, E> + Send,
 ) -> PyResult<T>
 where
     T: Send,
-    E: Into<Raised> + Send,
+    E: Into<Exception> + Send,
 {
-    asking(py, |question| interruptible(move || question() || is_closed(), call))
+    run_detached(py, |question| interruptible(move || question() || is_closed(), call))
 }
 
 /// Runs a call without the GIL. If a signal handler raises, its exception replaces the result.
-fn asking<T, E>(py: Python<'_>, call: impl FnOnce(Question) -> Result<T, E> + Send) -> PyResult<T>
+fn run_detached<T, E>(py: Python<'_>, call: impl FnOnce(Question) -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
-    E: Into<Raised> + Send,
+    E: Into<Exception> + Send,
 {
     let (outcome, raised) = py.detach(|| {
-        let asking = Asking::idle();
-        let outcome = call(Rc::clone(&asking.question));
-        (outcome, asking.end())
+        let check = SignalCheck::cached();
+        let outcome = call(Rc::clone(&check.question));
+        (outcome, check.end())
     });
     match (outcome, raised) {
         (_, Some(raised)) => Err(raised),

@@ -6,52 +6,56 @@ use pyo3::prelude::*;
 use wholemem::Rank;
 use wholemem_comm::Error as CommError;
 
-use crate::array::{Array, Element, Layout, Place, View};
+use crate::array::{Array, DlDevice, Element, Layout, View};
 use crate::communicator::{CommState, Communicator};
-use crate::error::{Raised, Raises};
-use crate::number::{Shape, natural, signed};
+use crate::error::{Exception, IntoPyResult};
+use crate::number::{Shape, signed, unsigned};
 use crate::stream::CallStream;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
 /// The windows of a communicator that are still in use.
 ///
 /// An array whose address is in a window is part of the window, regardless of how the caller obtained it. So all ranks
 /// decide alike.
 #[derive(Debug, Default)]
-pub(crate) struct Windows(Mutex<Vec<Known>>);
+pub(crate) struct WindowRegistry(Mutex<Vec<WindowEntry>>);
 
 /// This rank's part of a window.
 #[derive(Debug)]
-struct Known {
-    begins: u64,
+struct WindowEntry {
+    address: u64,
     len: usize,
-    kept: Weak<Kept>,
+    shared: Weak<SharedWindow>,
 }
 
 /// A window, shared by the Python object and all arrays of it.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct SharedWindow {
     pub(crate) window: wholemem::Window,
 }
 
-impl Windows {
-    fn keep(&self, window: wholemem::Window) -> Arc<Kept> {
+impl WindowRegistry {
+    fn insert(&self, window: wholemem::Window) -> Arc<SharedWindow> {
         let len = window.len();
-        let begins = if len == 0 { 0 } else { window.local().address() };
-        let kept = Arc::new(Kept { window });
+        let address = if len == 0 { 0 } else { window.local().address() };
+        let shared = Arc::new(SharedWindow { window });
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        windows.retain(|window| window.kept.strong_count() > 0);
-        windows.push(Known { begins, len, kept: Arc::downgrade(&kept) });
-        kept
+        windows.retain(|window| window.shared.strong_count() > 0);
+        windows.push(WindowEntry { address, len, shared: Arc::downgrade(&shared) });
+        shared
     }
 
     /// The window whose part of this rank contains a range of bytes, and the offset in it.
-    pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<Kept>, usize)> {
+    pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<SharedWindow>, usize)> {
         let windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.iter().find_map(|window| {
-            let offset = usize::try_from(address.checked_sub(window.begins)?).ok()?;
+            let offset = usize::try_from(address.checked_sub(window.address)?).ok()?;
             // The memory of a dropped window may have been reused by another one.
-            if offset.checked_add(len)? <= window.len { Some((window.kept.upgrade()?, offset)) } else { None }
+            if offset.checked_add(len)? <= window.len {
+                Some((window.shared.upgrade()?, offset))
+            } else {
+                None
+            }
         })
     }
 }
@@ -67,20 +71,20 @@ impl Windows {
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Window {
-    kept: Arc<Kept>,
+    shared: Arc<SharedWindow>,
     state: Arc<CommState>,
 }
 
 /// Adds a hint to the error for memory that cannot be registered, because it was not allocated to be shared.
-fn unregistered(error: wholemem::Error) -> Raised {
+fn with_register_hint(error: wholemem::Error) -> Exception {
     let hint = "`mem_alloc` creates a window of new memory, also on the host; memory that is registered must be on a GPU, \
             allocated in `wholemem.torch.pool.mem_pool()` or in torch's expandable segments";
-    Raised::from(error).hint_for("Unsupported", hint)
+    Exception::from(error).hint_for("Unsupported", hint)
 }
 
 impl Window {
     /// Checks the number of a rank.
-    fn rank(&self, rank: u32) -> Result<Rank, Raised> {
+    fn rank(&self, rank: u32) -> Result<Rank, Exception> {
         let (rank, size) = (Rank(rank), self.state.comm.size());
         if rank.0 < size { Ok(rank) } else { Err(CommError::NoSuchRank { rank, size }.into()) }
     }
@@ -92,21 +96,21 @@ impl Window {
         element: Element,
         shape: Option<Vec<i64>>,
         offset: usize,
-    ) -> Result<Array, Raised> {
+    ) -> Result<Array, Exception> {
         let rank = self.rank(rank)?;
-        let has = self.kept.window.len_of(rank).saturating_sub(offset);
+        let has = self.shared.window.len_of(rank).saturating_sub(offset);
         let all = || vec![signed(has / element.len())];
         let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
-        let span = self.kept.window.part_of(rank, offset, layout.len())?;
+        let span = self.shared.window.part_of(rank, offset, layout.len())?;
         if !span.address().is_multiple_of(element.len() as u64) {
             let message = format!("an array of {} cannot begin at offset {offset}", element.name);
             return Err(
-                Raised::new("WrongValue", message).hint(format!("use a multiple of {}", element.len()))
+                Exception::new("WrongValue", message).hint(format!("use a multiple of {}", element.len()))
             );
         }
-        let place = Place::of(self.state.comm.device());
-        let owner = Arc::clone(&self.kept);
-        Ok(Array::new(View { address: span.address(), layout, place, readonly: false, owner }))
+        let dl_device = DlDevice::of(self.state.comm.device());
+        let owner = Arc::clone(&self.shared);
+        Ok(Array::new(View { address: span.address(), layout, dl_device, readonly: false, owner }))
     }
 }
 
@@ -115,7 +119,7 @@ impl Window {
     /// The size of this rank's part in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.kept.window.len()
+        self.shared.window.len()
     }
 
     /// Returns the size of a rank's part in bytes.
@@ -125,8 +129,8 @@ impl Window {
     ///
     /// Raises:
     ///     wholemem.errors.WrongValue: The rank does not exist.
-    fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<usize> {
-        Ok(self.kept.window.len_of(self.rank(rank).raised()?))
+    fn nbytes_of(&self, #[pyo3(from_py_with = unsigned)] rank: u32) -> PyResult<usize> {
+        Ok(self.shared.window.len_of(self.rank(rank).into_py()?))
     }
 
     /// Returns an array of this rank's part.
@@ -146,7 +150,7 @@ impl Window {
         &self,
         dtype: Option<Element>,
         shape: Option<Shape>,
-        #[pyo3(from_py_with = natural)] offset: usize,
+        #[pyo3(from_py_with = unsigned)] offset: usize,
     ) -> PyResult<Array> {
         self.peer(self.state.comm.rank().0, dtype, shape, offset)
     }
@@ -168,13 +172,13 @@ impl Window {
     #[pyo3(signature = (rank, dtype=None, shape=None, *, offset=0))]
     fn peer(
         &self,
-        #[pyo3(from_py_with = natural)] rank: u32,
+        #[pyo3(from_py_with = unsigned)] rank: u32,
         dtype: Option<Element>,
         shape: Option<Shape>,
-        #[pyo3(from_py_with = natural)] offset: usize,
+        #[pyo3(from_py_with = unsigned)] offset: usize,
     ) -> PyResult<Array> {
         let element = dtype.unwrap_or(Element::BYTE);
-        self.array(rank, element, shape.map(|shape| shape.signed()), offset).raised()
+        self.array(rank, element, shape.map(|shape| shape.signed()), offset).into_py()
     }
 
     fn __repr__(&self) -> String {
@@ -196,10 +200,10 @@ impl Communicator {
     /// Raises:
     ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
     ///     wholemem.errors.PeerLost: A rank exited.
-    fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = natural)] nbytes: usize) -> PyResult<Window> {
-        let state = self.state().raised()?;
-        let window = waiting(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
-        Ok(Window { kept: state.windows.keep(window), state })
+    fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = unsigned)] nbytes: usize) -> PyResult<Window> {
+        let state = self.state().into_py()?;
+        let window = run_blocking(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Exception::from))?;
+        Ok(Window { shared: state.windows.insert(window), state })
     }
 
     /// Registers existing GPU memory as a window, so that collectives read it in place. All ranks call it.
@@ -222,12 +226,13 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Window> {
-        let state = self.state().raised()?;
-        let view = CallStream::of(&state, stream)?.take(array)?;
-        view.check_contiguous("the array").raised()?;
+        let state = self.state().into_py()?;
+        let view = CallStream::of(&state, stream)?.import(array)?;
+        view.check_contiguous("the array").into_py()?;
         let (address, len) = (view.address, view.layout.len());
-        let window =
-            waiting(py, || state.symmetric()?.window_register_mapped(address, len).map_err(unregistered))?;
-        Ok(Window { kept: state.windows.keep(window), state })
+        let window = run_blocking(py, || {
+            state.symmetric()?.window_register_mapped(address, len).map_err(with_register_hint)
+        })?;
+        Ok(Window { shared: state.windows.insert(window), state })
     }
 }

@@ -12,17 +12,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use wholemem_os::width::to_u64;
 
-use super::dlpack::FIRST;
+use super::dlpack::LOWEST_ADDRESS;
 use super::element::Element;
 use super::layout::Layout;
-use super::turn::Turn;
-use super::view::{Place, View};
-use crate::error::{Raised, Raises};
+use super::stream_order::FrameworkStream;
+use super::view::{DlDevice, View};
+use crate::error::{Exception, IntoPyResult};
 use crate::stream::finish;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
 #[repr(C)]
-struct Buffer {
+struct RawPyBuffer {
     buf: *mut c_void,
     obj: *mut ffi::PyObject,
     len: isize,
@@ -41,14 +41,14 @@ const STRIDES_AND_FORMAT: c_int = 0x0018 | 0x0004;
 
 unsafe extern "C" {
     fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
-    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut Buffer, flags: c_int) -> c_int;
-    fn PyBuffer_Release(view: *mut Buffer);
+    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut RawPyBuffer, flags: c_int) -> c_int;
+    fn PyBuffer_Release(view: *mut RawPyBuffer);
 }
 
 /// An acquired buffer. It must not move: some exporters point into the structure.
-pub(super) struct Held(Pin<Box<Buffer>>);
+pub(super) struct HeldBuffer(Pin<Box<RawPyBuffer>>);
 
-impl Held {
+impl HeldBuffer {
     /// The exporting object.
     pub(super) fn object(&self) -> Option<&Py<PyAny>> {
         let object = &raw const self.0.obj;
@@ -58,11 +58,11 @@ impl Held {
 }
 
 // SAFETY: the fields are read only before construction ends; later the buffer is only released, with the GIL held.
-unsafe impl Send for Held {}
+unsafe impl Send for HeldBuffer {}
 // SAFETY: a shared reference exposes only the exporting object as `Py`, which is `Sync`.
-unsafe impl Sync for Held {}
+unsafe impl Sync for HeldBuffer {}
 
-impl Drop for Held {
+impl Drop for HeldBuffer {
     fn drop(&mut self) {
         // If the interpreter is finalizing, it frees its objects itself.
         let _ = Python::try_attach(|_| {
@@ -73,16 +73,16 @@ impl Drop for Held {
 }
 
 /// Whether an object supports the buffer protocol.
-pub(crate) fn is_buffer(given: &Bound<'_, PyAny>) -> bool {
+pub(crate) fn is_buffer(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the function accepts any live object.
-    unsafe { PyObject_CheckBuffer(given.as_ptr()) == 1 }
+    unsafe { PyObject_CheckBuffer(object.as_ptr()) == 1 }
 }
 
 /// Imports an object through the buffer protocol.
-pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
-    let nothing = || std::ptr::null_mut();
-    let mut held = Held(Box::pin(Buffer {
-        buf: nothing(),
+pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<View> {
+    let null = || std::ptr::null_mut();
+    let mut buffer = HeldBuffer(Box::pin(RawPyBuffer {
+        buf: null(),
         obj: std::ptr::null_mut(),
         len: 0,
         itemsize: 0,
@@ -92,14 +92,14 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         suboffsets: std::ptr::null_mut(),
-        internal: nothing(),
+        internal: null(),
     }));
     // SAFETY: the object is live and the structure has the layout of `Py_buffer`. If the call fails, `obj` stays null, and
     // releasing the structure has no effect.
-    if unsafe { PyObject_GetBuffer(given.as_ptr(), &raw mut *held.0, STRIDES_AND_FORMAT) } != 0 {
-        return Err(PyErr::fetch(given.py()));
+    if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer.0, STRIDES_AND_FORMAT) } != 0 {
+        return Err(PyErr::fetch(object.py()));
     }
-    let Buffer { buf, itemsize, readonly, ndim, format, shape, strides, .. } = *held.0;
+    let RawPyBuffer { buf, itemsize, readonly, ndim, format, shape, strides, .. } = *buffer.0;
     let format = if format.is_null() {
         "B"
     } else {
@@ -109,7 +109,7 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
     let element = Element::of_format(format)?;
     let size = usize::try_from(itemsize).unwrap_or(0);
     if element.len() != size {
-        return Err(Raised::new(
+        return Err(Exception::new(
             "WrongType",
             format!("buffers of format `{format}` with {size} bytes per element are not supported"),
         )
@@ -122,67 +122,70 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
         }
         _ => Vec::new(),
     };
-    let layout = in_bytes(element, numbers(shape), numbers(strides))?;
+    let layout = layout_from_byte_strides(element, numbers(shape), numbers(strides))?;
     let address = buf.expose_provenance() as u64;
-    Ok(View { address, layout, place: Place::CPU, readonly: readonly != 0, owner: Arc::new(held) })
+    Ok(View { address, layout, dl_device: DlDevice::CPU, readonly: readonly != 0, owner: Arc::new(buffer) })
 }
 
 /// Imports an array through `__cuda_array_interface__`. Work on `stream` is ordered after the stream that the producer
 /// names; if `stream` is `None`, the call waits for the producer's stream.
-pub(crate) fn take_cuda_interface(
-    given: &Bound<'_, PyAny>,
-    says: &Bound<'_, PyDict>,
+pub(crate) fn import_cuda_array_interface(
+    object: &Bound<'_, PyAny>,
+    interface: &Bound<'_, PyDict>,
     stream: Option<i64>,
 ) -> PyResult<View> {
-    let mut view = take_interface(given, says, Place::cuda(0))?;
-    view.place = Place::at(view.address).raised()?;
-    let awaited = says.get_item("stream")?.filter(|stream| !stream.is_none());
-    if let Some(awaited) = awaited.map(|stream| stream.extract::<u64>()).transpose()?
+    let mut view = import_array_interface(object, interface, DlDevice::cuda(0))?;
+    view.dl_device = DlDevice::at(view.address).into_py()?;
+    let producer_stream = interface.get_item("stream")?.filter(|stream| !stream.is_none());
+    if let Some(producer_stream) = producer_stream.map(|stream| stream.extract::<u64>()).transpose()?
         && view.layout.count() > 0
     {
-        let device = view.place.device().raised()?;
+        let device = view.dl_device.device().into_py()?;
         // SAFETY: by the protocol of the interface, the producer names a stream of the array's device.
-        let before = unsafe { Turn::new(&device, awaited, None) };
+        let producer = unsafe { FrameworkStream::new(&device, producer_stream, None) };
         match stream.and_then(|stream| u64::try_from(stream).ok()) {
             Some(stream) => {
                 // SAFETY: the calling Python code guarantees that the stream is one of the array's device.
-                unsafe { Turn::new(&device, stream, None) }.follow(&before).raised()?;
+                unsafe { FrameworkStream::new(&device, stream, None) }.wait_for(&producer).into_py()?;
             }
-            None => waiting(given.py(), || finish(&before.stream()))?,
+            None => run_blocking(object.py(), || finish(&producer.stream()))?,
         }
     }
     Ok(view)
 }
 
 /// Imports an array through `__array_interface__` or `__cuda_array_interface__`.
-pub(crate) fn take_interface(
-    given: &Bound<'_, PyAny>,
-    says: &Bound<'_, PyDict>,
-    place: Place,
+pub(crate) fn import_array_interface(
+    object: &Bound<'_, PyAny>,
+    interface: &Bound<'_, PyDict>,
+    dl_device: DlDevice,
 ) -> PyResult<View> {
     let item = |name: &str| {
-        let missing =
-            || Raised::new("WrongType", format!("the array interface has no `{name}`"));
-        says.get_item(name)?.ok_or_else(|| PyErr::from(missing()))
+        let missing = || Exception::new("WrongType", format!("the array interface has no `{name}`"));
+        interface.get_item(name)?.ok_or_else(|| PyErr::from(missing()))
     };
     let (address, readonly) = item("data")?.extract::<(u64, bool)>().map_err(|_: PyErr| {
-        Raised::new("WrongType", "the array interface has no address").hint("pass the array itself")
+        Exception::new("WrongType", "the array interface has no address").hint("pass the array itself")
     })?;
     let element = Element::of_typestr(&item("typestr")?.extract::<String>()?)?;
-    let strides = says.get_item("strides")?.filter(|strides| !strides.is_none());
+    let strides = interface.get_item("strides")?.filter(|strides| !strides.is_none());
     let strides = strides.map(|strides| strides.extract()).transpose()?.unwrap_or_default();
-    let layout = in_bytes(element, item("shape")?.extract()?, strides)?;
+    let layout = layout_from_byte_strides(element, item("shape")?.extract()?, strides)?;
     let (before, behind) = layout.extent()?;
-    let first = address.checked_sub(to_u64(before)).filter(|first| *first >= FIRST);
+    let first = address.checked_sub(to_u64(before)).filter(|first| *first >= LOWEST_ADDRESS);
     if layout.len() > 0 && (first.is_none() || address.checked_add(to_u64(behind)).is_none()) {
         let message = format!("the array interface has the invalid address {address:#x}");
-        return Err(Raised::new("WrongValue", message).hint("pass the array itself").into());
+        return Err(Exception::new("WrongValue", message).hint("pass the array itself").into());
     }
-    Ok(View { address, layout, place, readonly, owner: Arc::new(given.clone().unbind()) })
+    Ok(View { address, layout, dl_device, readonly, owner: Arc::new(object.clone().unbind()) })
 }
 
 /// A layout from strides in bytes; no strides mean contiguous elements.
-fn in_bytes(element: Element, shape: Vec<i64>, mut strides: Vec<i64>) -> Result<Layout, Raised> {
+fn layout_from_byte_strides(
+    element: Element,
+    shape: Vec<i64>,
+    mut strides: Vec<i64>,
+) -> Result<Layout, Exception> {
     if strides.is_empty() {
         return Layout::contiguous(element, &shape);
     }
@@ -190,7 +193,7 @@ fn in_bytes(element: Element, shape: Vec<i64>, mut strides: Vec<i64>) -> Result<
     for (stride, count) in strides.iter_mut().zip(&shape) {
         if *stride % len != 0 && *count > 1 {
             let message = format!("elements of {len} bytes have a stride of {stride} bytes");
-            return Err(Raised::new("WrongStride", message).hint("make the array contiguous first"));
+            return Err(Exception::new("WrongStride", message).hint("make the array contiguous first"));
         }
         *stride /= len;
     }

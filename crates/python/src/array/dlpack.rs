@@ -22,25 +22,25 @@ use wholemem_os::width::to_usize;
 
 use super::element::Element;
 use super::layout::Layout;
-use super::view::{Place, View};
-use crate::error::Raised;
+use super::view::{DlDevice, View};
+use crate::error::Exception;
 
-const OLD: &CStr = c"dltensor";
-const OLD_TAKEN: &CStr = c"used_dltensor";
+const UNVERSIONED: &CStr = c"dltensor";
+const UNVERSIONED_USED: &CStr = c"used_dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
-const VERSIONED_TAKEN: &CStr = c"used_dltensor_versioned";
+const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 
 /// The version of the structures below. Any minor version of the same major version is accepted.
 const VERSION: (u32, u32) = (1, 1);
 /// No memory is located below this address on a system with virtual memory.
-pub(super) const FIRST: u64 = 4096;
+pub(super) const LOWEST_ADDRESS: u64 = 4096;
 
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct DataType {
+struct DlDataType {
     code: u8,
     bits: u8,
     lanes: u16,
@@ -48,31 +48,31 @@ struct DataType {
 
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Tensor {
+pub(super) struct DlTensor {
     data: *mut c_void,
     pub(super) device_type: i32,
     pub(super) device_id: i32,
     ndim: i32,
-    dtype: DataType,
+    dtype: DlDataType,
     shape: *mut i64,
     strides: *mut i64,
     byte_offset: u64,
 }
 
-impl Tensor {
+impl DlTensor {
     /// A descriptor before the framework fills it in.
     pub(super) const EMPTY: Self = Self {
         data: std::ptr::null_mut(),
         device_type: 0,
         device_id: 0,
         ndim: 0,
-        dtype: DataType { code: 0, bits: 0, lanes: 0 },
+        dtype: DlDataType { code: 0, bits: 0, lanes: 0 },
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         byte_offset: 0,
     };
 
-    pub(super) fn element(&self) -> Result<Element, Raised> {
+    pub(super) fn element(&self) -> Result<Element, Exception> {
         Element::of_code(self.dtype.code, self.dtype.bits, self.dtype.lanes)
     }
 
@@ -97,20 +97,20 @@ impl Tensor {
 }
 
 /// The two capsule formats of DLPack: unversioned and versioned.
-trait Managed: Sized + 'static {
+trait ManagedTensor: Sized + 'static {
     const NAME: &'static CStr;
-    const TAKEN: &'static CStr;
+    const USED_NAME: &'static CStr;
 
-    fn new(tensor: Tensor, context: *mut c_void, flags: u64) -> Self;
-    fn tensor(&self) -> &Tensor;
+    fn new(tensor: DlTensor, context: *mut c_void, flags: u64) -> Self;
+    fn tensor(&self) -> &DlTensor;
     fn context(&self) -> *mut c_void;
     fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)>;
-    fn readonly(&self) -> Result<bool, Raised>;
+    fn readonly(&self) -> Result<bool, Exception>;
 }
 
 #[repr(C)]
-struct OldTensor {
-    tensor: Tensor,
+struct UnversionedTensor {
+    tensor: DlTensor,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
@@ -122,21 +122,21 @@ struct VersionedTensor {
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
     flags: u64,
-    tensor: Tensor,
+    tensor: DlTensor,
 }
 
-const _: () = assert!(size_of::<Tensor>() == 48 && size_of::<OldTensor>() == 64);
+const _: () = assert!(size_of::<DlTensor>() == 48 && size_of::<UnversionedTensor>() == 64);
 const _: () = assert!(size_of::<VersionedTensor>() == 80);
 
-impl Managed for OldTensor {
-    const NAME: &'static CStr = OLD;
-    const TAKEN: &'static CStr = OLD_TAKEN;
+impl ManagedTensor for UnversionedTensor {
+    const NAME: &'static CStr = UNVERSIONED;
+    const USED_NAME: &'static CStr = UNVERSIONED_USED;
 
-    fn new(tensor: Tensor, context: *mut c_void, _: u64) -> Self {
+    fn new(tensor: DlTensor, context: *mut c_void, _: u64) -> Self {
         Self { tensor, context, deleter: Some(delete::<Self>) }
     }
 
-    fn tensor(&self) -> &Tensor {
+    fn tensor(&self) -> &DlTensor {
         &self.tensor
     }
 
@@ -148,21 +148,21 @@ impl Managed for OldTensor {
         self.deleter
     }
 
-    fn readonly(&self) -> Result<bool, Raised> {
+    fn readonly(&self) -> Result<bool, Exception> {
         Ok(false)
     }
 }
 
-impl Managed for VersionedTensor {
+impl ManagedTensor for VersionedTensor {
     const NAME: &'static CStr = VERSIONED;
-    const TAKEN: &'static CStr = VERSIONED_TAKEN;
+    const USED_NAME: &'static CStr = VERSIONED_USED;
 
-    fn new(tensor: Tensor, context: *mut c_void, flags: u64) -> Self {
+    fn new(tensor: DlTensor, context: *mut c_void, flags: u64) -> Self {
         let (major, minor) = VERSION;
         Self { major, minor, context, deleter: Some(delete::<Self>), flags, tensor }
     }
 
-    fn tensor(&self) -> &Tensor {
+    fn tensor(&self) -> &DlTensor {
         &self.tensor
     }
 
@@ -174,17 +174,17 @@ impl Managed for VersionedTensor {
         self.deleter
     }
 
-    fn readonly(&self) -> Result<bool, Raised> {
+    fn readonly(&self) -> Result<bool, Exception> {
         if self.major != VERSION.0 {
             let message = format!("the array uses version {}.{} of DLPack", self.major, self.minor);
-            return Err(Raised::new("Unsupported", message).hint("only version 1 is supported"));
+            return Err(Exception::new("Unsupported", message).hint("only version 1 is supported"));
         }
         Ok(self.flags & READ_ONLY != 0)
     }
 }
 
 /// An exported array: the structure that the consumer reads, and the view that keeps the memory alive.
-struct Given<M> {
+struct ExportedTensor<M> {
     managed: M,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -192,16 +192,16 @@ struct Given<M> {
 }
 
 /// The deleter of an exported array. It does not use the interpreter.
-unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
+unsafe extern "C" fn delete<M: ManagedTensor>(managed: *mut M) {
     // SAFETY: the consumer passes the pointer that it received.
     let Some(managed) = (unsafe { managed.as_ref() }) else { return };
-    let given = managed.context().cast::<Given<M>>();
+    let exported = managed.context().cast::<ExportedTensor<M>>();
     // SAFETY: the context is the box that `export_as` leaked, and a consumer calls the deleter once.
-    drop(unsafe { Box::from_raw(given) });
+    drop(unsafe { Box::from_raw(exported) });
 }
 
 /// Exports a view as a capsule, versioned if the consumer accepts that. `is_copied` marks a copy made for the consumer.
-pub(crate) fn give<'py>(
+pub(crate) fn export<'py>(
     py: Python<'py>,
     view: &View,
     versioned: bool,
@@ -209,40 +209,40 @@ pub(crate) fn give<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let flags = if view.readonly { READ_ONLY } else { 0 } | if is_copied { IS_COPIED } else { 0 };
     if versioned {
-        give_as::<VersionedTensor>(py, view, flags)
+        export_as::<VersionedTensor>(py, view, flags)
     } else {
-        give_as::<OldTensor>(py, view, flags)
+        export_as::<UnversionedTensor>(py, view, flags)
     }
 }
 
-fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResult<Bound<'py, PyAny>> {
+fn export_as<'py, M: ManagedTensor>(py: Python<'py>, view: &View, flags: u64) -> PyResult<Bound<'py, PyAny>> {
     let Layout { element, shape, strides } = view.layout.clone();
-    let mut given = Box::new(Given::<M> {
-        managed: M::new(Tensor::EMPTY, std::ptr::null_mut(), flags),
+    let mut exported = Box::new(ExportedTensor::<M> {
+        managed: M::new(DlTensor::EMPTY, std::ptr::null_mut(), flags),
         shape,
         strides,
         _view: view.clone(),
     });
-    let tensor = Tensor {
+    let tensor = DlTensor {
         data: std::ptr::with_exposed_provenance_mut(to_usize(view.address)),
-        device_type: view.place.told().kind,
-        device_id: view.place.told().id,
-        ndim: i32::try_from(given.shape.len()).expect("an array has fewer than 2^31 dimensions"),
-        dtype: DataType { code: element.code, bits: element.bits, lanes: 1 },
-        shape: given.shape.as_mut_ptr(),
-        strides: given.strides.as_mut_ptr(),
+        device_type: view.dl_device.exported().kind,
+        device_id: view.dl_device.exported().id,
+        ndim: i32::try_from(exported.shape.len()).expect("an array has fewer than 2^31 dimensions"),
+        dtype: DlDataType { code: element.code, bits: element.bits, lanes: 1 },
+        shape: exported.shape.as_mut_ptr(),
+        strides: exported.strides.as_mut_ptr(),
         byte_offset: 0,
     };
-    let given = NonNull::from(Box::leak(given));
+    let exported = NonNull::from(Box::leak(exported));
     // SAFETY: the box was just leaked and is not shared yet.
-    let place = unsafe { &raw mut (*given.as_ptr()).managed };
-    // SAFETY: `place` points into the box that was just leaked; the replaced value has no destructor.
-    unsafe { place.write(M::new(tensor, given.as_ptr().cast(), flags)) };
+    let managed = unsafe { &raw mut (*exported.as_ptr()).managed };
+    // SAFETY: `managed` points into the box that was just leaked; the replaced value has no destructor.
+    unsafe { managed.write(M::new(tensor, exported.as_ptr().cast(), flags)) };
     // SAFETY: the name is static, and the destructor matches the content of a capsule with this name.
-    let capsule = unsafe { ffi::PyCapsule_New(place.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
+    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
     if capsule.is_null() {
         // SAFETY: no consumer has the pointer, so this is the only call of the deleter.
-        unsafe { delete(place) };
+        unsafe { delete(managed) };
         return Err(PyErr::fetch(py));
     }
     // SAFETY: `PyCapsule_New` returned a new reference that is not null.
@@ -250,7 +250,7 @@ fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResul
 }
 
 /// The destructor of a capsule: releases the array if no consumer has taken it.
-unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
+unsafe extern "C" fn destroy<M: ManagedTensor>(capsule: *mut ffi::PyObject) {
     // SAFETY: the interpreter passes a live capsule.
     if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
         return;
@@ -262,14 +262,14 @@ unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
 }
 
 /// An array imported from another framework. Dropping it calls the producer's deleter, from any thread.
-struct Taken<M: Managed>(NonNull<M>);
+struct ImportedTensor<M: ManagedTensor>(NonNull<M>);
 
 // SAFETY: DLPack allows deleters to be called from any thread; nothing else is accessed through the pointer.
-unsafe impl<M: Managed> Send for Taken<M> {}
+unsafe impl<M: ManagedTensor> Send for ImportedTensor<M> {}
 // SAFETY: a shared reference gives no access to the pointer, which only `drop` uses.
-unsafe impl<M: Managed> Sync for Taken<M> {}
+unsafe impl<M: ManagedTensor> Sync for ImportedTensor<M> {}
 
-impl<M: Managed> Drop for Taken<M> {
+impl<M: ManagedTensor> Drop for ImportedTensor<M> {
     fn drop(&mut self) {
         // SAFETY: the producer keeps the structure alive until its deleter is called.
         let deleter = unsafe { self.0.as_ref() }.deleter();
@@ -281,55 +281,55 @@ impl<M: Managed> Drop for Taken<M> {
 }
 
 /// Imports an array through `__dlpack__`. `stream` is the stream on which a GPU will use the array.
-pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
-    let py = given.py();
+pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
+    let py = object.py();
     // torch exports tensors with a lazy negation, but DLPack has no flag for it.
-    if let Ok(is_neg) = given.getattr(intern!(py, "is_neg"))
+    if let Ok(is_neg) = object.getattr(intern!(py, "is_neg"))
         && is_neg.call0()?.is_truthy()?
     {
         let message = "the tensor is a lazily negated view of its memory";
-        return Err(Raised::new("WrongValue", message).hint("pass `tensor.resolve_neg()`").into());
+        return Err(Exception::new("WrongValue", message).hint("pass `tensor.resolve_neg()`").into());
     }
-    let says = PyDict::new(py);
+    let kwargs = PyDict::new(py);
     if let Some(stream) = stream {
-        says.set_item("stream", stream)?;
+        kwargs.set_item("stream", stream)?;
     }
-    says.set_item("max_version", VERSION)?;
-    let capsule = match given.call_method("__dlpack__", (), Some(&says)) {
+    kwargs.set_item("max_version", VERSION)?;
+    let capsule = match object.call_method("__dlpack__", (), Some(&kwargs)) {
         // Older producers do not accept `max_version`.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            says.del_item("max_version")?;
-            given.call_method("__dlpack__", (), Some(&says))?
+            kwargs.del_item("max_version")?;
+            object.call_method("__dlpack__", (), Some(&kwargs))?
         }
         capsule => capsule?,
     };
-    let is = |name: &CStr| {
+    let has_name = |name: &CStr| {
         // SAFETY: the function accepts any live object.
         unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1 }
     };
-    if is(VERSIONED) {
-        take_as::<VersionedTensor>(&capsule)
-    } else if is(OLD) {
-        take_as::<OldTensor>(&capsule)
+    if has_name(VERSIONED) {
+        import_as::<VersionedTensor>(&capsule)
+    } else if has_name(UNVERSIONED) {
+        import_as::<UnversionedTensor>(&capsule)
     } else {
-        let what = if capsule.is_instance_of::<PyCapsule>() {
+        let returned = if capsule.is_instance_of::<PyCapsule>() {
             "a capsule that was consumed before"
         } else {
             "an object that is not a capsule"
         };
-        Err(Raised::new("WrongType", format!("`__dlpack__` returned {what}")).into())
+        Err(Exception::new("WrongType", format!("`__dlpack__` returned {returned}")).into())
     }
 }
 
-fn take_as<M: Managed>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
+fn import_as<M: ManagedTensor>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
     // SAFETY: the caller checked that the capsule has this name.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), M::NAME.as_ptr()) };
     let Some(managed) = NonNull::new(managed.cast::<M>()) else { return Err(PyErr::fetch(capsule.py())) };
     // SAFETY: the name is static. From here on this process owns the array, and the capsule's destructor ignores it.
-    if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), M::TAKEN.as_ptr()) } != 0 {
+    if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), M::USED_NAME.as_ptr()) } != 0 {
         return Err(PyErr::fetch(capsule.py()));
     }
-    let taken = Taken(managed);
+    let imported = ImportedTensor(managed);
     // SAFETY: by the DLPack protocol, a capsule of this name holds this structure until its deleter is called.
     let managed = unsafe { managed.as_ref() };
     // If the major version differs, no other field may be read.
@@ -343,10 +343,11 @@ fn take_as<M: Managed>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
     } else {
         Layout::strided(element, shape.to_vec(), strides.to_vec())?
     };
-    if tensor.address() < FIRST && layout.len() > 0 {
+    if tensor.address() < LOWEST_ADDRESS && layout.len() > 0 {
         let hint = "pass a tensor with storage, not a `meta` or fake tensor";
-        return Err(Raised::new("WrongValue", "the array has no memory").hint(hint).into());
+        return Err(Exception::new("WrongValue", "the array has no memory").hint(hint).into());
     }
-    let (address, place) = (tensor.address(), Place { kind: tensor.device_type, id: tensor.device_id });
-    Ok(View { address, layout, place, readonly, owner: Arc::new(taken) })
+    let (address, dl_device) =
+        (tensor.address(), DlDevice { kind: tensor.device_type, id: tensor.device_id });
+    Ok(View { address, layout, dl_device, readonly, owner: Arc::new(imported) })
 }

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use wholemem::{Dtype, DtypeInfo};
 
-use crate::error::Raised;
+use crate::error::Exception;
 
 /// The type of an array's elements.
 #[derive(Debug, Clone, Copy)]
@@ -57,18 +57,18 @@ static ALL: [Element; Dtype::ALL.len() + 1] = {
 };
 
 /// The index of each type in `ALL`, by code and log2 of the bits. It makes the lookup fast enough for calls of a microsecond.
-static PLACES: [[u8; 8]; 16] = {
-    let (mut places, mut place) = ([[u8::MAX; 8]; 16], ALL.len());
-    while place > 0 {
-        place -= 1;
-        let Element { code, bits, .. } = ALL[place];
+static POSITIONS: [[u8; 8]; 16] = {
+    let (mut positions, mut position) = ([[u8::MAX; 8]; 16], ALL.len());
+    while position > 0 {
+        position -= 1;
+        let Element { code, bits, .. } = ALL[position];
         #[expect(clippy::cast_possible_truncation, reason = "there are few")]
-        let found = place as u8;
-        let entry = &mut places[code as usize][bits.trailing_zeros() as usize];
+        let index = position as u8;
+        let entry = &mut positions[code as usize][bits.trailing_zeros() as usize];
         assert!(*entry == u8::MAX && bits.is_power_of_two(), "two elements are alike");
-        *entry = found;
+        *entry = index;
     }
-    places
+    positions
 };
 
 impl Element {
@@ -79,7 +79,7 @@ impl Element {
     pub(crate) const BYTE: Self = element(Dtype::U8);
 
     /// The type with this name in Python.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         ALL.iter().copied().find(|element| element.name == name)
     }
 
@@ -89,8 +89,8 @@ impl Element {
     }
 
     /// If this is `bfloat16`, the upper half of a `float32`: the unsigned integer of the same size.
-    pub(crate) fn half_of_float32(self) -> Option<Self> {
-        (self.dtype == Some(Dtype::Bf16)).then(|| Self::named("uint16")).flatten()
+    pub(crate) fn bfloat16_bits(self) -> Option<Self> {
+        (self.dtype == Some(Dtype::Bf16)).then(|| Self::from_name("uint16")).flatten()
     }
 
     /// Whether elements of this type are valid as indices.
@@ -109,19 +109,19 @@ impl Element {
     }
 
     /// The element type of a table of these elements.
-    pub(crate) fn stored(self) -> Result<Dtype, Raised> {
+    pub(crate) fn table_dtype(self) -> Result<Dtype, Exception> {
         let refused = || {
             let message = format!("tables cannot store {}", self.name);
-            Raised::new("WrongType", message).hint("convert the elements to another type first")
+            Exception::new("WrongType", message).hint("convert the elements to another type first")
         };
         self.dtype.ok_or_else(refused)
     }
 
     /// The type, if it supports arithmetic.
-    pub(crate) fn number(self) -> Result<Dtype, Raised> {
+    pub(crate) fn arithmetic_dtype(self) -> Result<Dtype, Exception> {
         self.dtype.filter(|dtype| dtype.is_number()).ok_or_else(|| {
             let message = format!("cannot compute with {}", self.name);
-            Raised::new("WrongType", message).hint("convert the array to another type first")
+            Exception::new("WrongType", message).hint("convert the array to another type first")
         })
     }
 
@@ -131,30 +131,31 @@ impl Element {
     }
 
     /// The element with DLPack's code and bits.
-    pub(crate) fn of_code(code: u8, bits: u8, lanes: u16) -> Result<Self, Raised> {
-        let place =
-            PLACES.get(usize::from(code)).and_then(|places| places.get(bits.trailing_zeros() as usize));
-        let found = place.and_then(|place| ALL.get(usize::from(*place)));
+    pub(crate) fn of_code(code: u8, bits: u8, lanes: u16) -> Result<Self, Exception> {
+        let position = POSITIONS
+            .get(usize::from(code))
+            .and_then(|positions| positions.get(bits.trailing_zeros() as usize));
+        let found = position.and_then(|position| ALL.get(usize::from(*position)));
         found.copied().filter(|found| (found.bits, lanes) == (bits, 1)).ok_or_else(|| {
             let message =
                 format!("DLPack type code {code} with {bits} bits and {lanes} lanes is not supported");
-            Raised::new("WrongType", message)
+            Exception::new("WrongType", message)
         })
     }
 
     /// The type with this type string of numpy's array interface.
-    pub(crate) fn of_typestr(typestr: &str) -> Result<Self, Raised> {
+    pub(crate) fn of_typestr(typestr: &str) -> Result<Self, Exception> {
         // A one-byte type has no byte order: ignore the order character.
         let same = |own: &str| own == typestr || own.ends_with('1') && own.get(1..) == typestr.get(1..);
         let found = ALL.iter().find(|element| element.typestr.is_some_and(same));
         found.copied().ok_or_else(|| {
             let message = format!("arrays of type `{typestr}` are not supported");
-            Raised::new("WrongType", message).hint("pass numbers in the byte order of this machine")
+            Exception::new("WrongType", message).hint("pass numbers in the byte order of this machine")
         })
     }
 
     /// The type with this format of the buffer protocol.
-    pub(crate) fn of_format(format: &str) -> Result<Self, Raised> {
+    pub(crate) fn of_format(format: &str) -> Result<Self, Exception> {
         let (order, letters) =
             format.split_at(format.len() - format.trim_start_matches(['@', '=', '<']).len());
         let is_standard = order.starts_with(['=', '<']);
@@ -169,7 +170,7 @@ impl Element {
         };
         ALL.iter().copied().find(|element| element.format == Some(letters)).ok_or_else(|| {
             let message = format!("buffers of format `{format}` are not supported");
-            Raised::new("WrongType", message).hint("pass a buffer of plain numbers")
+            Exception::new("WrongType", message).hint("pass a buffer of plain numbers")
         })
     }
 }
@@ -192,13 +193,13 @@ pub(crate) fn element_types() -> Vec<(&'static str, bool, Option<&'static str>)>
 impl<'py> FromPyObject<'_, 'py> for Element {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let name = match given.extract::<String>() {
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let name = match object.extract::<String>() {
             Ok(name) => name,
             // A scalar class has `__name__`; a dtype prints as its name.
-            Err(_) => match given.getattr("__name__") {
+            Err(_) => match object.getattr("__name__") {
                 Ok(name) => name.extract()?,
-                Err(_) => given.str()?.extract()?,
+                Err(_) => object.str()?.extract()?,
             },
         };
         let name = name.rsplit('.').next().unwrap_or_default();
@@ -209,10 +210,10 @@ impl<'py> FromPyObject<'_, 'py> for Element {
             "half" => "float16",
             name => name,
         };
-        let found = Self::named(name).or_else(|| Some(Self::of(name.parse().ok()?)));
+        let found = Self::from_name(name).or_else(|| Some(Self::of(name.parse().ok()?)));
         found.ok_or_else(|| {
-            Raised::new("WrongType", format!("the element type `{name}` does not exist"))
-    .hint("pass a name such as `float32`, or a dtype of numpy or torch")
+            Exception::new("WrongType", format!("the element type `{name}` does not exist"))
+                .hint("pass a name such as `float32`, or a dtype of numpy or torch")
                 .into()
         })
     }

@@ -1,7 +1,7 @@
 //! Shape, strides and element type of an array, and the range of memory that they span.
 
 use super::element::Element;
-use crate::error::Raised;
+use crate::error::Exception;
 
 /// Shape and strides of an array, both in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +25,11 @@ pub(crate) fn are_contiguous(shape: &[i64], strides: &[i64]) -> bool {
 }
 
 /// The bytes before the first element (negative strides), and the bytes from there to the end of the last element.
-pub(crate) fn extent_of(element: Element, shape: &[i64], strides: &[i64]) -> Result<(usize, usize), Raised> {
+pub(crate) fn extent_of(
+    element: Element,
+    shape: &[i64],
+    strides: &[i64],
+) -> Result<(usize, usize), Exception> {
     if shape.contains(&0) {
         return Ok((0, 0));
     }
@@ -44,13 +48,16 @@ pub(crate) fn extent_of(element: Element, shape: &[i64], strides: &[i64]) -> Res
 
 impl Layout {
     /// A contiguous layout, the last dimension fastest.
-    pub(crate) fn contiguous(element: Element, shape: &[i64]) -> Result<Self, Raised> {
+    pub(crate) fn contiguous(element: Element, shape: &[i64]) -> Result<Self, Exception> {
         let mut strides = vec![0; shape.len()];
         let mut step = 1_i64;
         for (stride, len) in strides.iter_mut().zip(shape).rev() {
             *stride = step;
             if *len < 0 {
-                return Err(Raised::new("WrongValue", format!("a dimension cannot have the length {len}")));
+                return Err(Exception::new(
+                    "WrongValue",
+                    format!("a dimension cannot have the length {len}"),
+                ));
             }
             step = step.checked_mul((*len).max(1)).ok_or_else(too_large)?;
         }
@@ -60,16 +67,19 @@ impl Layout {
     }
 
     /// A layout with strides.
-    pub(crate) fn strided(element: Element, shape: Vec<i64>, strides: Vec<i64>) -> Result<Self, Raised> {
+    pub(crate) fn strided(element: Element, shape: Vec<i64>, strides: Vec<i64>) -> Result<Self, Exception> {
         if shape.len() != strides.len() {
             let (shape, strides) = (shape.len(), strides.len());
-            return Err(Raised::new("WrongValue", format!("a shape of {shape} dimensions has {strides} strides")));
+            return Err(Exception::new(
+                "WrongValue",
+                format!("a shape of {shape} dimensions has {strides} strides"),
+            ));
         }
         let mut layout = Self::contiguous(element, &shape)?;
         // In a dimension of length 1 the stride has no meaning, and producers set arbitrary values.
-        for ((own, given), len) in layout.strides.iter_mut().zip(strides).zip(&shape) {
+        for ((own, stride), len) in layout.strides.iter_mut().zip(strides).zip(&shape) {
             if *len > 1 {
-                *own = given;
+                *own = stride;
             }
         }
         layout.extent()?;
@@ -87,7 +97,7 @@ impl Layout {
         self.count() * self.element.len()
     }
 
-    fn checked_len(&self) -> Result<usize, Raised> {
+    fn checked_len(&self) -> Result<usize, Exception> {
         let sum = self
             .shape
             .iter()
@@ -96,7 +106,7 @@ impl Layout {
     }
 
     /// The bytes before the first element (negative strides), and the bytes from there to the end of the last element.
-    pub(crate) fn extent(&self) -> Result<(usize, usize), Raised> {
+    pub(crate) fn extent(&self) -> Result<(usize, usize), Exception> {
         extent_of(self.element, &self.shape, &self.strides)
     }
 
@@ -106,6 +116,6 @@ impl Layout {
     }
 }
 
-fn too_large() -> Raised {
-    Raised::new("WrongValue", "an array cannot be larger than the address space")
+fn too_large() -> Exception {
+    Exception::new("WrongValue", "an array cannot be larger than the address space")
 }

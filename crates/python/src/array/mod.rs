@@ -20,7 +20,7 @@ mod element;
 mod exchange;
 mod layout;
 mod private;
-mod turn;
+mod stream_order;
 mod values;
 mod view;
 
@@ -34,12 +34,12 @@ use pyo3::types::{PyDict, PyTuple};
 pub(crate) use element::{Element, element_types};
 pub(crate) use exchange::Exchange;
 pub(crate) use layout::{Layout, are_contiguous, extent_of};
-pub(crate) use turn::Turn;
-pub(crate) use view::{Owner, Place, View};
+pub(crate) use stream_order::FrameworkStream;
+pub(crate) use view::{DlDevice, Owner, View};
 
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::number::Shape;
-use turn::LastTurn;
+use stream_order::LastStream;
 
 /// A view of memory that keeps its owner alive and that every framework imports without a copy.
 ///
@@ -61,94 +61,93 @@ use turn::LastTurn;
 #[derive(Debug)]
 pub(crate) struct Array {
     view: View,
-    last: LastTurn,
+    last: LastStream,
     /// Whether the user promised not to write the array: a read-only array is then exported directly, as if it were writable.
     is_lent: bool,
 }
 
 impl Array {
     pub(crate) fn new(view: View) -> Self {
-        Self { view, last: LastTurn::default(), is_lent: false }
+        Self { view, last: LastStream::default(), is_lent: false }
     }
 
     /// The memory, for work that the caller enqueues on a stream next.
-    pub(crate) fn used_in(&self, py: Python<'_>, turn: &Turn) -> Result<View, Raised> {
-        if self.view.place.is_cuda() {
-            self.last.pass(py, turn)?;
+    pub(crate) fn use_on(&self, py: Python<'_>, stream: &FrameworkStream) -> Result<View, Exception> {
+        if self.view.dl_device.is_cuda() {
+            self.last.update(py, stream)?;
         }
         Ok(self.view.clone())
     }
 
     /// The memory, for work on the default stream of its device.
-    fn settled(&self, py: Python<'_>) -> Result<View, Raised> {
+    fn on_default_stream(&self, py: Python<'_>) -> Result<View, Exception> {
         match self.last.get(py) {
-            Some(last) => self.used_in(py, &Turn::of_default(last.device())),
+            Some(last) => self.use_on(py, &FrameworkStream::default_of(last.device())),
             None => Ok(self.view.clone()),
         }
     }
 }
 
 /// Imports an array of any framework. `stream` is the stream on which a GPU will use it.
-pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
-    if let Ok(array) = given.cast::<Array>() {
+pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
+    if let Ok(array) = object.cast::<Array>() {
         return Ok(array.get().view.clone());
     }
-    take_foreign(given, stream).map_err(|error| explained(given, error))
+    import_foreign(object, stream).map_err(|error| explain(object, error))
 }
 
 /// Converts an exception of another framework's export into an exception of this package.
-fn explained(given: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
-    let py = given.py();
-    let is_theirs = error.is_instance_of::<PyBufferError>(py)
+fn explain(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let py = object.py();
+    let is_foreign = error.is_instance_of::<PyBufferError>(py)
         || error.is_instance_of::<PyValueError>(py)
         || error.is_instance_of::<PyRuntimeError>(py);
-    let is_ours = || error.value(py).hasattr("hint").unwrap_or(false);
-    if !is_theirs || is_ours() {
+    let has_hint = || error.value(py).hasattr("hint").unwrap_or(false);
+    if !is_foreign || has_hint() {
         return error;
     }
-    let kind = given.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
+    let kind = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
     let message = format!("this `{kind}` cannot be imported: {}", error.value(py));
-    let hint =
-    "pass an array of plain numbers with storage; for a tensor that requires a gradient, `tensor.detach()`";
-    let explained = PyErr::from(Raised::new("WrongValue", message).hint(hint));
-    explained.set_cause(py, Some(error));
-    explained
+    let hint = "pass an array of plain numbers with storage; for a tensor that requires a gradient, `tensor.detach()`";
+    let exception = PyErr::from(Exception::new("WrongValue", message).hint(hint));
+    exception.set_cause(py, Some(error));
+    exception
 }
 
-fn take_foreign(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
+fn import_foreign(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
     // First, because it is the fastest protocol, and because it reports whether the array is writable.
-    let refused = match buffer::is_buffer(given).then(|| buffer::take(given)) {
+    let refused = match buffer::is_buffer(object).then(|| buffer::import(object)) {
         Some(Ok(view)) => return Ok(view),
         Some(Err(refused)) => Some(refused),
         None => None,
     };
-    if given.hasattr("__dlpack__")? {
-        let (kind, id) = given.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
-        let on_gpu = Place { kind, id }.is_cuda();
-        let taken = dlpack::take(given, stream.filter(|_| on_gpu));
+    if object.hasattr("__dlpack__")? {
+        let (kind, id) = object.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
+        let on_gpu = DlDevice { kind, id }.is_cuda();
+        let imported = dlpack::import(object, stream.filter(|_| on_gpu));
         // DLPack supports more types than buffers. If both protocols fail, the first error is reported.
-        return taken.map_err(|error| refused.unwrap_or(error));
+        return imported.map_err(|error| refused.unwrap_or(error));
     }
     if let Some(refused) = refused {
         return Err(refused);
     }
-    if let Ok(says) = given.getattr("__cuda_array_interface__") {
-        return buffer::take_cuda_interface(given, says.cast::<PyDict>()?, stream);
+    if let Ok(interface) = object.getattr("__cuda_array_interface__") {
+        return buffer::import_cuda_array_interface(object, interface.cast::<PyDict>()?, stream);
     }
-    if let Ok(says) = given.getattr("__array_interface__") {
-        return buffer::take_interface(given, says.cast::<PyDict>()?, Place::CPU);
+    if let Ok(interface) = object.getattr("__array_interface__") {
+        return buffer::import_array_interface(object, interface.cast::<PyDict>()?, DlDevice::CPU);
     }
-    let message = format!("`{}` is not an array", given.get_type().name()?);
+    let message = format!("`{}` is not an array", object.get_type().name()?);
     let hint = "pass an object with DLPack, the buffer protocol or numpy's array interface: an array of numpy, torch, CuPy \
             or JAX, or `bytes`";
-    Err(Raised::new("WrongType", message).hint(hint).into())
+    Err(Exception::new("WrongType", message).hint(hint).into())
 }
 
 /// Imports an array of any framework for use on the default stream of its GPU, after the work that is enqueued on it.
-pub(crate) fn take_settled(given: &Bound<'_, PyAny>) -> PyResult<View> {
-    match given.cast::<Array>() {
-        Ok(array) => array.get().settled(given.py()).raised(),
-        Err(_) => take(given, Some(Turn::DEFAULT)),
+pub(crate) fn import_on_default_stream(object: &Bound<'_, PyAny>) -> PyResult<View> {
+    match object.cast::<Array>() {
+        Ok(array) => array.get().on_default_stream(object.py()).into_py(),
+        Err(_) => import(object, Some(FrameworkStream::DEFAULT)),
     }
 }
 
@@ -162,7 +161,7 @@ impl Array {
             return Ok(());
         }
         visit.call(owner.downcast_ref::<Py<PyAny>>())?;
-        visit.call(owner.downcast_ref::<buffer::Held>().and_then(buffer::Held::object))
+        visit.call(owner.downcast_ref::<buffer::HeldBuffer>().and_then(buffer::HeldBuffer::object))
     }
 
     /// The length of each dimension.
@@ -186,7 +185,7 @@ impl Array {
     /// The device of the memory: ``cpu``, ``cuda:0`` and so on.
     #[getter]
     fn device(&self) -> String {
-        self.view.place.to_string()
+        self.view.dl_device.to_string()
     }
 
     /// Whether the array is read-only.
@@ -232,7 +231,7 @@ impl Array {
 
     fn __len__(&self) -> PyResult<usize> {
         let rows = self.view.layout.shape.first().and_then(|rows| usize::try_from(*rows).ok());
-        rows.ok_or_else(|| Raised::new("WrongType", "an array without dimensions has no length").into())
+        rows.ok_or_else(|| Exception::new("WrongType", "an array without dimensions has no length").into())
     }
 
     /// Returns a numpy array of the same memory.
@@ -240,11 +239,11 @@ impl Array {
     /// Raises:
     ///     wholemem.errors.Unsupported: The memory is on a GPU, or numpy does not have the element type.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let View { layout, place, .. } = &slf.get().view;
-        let refused = |message: String| Raised::new("Unsupported", message);
-        if !place.is_host() {
+        let View { layout, dl_device, .. } = &slf.get().view;
+        let refused = |message: String| Exception::new("Unsupported", message);
+        if !dl_device.is_host() {
             let hint = "use torch or CuPy: `torch.from_dlpack(array)`";
-            return Err(refused(format!("numpy cannot access memory on {place}")).hint(hint).into());
+            return Err(refused(format!("numpy cannot access memory on {dl_device}")).hint(hint).into());
         }
         if layout.element.typestr.is_none() {
             let hint = "use torch, or the bytes: `array.memoryview()`";
@@ -259,21 +258,21 @@ impl Array {
     ///     wholemem.errors.Unsupported: The memory is on a GPU.
     ///     wholemem.errors.WrongStride: The array is not contiguous.
     fn memoryview<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let View { place, .. } = &slf.get().view;
-        if !place.is_host() {
-            return Err(Raised::new(
+        let View { dl_device, .. } = &slf.get().view;
+        if !dl_device.is_host() {
+            return Err(Exception::new(
                 "Unsupported",
-                format!("the CPU cannot access memory on {place}"),
+                format!("the CPU cannot access memory on {dl_device}"),
             )
             .into());
         }
-        slf.get().view.check_contiguous("the array").raised()?;
+        slf.get().view.check_contiguous("the array").into_py()?;
         slf.py().import("wholemem.buffers")?.call_method1("memoryview_of", (slf,))
     }
 
     /// Returns an array of the same memory that is exported as read-only.
     fn as_readonly(&self, py: Python<'_>) -> PyResult<Self> {
-        self.same(py, View { readonly: true, ..self.view.clone() }, false).raised()
+        self.with_view(py, View { readonly: true, ..self.view.clone() }, false).into_py()
     }
 
     /// Returns an array of the same memory for a framework without a read-only flag, such as JAX. The caller promises not to
@@ -281,11 +280,11 @@ impl Array {
     ///
     /// DLPack then exports a read-only object directly instead of as a copy-on-write map.
     fn lent(&self, py: Python<'_>) -> PyResult<Self> {
-        self.same(py, self.view.clone(), true).raised()
+        self.with_view(py, self.view.clone(), true).into_py()
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
-        let Place { kind, id } = self.view.place.told();
+        let DlDevice { kind, id } = self.view.dl_device.exported();
         (kind, id)
     }
 
@@ -303,15 +302,18 @@ impl Array {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let refused = |message: &str| Raised::new("CannotExport", message);
+        let refused = |message: &str| Exception::new("CannotExport", message);
         if dl_device.is_some_and(|device| device != self.__dlpack_device__()) {
-            let message = format!("the array is on {}, and cannot be exported to another device", self.view.place);
-            return Err(refused(&message).hint("import it on its device, and copy it with your framework").into());
+            let message =
+                format!("the array is on {}, and cannot be exported to another device", self.view.dl_device);
+            return Err(refused(&message)
+                .hint("import it on its device, and copy it with your framework")
+                .into());
         }
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        let is_exposed = self.view.readonly && !self.is_lent && copy != Some(true);
-        let private = if is_exposed { private::mapped_private(&self.view).raised()? } else { None };
-        if is_exposed && private.is_none() && !versioned && self.view.layout.count() > 0 {
+        let needs_protection = self.view.readonly && !self.is_lent && copy != Some(true);
+        let private = if needs_protection { private::map_copy_on_write(&self.view).into_py()? } else { None };
+        if needs_protection && private.is_none() && !versioned && self.view.layout.count() > 0 {
             let message = "the array is read-only, and DLPack before version 1 has no read-only flag";
             let hint = "use a newer numpy or torch, or promise not to write to it: pass `array.lent()`";
             return Err(refused(message).hint(hint).into());
@@ -319,13 +321,13 @@ impl Array {
         let stream = u64::try_from(stream.unwrap_or(0)).ok();
         if let (Some(last), Some(stream)) = (self.last.get(py), stream) {
             // SAFETY: by the DLPack protocol, the consumer names a stream of the array's device.
-            unsafe { Turn::new(last.device(), stream, None) }.follow(&last).raised()?;
+            unsafe { FrameworkStream::new(last.device(), stream, None) }.wait_for(&last).into_py()?;
         }
         if copy == Some(true) {
-            let copy = py.detach(|| self.view.copied(stream)).raised()?;
-            return dlpack::give(py, &copy, versioned, true);
+            let copy = py.detach(|| self.view.copied(stream)).into_py()?;
+            return dlpack::export(py, &copy, versioned, true);
         }
-        dlpack::give(py, private.as_ref().unwrap_or(&self.view), versioned, false)
+        dlpack::export(py, private.as_ref().unwrap_or(&self.view), versioned, false)
     }
 
     /// Called by numpy if the array supports no other protocol.
@@ -341,7 +343,7 @@ impl Array {
 
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if !self.view.place.is_host() {
+        if !self.view.dl_device.is_host() {
             // numpy then tries other protocols, and finds none.
             return Err(PyAttributeError::new_err("__array_interface__"));
         }
@@ -350,23 +352,23 @@ impl Array {
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if !self.view.place.is_cuda() {
+        if !self.view.dl_device.is_cuda() {
             return Err(PyAttributeError::new_err("__cuda_array_interface__"));
         }
-        let says = self.interface(py)?;
-        says.set_item("stream", self.last.told())?;
-        Ok(says)
+        let interface = self.interface(py)?;
+        interface.set_item("stream", self.last.handle())?;
+        Ok(interface)
     }
 }
 
 impl Array {
     /// An array of the same memory with the same last stream.
-    fn same(&self, py: Python<'_>, view: View, is_lent: bool) -> Result<Self, Raised> {
-        let same = Self { is_lent, ..Self::new(view) };
+    fn with_view(&self, py: Python<'_>, view: View, is_lent: bool) -> Result<Self, Exception> {
+        let array = Self { is_lent, ..Self::new(view) };
         if let Some(last) = self.last.get(py) {
-            same.last.pass(py, &last)?;
+            array.last.update(py, &last)?;
         }
-        Ok(same)
+        Ok(array)
     }
 
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -374,19 +376,19 @@ impl Array {
         let Some(typestr) = layout.element.typestr else {
             return Err(PyAttributeError::new_err(format!("numpy has no type {}", layout.element.name)));
         };
-        let says = PyDict::new(py);
-        says.set_item("version", 3)?;
-        says.set_item("shape", self.shape(py)?)?;
-        says.set_item("typestr", typestr)?;
-        says.set_item("data", (address, readonly))?;
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", self.shape(py)?)?;
+        interface.set_item("typestr", typestr)?;
+        interface.set_item("data", (address, readonly))?;
         let len = i64::try_from(layout.element.len()).unwrap_or(1);
         let strides = PyTuple::new(py, layout.strides.iter().map(|stride| stride * len))?;
         if layout.is_contiguous() {
-            says.set_item("strides", py.None())?;
+            interface.set_item("strides", py.None())?;
         } else {
-            says.set_item("strides", strides)?;
+            interface.set_item("strides", strides)?;
         }
-        Ok(says)
+        Ok(interface)
     }
 }
 
@@ -405,8 +407,8 @@ impl Array {
 ///     wholemem.errors.WrongValue: The shape has a negative or too large length.
 #[pyfunction]
 pub(crate) fn zeros(shape: Shape, dtype: Element) -> PyResult<Array> {
-    let layout = Layout::contiguous(dtype, &shape.signed()).raised()?;
-    View::zeroed(layout).map(Array::new).raised()
+    let layout = Layout::contiguous(dtype, &shape.signed()).into_py()?;
+    View::zeroed(layout).map(Array::new).into_py()
 }
 
 /// Returns a view of an array of any framework, or of a buffer, without a copy.
@@ -423,5 +425,5 @@ pub(crate) fn zeros(shape: Shape, dtype: Element) -> PyResult<Array> {
 ///     wholemem.errors.WrongValue: The array cannot be imported, for example because it has no memory.
 #[pyfunction]
 pub(crate) fn asarray(object: &Bound<'_, PyAny>) -> PyResult<Array> {
-    take(object, None).map(Array::new)
+    import(object, None).map(Array::new)
 }

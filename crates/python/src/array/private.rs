@@ -10,11 +10,11 @@ use wholemem_os::PrivateMap;
 use wholemem_store::{Object, PackObject};
 
 use super::view::{Owner, View};
-use crate::error::Raised;
+use crate::error::Exception;
 
 /// A copy-on-write map, and the object whose pages it shows.
 #[derive(Debug)]
-struct Private {
+struct CopyOnWriteMap {
     // Unwritten pages belong to the object, so the map is dropped before the object.
     _map: Arc<PrivateMap>,
     _object: Owner,
@@ -28,7 +28,7 @@ fn object_of(view: &View) -> Option<&Object> {
 
 /// Maps the same elements copy-on-write. Returns `None` if the array is not part of an object in host memory: only such
 /// objects have a file descriptor to map.
-pub(super) fn mapped_private(view: &View) -> Result<Option<View>, Raised> {
+pub(super) fn map_copy_on_write(view: &View) -> Result<Option<View>, Exception> {
     let (before, behind) = view.layout.extent()?;
     let Some(object) = object_of(view).filter(|object| object.is_cpu() && before + behind > 0) else {
         return Ok(None);
@@ -40,6 +40,6 @@ pub(super) fn mapped_private(view: &View) -> Result<Option<View>, Raised> {
     };
     let map = object.map_private(offset, before + behind)?;
     let address = map.address().as_ptr().expose_provenance() as u64 + before as u64;
-    let owner = Arc::new(Private { _map: map, _object: Arc::clone(&view.owner) });
+    let owner = Arc::new(CopyOnWriteMap { _map: map, _object: Arc::clone(&view.owner) });
     Ok(Some(View { address, owner, ..view.clone() }))
 }

@@ -11,11 +11,11 @@ use wholemem_hal::Rights;
 
 use super::element::Element;
 use super::layout::Layout;
-use super::view::{Place, View};
-use super::{Array, Turn};
-use crate::error::{Raised, Raises};
+use super::view::{DlDevice, View};
+use super::{Array, FrameworkStream};
+use crate::error::{Exception, IntoPyResult};
 use crate::number::signed;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
 /// An array on a GPU with more bytes is printed without its values, because printing copies all of them.
 const PRINTED_FROM_GPU: usize = 1 << 20;
@@ -30,7 +30,7 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     let used = key.iter().filter(|item| !item.is_none() && !is_ellipsis(item)).count();
     if used > dims || ellipses > 1 {
         let message = format!("{used} indices and {ellipses} ellipses do not fit {dims} dimensions");
-        return Err(Raised::new("BadIndex", message).into());
+        return Err(Exception::new("BadIndex", message).into());
     }
     let (mut offset, mut shape, mut strides) = (0, Vec::new(), Vec::new());
     let mut rest = view.layout.shape.iter().copied().zip(view.layout.strides.iter().copied());
@@ -59,7 +59,7 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     strides.extend(steps);
     let is_element = shape.is_empty() && ellipses == 0;
     let element = view.layout.element;
-    let layout = Layout::strided(element, shape, strides).raised()?;
+    let layout = Layout::strided(element, shape, strides).into_py()?;
     // Every index is within its dimension, so the first selected element is inside the array.
     let bytes = offset * i64::try_from(element.len()).unwrap_or(1);
     let address = view.address.checked_add_signed(bytes).expect("the array is inside the address space");
@@ -87,7 +87,7 @@ fn position(item: &Bound<'_, PyAny>, len: i64) -> PyResult<Position> {
     if !is_index {
         let message = format!("an array cannot be indexed by a `{}`", item.get_type().name()?);
         let hint = "use ints and slices, or index the numpy array: `array.numpy()[...]`";
-        return Err(Raised::new("WrongType", message).hint(hint).into());
+        return Err(Exception::new("WrongType", message).hint(hint).into());
     }
     let index: i64 = item.extract()?;
     let found = if index < 0 { index + len } else { index };
@@ -95,29 +95,29 @@ fn position(item: &Bound<'_, PyAny>, len: i64) -> PyResult<Position> {
         return Ok(Position::At(found));
     }
     let message = format!("index {index} is out of range for a dimension of {len} elements");
-    Err(Raised::new("BadIndex", message).into())
+    Err(Exception::new("BadIndex", message).into())
 }
 
 impl View {
     /// The same elements in host memory. Elements on a GPU are copied, after the work that is enqueued on the stream.
-    fn on_host(&self, py: Python<'_>, turn: Option<Turn>) -> PyResult<Self> {
-        if self.place.is_host() {
+    fn on_host(&self, py: Python<'_>, last: Option<FrameworkStream>) -> PyResult<Self> {
+        if self.dl_device.is_host() {
             return Ok(self.clone());
         }
-        let device = self.place.device().raised()?;
-        let (before, behind) = self.layout.extent().raised()?;
-        let span = self.span("the array", &device, Rights::Read).raised()?;
-        let stream = turn.unwrap_or_else(|| Turn::of_default(&device)).stream();
+        let device = self.dl_device.device().into_py()?;
+        let (before, behind) = self.layout.extent().into_py()?;
+        let span = self.span("the array", &device, Rights::Read).into_py()?;
+        let stream = last.unwrap_or_else(|| FrameworkStream::default_of(&device)).stream();
         let mut bytes = vec![0; before + behind];
-        waiting(py, || stream.read(&span, &mut bytes))?;
-        let layout = Layout::contiguous(Element::BYTE, &[signed(bytes.len())]).raised()?;
-        let copy = Self::zeroed(layout).raised()?;
-        copy.write_bytes("the copy", &bytes).raised()?;
+        run_blocking(py, || stream.read(&span, &mut bytes))?;
+        let layout = Layout::contiguous(Element::BYTE, &[signed(bytes.len())]).into_py()?;
+        let copy = Self::zeroed(layout).into_py()?;
+        copy.write_bytes("the copy", &bytes).into_py()?;
         let address = copy.address + before as u64;
         Ok(Self {
             address,
             layout: self.layout.clone(),
-            place: Place::CPU,
+            dl_device: DlDevice::CPU,
             readonly: true,
             owner: copy.owner,
         })
@@ -132,11 +132,13 @@ impl Array {
                 return error;
             }
             let message = "reading the values of an array requires numpy, which is not installed";
-            Raised::new("Unsupported", message).hint("install numpy, or use torch: `torch.from_dlpack(array)`").into()
+            Exception::new("Unsupported", message)
+                .hint("install numpy, or use torch: `torch.from_dlpack(array)`")
+                .into()
         })?;
         let view = self.view.on_host(py, self.last.get(py))?;
         let element = view.layout.element;
-        let (view, is_widened) = match element.half_of_float32() {
+        let (view, is_widened) = match element.bfloat16_bits() {
             Some(half) => (View { layout: Layout { element: half, ..view.layout.clone() }, ..view }, true),
             None => (view, false),
         };
@@ -151,12 +153,12 @@ impl Array {
     }
 
     /// The values as numpy prints them.
-    fn printed(&self, py: Python<'_>) -> PyResult<String> {
+    fn format_values(&self, py: Python<'_>) -> PyResult<String> {
         let values = self.values(py)?;
-        let says = pyo3::types::PyDict::new(py);
-        says.set_item("separator", ", ")?;
-        says.set_item("prefix", "Array(")?;
-        py.import("numpy")?.call_method("array2string", (values,), Some(&says))?.extract()
+        let kwargs = pyo3::types::PyDict::new(py);
+        kwargs.set_item("separator", ", ")?;
+        kwargs.set_item("prefix", "Array(")?;
+        py.import("numpy")?.call_method("array2string", (values,), Some(&kwargs))?.extract()
     }
 }
 
@@ -175,8 +177,8 @@ impl Array {
     ///     wholemem.errors.WrongType: The key is not an int, slice, ``...`` or ``None``.
     fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (view, is_element) = indexed(&self.view, key)?;
-        let found = self.same(py, view, self.is_lent).raised()?;
-        if is_element { found.item(py) } else { Ok(Bound::new(py, found)?.into_any()) }
+        let selected = self.with_view(py, view, self.is_lent).into_py()?;
+        if is_element { selected.item(py) } else { Ok(Bound::new(py, selected)?.into_any()) }
     }
 
     fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -191,8 +193,9 @@ impl Array {
     ///     wholemem.errors.WrongValue: The array does not have exactly one element.
     fn item<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.view.layout.count() != 1 {
-            let message = format!("an array of {} elements cannot be converted to a number", self.view.layout.count());
-            return Err(Raised::new("WrongValue", message)
+            let message =
+                format!("an array of {} elements cannot be converted to a number", self.view.layout.count());
+            return Err(Exception::new("WrongValue", message)
                 .hint("select one element, for example `array[0, 0]`")
                 .into());
         }
@@ -224,32 +227,32 @@ impl Array {
     /// Returns:
     ///     A numpy array of ``bool``.
     fn __eq__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.compared(other, "equal", py)
+        self.compare(other, "equal", py)
     }
 
     fn __ne__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.compared(other, "not_equal", py)
+        self.compare(other, "not_equal", py)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let View { layout, place, readonly, .. } = &self.view;
+        let View { layout, dl_device, readonly, .. } = &self.view;
         let only = if *readonly { ", readonly" } else { "" };
         let shape = PyTuple::new(py, &layout.shape)?;
-        let says = format!("shape={shape}, dtype={}, device={place}{only}", layout.element.name);
+        let properties = format!("shape={shape}, dtype={}, device={dl_device}{only}", layout.element.name);
         // `repr` does not raise: if numpy is missing or the GPU fails, the values are omitted.
-        let is_shown = place.is_host() || layout.len() <= PRINTED_FROM_GPU;
-        match is_shown.then(|| self.printed(py)) {
-            Some(Ok(values)) => Ok(format!("Array({values}, {says})")),
-            _ => Ok(format!("Array({says})")),
+        let is_shown = dl_device.is_host() || layout.len() <= PRINTED_FROM_GPU;
+        match is_shown.then(|| self.format_values(py)) {
+            Some(Ok(values)) => Ok(format!("Array({values}, {properties})")),
+            _ => Ok(format!("Array({properties})")),
         }
     }
 }
 
 impl Array {
-    fn compared<'py>(
+    fn compare<'py>(
         &self,
         other: &Bound<'py, PyAny>,
-        how: &str,
+        ufunc: &str,
         py: Python<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let values = self.values(py)?;
@@ -257,6 +260,6 @@ impl Array {
             Ok(other) => other.get().values(py)?,
             Err(_) => other.clone(),
         };
-        py.import("numpy")?.call_method1(how, (values, other))
+        py.import("numpy")?.call_method1(ufunc, (values, other))
     }
 }

@@ -10,15 +10,15 @@ use wholemem_store::{Client as Connection, Error, Refusal};
 
 use super::draft::{Draft, PackDraft};
 use super::entry::{Entry, Status};
-use super::given::{self, Given};
-use super::lease::{self, Named};
+use super::put_value::{self, PutValue};
 use super::share;
+use super::stored::{self, StoredValue};
 use super::watch::Watch;
 use crate::array::{self, Element, Layout};
 use crate::device::DeviceName;
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::number::Shape;
-use crate::wait::{Closed, waiting, waiting_unless};
+use crate::wait::{ClosedFlag, run_blocking, run_blocking_unless};
 
 /// A connection to a store that ``wholemem serve`` serves. Threads may share it; a forked child needs its own.
 ///
@@ -50,27 +50,27 @@ pub(crate) struct Client {
     socket: PathBuf,
     /// `None` after `close`.
     open: Mutex<Option<Connection>>,
-    closed: Closed,
+    closed: ClosedFlag,
     epoch: ForkEpoch,
 }
 
 /// Converts seconds to a duration. Infinity is allowed.
-fn seconds_of(seconds: f64) -> Result<Duration, Raised> {
+fn seconds_of(seconds: f64) -> Result<Duration, Exception> {
     if seconds == f64::INFINITY {
         return Ok(Duration::MAX);
     }
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Raised::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
+        .map_err(|_| Exception::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
 }
 
 /// The deadline in a number of seconds. Infinity is allowed.
-pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Raised> {
+pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Exception> {
     seconds_of(seconds).map(Deadline::after)
 }
 
 impl Client {
     /// The connection, unless it was closed or this is a forked child.
-    fn open(&self) -> Result<Connection, Raised> {
+    fn connection(&self) -> Result<Connection, Exception> {
         // Before the lock: in a forked child, a thread that does not exist there may hold it.
         if !self.epoch.is_current() {
             return Err(Error::Forked.into());
@@ -80,22 +80,22 @@ impl Client {
     }
 
     /// Runs a call that may block, until the server responds or this client is closed.
-    fn waiting<T, E>(&self, py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
+    fn run_blocking<T, E>(&self, py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
     where
         T: Send,
-        E: Into<Raised> + Send,
+        E: Into<Exception> + Send,
     {
         let closed = self.closed.clone();
-        waiting_unless(py, move || closed.is_set(), call)
+        run_blocking_unless(py, move || closed.is_set(), call)
     }
 
     /// The connection for a call that creates an object, with the time to wait for quota. Objects without a name exist in the
     /// store, but Python has no call to get them, so an empty name is an error.
-    fn open_for_room(&self, name: &str, timeout: Option<f64>) -> Result<Connection, Raised> {
+    fn connection_with_timeout(&self, name: &str, timeout: Option<f64>) -> Result<Connection, Exception> {
         if name.is_empty() {
             return Err(Error::EmptyName.into());
         }
-        let client = self.open()?;
+        let client = self.connection()?;
         Ok(match timeout {
             Some(timeout) => client.waiting_for_room(seconds_of(timeout)?),
             None => client,
@@ -108,10 +108,10 @@ impl Client {
     #[new]
     #[pyo3(signature = (socket=None))]
     fn new(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<Self> {
-        let epoch = ForkEpoch::current().raised()?;
-        let socket = wholemem_store::socket(socket.as_deref()).raised()?;
-        let client = waiting(py, || Connection::connect(&socket))?;
-        Ok(Self { socket, open: Mutex::new(Some(client)), closed: Closed::default(), epoch })
+        let epoch = ForkEpoch::current().into_py()?;
+        let socket = wholemem_store::socket(socket.as_deref()).into_py()?;
+        let client = run_blocking(py, || Connection::connect(&socket))?;
+        Ok(Self { socket, open: Mutex::new(Some(client)), closed: ClosedFlag::default(), epoch })
     }
 
     /// The path of the store's socket.
@@ -129,8 +129,8 @@ impl Client {
     /// Gets the current object of a name, without a copy.
     ///
     /// DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
-    /// write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer protocol
-    /// use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel that writes
+    /// write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer
+    /// protocol use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel that writes
     /// to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a writable copy.
     ///
     /// Getting an object again takes about a microsecond and no system call.
@@ -146,21 +146,21 @@ impl Client {
     ///     wholemem.errors.NotFound: The name does not exist.
     ///     wholemem.errors.Timeout: The name did not appear in time.
     #[pyo3(signature = (name, timeout=None))]
-    fn get(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Named> {
-        let client = self.open().raised()?;
-        let object = match client.get_mapped(name).raised()? {
+    fn get(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<StoredValue> {
+        let client = self.connection().into_py()?;
+        let object = match client.get_mapped(name).into_py()? {
             Some(object) => object,
             None => match timeout {
-                None => self.waiting(py, || client.get(name))?,
+                None => self.run_blocking(py, || client.get(name))?,
                 Some(seconds) => {
-                    let deadline = deadline_of(seconds).raised()?;
-                    self.waiting(py, || {
-                        client.get_within(name, deadline).map_err(|error| late(error, seconds))
+                    let deadline = deadline_of(seconds).into_py()?;
+                    self.run_blocking(py, || {
+                        client.get_within(name, deadline).map_err(|error| wait_error(error, seconds))
                     })?
                 }
             },
         };
-        Named::of(object).raised()
+        StoredValue::of(object).into_py()
     }
 
     /// Copies an array into the store, or a mapping of names to arrays as a pack.
@@ -188,8 +188,9 @@ impl Client {
         value: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, given) = (self.open_for_room(name, timeout).raised()?, Given::take(value)?);
-        self.waiting(py, || given.put(&client, name))
+        let (client, value) =
+            (self.connection_with_timeout(name, timeout).into_py()?, PutValue::import(value)?);
+        self.run_blocking(py, || value.put(&client, name))
     }
 
     /// Gives an array a name, without a copy if it is an object of this store.
@@ -216,16 +217,17 @@ impl Client {
         value: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, given) = (self.open_for_room(name, timeout).raised()?, Given::take(value)?);
-        let stored = match &given {
-            Given::One(view) => lease::stored(&client, view),
-            Given::Many(_) => None,
+        let (client, value) =
+            (self.connection_with_timeout(name, timeout).into_py()?, PutValue::import(value)?);
+        let stored_object = match &value {
+            PutValue::One(view) => stored::stored_object(&client, view),
+            PutValue::Many(_) => None,
         };
-        self.waiting(py, || {
-            let named = stored.map(|(object, meta)| client.publish_described(name, &meta, object));
-            match named {
+        self.run_blocking(py, || {
+            let published = stored_object.map(|(object, meta)| client.publish_described(name, &meta, object));
+            match published {
                 // This process holds the object, but the store has deleted it.
-                Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => given.put(&client, name),
+                Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => value.put(&client, name),
                 Some(sealed) => Ok(sealed?.version),
             }
         })
@@ -235,8 +237,8 @@ impl Client {
     ///
     /// The memory must be shareable: allocated in :func:`wholemem.torch.pool.mem_pool`, a table or window of this package, or in
     /// torch's expandable segments if the array is inside one segment. The store holds the whole allocation, and all of it counts
-    /// towards the quota. The array may be dropped: its memory is kept until the object is freed. Writing to the array is possible
-    /// but changes the object. Only the user who serves the store may call it.
+    /// towards the quota. The array may be dropped: its memory is kept until the object is freed. Writing to the array is
+    /// possible but changes the object. Only the user who serves the store may call it.
     ///
     /// Args:
     ///     name: The name. An object that has the name is replaced.
@@ -258,8 +260,9 @@ impl Client {
         array: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, view) = (self.open_for_room(name, timeout).raised()?, array::take_settled(array)?);
-        self.waiting(py, || share::share(&client, name, &view))
+        let (client, view) =
+            (self.connection_with_timeout(name, timeout).into_py()?, array::import_on_default_stream(array)?);
+        self.run_blocking(py, || share::share(&client, name, &view))
     }
 
     /// Creates an object that is written in place and then sealed.
@@ -287,9 +290,9 @@ impl Client {
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Draft> {
-        let layout = Layout::contiguous(dtype, &shape.signed()).raised()?;
-        let client = self.open_for_room(name, timeout).raised()?;
-        self.waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
+        let layout = Layout::contiguous(dtype, &shape.signed()).into_py()?;
+        let client = self.connection_with_timeout(name, timeout).into_py()?;
+        self.run_blocking(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
 
     /// Creates a pack of arrays that are written in place and then sealed together.
@@ -315,9 +318,9 @@ impl Client {
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<PackDraft> {
-        let layouts = given::layouts(arrays)?;
-        let client = self.open_for_room(name, timeout).raised()?;
-        self.waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
+        let layouts = put_value::layouts(arrays)?;
+        let client = self.connection_with_timeout(name, timeout).into_py()?;
+        self.run_blocking(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 
     /// Deletes an object or a draft. Processes that hold the object keep it; its memory is freed with the last of them.
@@ -328,17 +331,17 @@ impl Client {
     /// Raises:
     ///     wholemem.errors.NotAllowed: Another user created the object, or it is a draft and another user runs the server.
     ///     wholemem.errors.NotFound: The name or object does not exist.
-    fn delete(&self, py: Python<'_>, name: Deleted<'_>) -> PyResult<()> {
-        let client = self.open().raised()?;
-        let given = match &name {
-            Deleted::Entry(entry) => Ok(entry.get().object_id()?),
-            Deleted::Name(name) => Err(name.clone()),
+    fn delete(&self, py: Python<'_>, name: DeleteArg<'_>) -> PyResult<()> {
+        let client = self.connection().into_py()?;
+        let target = match &name {
+            DeleteArg::Entry(entry) => Ok(entry.get().object_id()?),
+            DeleteArg::Name(name) => Err(name.clone()),
         };
-        self.waiting(py, || {
-            let id = given.or_else(|name| client.stat(&name).map(|entry| entry.id));
+        self.run_blocking(py, || {
+            let id = target.or_else(|name| client.stat(&name).map(|entry| entry.id));
             let deleted = id.and_then(|id| client.delete(id));
             share::collect();
-            deleted.map_err(unfound)
+            deleted.map_err(with_list_hint)
         })
     }
 
@@ -351,8 +354,8 @@ impl Client {
     ///     One entry for each draft.
     #[pyo3(signature = (prefix=""))]
     fn drafts(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
-        let client = self.open().raised()?;
-        let entries = self.waiting(py, || client.drafts(prefix))?;
+        let client = self.connection().into_py()?;
+        let entries = self.run_blocking(py, || client.drafts(prefix))?;
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
@@ -365,8 +368,8 @@ impl Client {
     ///     One entry for each object.
     #[pyo3(signature = (prefix=""))]
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
-        let client = self.open().raised()?;
-        let entries = self.waiting(py, || client.list(prefix))?;
+        let client = self.connection().into_py()?;
+        let entries = self.run_blocking(py, || client.list(prefix))?;
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
@@ -378,14 +381,14 @@ impl Client {
     /// Raises:
     ///     wholemem.errors.NotFound: The name does not exist.
     fn stat(&self, py: Python<'_>, name: &str) -> PyResult<Entry> {
-        let client = self.open().raised()?;
-        self.waiting(py, || client.stat(name).map_err(unfound)).map(Entry::new)
+        let client = self.connection().into_py()?;
+        self.run_blocking(py, || client.stat(name).map_err(with_list_hint)).map(Entry::new)
     }
 
     /// Returns the numbers of objects and clients and the used memory of the store.
     fn status(&self, py: Python<'_>) -> PyResult<Status> {
-        let client = self.open().raised()?;
-        self.waiting(py, || client.status()).map(|status| Status::new(&status))
+        let client = self.connection().into_py()?;
+        self.run_blocking(py, || client.status()).map(|status| Status::new(&status))
     }
 
     /// Subscribes to the events of names.
@@ -397,8 +400,8 @@ impl Client {
     ///     An iterator over later events.
     #[pyo3(signature = (prefix=""))]
     fn watch(&self, py: Python<'_>, prefix: &str) -> PyResult<Watch> {
-        let client = self.open().raised()?;
-        Watch::new(self.waiting(py, || client.watch(prefix))?, &self.closed).raised()
+        let client = self.connection().into_py()?;
+        Watch::new(self.run_blocking(py, || client.watch(prefix))?, &self.closed).into_py()
     }
 
     /// Closes the connection and its watches. Arrays stay valid.
@@ -427,16 +430,16 @@ impl Client {
     }
 }
 
-pub(super) fn closed() -> Raised {
-    Raised::new("Closed", "the client is closed").hint("create a new one: `Client(socket)`")
+pub(super) fn closed() -> Exception {
+    Exception::new("Closed", "the client is closed").hint("create a new one: `Client(socket)`")
 }
 
 /// Converts the error of a wait for a name.
-fn late(error: Error, seconds: f64) -> Raised {
+fn wait_error(error: Error, seconds: f64) -> Exception {
     match error {
         Error::Refused(Refusal::NoSuchName { name }) => {
             let message = format!("the name `{name}` did not appear within {seconds} seconds");
-            Raised::new("Timeout", message).code("no-such-name").hint("`client.list()` lists the objects")
+            Exception::new("Timeout", message).code("no-such-name").hint("`client.list()` lists the objects")
         }
         error => error.into(),
     }
@@ -444,15 +447,15 @@ fn late(error: Error, seconds: f64) -> Raised {
 
 /// The argument of `delete`: the current object of a name, or exactly the object of an entry.
 #[derive(FromPyObject)]
-enum Deleted<'py> {
+enum DeleteArg<'py> {
     Name(String),
     Entry(Bound<'py, Entry>),
 }
 
-fn unfound(error: Error) -> Raised {
+fn with_list_hint(error: Error) -> Exception {
     match error {
         Error::Refused(Refusal::NoSuchName { .. }) => {
-            Raised::from(error).hint("`client.list()` lists the objects")
+            Exception::from(error).hint("`client.list()` lists the objects")
         }
         error => error.into(),
     }

@@ -11,7 +11,7 @@ use wholemem::Dtype;
 use wholemem::files::npy;
 
 use crate::array::{Element, Layout};
-use crate::error::Raised;
+use crate::error::Exception;
 use crate::number::signed;
 
 /// The prefix of the metadata of an object that was a `.npy` file.
@@ -21,7 +21,7 @@ const NPY: &str = "npy ";
 pub(super) const PACK: &str = "safetensors";
 
 #[derive(Serialize, Deserialize)]
-struct Said<'a> {
+struct ArrayDescription<'a> {
     #[serde(borrow)]
     dtype: Cow<'a, str>,
     shape: Cow<'a, [i64]>,
@@ -32,8 +32,8 @@ pub(super) fn describe(layout: &Layout) -> Vec<u8> {
     let name = layout.element.name;
     // A type without a name in `.safetensors` files has its name in Python.
     let dtype = Dtype::from_python_name(name).and_then(|dtype| dtype.info().safetensors).unwrap_or(name);
-    let said = Said { dtype: dtype.into(), shape: layout.shape[..].into() };
-    serde_json::to_vec(&said).unwrap_or_default()
+    let description = ArrayDescription { dtype: dtype.into(), shape: layout.shape[..].into() };
+    serde_json::to_vec(&description).unwrap_or_default()
 }
 
 /// Whether an object without members, of `len` bytes, is an empty pack.
@@ -43,23 +43,22 @@ pub(super) fn is_empty_pack(meta: &[u8], len: usize) -> bool {
 }
 
 /// The layout of an object of `len` bytes.
-pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
-    let layout = match read(meta)? {
+pub(super) fn layout_of(meta: &[u8], len: usize) -> Result<Layout, Exception> {
+    let layout = match parse(meta)? {
         Some(layout) => layout,
         None => Layout::contiguous(Element::BYTE, &[signed(len)])?,
     };
     if layout.len() != len {
         let (name, shape) = (layout.element.name, &layout.shape);
         let message = format!("an object of {len} bytes is described as {name} of shape {shape:?}");
-        return Err(
-            Raised::new("WrongValue", message).hint("the program that stored the object described it incorrectly")
-        );
+        return Err(Exception::new("WrongValue", message)
+            .hint("the program that stored the object described it incorrectly"));
     }
     Ok(layout)
 }
 
 /// Parses the metadata. Returns `None` if it does not describe an array.
-fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
+fn parse(meta: &[u8]) -> Result<Option<Layout>, Exception> {
     let Ok(text) = std::str::from_utf8(meta) else { return Ok(None) };
     if let Some(header) = text.strip_prefix(NPY) {
         let Ok(header) = npy::Header::parse(header) else { return Ok(None) };
@@ -67,23 +66,24 @@ fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
         let shape = header.shape.iter().map(|len| i64::try_from(*len)).collect::<Result<Vec<_>, _>>();
         let shape = shape.map_err(|_| {
             let message = format!("an object is described as having the shape {:?}", header.shape);
-            Raised::new("WrongValue", message).hint("the program that stored the object described it incorrectly")
+            Exception::new("WrongValue", message)
+                .hint("the program that stored the object described it incorrectly")
         })?;
         return if header.columns_first {
-            columns_first(element, shape)
+            fortran_order(element, shape)
         } else {
             Layout::contiguous(element, &shape)
         }
         .map(Some);
     }
-    let Ok(Said { dtype, shape }) = serde_json::from_str(text) else { return Ok(None) };
+    let Ok(ArrayDescription { dtype, shape }) = serde_json::from_str(text) else { return Ok(None) };
     let name = Dtype::from_safetensors(&dtype).map_or(&*dtype, |dtype| dtype.info().python_name);
-    let Some(element) = Element::named(name) else { return Ok(None) };
+    let Some(element) = Element::from_name(name) else { return Ok(None) };
     Layout::contiguous(element, &shape).map(Some)
 }
 
 /// A contiguous layout with the first dimension fastest (Fortran order).
-fn columns_first(element: Element, mut shape: Vec<i64>) -> Result<Layout, Raised> {
+fn fortran_order(element: Element, mut shape: Vec<i64>) -> Result<Layout, Exception> {
     shape.reverse();
     let mut layout = Layout::contiguous(element, &shape)?;
     layout.shape.reverse();

@@ -15,26 +15,26 @@ use wholemem_os::SharedSlice;
 use wholemem_store::{Client, Error, Pack, Sealed};
 
 use super::description;
-use crate::array::{Array, Layout, Place, Turn, View};
-use crate::error::{Raised, Raises};
+use crate::array::{Array, DlDevice, FrameworkStream, Layout, View};
+use crate::error::{Exception, IntoPyResult};
 use crate::stream::{finish, handle_of};
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
 /// A draft of the store: one object, or a pack.
 #[derive(Debug)]
-pub(super) enum Target {
+pub(super) enum StoreDraft {
     One(wholemem_store::Draft),
     Many(wholemem_store::PackDraft),
 }
 
-impl Target {
+impl StoreDraft {
     /// Creates an object, on a GPU if `device` is one. An empty object is always in host memory.
     pub(super) fn one(
         client: &Client,
         name: &str,
         layout: &Layout,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
+    ) -> Result<Self, Exception> {
         let (meta, len) = (description::describe(layout), layout.len());
         let draft = match device.filter(|_| len > 0) {
             Some(device) => client.create_described_on(device, name, &meta, len)?,
@@ -49,7 +49,7 @@ impl Target {
         name: &str,
         arrays: impl IntoIterator<Item = (&'a str, &'a Layout)>,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
+    ) -> Result<Self, Exception> {
         let (mut pack, mut len) = (Pack::new(name).described(description::PACK.as_bytes()), 0);
         for (member, layout) in arrays {
             len += layout.len();
@@ -88,13 +88,13 @@ impl Target {
     /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
     pub(super) fn seal(self) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         match self {
-            Self::One(draft) => draft.seal().map_err(|unsealed| {
-                let draft = unsealed.draft.map(|draft| Box::new(Self::One(*draft)));
-                (unsealed.error, draft)
+            Self::One(draft) => draft.seal().map_err(|shared| {
+                let draft = shared.draft.map(|draft| Box::new(Self::One(*draft)));
+                (shared.error, draft)
             }),
-            Self::Many(pack) => pack.seal().map_err(|unsealed| {
-                let pack = unsealed.draft.map(|pack| Box::new(Self::Many(*pack)));
-                (unsealed.error, pack)
+            Self::Many(pack) => pack.seal().map_err(|shared| {
+                let pack = shared.draft.map(|pack| Box::new(Self::Many(*pack)));
+                (shared.error, pack)
             }),
         }
     }
@@ -102,19 +102,19 @@ impl Target {
 
 /// An open draft and its arrays.
 #[derive(Debug)]
-pub(super) struct Writing {
-    target: Target,
+pub(super) struct OpenDraft {
+    target: StoreDraft,
     views: Vec<View>,
     /// Whether the arrays are in the memory of the object. If not, their bytes are sent when the draft is sealed.
     in_place: bool,
 }
 
-impl Writing {
-    fn new(target: Target, layouts: Vec<Layout>) -> Result<Self, Raised> {
+impl OpenDraft {
+    fn new(target: StoreDraft, layouts: Vec<Layout>) -> Result<Self, Exception> {
         let mut in_place = true;
-        let place = target.device().map_or(Place::CPU, |device| Place::of(&device));
+        let dl_device = target.device().map_or(DlDevice::CPU, |device| DlDevice::of(&device));
         let view = |(member, layout): (usize, Layout)| match target.span(member)? {
-            Some(span) => View::of_span(span, place, layout),
+            Some(span) => View::of_span(span, dl_device, layout),
             None => {
                 in_place = false;
                 View::zeroed(layout)
@@ -126,7 +126,7 @@ impl Writing {
 
     /// The GPU of the memory, if it is on one.
     fn gpu(&self) -> Option<Device> {
-        self.target.device().filter(|device| Place::of(device).is_cuda())
+        self.target.device().filter(|device| DlDevice::of(device).is_cuda())
     }
 
     /// Whether arrays exist that prevent sealing.
@@ -135,10 +135,10 @@ impl Writing {
     }
 
     /// Completes the content: waits for a stream on a GPU, or copies the bytes that are sent with the request.
-    fn settle(&mut self, stream: u64) -> Result<(), Raised> {
+    fn complete(&mut self, stream: u64) -> Result<(), Exception> {
         if let Some(device) = self.gpu() {
             // SAFETY: the calling Python code guarantees that the stream belongs to the draft's device.
-            finish(&unsafe { Turn::new(&device, stream, None) }.stream())?;
+            finish(&unsafe { FrameworkStream::new(&device, stream, None) }.stream())?;
         }
         if !self.in_place {
             for (member, view) in self.views.iter().enumerate() {
@@ -149,8 +149,8 @@ impl Writing {
     }
 
     /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
-    fn seal(mut self, stream: u64) -> Result<Sealed, (Raised, Option<Box<Self>>)> {
-        if let Err(raised) = self.settle(stream) {
+    fn seal(mut self, stream: u64) -> Result<Sealed, (Exception, Option<Box<Self>>)> {
+        if let Err(raised) = self.complete(stream) {
             return Err((raised, Some(Box::new(self))));
         }
         let Self { target, mut views, in_place } = self;
@@ -160,19 +160,19 @@ impl Writing {
             views.clear();
         }
         target.seal().map_err(|(error, target)| {
-            let writing = target.and_then(|target| match in_place {
+            let draft = target.and_then(|target| match in_place {
                 true => Self::new(*target, layouts).ok(),
                 false => Some(Self { target: *target, views, in_place }),
             });
-            (error.into(), writing.map(Box::new))
+            (error.into(), draft.map(Box::new))
         })
     }
 }
 
 /// The state of a draft.
 #[derive(Debug)]
-enum State {
-    Open(Writing),
+enum DraftState {
+    Open(OpenDraft),
     /// A thread is sealing the draft.
     Sealing,
     Closed,
@@ -180,107 +180,107 @@ enum State {
 
 /// A draft that is shared by threads until it is sealed or abandoned.
 #[derive(Debug)]
-struct Unsealed {
+struct SharedDraft {
     name: String,
-    state: Mutex<State>,
+    state: Mutex<DraftState>,
 }
 
-impl Unsealed {
-    fn new(name: &str, writing: Writing) -> Self {
-        Self { name: name.to_owned(), state: Mutex::new(State::Open(writing)) }
+impl SharedDraft {
+    fn new(name: &str, draft: OpenDraft) -> Self {
+        Self { name: name.to_owned(), state: Mutex::new(DraftState::Open(draft)) }
     }
 
     /// The lock is held only briefly, because the caller may hold the GIL.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DraftState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn closed(&self, state: &State) -> Raised {
+    fn closed_error(&self, state: &DraftState) -> Exception {
         match state {
-            State::Sealing => {
-                Raised::new("Busy", format!("another thread seals the draft of `{}`", self.name))
+            DraftState::Sealing => {
+                Exception::new("Busy", format!("another thread seals the draft of `{}`", self.name))
             }
-            _ => Raised::new("Closed", format!("the draft of `{}` was sealed or abandoned", self.name)),
+            _ => Exception::new("Closed", format!("the draft of `{}` was sealed or abandoned", self.name)),
         }
     }
 
-    fn in_use(&self) -> Raised {
+    fn in_use_error(&self) -> Exception {
         let message = format!("cannot seal the draft of `{}`: arrays of it still exist", self.name);
-        Raised::new("InUse", message)
+        Exception::new("InUse", message)
             .hint("drop them and the arrays of its mirrors first: `del array`; then seal again")
             .code("still-mapped")
     }
 
     /// Calls a function with the open draft.
-    fn with<T>(&self, use_it: impl FnOnce(&Writing) -> Result<T, Raised>) -> Result<T, Raised> {
+    fn with<T>(&self, call: impl FnOnce(&OpenDraft) -> Result<T, Exception>) -> Result<T, Exception> {
         match &*self.lock() {
-            State::Open(writing) => use_it(writing),
-            state => Err(self.closed(state)),
+            DraftState::Open(draft) => call(draft),
+            state => Err(self.closed_error(state)),
         }
     }
 
-    fn array(&self, member: usize) -> Result<Array, Raised> {
-        let missing = || self.closed(&State::Closed);
-        self.with(|writing| writing.views.get(member).cloned().map(Array::new).ok_or_else(missing))
+    fn array(&self, member: usize) -> Result<Array, Exception> {
+        let missing = || self.closed_error(&DraftState::Closed);
+        self.with(|draft| draft.views.get(member).cloned().map(Array::new).ok_or_else(missing))
     }
 
     fn repr(&self, kind: &str) -> String {
         let state = match &*self.lock() {
-            State::Open(_) => "",
-            State::Sealing => ", sealing",
-            State::Closed => ", closed",
+            DraftState::Open(_) => "",
+            DraftState::Sealing => ", sealing",
+            DraftState::Closed => ", closed",
         };
         format!("{kind}(name='{}'{state})", self.name)
     }
 
     /// Abandons the draft. If a thread is sealing it and sealing fails, the draft is not reopened.
     fn abandon(&self, py: Python<'_>) {
-        py.detach(|| drop(self.set(State::Closed)));
+        py.detach(|| drop(self.set(DraftState::Closed)));
     }
 
-    fn set(&self, state: State) -> State {
+    fn set(&self, state: DraftState) -> DraftState {
         mem::replace(&mut *self.lock(), state)
     }
 
     /// Takes the open draft for a thread that seals it.
-    fn take(&self) -> Result<Writing, Raised> {
+    fn take(&self) -> Result<OpenDraft, Exception> {
         let mut state = self.lock();
-        match mem::replace(&mut *state, State::Sealing) {
-            State::Open(writing) if writing.is_in_use() => {
-                *state = State::Open(writing);
-                Err(self.in_use())
+        match mem::replace(&mut *state, DraftState::Sealing) {
+            DraftState::Open(draft) if draft.is_in_use() => {
+                *state = DraftState::Open(draft);
+                Err(self.in_use_error())
             }
-            State::Open(writing) => Ok(writing),
+            DraftState::Open(draft) => Ok(draft),
             other => {
                 *state = other;
-                Err(self.closed(&state))
+                Err(self.closed_error(&state))
             }
         }
     }
 
     /// Reopens the draft after sealing failed, unless it was abandoned meanwhile.
-    fn give_back(&self, writing: Option<Box<Writing>>) {
+    fn reopen(&self, draft: Option<Box<OpenDraft>>) {
         let mut state = self.lock();
-        match (&*state, writing) {
-            (State::Sealing, Some(writing)) => *state = State::Open(*writing),
-            (_, given_up) => {
-                *state = State::Closed;
+        match (&*state, draft) {
+            (DraftState::Sealing, Some(draft)) => *state = DraftState::Open(*draft),
+            (_, abandoned) => {
+                *state = DraftState::Closed;
                 drop(state);
-                drop(given_up);
+                drop(abandoned);
             }
         }
     }
 
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let stream = stream.map_or(Ok(0), handle_of)?;
-        let writing = self.take().raised()?;
-        let sealed = waiting(py, || match writing.seal(stream) {
+        let draft = self.take().into_py()?;
+        let sealed = run_blocking(py, || match draft.seal(stream) {
             Ok(sealed) => {
-                self.set(State::Closed);
+                self.set(DraftState::Closed);
                 Ok(sealed)
             }
-            Err((raised, writing)) => {
-                self.give_back(writing);
+            Err((raised, draft)) => {
+                self.reopen(draft);
                 Err(raised)
             }
         });
@@ -288,13 +288,13 @@ impl Unsealed {
     }
 
     /// The end of a `with` block: seals the draft, or abandons it if the block raised.
-    fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
+    fn exit(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
             self.abandon(py);
             return Ok(());
         }
         // The block itself sealed or abandoned the draft.
-        if matches!(*self.lock(), State::Closed) {
+        if matches!(*self.lock(), DraftState::Closed) {
             return Ok(());
         }
         self.seal(py, None).map(drop)
@@ -316,7 +316,7 @@ impl Unsealed {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Draft {
-    unsealed: Unsealed,
+    shared: SharedDraft,
 }
 
 impl Draft {
@@ -325,20 +325,20 @@ impl Draft {
         name: &str,
         layout: Layout,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
-        let writing = Writing::new(Target::one(client, name, &layout, device)?, vec![layout])?;
-        Ok(Self { unsealed: Unsealed::new(name, writing) })
+    ) -> Result<Self, Exception> {
+        let draft = OpenDraft::new(StoreDraft::one(client, name, &layout, device)?, vec![layout])?;
+        Ok(Self { shared: SharedDraft::new(name, draft) })
     }
 
     /// A mirror of the draft, and the array that it mirrors.
-    pub(super) fn mirrored(&self, copy_in: bool) -> Result<(wholemem_store::Mirror, View), Raised> {
+    pub(super) fn mirror(&self, copy_in: bool) -> Result<(wholemem_store::Mirror, View), Exception> {
         let refused = || {
-            Raised::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
+            Exception::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
                 .hint("write to `draft.array`")
         };
-        let (view, span, device) = self.unsealed.with(|writing| {
-            let view = writing.views.first().filter(|_| writing.in_place).cloned();
-            let (span, device) = (writing.target.span(0)?, writing.target.device());
+        let (view, span, device) = self.shared.with(|draft| {
+            let view = draft.views.first().filter(|_| draft.in_place).cloned();
+            let (span, device) = (draft.target.span(0)?, draft.target.device());
             view.zip(span).zip(device).map(|((view, span), device)| (view, span, device)).ok_or_else(refused)
         })?;
         // The lock is released, so other threads can use the draft during the copy.
@@ -351,13 +351,13 @@ impl Draft {
     /// The name that the object will have.
     #[getter]
     fn name(&self) -> &str {
-        &self.unsealed.name
+        &self.shared.name
     }
 
     /// The memory of the object as a writable array, initially zero.
     #[getter]
     fn array(&self) -> PyResult<Array> {
-        self.unsealed.array(0).raised()
+        self.shared.array(0).into_py()
     }
 
     /// Seals the object and publishes it under its name.
@@ -373,16 +373,16 @@ impl Draft {
     ///     wholemem.errors.InUse: An array of the draft still exists.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-        self.unsealed.seal(py, stream)
+        self.shared.seal(py, stream)
     }
 
     /// Abandons the draft and frees its memory.
     fn abandon(&self, py: Python<'_>) {
-        self.unsealed.abandon(py);
+        self.shared.abandon(py);
     }
 
     fn __repr__(&self) -> String {
-        self.unsealed.repr("Draft")
+        self.shared.repr("Draft")
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -396,7 +396,7 @@ impl Draft {
         _error: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.unsealed.leave(py, kind.is_some())
+        self.shared.exit(py, kind.is_some())
     }
 }
 
@@ -412,7 +412,7 @@ impl Draft {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct PackDraft {
-    unsealed: Unsealed,
+    shared: SharedDraft,
     members: Vec<String>,
 }
 
@@ -422,12 +422,12 @@ impl PackDraft {
         name: &str,
         arrays: Vec<(String, Layout)>,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
+    ) -> Result<Self, Exception> {
         let named = arrays.iter().map(|(name, layout)| (name.as_str(), layout));
-        let target = Target::many(client, name, named, device)?;
+        let target = StoreDraft::many(client, name, named, device)?;
         let (members, layouts) = arrays.into_iter().unzip();
-        let writing = Writing::new(target, layouts)?;
-        Ok(Self { unsealed: Unsealed::new(name, writing), members })
+        let draft = OpenDraft::new(target, layouts)?;
+        Ok(Self { shared: SharedDraft::new(name, draft), members })
     }
 }
 
@@ -436,7 +436,7 @@ impl PackDraft {
     /// The name that the pack will have.
     #[getter]
     fn name(&self) -> &str {
-        &self.unsealed.name
+        &self.shared.name
     }
 
     fn __len__(&self) -> usize {
@@ -449,12 +449,11 @@ impl PackDraft {
 
     fn __getitem__(&self, name: &str) -> PyResult<Array> {
         let missing = || {
-            let message =
-                format!("the draft of `{}` has no array `{name}`", self.unsealed.name);
-            Raised::new("NotFound", message)
+            let message = format!("the draft of `{}` has no array `{name}`", self.shared.name);
+            Exception::new("NotFound", message)
         };
         let member = self.members.iter().position(|member| member == name).ok_or_else(missing);
-        self.unsealed.array(member.raised()?).raised()
+        self.shared.array(member.into_py()?).into_py()
     }
 
     /// Seals the pack and publishes it under its name.
@@ -470,16 +469,16 @@ impl PackDraft {
     ///     wholemem.errors.InUse: An array of the draft still exists.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-        self.unsealed.seal(py, stream)
+        self.shared.seal(py, stream)
     }
 
     /// Abandons the draft and frees its memory.
     fn abandon(&self, py: Python<'_>) {
-        self.unsealed.abandon(py);
+        self.shared.abandon(py);
     }
 
     fn __repr__(&self) -> String {
-        self.unsealed.repr("PackDraft")
+        self.shared.repr("PackDraft")
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -493,6 +492,6 @@ impl PackDraft {
         _error: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.unsealed.leave(py, kind.is_some())
+        self.shared.exit(py, kind.is_some())
     }
 }

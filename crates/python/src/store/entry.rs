@@ -44,7 +44,7 @@ impl Entry {
         let pack = if is_empty_pack { Some(entry.id) } else { entry.pack };
         let (id, pack) = (entry.id.as_u64(), pack.map(ObjectId::as_u64));
         let wholemem_store::Entry { name, version, meta, len, is_cpu, owner, created, .. } = entry;
-        Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.understood()
+        Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.with_layout()
     }
 
     /// The id of the object. An unpickled entry may have an invalid one.
@@ -53,9 +53,9 @@ impl Entry {
         ObjectId::from_u64(self.id).ok_or_else(no_id)
     }
 
-    fn understood(mut self) -> Self {
+    fn with_layout(mut self) -> Self {
         let is_pack = self.is_pack();
-        self.layout = description::understand(&self.meta, self.len).ok().filter(|_| !is_pack);
+        self.layout = description::layout_of(&self.meta, self.len).ok().filter(|_| !is_pack);
         self
     }
 }
@@ -140,7 +140,7 @@ impl Entry {
         let (name, id, version, meta, len, is_cpu, owner, created, pack) =
             values.extract::<EntryValues<'_>>()?;
         let meta = meta.into_owned();
-        Ok(Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.understood())
+        Ok(Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.with_layout())
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
@@ -152,11 +152,11 @@ impl Entry {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let Self { name, version, len, .. } = self;
-        let what = match (self.shape(py)?, self.dtype()) {
+        let content = match (self.shape(py)?, self.dtype()) {
             (Some(shape), Some(dtype)) => format!("shape={shape}, dtype={dtype}"),
             _ => format!("nbytes={len}"),
         };
-        Ok(format!("Entry(name='{name}', version={version}, {what}, device={})", self.device()))
+        Ok(format!("Entry(name='{name}', version={version}, {content}, device={})", self.device()))
     }
 }
 

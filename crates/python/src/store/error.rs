@@ -4,9 +4,9 @@ use wholemem_os::{Errno, Error as OsError};
 use wholemem_store::{Error, Refusal};
 
 use super::client::closed;
-use crate::error::Raised;
+use crate::error::Exception;
 
-impl From<Error> for Raised {
+impl From<Error> for Exception {
     fn from(error: Error) -> Self {
         let code = error.code();
         let raised = |class| Self::new(class, error.to_string()).code(code);

@@ -7,21 +7,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::prelude::*;
 
 use super::draft::Draft;
-use super::lease;
-use crate::array::{self, Array, Place, View};
-use crate::error::{Raised, Raises};
-use crate::wait::waiting;
+use super::stored;
+use crate::array::{self, Array, DlDevice, View};
+use crate::error::{Exception, IntoPyResult};
+use crate::wait::run_blocking;
 
 /// The memory of a mirror, which its arrays share.
 #[derive(Debug)]
-struct Reflected {
+struct MirrorMemory {
     /// Declared first, so that it is dropped before the source, to which the drop may write.
     mirror: wholemem_store::Mirror,
     /// The draft's array. While it is held, the draft cannot be sealed.
     source: Mutex<Option<View>>,
 }
 
-impl Reflected {
+impl MirrorMemory {
     fn of(view: View) -> Option<Arc<Self>> {
         view.owner.downcast().ok()
     }
@@ -61,8 +61,8 @@ pub(crate) struct Mirror {
     open: Mutex<Option<View>>,
 }
 
-fn closed() -> Raised {
-    Raised::new("Closed", "the mirror was written back or abandoned")
+fn closed() -> Exception {
+    Exception::new("Closed", "the mirror was written back or abandoned")
 }
 
 impl Mirror {
@@ -71,10 +71,10 @@ impl Mirror {
     }
 
     /// The end of a `with` block: writes the mirror back, or abandons it if the block raised.
-    fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
+    fn exit(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
-            if let Some(reflected) = self.take().and_then(Reflected::of) {
-                reflected.abandon();
+            if let Some(memory) = self.take().and_then(MirrorMemory::of) {
+                memory.abandon();
             }
             return Ok(());
         }
@@ -104,25 +104,25 @@ impl Mirror {
         let (mirror, source, layout) = match source.cast::<Draft>() {
             Ok(draft) => {
                 let draft = draft.get();
-                let (mirror, view) = waiting(py, || draft.mirrored(copy_in))?;
+                let (mirror, view) = run_blocking(py, || draft.mirror(copy_in))?;
                 let layout = view.layout.clone();
                 (mirror, Some(view), layout)
             }
             Err(_) => {
-                let view = array::take(source, None)?;
-                let object = lease::object_of(&view).ok_or_else(|| {
-                    let raised = Raised::new(
+                let view = array::import(source, None)?;
+                let object = stored::object_of(&view).ok_or_else(|| {
+                    let raised = Exception::new(
                         "WrongType",
                         "only a draft, or an array that was got by its name, can be mirrored",
                     );
                     PyErr::from(raised.hint("get a member of a pack by its full name, `pack/member`"))
                 })?;
-                (waiting(py, || wholemem_store::Mirror::of_object(&object))?, None, view.layout)
+                (run_blocking(py, || wholemem_store::Mirror::of_object(&object))?, None, view.layout)
             }
         };
-        let address = mirror.bytes().raised()?.as_ptr().as_ptr().expose_provenance() as u64;
-        let owner = Arc::new(Reflected { mirror, source: Mutex::new(source) });
-        let view = View { address, layout, place: Place::CPU, readonly: !is_draft, owner };
+        let address = mirror.bytes().into_py()?.as_ptr().as_ptr().expose_provenance() as u64;
+        let owner = Arc::new(MirrorMemory { mirror, source: Mutex::new(source) });
+        let view = View { address, layout, dl_device: DlDevice::CPU, readonly: !is_draft, owner };
         Ok(Self { open: Mutex::new(Some(view)) })
     }
 
@@ -130,7 +130,7 @@ impl Mirror {
     #[getter]
     fn array(&self) -> PyResult<Array> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().map(|view| Array::new(view.clone())).ok_or_else(closed).raised()
+        open.as_ref().map(|view| Array::new(view.clone())).ok_or_else(closed).into_py()
     }
 
     /// Writes the mirror back to its draft and closes it. No array of the mirror may exist.
@@ -140,16 +140,18 @@ impl Mirror {
     ///     wholemem.errors.InUse: An array of the mirror still exists.
     fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let view = open.take().ok_or_else(closed).raised()?;
+        let view = open.take().ok_or_else(closed).into_py()?;
         // The mirror of an object is read-only, so its arrays may stay.
         if !view.readonly && Arc::strong_count(&view.owner) > 1 {
             *open = Some(view);
-            let raised = Raised::new("InUse", "cannot write the mirror back: arrays of it still exist");
+            let raised = Exception::new("InUse", "cannot write the mirror back: arrays of it still exist");
             return Err(raised.hint("drop them first: `del array`").into());
         }
         drop(open);
-        let reflected = Reflected::of(view).and_then(Arc::into_inner);
-        waiting(py, || reflected.map_or(Ok(()), |Reflected { mirror, source: _held }| mirror.write_back()))
+        let memory = MirrorMemory::of(view).and_then(Arc::into_inner);
+        run_blocking(py, || {
+            memory.map_or(Ok(()), |MirrorMemory { mirror, source: _source }| mirror.write_back())
+        })
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
@@ -170,6 +172,6 @@ impl Mirror {
         _error: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.leave(py, kind.is_some())
+        self.exit(py, kind.is_some())
     }
 }

@@ -21,15 +21,15 @@ mod description;
 mod draft;
 mod entry;
 mod error;
-mod given;
-mod lease;
 mod mirror;
+mod put_value;
 mod share;
+mod stored;
 mod watch;
 
 pub(crate) use client::{Client, collect_shared};
 pub(crate) use draft::{Draft, PackDraft};
 pub(crate) use entry::{Entry, Status};
-pub(crate) use lease::Pack;
 pub(crate) use mirror::Mirror;
+pub(crate) use stored::Pack;
 pub(crate) use watch::{Event, Watch};

@@ -13,8 +13,8 @@ use wholemem_os::width::to_usize;
 use wholemem_store::{Client, Error, ObjectId, Refusal, Sealed};
 
 use super::description;
-use crate::array::{Turn, View};
-use crate::error::Raised;
+use crate::array::{FrameworkStream, View};
+use crate::error::Exception;
 use crate::pool;
 use crate::stream::finish;
 
@@ -32,27 +32,28 @@ static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 const HINT: &str = "create the tensor in `wholemem.torch.pool.mem_pool()`, or use `put`, which copies";
 
 /// Publishes an array under a name without a copy, and returns the version of the object under its name.
-pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Raised> {
+pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Exception> {
     collect();
     let epoch = ForkEpoch::current()?;
-    let refused = |message: String| Raised::new("Unsupported", message).hint(HINT);
-    if !view.place.is_cuda() || view.layout.count() == 0 {
-        return Err(refused(format!("an array on {} cannot be shared without a copy", view.place)));
+    let unsupported = |message: String| Exception::new("Unsupported", message).hint(HINT);
+    if !view.dl_device.is_cuda() || view.layout.count() == 0 {
+        return Err(unsupported(format!("an array on {} cannot be shared without a copy", view.dl_device)));
     }
     view.check_contiguous("the array")?;
     let (address, len, meta) = (view.address, view.layout.len(), description::describe(&view.layout));
-    let device = view.place.device()?;
+    let device = view.dl_device.device()?;
     // The array was imported for the default stream.
-    finish(&Turn::of_default(&device).stream())?;
+    finish(&FrameworkStream::default_of(&device).stream())?;
     let within = |base: u64| {
         let offset = to_usize(address - base);
         offset..offset.saturating_add(len)
     };
     let sealed = match pool::find(address, len) {
-        Some(found) => share_piece(client, name, &meta, &found, within(found.base))?,
+        Some(segment) => share_segment(client, name, &meta, &segment, within(segment.base))?,
         None => {
-            let unknown =
-                |error| refused(format!("the memory of the array was not allocated to be shared: {error}"));
+            let unknown = |error| {
+                unsupported(format!("the memory of the array was not allocated to be shared: {error}"))
+            };
             let segments = Allocation::adopt(&device, address, len).map_err(unknown)?;
             match &segments[..] {
                 [Segment { address: base, allocation }] => {
@@ -60,46 +61,44 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
                 }
                 segments => {
                     let count = segments.len();
-                    return Err(refused(format!(
-                        "the array covers {count} allocations instead of one"
-                    )));
+                    return Err(unsupported(format!("the array covers {count} allocations instead of one")));
                 }
             }
         }
     };
-    OURS.get_or_init(|| epoch);
-    let kept = Shared { client: client.clone(), object: sealed.id, _view: view.clone() };
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+    SHARING_PROCESS.get_or_init(|| epoch);
+    let shared = Shared { client: client.clone(), object: sealed.id, _view: view.clone() };
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner).push(shared);
     Ok(sealed.version)
 }
 
 /// Publishes a range of a segment of torch's pool, as a part of the segment if the store already has it.
-fn share_piece(
+fn share_segment(
     client: &Client,
     name: &str,
     meta: &[u8],
-    found: &pool::Found,
+    segment: &pool::SegmentLocation,
     range: Range<usize>,
-) -> Result<Sealed, Raised> {
-    let part = pool::published(found.base, client)
+) -> Result<Sealed, Exception> {
+    let part = pool::published_object(segment.base, client)
         .map(|object| client.publish_part(name, meta, object, range.clone()));
     let sealed = match part {
         Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => {
-            client.adopt(name, meta, &found.allocation, range)?
+            client.adopt(name, meta, &segment.allocation, range)?
         }
         Some(sealed) => sealed?,
     };
-    pool::note(found.base, client, sealed.id);
+    pool::record_published(segment.base, client, sealed.id);
     Ok(sealed)
 }
 
 /// The process that shares: a forked child must not release arrays of its parent.
-static OURS: OnceLock<ForkEpoch> = OnceLock::new();
+static SHARING_PROCESS: OnceLock<ForkEpoch> = OnceLock::new();
 
 /// Releases arrays whose objects were freed, and returns the number of remaining arrays.
 pub(super) fn collect() -> usize {
     // Before the lock: in a forked child, a thread that does not exist there may hold it.
-    if OURS.get().is_some_and(|epoch| !epoch.is_current()) {
+    if SHARING_PROCESS.get().is_some_and(|epoch| !epoch.is_current()) {
         return 0;
     }
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,8 +8,8 @@ use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Error, EventKind};
 
 use super::client::deadline_of;
-use crate::error::{Raised, Raises};
-use crate::wait::{Closed, waiting_unless};
+use crate::error::{Exception, IntoPyResult};
+use crate::wait::{ClosedFlag, run_blocking_unless};
 
 const PUBLISHED: &str = "published";
 const DELETED: &str = "deleted";
@@ -61,8 +61,8 @@ impl Event {
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let (name, id, pickled, version) = values.extract::<(String, u64, String, Option<u64>)>()?;
-        let unknown = || Raised::new("WrongValue", format!("the event kind `{pickled}` does not exist"));
-        let kind = KINDS.into_iter().find(|kind| *kind == pickled).ok_or_else(unknown).raised()?;
+        let unknown = || Exception::new("WrongValue", format!("the event kind `{pickled}` does not exist"));
+        let kind = KINDS.into_iter().find(|kind| *kind == pickled).ok_or_else(unknown).into_py()?;
         Ok(Self { name, id, kind, version })
     }
 
@@ -95,18 +95,18 @@ pub(crate) struct Watch {
     /// The connection that receives events; `None` after `close`.
     open: Mutex<Option<wholemem_store::Watch>>,
     /// Set when the watch or its client is closed; either ends the watch.
-    closed: [Closed; 2],
+    closed: [ClosedFlag; 2],
     epoch: ForkEpoch,
 }
 
 impl Watch {
-    pub(super) fn new(watch: wholemem_store::Watch, client: &Closed) -> Result<Self, Raised> {
-        let closed = [Closed::default(), client.clone()];
+    pub(super) fn new(watch: wholemem_store::Watch, client: &ClosedFlag) -> Result<Self, Exception> {
+        let closed = [ClosedFlag::default(), client.clone()];
         Ok(Self { open: Mutex::new(Some(watch)), closed, epoch: ForkEpoch::current()? })
     }
 
     /// The watch, locked for this thread; an error in a forked child.
-    fn open(&self) -> Result<MutexGuard<'_, Option<wholemem_store::Watch>>, Raised> {
+    fn open(&self) -> Result<MutexGuard<'_, Option<wholemem_store::Watch>>, Exception> {
         if !self.epoch.is_current() {
             return Err(Error::Forked.into());
         }
@@ -114,7 +114,8 @@ impl Watch {
             Ok(open) => Ok(open),
             Err(TryLockError::Poisoned(open)) => Ok(open.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                let raised = Raised::new("Busy", "another thread is waiting for the next event of this watch");
+                let raised =
+                    Exception::new("Busy", "another thread is waiting for the next event of this watch");
                 Err(raised.hint("each thread needs its own watch"))
             }
         }
@@ -123,8 +124,8 @@ impl Watch {
     /// The next event; `None` if the watch is closed.
     fn event(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<Event>> {
         let closed = self.closed.clone();
-        let is_closed = move || closed.iter().any(Closed::is_set);
-        waiting_unless(py, is_closed.clone(), || {
+        let is_closed = move || closed.iter().any(ClosedFlag::is_set);
+        run_blocking_unless(py, is_closed.clone(), || {
             let mut open = self.open()?;
             open.take_if(|_| is_closed());
             let Some(watch) = open.as_mut() else { return Ok(None) };
@@ -135,7 +136,7 @@ impl Watch {
                 }
                 Err(Error::EventsMissed { prefix }) => Ok(Some(Event::missed(prefix))),
                 Err(Error::TimedOut) => {
-                    Err(Raised::new("Timeout", "no event arrived in time").code("timed-out"))
+                    Err(Exception::new("Timeout", "no event arrived in time").code("timed-out"))
                 }
                 outcome => Ok(outcome.map(|event| Some(Event::new(event)))?),
             }
@@ -168,9 +169,10 @@ impl Watch {
     ///     wholemem.errors.Timeout: No event arrived in time.
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Event> {
-        let deadline = timeout.map_or(Ok(Deadline::NEVER), deadline_of).raised()?;
-        let closed =
-            || Raised::new("Closed", "the watch is closed").hint("create another one: `client.watch(prefix)`");
+        let deadline = timeout.map_or(Ok(Deadline::NEVER), deadline_of).into_py()?;
+        let closed = || {
+            Exception::new("Closed", "the watch is closed").hint("create another one: `client.watch(prefix)`")
+        };
         self.event(py, deadline)?.ok_or_else(|| closed().into())
     }
 
@@ -178,7 +180,7 @@ impl Watch {
     /// :class:`wholemem.errors.Closed`.
     fn close(&self) -> PyResult<()> {
         if !self.epoch.is_current() {
-            return Err(Raised::from(Error::Forked).into());
+            return Err(Exception::from(Error::Forked).into());
         }
         self.closed[0].set();
         // A waiting thread drops the connection itself.

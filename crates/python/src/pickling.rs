@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::array::Array;
 use crate::communicator::Communicator;
-use crate::error::Raised;
+use crate::error::Exception;
 use crate::shortcut::ShortReduction;
 use crate::store::{Client, Draft, Mirror, Pack, PackDraft, Watch};
 use crate::tensor::WholeTensor;
@@ -16,26 +16,26 @@ use crate::window::Window;
 const HINT: &str = "gather in the main process, or send a copy: `array.numpy()`; a worker gets objects of a store by name, \
                     through its own `store.Client`";
 
-fn stays(object: &Bound<'_, PyAny>) -> PyErr {
+fn not_picklable(object: &Bound<'_, PyAny>) -> PyErr {
     let kind = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
     let message = format!("cannot pickle this `{kind}`: it belongs to the process that created it");
-    Raised::new("WrongType", message).hint(HINT).into()
+    Exception::new("WrongType", message).hint(HINT).into()
 }
 
-macro_rules! stay {
+macro_rules! reject_pickling {
     ($($class:ident),+ $(,)?) => {
         $(
             #[pymethods]
             impl $class {
                 fn __reduce_ex__(slf: &Bound<'_, Self>, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
-                    Err(stays(slf.as_any()))
+                    Err(not_picklable(slf.as_any()))
                 }
             }
         )+
     };
 }
 
-stay!(
+reject_pickling!(
     Array,
     Client,
     Communicator,

@@ -7,25 +7,31 @@ use pyo3::types::{PyIterator, PyList};
 use wholemem_store::{Client, Object, ObjectId, PackMember, PackObject};
 
 use super::description;
-use crate::array::{Array, Place, View};
-use crate::error::{Raised, Raises};
+use crate::array::{Array, DlDevice, View};
+use crate::error::{Exception, IntoPyResult};
 
 /// The object of a name: an array, or a pack of arrays.
 #[derive(IntoPyObject)]
-pub(super) enum Named {
+pub(super) enum StoredValue {
     Array(Array),
     Pack(Pack),
 }
 
-impl Named {
-    pub(super) fn of(object: Object) -> Result<Self, Raised> {
+impl StoredValue {
+    pub(super) fn of(object: Object) -> Result<Self, Exception> {
         let is_empty_pack = || description::is_empty_pack(&object.meta(), object.len());
         if object.is_pack() || (object.is_empty() && is_empty_pack()) {
             return Ok(Self::Pack(Pack::new(object.into_pack()?)?));
         }
-        let layout = description::understand(&object.meta(), object.len())?;
-        let (address, place) = (object.span()?.address(), Place::of(&object.device()));
-        Ok(Self::Array(Array::new(View { address, layout, place, readonly: true, owner: Arc::new(object) })))
+        let layout = description::layout_of(&object.meta(), object.len())?;
+        let (address, dl_device) = (object.span()?.address(), DlDevice::of(&object.device()));
+        Ok(Self::Array(Array::new(View {
+            address,
+            layout,
+            dl_device,
+            readonly: true,
+            owner: Arc::new(object),
+        })))
     }
 }
 
@@ -39,7 +45,7 @@ pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
 }
 
 /// The id and metadata of the object that an array covers, alone or in a pack, if this client got it.
-pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
+pub(super) fn stored_object(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
     if let Some(object) = object_of(view) {
         return client.gave(&object).then(|| (object.id(), object.meta()));
     }
@@ -48,8 +54,8 @@ pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)
     // An empty array may have the address of another member.
     let is_whole = len > 0 && view.layout.extent().ok()? == (0, len);
     let offset = view.address.checked_sub(pack.whole().span().ok()?.address())?;
-    let is_it = |member: &PackMember| member.offset as u64 == offset && member.len == len;
-    let found = pack.members().map(|(_, member)| member).find(|member| is_it(member))?;
+    let is_match = |member: &PackMember| member.offset as u64 == offset && member.len == len;
+    let found = pack.members().map(|(_, member)| member).find(|member| is_match(member))?;
     (is_whole && client.gave(pack.whole())).then(|| (found.id, found.meta.clone()))
 }
 
@@ -71,19 +77,19 @@ pub(crate) struct Pack {
     name: String,
     /// Names without the name of the pack, in the order in which the arrays were put.
     members: Vec<String>,
-    place: Place,
+    dl_device: DlDevice,
 }
 
 impl Pack {
-    fn new(pack: PackObject) -> Result<Self, Raised> {
-        let (name, place) = (pack.whole().entry()?.name, Place::of(&pack.whole().device()));
+    fn new(pack: PackObject) -> Result<Self, Exception> {
+        let (name, dl_device) = (pack.whole().entry()?.name, DlDevice::of(&pack.whole().device()));
         let own = format!("{name}/");
         let mut members: Vec<(usize, &str)> =
             pack.members().map(|(name, member)| (member.number, name)).collect();
         members.sort_unstable();
         let short = |name: &str| name.strip_prefix(&own).unwrap_or(name).to_owned();
         let members = members.into_iter().map(|(_, name)| short(name)).collect();
-        Ok(Self { pack: Arc::new(pack), name, members, place })
+        Ok(Self { pack: Arc::new(pack), name, members, dl_device })
     }
 
     /// The full name of a member, and its position.
@@ -93,18 +99,18 @@ impl Pack {
         found.into_iter().find_map(|full| self.pack.member(&full).map(|member| (full.clone(), member)))
     }
 
-    fn array(&self, name: &str) -> Result<Option<Array>, Raised> {
+    fn array(&self, name: &str) -> Result<Option<Array>, Exception> {
         let Some((full, member)) = self.find(name) else { return Ok(None) };
-        let layout = description::understand(&member.meta, member.len)?;
-        let (address, place) = (self.pack.span(&full)?.address(), self.place);
+        let layout = description::layout_of(&member.meta, member.len)?;
+        let (address, dl_device) = (self.pack.span(&full)?.address(), self.dl_device);
         let owner = Arc::clone(&self.pack);
-        Ok(Some(Array::new(View { address, layout, place, readonly: true, owner })))
+        Ok(Some(Array::new(View { address, layout, dl_device, readonly: true, owner })))
     }
 
-    fn must(&self, name: &str) -> Result<Array, Raised> {
+    fn require(&self, name: &str) -> Result<Array, Exception> {
         let missing = || {
             let message = format!("the pack `{}` has no array `{name}`", self.name);
-            Raised::new("NotFound", message).hint("`pack.keys()` lists the names").code("no-such-name")
+            Exception::new("NotFound", message).hint("`pack.keys()` lists the names").code("no-such-name")
         };
         self.array(name)?.ok_or_else(missing)
     }
@@ -133,7 +139,7 @@ impl Pack {
     }
 
     fn __getitem__(&self, name: &str) -> PyResult<Array> {
-        self.must(name).raised()
+        self.require(name).into_py()
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
@@ -152,7 +158,7 @@ impl Pack {
         name: &str,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.array(name).raised()? {
+        match self.array(name).into_py()? {
             Some(array) => Ok(Some(Bound::new(py, array)?.into_any())),
             None => Ok(default),
         }
@@ -165,13 +171,13 @@ impl Pack {
 
     /// Returns the arrays.
     fn values(&self) -> PyResult<Vec<Array>> {
-        self.members.iter().map(|name| self.must(name)).collect::<Result<_, _>>().raised()
+        self.members.iter().map(|name| self.require(name)).collect::<Result<_, _>>().into_py()
     }
 
     /// Returns the names and arrays.
     fn items(&self) -> PyResult<Vec<(String, Array)>> {
-        let items = self.members.iter().map(|name| Ok((name.clone(), self.must(name)?)));
-        items.collect::<Result<_, Raised>>().raised()
+        let items = self.members.iter().map(|name| Ok((name.clone(), self.require(name)?)));
+        items.collect::<Result<_, Exception>>().into_py()
     }
 
     fn __repr__(&self) -> String {
