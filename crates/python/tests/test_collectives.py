@@ -30,7 +30,7 @@ def inputs(size: int, shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "float32", "float64"])
-def test_all_reduce_is_what_numpy_finds(op: str, dtype: str) -> None:
+def test_all_reduce_matches_numpy(op: str, dtype: str) -> None:
     given = inputs(3, (7, 11), dtype)
 
     def work(comm: Communicator) -> Any:
@@ -48,7 +48,7 @@ def test_all_reduce_is_what_numpy_finds(op: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1000, 300_000])
-def test_any_length_in_place_and_into_an_output(count: int) -> None:
+def test_all_reduce_works_in_place_and_with_an_output_of_any_length(count: int) -> None:
     given = inputs(2, (count,), "int32")
     expected = given[0] + given[1]
 
@@ -62,7 +62,7 @@ def test_any_length_in_place_and_into_an_output(count: int) -> None:
     each(2, work)
 
 
-def test_all_gather_and_broadcast() -> None:
+def test_all_gather_and_broadcast_return_the_expected_arrays() -> None:
     given = inputs(3, (2, 5), "float32")
 
     def work(comm: Communicator) -> None:
@@ -82,7 +82,7 @@ def test_all_gather_and_broadcast() -> None:
     each(3, work)
 
 
-def test_halves_are_reduced_in_single_precision() -> None:
+def test_half_precision_is_reduced_in_single_precision() -> None:
     ones = np.full(8, 0x3F80, np.uint16).view(np.uint8)  # 1 in bfloat16
 
     def work(comm: Communicator) -> bytes:
@@ -96,7 +96,7 @@ def test_halves_are_reduced_in_single_precision() -> None:
     assert each(2, work) == [b"\x00\x40" * 8] * 2
 
 
-def test_a_window_is_one_memory_for_all() -> None:
+def test_all_ranks_share_the_memory_of_a_window() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(4096)
         assert (window.nbytes, window.nbytes_of(1 - comm.rank)) == (4096, 4096)
@@ -112,7 +112,7 @@ def test_a_window_is_one_memory_for_all() -> None:
     each(2, work)
 
 
-def test_arrays_that_lie_in_a_window_are_found_whatever_they_went_through() -> None:
+def test_arrays_in_a_window_are_recognised_after_conversions() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(1 << 20)
         mine = window.local("int32", (1000,), offset=4096)
@@ -127,7 +127,7 @@ def test_arrays_that_lie_in_a_window_are_found_whatever_they_went_through() -> N
     each(2, work)
 
 
-def test_parts_of_a_window_that_there_are_not() -> None:
+def test_invalid_parts_of_a_window_are_rejected() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(4096 if comm.rank == 0 else 0)
         assert window.nbytes_of(0) == 4096 and window.nbytes_of(1) == 0
@@ -149,7 +149,7 @@ def test_parts_of_a_window_that_there_are_not() -> None:
     each(2, work)
 
 
-def test_a_window_lives_as_long_as_an_array_of_it() -> None:
+def test_an_array_keeps_its_window_alive() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     before = descriptors()
     array = comm.mem_alloc(1 << 16).local("uint8").numpy()
@@ -166,7 +166,7 @@ def test_a_window_lives_as_long_as_an_array_of_it() -> None:
     assert descriptors() <= before
 
 
-def test_windows_leave_nothing() -> None:
+def test_windows_leak_nothing() -> None:
     (comm,) = Communicator.local(1, device="cpu")
 
     def cycle(times: int) -> None:
@@ -196,7 +196,7 @@ def test_windows_leave_nothing() -> None:
         ("text", None, errors.WrongType, "`str` is no array"),
     ],
 )
-def test_bad_arrays_are_refused(array: Any, out: Any, kind: type, says: str) -> None:
+def test_bad_arrays_are_rejected(array: Any, out: Any, kind: type, says: str) -> None:
     (comm,) = Communicator.local(1, device="cpu")
     with pytest.raises(kind, match=says):
         comm.all_reduce(array, out)
@@ -207,7 +207,7 @@ def test_bad_arrays_are_refused(array: Any, out: Any, kind: type, says: str) -> 
     assert comm.all_reduce(np.ones(1)) == [1]
 
 
-def test_what_to_do_about_gaps_depends_on_what_is_written() -> None:
+def test_the_hint_for_strided_arrays_depends_on_the_operand() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     whole, cut = np.zeros(4, np.float32), np.zeros(8, np.float32)[::2]
     with pytest.raises(errors.WrongStride) as caught:
@@ -221,7 +221,7 @@ def test_what_to_do_about_gaps_depends_on_what_is_written() -> None:
     assert caught.value.hint == "give one without gaps, and copy from it"
 
 
-def test_partly_overlapping_arrays_are_refused() -> None:
+def test_partly_overlapping_arrays_are_rejected() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     memory = np.zeros(10, np.float32)
     with pytest.raises(errors.WrongValue, match="overlap"):

@@ -38,13 +38,13 @@ from wholemem import ChunkedTensor, Communicator, WholeTensor, errors, store
         (errors.Forked, RuntimeError),
     ],
 )
-def test_each_is_ours_and_a_builtin(kind: type, builtin: type) -> None:
+def test_every_exception_derives_from_error_and_a_builtin(kind: type, builtin: type) -> None:
     assert issubclass(kind, errors.Error)
     assert issubclass(kind, builtin)
     assert builtin in vars(builtins).values()
 
 
-def test_all_are_named() -> None:
+def test_all_exceptions_are_exported() -> None:
     ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert ours - {"_OfRank"} == set(errors.__all__)
 
@@ -60,7 +60,7 @@ def test_all_are_named() -> None:
         errors.OutOfMemory("no room", hint="drop something"),
     ],
 )
-def test_they_travel_between_processes(error: errors.Error) -> None:
+def test_exceptions_can_be_pickled(error: errors.Error) -> None:
     for there in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(there) is type(error)
         assert str(there) == str(error)
@@ -68,20 +68,20 @@ def test_they_travel_between_processes(error: errors.Error) -> None:
 
 
 @pytest.mark.parametrize("name", errors.__all__)
-def test_they_are_made_anew_of_their_words_alone(name: str) -> None:
+def test_exceptions_can_be_created_from_a_message_alone(name: str) -> None:
     error = getattr(errors, name)("it was said\nelsewhere")
     assert str(error) == "it was said\nelsewhere"
     assert not any(vars(error).values())
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 
 
-def test_a_backend_that_is_none_is_told_with_those_there_are() -> None:
+def test_an_unknown_backend_error_lists_the_backends() -> None:
     with pytest.raises(errors.WrongValue, match="there is no backend `gpu`") as caught:
         wholemem.doctor().backend("gpu")
     assert caught.value.hint == "there are `cuda`, `host`"
 
 
-def test_what_stays_in_its_process_says_so_where_it_is_pickled(client: store.Client) -> None:
+def test_pickling_process_local_objects_raises(client: store.Client) -> None:
     (comm,) = Communicator.local(1, device="cpu")
     chunked = ChunkedTensor(comm, (5, 3), "float32")
     watch = client.watch("travel")
@@ -103,7 +103,7 @@ def test_what_stays_in_its_process_says_so_where_it_is_pickled(client: store.Cli
     assert copy.copy(chunked).tensor is chunked.tensor
 
 
-def test_the_hint_is_a_line_of_its_own() -> None:
+def test_the_hint_is_on_its_own_line() -> None:
     assert str(errors.Error("it is gone", hint="look for it")) == "it is gone\nhint: look for it"
     assert str(errors.Error("it is gone")) == "it is gone"
 
@@ -140,7 +140,7 @@ print(wholemem.__version__)
         (lambda comm, table: comm.all_reduce(np.ones(2, "datetime64[s]")), "does not give its memory away"),
     ],
 )
-def test_values_that_cannot_be_are_told_with_a_hint(call: Any, says: str) -> None:
+def test_invalid_arguments_raise_with_a_hint(call: Any, says: str) -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (5, 3), "float32")
     with pytest.raises(errors.WrongValue, match=says) as caught:
@@ -148,14 +148,14 @@ def test_values_that_cannot_be_are_told_with_a_hint(call: Any, says: str) -> Non
     assert caught.value.hint
 
 
-def test_a_stream_that_is_none_is_told_also_where_there_are_none() -> None:
+def test_an_invalid_stream_is_rejected_on_the_cpu_too() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     with pytest.raises(errors.WrongType, match="`str` is no stream"):
         comm.all_reduce(np.ones(2), stream="nonsense")
     assert comm.all_reduce(np.ones(2), stream=0).sum() == 2
 
 
-def test_what_is_closed_says_what_to_do() -> None:
+def test_errors_of_closed_objects_have_a_hint() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     comm.close()
     with pytest.raises(errors.Closed, match="the communicator is closed") as caught:

@@ -42,7 +42,7 @@ def on_a_gpu(tmp_path: Path, text: str) -> str:
     return ended.stdout
 
 
-def test_an_array_of_a_gpu_says_so(tmp_path: Path) -> None:
+def test_an_array_on_a_gpu_reports_its_device(tmp_path: Path) -> None:
     said = on_a_gpu(
         tmp_path,
         """
@@ -68,7 +68,7 @@ refused(errors.Unsupported, local.memoryview)
     ]
 
 
-def test_arrays_are_asked_for_the_stream_that_uses_them(tmp_path: Path) -> None:
+def test_dlpack_producers_get_the_stream_of_the_call(tmp_path: Path) -> None:
     said = on_a_gpu(
         tmp_path,
         """
@@ -91,7 +91,7 @@ refused(errors.WrongType, lambda: table.write(0, given, stream="fast"))
     assert said.splitlines()[-2:] == ["`str` is no stream", "hint: give a stream of torch or CuPy, or its number"]
 
 
-def test_who_takes_an_array_comes_behind_the_stream_that_used_it(tmp_path: Path) -> None:
+def test_an_exported_array_is_ordered_after_its_last_stream(tmp_path: Path) -> None:
     said = on_a_gpu(
         tmp_path,
         """
@@ -112,7 +112,7 @@ print(stream())
     assert said.splitlines()[2:] and said.splitlines()[-1] == "1"
 
 
-def test_what_an_interface_points_to_is_asked_of_the_driver(tmp_path: Path) -> None:
+def test_the_driver_reports_the_device_of_an_interface_address(tmp_path: Path) -> None:
     said = on_a_gpu(
         tmp_path,
         """
@@ -135,7 +135,7 @@ refused(errors.Error, lambda: wholemem.asarray(Says(local, stream=7)))
     assert said[3].endswith("is no memory of a GPU") and len(said) > 5
 
 
-def test_a_copy_is_made_on_the_stream_that_uses_it(tmp_path: Path) -> None:
+def test_a_dlpack_copy_runs_on_the_consumers_stream(tmp_path: Path) -> None:
     said = on_a_gpu(
         tmp_path,
         """
@@ -158,7 +158,7 @@ print(other.local().numpy().tolist())
     assert said.splitlines() == ["cuda:0 (2, 4) True False", "[[5.0, 5.0, 5.0, 5.0], [5.0, 5.0, 5.0, 5.0]]"]
 
 
-def test_memory_of_the_machine_is_the_processors_too(tmp_path: Path) -> None:
+def test_host_tables_of_a_gpu_rank_are_cpu_memory(tmp_path: Path) -> None:
     said = on_a_gpu(
         tmp_path,
         """
@@ -172,12 +172,12 @@ assert np.from_dlpack(local).sum() == 140
     assert said == "cuda_host (1, 0)\n"
 
 
-def test_an_array_of_the_machine_is_refused(tmp_path: Path) -> None:
+def test_a_host_tensor_is_rejected_by_a_gpu_table(tmp_path: Path) -> None:
     said = on_a_gpu(tmp_path, 'refused(errors.WrongDevice, lambda: table.write(0, np.zeros((1, 4), "float32")))')
     assert said == "the array is on cpu, and the communicator on cuda:0\nhint: move it to cuda:0 first\n"
 
 
-def test_the_local_rank_chooses_the_gpu_among_the_visible_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_rank_selects_a_visible_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     for name, value in {**described, "WHOLEMEM_RENDEZVOUS": tmp_path.name, "WHOLEMEM_FAKE_CUDA_DEVICES": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -22,7 +22,7 @@ def filled(dtype: str = "float32") -> tuple[WholeTensor, np.ndarray]:
     return table, whole
 
 
-def test_arrays_of_numpy_give_arrays_of_numpy() -> None:
+def test_numpy_arguments_return_numpy_arrays() -> None:
     table, whole = filled()
     for indices in (np.array([3, 1]), np.array([[5], [7]], np.int32), np.array(4), np.zeros(0, np.int64)):
         rows = table.gather(indices)
@@ -39,7 +39,7 @@ def test_arrays_of_numpy_give_arrays_of_numpy() -> None:
     each(2, work)
 
 
-def test_tensors_of_torch_give_tensors_of_torch() -> None:
+def test_torch_arguments_return_torch_tensors() -> None:
     torch: Any = pytest.importorskip("torch", reason="torch is not installed")
     for dtype in ("float32", "bfloat16"):
         table, whole = filled(dtype)
@@ -58,7 +58,7 @@ def test_tensors_of_torch_give_tensors_of_torch() -> None:
     assert "tensor.detach()" in str(caught.value.hint)
 
 
-def test_everything_else_gives_arrays_of_our_own() -> None:
+def test_other_arguments_return_arrays_of_this_package() -> None:
     table, whole = filled()
     for indices in (wholemem.asarray(np.array([3, 1])), [3, 1], (3, 1), range(3, 0, -2)):
         rows = table.gather(indices)
@@ -85,13 +85,13 @@ def test_everything_else_gives_arrays_of_our_own() -> None:
         (-1, errors.BadIndex, "index -1 at position 0 is out of range"),
     ],
 )
-def test_ints_that_name_no_rows_are_refused(indices: Any, kind: type, says: str) -> None:
+def test_invalid_int_indices_are_rejected(indices: Any, kind: type, says: str) -> None:
     table, _ = filled()
     with pytest.raises(kind, match=says):
         table.gather(indices)
 
 
-def test_rows_before_their_indices_are_told() -> None:
+def test_swapped_scatter_arguments_get_a_hint() -> None:
     table, whole = filled()
     for call in (table.scatter, table.scatter_add):
         with pytest.raises(errors.WrongType, match="indices are int32 or int64, and not float32") as caught:
@@ -100,7 +100,7 @@ def test_rows_before_their_indices_are_told() -> None:
         call(array=whole[:2], indices=np.array([0, 1]))
 
 
-def test_nothing_is_imported() -> None:
+def test_calls_import_no_framework() -> None:
     text = """
     import sys, wholemem
     (comm,) = wholemem.Communicator.local(1, device="cpu")

@@ -52,7 +52,7 @@ class ByInterface:
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
-def test_a_tensor_of_torch_is_the_same_memory_on_both_sides(dtype: str) -> None:
+def test_a_torch_tensor_shares_memory_in_both_directions(dtype: str) -> None:
     there = any_bits((2, 3, 4), dtype)
     here = wholemem.asarray(there)
     assert (here.data_ptr(), here.shape, here.stride) == (there.data_ptr(), (2, 3, 4), (12, 4, 1))
@@ -63,7 +63,7 @@ def test_a_tensor_of_torch_is_the_same_memory_on_both_sides(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("cut", ["[::2]", "[:, 1:]", "[:, ::3]", ".T", "[1, 1:2]", "[:0]", "[0, 0, ...]"])
-def test_strides_come_through(cut: str) -> None:
+def test_strides_are_preserved(cut: str) -> None:
     there = eval(f"whole{cut}", {"whole": torch.arange(60, device="cuda").reshape(5, 12)})
     back = torch.from_dlpack(wholemem.asarray(there))
     assert torch.equal(back, there)
@@ -72,7 +72,7 @@ def test_strides_come_through(cut: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in NUMPY_TYPES])
-def test_an_array_of_cupy_is_the_same_memory_on_both_sides(dtype: str) -> None:
+def test_a_cupy_array_shares_memory_in_both_directions(dtype: str) -> None:
     cupy: Any = pytest.importorskip("cupy")
     there = cupy.arange(24).reshape(4, 6).astype(dtype)[1:, ::2]
     where, strides = there.data.ptr, tuple(step // there.itemsize for step in there.strides)
@@ -86,7 +86,7 @@ def test_an_array_of_cupy_is_the_same_memory_on_both_sides(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "bfloat16", "float32"])
-def test_an_array_of_jax_is_the_same_memory_on_both_sides(dtype: str) -> None:
+def test_a_jax_array_shares_memory_in_both_directions(dtype: str) -> None:
     jax: Any = pytest.importorskip("jax")
     if jax.default_backend() != "gpu":
         pytest.skip(f"JAX works on the {jax.default_backend()} here")
@@ -99,7 +99,7 @@ def test_an_array_of_jax_is_the_same_memory_on_both_sides(dtype: str) -> None:
     assert (back.dtype, back.tolist()) == (there.dtype, there.tolist())
 
 
-def test_the_interface_of_an_array_says_what_it_is(comm: wholemem.Communicator) -> None:
+def test_the_cuda_array_interface_describes_the_array(comm: wholemem.Communicator) -> None:
     local = WholeTensor.create(comm, (100, 4), "float32").local()
     says = local.__cuda_array_interface__
     assert (says["data"], says["shape"], says["typestr"]) == ((local.data_ptr(), False), (100, 4), "<f4")
@@ -107,7 +107,7 @@ def test_the_interface_of_an_array_says_what_it_is(comm: wholemem.Communicator) 
     assert (there.data_ptr(), there.shape) == (local.data_ptr(), (100, 4))
 
 
-def test_what_an_interface_points_to_is_asked_of_the_driver() -> None:
+def test_the_driver_reports_the_device_of_an_interface_address() -> None:
     last = torch.cuda.device_count() - 1
     there = torch.arange(8, device=f"cuda:{last}")
     assert wholemem.asarray(ByInterface(there)).device == f"cuda:{last}"
@@ -119,7 +119,7 @@ def test_what_an_interface_points_to_is_asked_of_the_driver() -> None:
         wholemem.asarray(ByInterface(there, **lying))
 
 
-def test_read_only_arrays_say_so() -> None:
+def test_read_only_arrays_are_exported_as_read_only() -> None:
     array = wholemem.asarray(any_bits((8,), "int32")).as_readonly()
     assert array.readonly and array.__cuda_array_interface__["data"][1]
     assert wholemem.asarray(ByDlpack(array)).readonly
@@ -129,7 +129,7 @@ def test_read_only_arrays_say_so() -> None:
     assert torch.from_dlpack(array).data_ptr() == array.data_ptr()
 
 
-def test_what_no_processor_reads_is_refused() -> None:
+def test_cpu_access_to_gpu_memory_is_rejected() -> None:
     array = wholemem.asarray(any_bits((8,), "int32"))
     for call in [array.numpy, array.memoryview]:
         with pytest.raises(errors.Unsupported, match="memory of cuda:0"):
@@ -140,7 +140,7 @@ def test_what_no_processor_reads_is_refused() -> None:
         array.__dlpack__(dl_device=(1, 0))
 
 
-def test_a_copy_is_one() -> None:
+def test_a_dlpack_copy_does_not_share_memory() -> None:
     there = any_bits((6, 4), "bfloat16")[::2]
     copied = torch.from_dlpack(wholemem.asarray(there), copy=True)
     assert copied.data_ptr() != there.data_ptr()
@@ -153,7 +153,7 @@ def test_a_copy_is_one() -> None:
 # Lifetimes.
 
 
-def test_an_array_keeps_the_tensor_it_was_made_of() -> None:
+def test_an_array_keeps_its_source_tensor_alive() -> None:
     settle()
     before = torch.cuda.memory_allocated()
     there = torch.full((1 << 20,), 7, device="cuda")
@@ -170,7 +170,7 @@ def test_an_array_keeps_the_tensor_it_was_made_of() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-def test_a_tensor_keeps_the_array_it_was_made_of() -> None:
+def test_a_tensor_keeps_its_source_array_alive() -> None:
     (comm,) = wholemem.Communicator.local(1, device="cuda")
     before = free_bytes()
     table = WholeTensor.create(comm, (1 << 20, 32), "float32")
@@ -191,7 +191,7 @@ def test_a_tensor_keeps_the_array_it_was_made_of() -> None:
 # Streams.
 
 
-def test_work_waits_for_the_stream_that_made_an_array(comm: wholemem.Communicator) -> None:
+def test_work_waits_for_the_stream_that_wrote_an_array(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (64, 1024), "int32")
     made, used = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(made):
@@ -205,7 +205,7 @@ def test_work_waits_for_the_stream_that_made_an_array(comm: wholemem.Communicato
     assert int(torch.from_dlpack(table.local()).sum()) == 7 * 64 * 1024
 
 
-def test_who_takes_an_array_waits_for_the_stream_that_writes_it(comm: wholemem.Communicator) -> None:
+def test_a_consumer_waits_for_the_stream_that_writes_an_array(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (64, 1024), "int32")
     table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
     comm.barrier()
@@ -236,7 +236,7 @@ def same(here: Any, there: Any) -> None:
 
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", [dtype for dtype in TORCH_TYPES if dtype != "complex128"])
-def test_rows_are_gathered_and_scattered_as_on_the_host(
+def test_gather_and_scatter_match_the_host(
     comm: wholemem.Communicator, dtype: str, index: str
 ) -> None:
     table = WholeTensor.create(comm, (1000, 12), dtype)
@@ -260,7 +260,7 @@ def test_rows_are_gathered_and_scattered_as_on_the_host(
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_rows_are_added_as_on_the_host(comm: wholemem.Communicator, dtype: str) -> None:
+def test_scatter_add_matches_the_host(comm: wholemem.Communicator, dtype: str) -> None:
     table = WholeTensor.create(comm, (50, 6), dtype)
     rng = np.random.default_rng(3)
     added = torch.from_numpy(rng.integers(0, 4, (300, 6))).to(getattr(torch, dtype))
@@ -279,7 +279,7 @@ def test_rows_are_converted(comm: wholemem.Communicator) -> None:
     same(torch.from_dlpack(table.gather(rows, dtype="bfloat16")), whole.flip(0).bfloat16())
 
 
-def test_rows_at_the_host_are_reached_from_the_gpu(comm: wholemem.Communicator) -> None:
+def test_the_gpu_gathers_rows_in_host_memory(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (100, 4), "int64", location="host")
     table.local().numpy()[:] = np.arange(400).reshape(100, 4)
     gathered = torch.from_dlpack(table.gather(torch.tensor([99, 0, 99], device="cuda")))
@@ -287,7 +287,7 @@ def test_rows_at_the_host_are_reached_from_the_gpu(comm: wholemem.Communicator) 
 
 
 @pytest.mark.parametrize("index", ["int32", "int64"])
-def test_arrays_of_numpy_are_copied_to_the_gpu_and_back(comm: wholemem.Communicator, index: str) -> None:
+def test_numpy_arrays_are_staged_through_the_gpu(comm: wholemem.Communicator, index: str) -> None:
     table = WholeTensor.create(comm, (100, 4), "float32")
     whole = np.arange(400, dtype=np.float32).reshape(100, 4)
     table.scatter(range(100), whole)
@@ -304,7 +304,7 @@ def test_arrays_of_numpy_are_copied_to_the_gpu_and_back(comm: wholemem.Communica
         table.gather(np.array([100]))
 
 
-def test_tensors_of_torch_are_gathered_on_its_current_stream(comm: wholemem.Communicator) -> None:
+def test_torch_tensors_use_torchs_current_stream(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (64, 1024), "int32")
     table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
     comm.barrier()
@@ -318,7 +318,7 @@ def test_tensors_of_torch_are_gathered_on_its_current_stream(comm: wholemem.Comm
 # Mistakes.
 
 
-def test_what_does_not_fit_is_refused(comm: wholemem.Communicator) -> None:
+def test_mismatched_arguments_are_rejected(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (10, 4), "float32")
     rows = torch.zeros(3, dtype=torch.int64, device="cuda")
     fits = torch.zeros((3, 4), device="cuda")
@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_refused(comm: wholemem.Communicator) -> None:
     table.gather(rows, fits)
 
 
-def test_an_index_that_names_no_row_is_told(comm: wholemem.Communicator) -> None:
+def test_a_bad_index_is_reported(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (10, 4), "float32")
     table.write(0, torch.ones((10, 4), device="cuda"))
     rows = torch.tensor([1, 10, -1], device="cuda")
@@ -352,7 +352,7 @@ def test_an_index_that_names_no_row_is_told(comm: wholemem.Communicator) -> None
 # Nothing is left behind.
 
 
-def test_ten_thousand_rounds_leave_nothing(comm: wholemem.Communicator) -> None:
+def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (1000, 64), "float32")
     rows = torch.arange(500, device="cuda")
     given = torch.zeros((500, 64), device="cuda")
@@ -381,7 +381,7 @@ def test_ten_thousand_rounds_leave_nothing(comm: wholemem.Communicator) -> None:
     assert after[2] == before[2]
 
 
-def test_a_process_that_ends_with_arrays_ends_well() -> None:
+def test_a_process_with_live_arrays_exits_cleanly() -> None:
     from world import run
 
     ended = run(

@@ -61,7 +61,7 @@ print(int(x.view(torch.uint8).long().sum()))
     assert said == f"{int(there.view(torch.uint8).long().sum())}\n"
 
 
-def test_it_is_the_same_memory(client: store.Client, memory: Any) -> None:
+def test_a_published_tensor_shares_memory_with_the_object(client: store.Client, memory: Any) -> None:
     with torch.cuda.use_mem_pool(memory):
         there = torch.zeros(1 << 20, device="cuda")
     pool.publish(client, "same", there)
@@ -71,7 +71,7 @@ def test_it_is_the_same_memory(client: store.Client, memory: Any) -> None:
     assert int(seen.sum()) == 3 << 20
 
 
-def test_what_is_enqueued_is_waited_for(client: store.Client, memory: Any) -> None:
+def test_publishing_waits_for_enqueued_work(client: store.Client, memory: Any) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.use_mem_pool(memory), torch.cuda.stream(stream):
         there = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
@@ -81,7 +81,7 @@ def test_what_is_enqueued_is_waited_for(client: store.Client, memory: Any) -> No
     assert int(torch.from_dlpack(client.get("late")).sum()) == 7 << 20
 
 
-def test_a_tensor_that_was_dropped_is_not_overwritten(served: Served, client: store.Client) -> None:
+def test_the_memory_of_a_dropped_published_tensor_is_not_reused(served: Served, client: store.Client) -> None:
     own = pool.mem_pool()
     with torch.cuda.use_mem_pool(own):
         there = torch.full((3 << 20,), 5, dtype=torch.int32, device="cuda")
@@ -101,7 +101,7 @@ def test_a_tensor_that_was_dropped_is_not_overwritten(served: Served, client: st
     assert address in [other.data_ptr() for other in again]
 
 
-def test_tensors_of_one_piece_are_counted_once(client: store.Client) -> None:
+def test_tensors_of_one_segment_are_counted_once(client: store.Client) -> None:
     own = pool.mem_pool()
     before = client.status().device_used
     with torch.cuda.use_mem_pool(own):
@@ -115,7 +115,7 @@ def test_tensors_of_one_piece_are_counted_once(client: store.Client) -> None:
     assert client.status().device_used == before
 
 
-def test_memory_comes_back(served: Served) -> None:
+def test_memory_is_returned_to_the_pool(served: Served) -> None:
     before = free_bytes()
     with served.client() as client:
         own = pool.mem_pool()
@@ -135,7 +135,7 @@ def test_memory_comes_back(served: Served) -> None:
     assert before - free_bytes() < 16 << 20
 
 
-def test_what_was_published_outlives_its_maker(served: Served, client: store.Client) -> None:
+def test_a_published_tensor_outlives_its_process(served: Served, client: store.Client) -> None:
     elsewhere(
         served,
         """
@@ -148,7 +148,7 @@ pool.publish(client, "left", x)
     assert torch.equal(torch.from_dlpack(client.get("left")), torch.arange(1 << 20, device="cuda"))
 
 
-def test_other_memory_is_refused(client: store.Client) -> None:
+def test_tensors_outside_of_a_pool_are_rejected(client: store.Client) -> None:
     with pytest.raises(errors.Unsupported, match="not made to be shared") as caught:
         pool.publish(client, "x", torch.zeros(1 << 20, device="cuda"))
     assert "mem_pool()" in str(caught.value)
@@ -162,7 +162,7 @@ EXPANDABLE = {
 }
 
 
-def test_tensors_of_expandable_segments_are_put_and_shared(served: Served, client: store.Client) -> None:
+def test_tensors_of_expandable_segments_can_be_put_and_shared(served: Served, client: store.Client) -> None:
     said = elsewhere(
         served,
         """
@@ -186,7 +186,7 @@ client.delete("put")
     assert torch.equal(torch.from_dlpack(client.get("small")), torch.arange(1000, device="cuda"))
 
 
-def test_the_pool_serves_beside_expandable_segments(served: Served) -> None:
+def test_the_pool_works_with_expandable_segments(served: Served) -> None:
     said = elsewhere(
         served,
         """
@@ -202,7 +202,7 @@ client.delete("whole")
     assert said == "True\n"
 
 
-def test_a_thousand_rounds_leave_nothing(client: store.Client) -> None:
+def test_a_thousand_rounds_leak_nothing(client: store.Client) -> None:
     own = pool.mem_pool()
 
     def rounds(count: int) -> None:

@@ -47,7 +47,7 @@ def ranks(size: int, text: str, **environment: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_reduce_gather_and_broadcast(size: int) -> None:
+def test_collectives_return_the_expected_arrays(size: int) -> None:
     ranks(
         size,
         """
@@ -74,7 +74,7 @@ comm.check()
     )
 
 
-def test_the_stream_that_is_named_is_the_one_that_works() -> None:
+def test_collectives_run_on_the_given_stream() -> None:
     ranks(
         2,
         """
@@ -93,7 +93,7 @@ for turn in range(20):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_window_is_every_ranks(size: int) -> None:
+def test_every_rank_accesses_a_window(size: int) -> None:
     ranks(
         size,
         """
@@ -115,7 +115,7 @@ comm.barrier()
 
 
 @pytest.mark.parametrize("kind", ["continuous", "chunked"])
-def test_rows_of_all_ranks_are_reached_by_each(kind: str) -> None:
+def test_every_rank_accesses_the_rows_of_all_ranks(kind: str) -> None:
     ranks(
         4,
         f"""
@@ -135,7 +135,7 @@ comm.barrier()
     )
 
 
-def test_ranks_that_give_different_things_are_told() -> None:
+def test_ranks_with_different_arguments_get_an_error() -> None:
     ranks(
         2,
         """
@@ -150,7 +150,7 @@ comm.barrier()
     )
 
 
-def test_memory_of_expandable_segments_becomes_a_window() -> None:
+def test_memory_of_expandable_segments_can_be_registered() -> None:
     ranks(
         2,
         """

@@ -31,7 +31,7 @@ def elsewhere(served: Served, text: str) -> str:
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
-def test_a_tensor_is_put_and_got(client: store.Client, dtype: str) -> None:
+def test_a_tensor_can_be_put_and_got(client: store.Client, dtype: str) -> None:
     there = any_bits((33, 5), dtype)
     client.put("x", there)
     array = client.get("x")
@@ -43,7 +43,7 @@ def test_a_tensor_is_put_and_got(client: store.Client, dtype: str) -> None:
     assert client.get("x").data_ptr() == array.data_ptr()
 
 
-def test_another_process_has_the_same_bytes(served: Served, client: store.Client) -> None:
+def test_another_process_gets_the_same_bytes(served: Served, client: store.Client) -> None:
     there = any_bits((1 << 20, 3), "bfloat16")
     client.put("shared", there)
     said = elsewhere(
@@ -60,7 +60,7 @@ client.put("answer", x.view(torch.int16) + 1)
     assert torch.equal(answer, there.view(torch.int16) + 1)
 
 
-def test_what_is_enqueued_is_waited_for(client: store.Client) -> None:
+def test_put_waits_for_enqueued_work(client: store.Client) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         there = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
@@ -70,7 +70,7 @@ def test_what_is_enqueued_is_waited_for(client: store.Client) -> None:
     assert int(torch.from_dlpack(client.get("late")).sum()) == 7 << 20
 
 
-def test_cupy_and_jax_put_and_get(client: store.Client) -> None:
+def test_cupy_and_jax_arrays_can_be_put_and_got(client: store.Client) -> None:
     tried = 0
     try:
         import cupy
@@ -98,7 +98,7 @@ def test_cupy_and_jax_put_and_get(client: store.Client) -> None:
         pytest.skip("there is neither CuPy nor JAX")
 
 
-def test_a_model_is_one_pack(served: Served, client: store.Client) -> None:
+def test_a_state_dict_can_be_put_as_a_pack(served: Served, client: store.Client) -> None:
     model = {f"layers.{i}.weight": torch.full((64, i + 1), i, dtype=torch.bfloat16, device="cuda") for i in range(50)}
     client.put("model", model)
     said = elsewhere(
@@ -116,7 +116,7 @@ print(float(layer(torch.ones(50, dtype=torch.bfloat16, device="cuda"))[0]))
     assert said == "50 50\nTrue\n2448.0\n"
 
 
-def test_what_is_got_outlives_its_client_and_its_name(served: Served) -> None:
+def test_an_object_outlives_its_client_and_its_name(served: Served) -> None:
     client = served.client()
     client.put("gone", torch.full((1 << 20,), 3, device="cuda"))
     there = torch.from_dlpack(client.get("gone"))
@@ -125,7 +125,7 @@ def test_what_is_got_outlives_its_client_and_its_name(served: Served) -> None:
     assert int(there.sum()) == 3 << 20
 
 
-def test_drafts_and_mirrors(client: store.Client) -> None:
+def test_drafts_and_mirrors_work_on_a_gpu(client: store.Client) -> None:
     draft = client.create("draft", (1000, 4), "float32", device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -138,7 +138,7 @@ def test_drafts_and_mirrors(client: store.Client) -> None:
         assert (mirror.array.numpy() == 5).all()
 
 
-def test_mistakes_are_told(client: store.Client) -> None:
+def test_mistakes_raise_the_expected_errors(client: store.Client) -> None:
     with pytest.raises(errors.WrongStride, match="not contiguous"):
         client.put("x", torch.zeros((4, 4), device="cuda").T[1:])
     with pytest.raises(errors.WrongDevice, match="is on cuda:0, and `b` on cpu"):
@@ -148,7 +148,7 @@ def test_mistakes_are_told(client: store.Client) -> None:
     settle()
 
 
-def test_ten_thousand_rounds_leave_nothing(client: store.Client) -> None:
+def test_ten_thousand_rounds_leak_nothing(client: store.Client) -> None:
     there = torch.zeros(1 << 18, device="cuda")
 
     def rounds(count: int) -> None:

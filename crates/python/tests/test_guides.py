@@ -36,7 +36,7 @@ def there_is(needed: str) -> bool:
 
 
 @pytest.mark.parametrize(("needs", "command", "prints"), EXAMPLES, ids=[command for _, command, _ in EXAMPLES])
-def test_an_example_prints_what_its_description_says(needs: str, command: str, prints: str) -> None:
+def test_an_example_prints_the_documented_output(needs: str, command: str, prints: str) -> None:
     if not there_is(needs):
         pytest.skip(f"needs {needs}")
     programs = {"python": sys.executable, "wholemem": PROGRAM}
@@ -48,13 +48,13 @@ def test_an_example_prints_what_its_description_says(needs: str, command: str, p
     assert (order(ended.stdout.splitlines()), ended.stderr) == (order(prints.splitlines()), "")
 
 
-def test_every_example_is_described() -> None:
+def test_every_example_is_documented() -> None:
     described = {word for _, command, _ in EXAMPLES for word in shlex.split(command) if word.endswith(".py")}
     assert described == {str(path.relative_to(ROOT)) for path in (ROOT / "examples/python").glob("*.py")}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/python").glob("*.py")), ids=lambda path: str(path.stem))
-def test_an_example_tells_what_it_does_and_who_must_start_it(path: Path) -> None:
+def test_the_help_of_an_example_names_its_launcher(path: Path) -> None:
     if path.stem == "transformer" and not there_is("torch"):
         pytest.skip("needs torch")
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}

@@ -47,7 +47,7 @@ def test_rows_are_gathered_and_scattered_by_address(dtype: Any) -> None:
     np.testing.assert_array_equal(table.all().numpy(), whole)
 
 
-def test_ranks_meet_by_address() -> None:
+def test_collectives_work_by_address() -> None:
     def work(comm: Communicator) -> None:
         own = np.full(1000, comm.rank + 1, np.float32)
         out, every = np.zeros(1000, np.float32), np.zeros((2, 1000), np.float32)
@@ -65,7 +65,7 @@ def test_ranks_meet_by_address() -> None:
     each(2, work)
 
 
-def test_strides_that_no_row_has_are_refused() -> None:
+def test_strides_without_contiguous_rows_are_rejected() -> None:
     table, _ = filled()
     indices, wide = np.array([1, 2]), np.zeros((2, 6), np.float32)
     for out, says in (
@@ -82,13 +82,13 @@ def test_strides_that_no_row_has_are_refused() -> None:
     table.gather(indices[:0], wide[:0, ::2])
 
 
-def test_memory_that_is_not_there_is_refused() -> None:
+def test_a_tensor_without_memory_is_rejected() -> None:
     table, _ = filled()
     with pytest.raises(errors.WrongValue, match="the interface of the array says that it lies at 0x0"):
         table.gather(np.array([1]), Stated(np.zeros((1, 3), np.float32), data=(0, False)))
 
 
-def test_a_handle_finds_what_somebody_keeps() -> None:
+def test_a_handle_resolves_while_its_object_lives() -> None:
     table, _ = filled()
     (comm,) = Communicator.local(1, device="cpu")
     handle = table._handle
@@ -102,7 +102,7 @@ def test_a_handle_finds_what_somebody_keeps() -> None:
         _handles.find(handle, WholeTensor)
 
 
-def test_a_table_like_another() -> None:
+def test_like_creates_an_equal_table() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (10, 2), "bfloat16", kind="chunked", location="host", rows_of_each=[7, 3])
         like = table.like()

@@ -80,7 +80,7 @@ print(before.host_used, before.device_used - client.status().device_used == give
     ]
 
 
-def test_types_that_numpy_lacks_are_kept(program: Program) -> None:
+def test_element_types_that_numpy_lacks_are_preserved(program: Program) -> None:
     said = program(
         """
 for dtype in ["bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"]:
@@ -97,7 +97,7 @@ print(client.get("none").shape)
     ]
 
 
-def test_a_pack_lies_on_one_gpu(program: Program) -> None:
+def test_a_pack_is_on_one_gpu(program: Program) -> None:
     said = program(
         """
 given = {f"layer{i}": np.full((1000 * i, 3), i, np.int16) for i in range(1, 40)}
@@ -129,7 +129,7 @@ print(client.list("mixed"), client.list("cut"), client.status().unsealed)
     ]
 
 
-def test_drafts_on_a_gpu_are_written_there(program: Program) -> None:
+def test_drafts_on_a_gpu_are_written_in_place(program: Program) -> None:
     said = program(
         """
 with client.create("drafted", (1000, 7), "int32", device="cuda") as draft:
@@ -166,7 +166,7 @@ refused(errors.WrongDevice, lambda: client.create("x", (1,), "int8", device="tpu
     ]
 
 
-def test_an_array_is_shared_where_it_lies(program: Program) -> None:
+def test_an_array_is_shared_without_a_copy(program: Program) -> None:
     said = program(
         """
 given = np.arange(3 << 20, dtype=np.float32).reshape(-1, 4)
@@ -199,7 +199,7 @@ print(wholemem._native.collect_shared(), client.status().device_used)
     ]
 
 
-def test_memory_that_cannot_be_shared_is_told(program: Program) -> None:
+def test_memory_that_cannot_be_shared_is_rejected(program: Program) -> None:
     said = program(
         """
 table = wholemem.WholeTensor.create(comm, (100, 4), "float32")
@@ -267,13 +267,13 @@ client.close()
     assert said.splitlines() == ["None None None", "1 20", "1 20", "1 20", "0 0", "1 20", "True"]
 
 
-def test_what_was_shared_outlives_the_process(program: Program) -> None:
+def test_shared_memory_outlives_its_process(program: Program) -> None:
     program(POOL + 'piece = alloc(2 << 20, 1, None)\nclient.share("left", wholemem.asarray(Tensor(piece, (7,), "<f4")))')
     said = program('print(client.get("left"))')
     assert said == "Array([0., 0., 0., 0., 0., 0., 0.], shape=(7,), dtype=float32, device=cuda:1, readonly)\n"
 
 
-def test_more_than_the_gpu_may_give_is_refused(program: Program) -> None:
+def test_the_device_quota_is_enforced(program: Program) -> None:
     said = program(
         """
 refused(errors.OverQuota, lambda: client.put("x", wholemem.WholeTensor.create(comm, (65 << 20,), "int8").local()))
@@ -284,7 +284,7 @@ print(client.status().device_used)
     assert said.splitlines()[-1] == "0"
 
 
-def test_a_store_without_gpus_says_so(tmp_path: Path, served: Served) -> None:
+def test_a_store_without_gpus_rejects_gpu_arrays(tmp_path: Path, served: Served) -> None:
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)

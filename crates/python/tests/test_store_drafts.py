@@ -47,7 +47,7 @@ def array_of(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("create", DRAFTS)
-def test_what_a_child_can_write_is_sealed_when_the_child_has_ended(client: store.Client, create: Any) -> None:
+def test_a_draft_mapped_by_a_forked_child_is_sealed_after_its_exit(client: store.Client, create: Any) -> None:
     draft = create(client)
     array_of(draft)[:] = 7
     with forked():
@@ -63,7 +63,7 @@ def test_what_a_child_can_write_is_sealed_when_the_child_has_ended(client: store
 
 
 @pytest.mark.parametrize("create", DRAFTS)
-def test_a_block_that_cannot_be_sealed_leaves_the_draft(client: store.Client, create: Any) -> None:
+def test_a_failed_seal_at_block_exit_keeps_the_draft_open(client: store.Client, create: Any) -> None:
     with pytest.raises(errors.InUse, match="still mapped for writing"):
         with contextlib.ExitStack() as child, create(client) as draft:
             array_of(draft)[:] = 7
@@ -78,7 +78,7 @@ def test_a_block_that_cannot_be_sealed_leaves_the_draft(client: store.Client, cr
     draft.seal()
 
 
-def test_a_small_draft_without_room_is_sealed_when_there_is_some() -> None:
+def test_a_small_draft_over_quota_can_be_sealed_later() -> None:
     with Served("32MiB") as served, served.client() as client:
         draft = client.create("small", (3,), "uint8")
         draft.array.numpy()[:] = 7
@@ -90,7 +90,7 @@ def test_a_small_draft_without_room_is_sealed_when_there_is_some() -> None:
         assert client.get("small").numpy().tolist() == [7, 7, 7]
 
 
-def test_what_is_given_up_while_it_cannot_be_sealed_is_gone(client: store.Client) -> None:
+def test_a_draft_abandoned_during_a_failing_seal_is_closed(client: store.Client) -> None:
     draft = client.create("given up", (LARGE,), "uint8")
     with forked():
         with pytest.raises(errors.InUse):
@@ -101,7 +101,7 @@ def test_what_is_given_up_while_it_cannot_be_sealed_is_gone(client: store.Client
     assert client.status().unsealed == 0
 
 
-def test_an_array_of_a_mirror_that_is_gone_keeps_the_draft_from_being_sealed(client: store.Client) -> None:
+def test_an_array_of_a_dropped_mirror_prevents_sealing(client: store.Client) -> None:
     draft = client.create("mirrored", (LARGE,), "uint8")
     shown = store.Mirror(draft).array
     shown.numpy()[:] = 7
@@ -114,7 +114,7 @@ def test_an_array_of_a_mirror_that_is_gone_keeps_the_draft_from_being_sealed(cli
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_other_threads_run_while_a_mirror_is_made_or_dropped(client: store.Client, is_made: bool) -> None:
+def test_creating_or_dropping_a_mirror_releases_the_gil(client: store.Client, is_made: bool) -> None:
     draft = client.create("looked at", (128 << 20,), "uint8")
 
     def longest() -> float:
@@ -145,7 +145,7 @@ def test_other_threads_run_while_a_mirror_is_made_or_dropped(client: store.Clien
     assert min(longest() for _ in range(5)) < 0.5
 
 
-def test_a_mirror_that_is_dropped_is_written_back_also_where_something_was_raised(client: store.Client) -> None:
+def test_a_dropped_mirror_is_written_back_even_after_an_exception(client: store.Client) -> None:
     draft = client.create("dropped", (LARGE,), "uint8")
 
     def half() -> None:

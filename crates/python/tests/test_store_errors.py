@@ -56,14 +56,14 @@ class Twice(Mapping[str, Any]):
         (lambda client: store.Client("/nowhere/socket"), errors.ServerLost, "no store is served at `/nowhere/socket`"),
     ],
 )
-def test_what_goes_wrong_is_said(client: store.Client, call: Any, kind: type, says: str) -> None:
+def test_mistakes_raise_the_expected_errors(client: store.Client, call: Any, kind: type, says: str) -> None:
     with pytest.raises(kind, match=says) as caught:
         call(client)
     assert isinstance(caught.value, errors.Error)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
-def test_an_exception_of_somebody_else_is_noted_with_its_name(client: store.Client) -> None:
+def test_a_foreign_exception_gets_a_note_with_the_member_name(client: store.Client) -> None:
     class Broken:
         def __dlpack__(self) -> None:
             raise LookupError("nothing is here")
@@ -76,7 +76,7 @@ def test_an_exception_of_somebody_else_is_noted_with_its_name(client: store.Clie
     assert getattr(caught.value, "__notes__") == ["it is about `z`"]
 
 
-def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> None:
+def test_a_shape_with_too_many_dimensions_is_rejected(client: store.Client) -> None:
     with pytest.raises(errors.WrongValue, match="a description of .* bytes is too long"):
         client.create("dimensions", (1,) * 200, "int8")
 
@@ -93,7 +93,7 @@ def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> No
         lambda client: client.create_pack("", {"x": ((LARGE,), "int8")}),
     ],
 )
-def test_an_empty_name_is_refused_before_anything_is_taken(client: store.Client, call: Any) -> None:
+def test_an_empty_name_is_rejected_before_memory_is_allocated(client: store.Client, call: Any) -> None:
     client.put("named", b"")
     before = client.status()
     with pytest.raises(errors.WrongValue, match="an empty name is no name") as caught:
@@ -103,7 +103,7 @@ def test_an_empty_name_is_refused_before_anything_is_taken(client: store.Client,
     assert (after.objects, after.unsealed, after.host_used) == (before.objects, before.unsealed, before.host_used)
 
 
-def test_who_does_not_wait_for_names_is_not_told_how(client: store.Client) -> None:
+def test_calls_without_a_timeout_do_not_suggest_one(client: store.Client) -> None:
     for call in [client.stat, client.delete]:
         with pytest.raises(errors.NotFound) as caught:
             call("nothing")
@@ -130,7 +130,7 @@ def test_who_does_not_wait_for_names_is_not_told_how(client: store.Client) -> No
         (lambda client: store.Client("a\0b"), errors.WrongValue, "^cannot use the socket `a\0b`: `bind` failed: Invalid"),
     ],
 )
-def test_what_has_the_wrong_form_is_refused_with_a_hint(client: store.Client, call: Any, kind: type, says: str) -> None:
+def test_malformed_arguments_raise_with_a_hint(client: store.Client, call: Any, kind: type, says: str) -> None:
     with pytest.raises(kind, match=says) as caught:
         call(client)
     assert isinstance(caught.value, errors.Error) and caught.value.hint

@@ -66,7 +66,7 @@ def until_nothing_is_retired(client: store.Client) -> None:
         assert time.monotonic() < limit, "what was held is free again"
 
 
-def test_a_child_reads_what_its_parent_has_dropped() -> None:
+def test_a_child_reads_objects_that_its_parent_dropped() -> None:
     with Served() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
@@ -82,7 +82,7 @@ def test_a_child_reads_what_its_parent_has_dropped() -> None:
         until_nothing_is_retired(client)
 
 
-def test_a_child_reads_what_it_inherited_when_its_parent_is_gone() -> None:
+def test_a_child_reads_inherited_objects_after_its_parent_exits() -> None:
     with Served() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
@@ -112,7 +112,7 @@ def test_a_child_reads_what_it_inherited_when_its_parent_is_gone() -> None:
         assert client.status().clients == 1
 
 
-def test_a_child_of_a_child_reads_what_both_have_dropped() -> None:
+def test_a_grandchild_reads_objects_that_its_ancestors_dropped() -> None:
     with Served() as served, Served() as other:
         client, beside = served.client(), other.client()
         client.put("first", np.full(COUNT, 5, np.uint8))
@@ -145,7 +145,7 @@ def test_a_child_of_a_child_reads_what_both_have_dropped() -> None:
         until_nothing_is_retired(beside)
 
 
-def test_a_child_holds_what_it_inherited_without_a_descriptor(served: Served, client: store.Client) -> None:
+def test_a_child_holds_inherited_objects_without_a_descriptor(served: Served, client: store.Client) -> None:
     client.put("small", np.full(COUNT, 5, np.uint8))
     held = client.get("small")
 
@@ -163,7 +163,7 @@ def test_a_child_holds_what_it_inherited_without_a_descriptor(served: Served, cl
     until_nothing_is_retired(client)
 
 
-def test_workers_that_are_forked_read_what_their_parent_held(served: Served, client: store.Client) -> None:
+def test_forked_workers_read_objects_of_their_parent(served: Served, client: store.Client) -> None:
     import multiprocessing
 
     client.put("small", np.arange(COUNT))
@@ -186,7 +186,7 @@ def until(holds: Callable[[], bool], thread: threading.Thread) -> None:
         time.sleep(0.0001)
 
 
-def test_children_hold_what_threads_get_and_drop_while_servers_are_killed() -> None:
+def test_children_hold_objects_while_threads_and_server_kills_race() -> None:
     with Served() as served:
         client = served.client()
         stop = threading.Event()
@@ -259,7 +259,7 @@ def test_a_child_that_cannot_hold_small_objects_cannot_read_them() -> None:
         assert (ended.returncode, ended.stderr[: len(expected)]) == (0, expected)
 
 
-def test_arrays_of_a_store_that_was_killed_stay_in_children() -> None:
+def test_arrays_of_a_killed_store_stay_valid_in_children() -> None:
     served = Served()
     client = served.client()
     client.put("small", np.full(COUNT, 5, np.uint8))
@@ -281,7 +281,7 @@ def test_arrays_of_a_store_that_was_killed_stay_in_children() -> None:
     assert Child(lambda: (read(), Child(read).run())).run() == "(5, '5')"
 
 
-def test_a_fork_leaves_nothing_behind_in_the_parent(served: Served, client: store.Client) -> None:
+def test_a_fork_leaks_nothing_in_the_parent(served: Served, client: store.Client) -> None:
     client.put("small", np.zeros(COUNT, np.uint8))
     held = client.get("small")
     clients, open_before = client.status().clients, os.listdir("/proc/self/fd")
@@ -295,7 +295,7 @@ def test_a_fork_leaves_nothing_behind_in_the_parent(served: Served, client: stor
         assert time.monotonic() < limit, "children that have exited are forgotten"
 
 
-def test_a_page_is_not_claimed_without_its_secret(served: Served, client: store.Client) -> None:
+def test_a_pin_page_cannot_be_claimed_without_its_secret(served: Served, client: store.Client) -> None:
     def varint(number: int) -> bytes:
         return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
 

@@ -24,7 +24,7 @@ def mapped() -> int:
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_a_lease_outlives_its_name_its_client_and_the_store(count: int) -> None:
+def test_an_array_outlives_its_name_its_client_and_the_store(count: int) -> None:
     served = Served()
     client = served.client()
     client.put("held", np.arange(count, dtype=np.uint8))
@@ -57,7 +57,7 @@ def test_a_lease_outlives_its_name_its_client_and_the_store(count: int) -> None:
     assert member[0] == 3
 
 
-def test_memory_goes_with_the_last_who_holds_it(served: Served, client: store.Client) -> None:
+def test_memory_is_freed_with_its_last_holder(served: Served, client: store.Client) -> None:
     before = client.status()
     client.put("going", np.zeros(LARGE, np.uint8))
     array = client.get("going")
@@ -73,7 +73,7 @@ def test_memory_goes_with_the_last_who_holds_it(served: Served, client: store.Cl
     assert not any(entry.name == "going" for entry in client.list())
 
 
-def test_the_server_is_killed_and_nobody_notices() -> None:
+def test_clients_survive_a_killed_server() -> None:
     with Served() as served:
         client = served.client()
         client.put("stays", np.arange(LARGE, dtype=np.uint8))
@@ -110,7 +110,7 @@ def test_the_server_is_killed_and_nobody_notices() -> None:
         assert told[-1].kind == "published"
 
 
-def test_a_dead_store_is_said() -> None:
+def test_a_dead_store_raises_server_lost() -> None:
     served = Served()
     client = served.client()
     client.put("cached", np.arange(3))
@@ -150,7 +150,7 @@ def test_a_dead_store_is_said() -> None:
         lambda client: client.create("new", (3,), "int8"),
     ],
 )
-def test_a_dead_store_is_noticed_by_who_only_looks(look: Any) -> None:
+def test_a_cached_get_detects_a_dead_store(look: Any) -> None:
     served = Served()
     client = served.client()
     client.put("cached", np.arange(3))
@@ -161,7 +161,7 @@ def test_a_dead_store_is_noticed_by_who_only_looks(look: Any) -> None:
             look(client)
 
 
-def test_ten_thousand_cycles_leave_nothing() -> None:
+def test_ten_thousand_cycles_leak_nothing() -> None:
     with Served() as served:
         client = served.client()
         small, large = np.arange(100), np.zeros(2 << 20, np.uint8)
@@ -200,7 +200,7 @@ def test_ten_thousand_cycles_leave_nothing() -> None:
         assert resident() - memory < 4 << 20
 
 
-def test_clients_that_go_leave_nothing(served: Served, client: store.Client) -> None:
+def test_dropped_clients_leak_nothing(served: Served, client: store.Client) -> None:
     client.put("got", np.arange(3))
 
     def cycle(times: int) -> None:
@@ -223,7 +223,7 @@ def test_clients_that_go_leave_nothing(served: Served, client: store.Client) -> 
 
 
 @pytest.mark.parametrize("order", range(6))
-def test_things_are_dropped_in_any_order(served: Served, order: int) -> None:
+def test_objects_can_be_dropped_in_any_order(served: Served, order: int) -> None:
     client: Any = served.client()
     client.put("any order", {"a": np.arange(LARGE, dtype=np.uint8)})
     pack = client.get("any order")
@@ -271,7 +271,7 @@ def test_cycles_are_collected(served: Served, client: store.Client) -> None:
     assert (client.status().retired, client.status().unsealed) == (0, 0)
 
 
-def test_what_lives_at_the_end_of_the_interpreter_does_no_harm(served: Served, client: store.Client) -> None:
+def test_objects_alive_at_interpreter_exit_do_not_crash(served: Served, client: store.Client) -> None:
     script = f"""
         import sys, threading, numpy as np
         from wholemem import store

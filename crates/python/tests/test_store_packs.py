@@ -37,7 +37,7 @@ def test_a_pack_is_a_mapping_over_one_memory(client: store.Client, count: int) -
     assert client.get("again")["n"].numpy() == 5
 
 
-def test_a_pack_of_no_arrays_is_a_pack(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_an_empty_pack_is_a_pack(served: Served, client: store.Client, tmp_path: Path) -> None:
     client.put("none", {})
     client.create_pack("none drafted", {}).seal()
     text = b'{"__metadata__":{"made":"by hand"}}'
@@ -53,7 +53,7 @@ def test_a_pack_of_no_arrays_is_a_pack(served: Served, client: store.Client, tmp
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_a_pack_keeps_the_order_of_arrays_without_elements(client: store.Client, count: int) -> None:
+def test_a_pack_preserves_the_order_of_empty_arrays(client: store.Client, count: int) -> None:
     names = ["z", "y", "last", "b", "first", "x", "a"]
     # Slots that were used before come in another order.
     for number in range(100):
@@ -65,7 +65,7 @@ def test_a_pack_keeps_the_order_of_arrays_without_elements(client: store.Client,
         assert list(client.get("ordered")) == names
 
 
-def test_a_pack_of_thousands(client: store.Client) -> None:
+def test_a_pack_can_have_thousands_of_arrays(client: store.Client) -> None:
     client.put("many", {f"layer.{number}": np.full(3, number) for number in range(3000)})
     many = client.get("many")
     assert [int(array.numpy()[2]) for array in many.values()] == list(range(3000))

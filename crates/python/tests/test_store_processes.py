@@ -38,7 +38,7 @@ def in_child(work: Callable[[], Any]) -> str:
     return outcome
 
 
-def test_a_forked_child_is_told_and_makes_its_own_client(served: Served, client: store.Client) -> None:
+def test_a_forked_child_gets_an_error_and_can_create_a_client(served: Served, client: store.Client) -> None:
     client.put("forked", np.arange(LARGE, dtype=np.uint8))
     held = client.get("forked")
     draft = client.create("draft", (LARGE,), "uint8")
@@ -148,7 +148,7 @@ def test_threads_share_a_client(client: store.Client) -> None:
     assert (status.unsealed, status.retired) == (0, 0)
 
 
-def test_a_watch_is_one_threads(client: store.Client) -> None:
+def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
     watch = client.watch("own")
 
     def wait() -> None:
@@ -177,7 +177,7 @@ def test_a_watch_is_one_threads(client: store.Client) -> None:
     waiting.join()
 
 
-def test_other_threads_run_while_one_waits(client: store.Client) -> None:
+def test_other_threads_run_during_a_wait(client: store.Client) -> None:
     waits = threading.Thread(target=lambda: client.get("for all", timeout=float("inf")))
     waits.start()
     # Were the interpreter's lock held, nobody would put it.
@@ -185,7 +185,7 @@ def test_other_threads_run_while_one_waits(client: store.Client) -> None:
     waits.join()
 
 
-def test_deletions_race_with_readers(served: Served) -> None:
+def test_deletions_during_reads_are_safe(served: Served) -> None:
     writer, reader = served.client(), served.client()
     over = threading.Event()
     seen = []
@@ -214,7 +214,7 @@ def test_deletions_race_with_readers(served: Served) -> None:
 
 @pytest.mark.parametrize("close", [lambda client, watch: watch.close(), lambda client, watch: client.close()])
 @pytest.mark.parametrize("timeout", [None, 600])
-def test_a_watch_is_closed_while_another_thread_waits(served: Served, close: Any, timeout: Optional[float]) -> None:
+def test_closing_a_watch_ends_the_wait_of_another_thread(served: Served, close: Any, timeout: Optional[float]) -> None:
     client, other = served.client(), served.client()
     name = f"closed {timeout} {close}"
     watch = client.watch(name)
@@ -247,7 +247,7 @@ def test_a_watch_is_closed_while_another_thread_waits(served: Served, close: Any
     watch.close()
 
 
-def test_a_client_is_closed_while_another_thread_waits() -> None:
+def test_closing_a_client_ends_the_wait_of_another_thread() -> None:
     with Served() as served:
         mine, client = served.client(), served.client()
         raised: list[errors.Error] = []

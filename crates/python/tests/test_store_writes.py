@@ -75,7 +75,7 @@ class Careless:
 
 @pytest.mark.parametrize("max_version", [None, (1, 0), (1, 3)])
 @pytest.mark.parametrize("count", [10, 5000, LARGE])
-def test_what_a_framework_writes_stays_in_its_own_tensor(client: store.Client, count: int, max_version: Any) -> None:
+def test_writes_of_a_framework_stay_in_its_own_tensor(client: store.Client, count: int, max_version: Any) -> None:
     expected = np.arange(count, dtype=np.uint8)
     client.put("before", np.full(count, 7, np.uint8))
     client.put("written", expected)
@@ -92,7 +92,7 @@ def test_what_a_framework_writes_stays_in_its_own_tensor(client: store.Client, c
     assert (client.get("before").numpy() == 7).all() and (client.get("behind").numpy() == 8).all()
 
 
-def test_an_exported_member_of_a_pack_is_written_alone(client: store.Client) -> None:
+def test_writing_an_exported_pack_member_does_not_change_others(client: store.Client) -> None:
     client.put("several", {"a": np.arange(3), "b": np.arange(1000), "c": np.arange(5)})
     pack = client.get("several")
     for name in ["a", "b", "c"]:
@@ -104,7 +104,7 @@ def test_an_exported_member_of_a_pack_is_written_alone(client: store.Client) -> 
         np.testing.assert_array_equal(pack[name].numpy(), np.arange(count))
 
 
-def test_the_object_stays_while_an_export_of_it_does(client: store.Client) -> None:
+def test_an_export_keeps_its_object_alive(client: store.Client) -> None:
     before = client.status().retired
     client.put("exported", np.full(1000, 5, np.uint8))
     careless = Careless(client.get("exported"))
@@ -117,7 +117,7 @@ def test_the_object_stays_while_an_export_of_it_does(client: store.Client) -> No
     assert client.status().retired == before
 
 
-def test_everything_but_dlpack_is_shared_and_read_only(client: store.Client) -> None:
+def test_all_protocols_but_dlpack_share_read_only_memory(client: store.Client) -> None:
     client.put("shared", np.arange(5))
     array = client.get("shared")
     for view in [array.numpy(), np.asarray(array), np.asarray(array.memoryview())]:
@@ -133,7 +133,7 @@ def test_everything_but_dlpack_is_shared_and_read_only(client: store.Client) -> 
     assert Careless(array, copy=True).flags == 2
 
 
-def test_read_only_memory_without_a_file_is_exported_as_before(client: store.Client) -> None:
+def test_read_only_memory_without_a_file_is_exported_directly(client: store.Client) -> None:
     import wholemem
 
     array = wholemem.zeros((3,), "int64").as_readonly()
@@ -176,7 +176,7 @@ def fault(served: Served, where: str, before: str = "", **environment: str) -> t
         ("small.data_ptr() + 9", "byte 9 of `small`"),
     ],
 )
-def test_a_write_to_an_object_is_named_where_that_is_asked_for(
+def test_a_write_fault_names_its_object_if_enabled(
     served: Served, client: store.Client, where: str, named: str
 ) -> None:
     client.put("small", np.zeros(10, np.uint8))
@@ -192,7 +192,7 @@ def test_a_write_to_an_object_is_named_where_that_is_asked_for(
         assert (code, said.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
 
 
-def test_a_fault_elsewhere_and_one_after_the_object_is_gone_are_not_named(served: Served, client: store.Client) -> None:
+def test_unrelated_faults_name_no_object(served: Served, client: store.Client) -> None:
     for name in ["small", "other", "large"]:
         client.put(name, np.zeros(10, np.uint8))
     for where, before in [("16", ""), ("at", "at = small.data_ptr(); del small")]:

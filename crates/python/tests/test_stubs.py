@@ -67,16 +67,16 @@ def there() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_what_is_declared_is_there(name: str) -> None:
+def test_declared_names_exist(name: str) -> None:
     found(name)
 
 
-def test_what_is_there_is_declared() -> None:
+def test_existing_names_are_declared() -> None:
     assert set(there()) - set(DECLARED) == set()
 
 
 @pytest.mark.parametrize(("name", "node"), OVERLOADS)
-def test_arguments_are_as_declared(name: str, node: ast.FunctionDef) -> None:
+def test_arguments_match_the_stub(name: str, node: ast.FunctionDef) -> None:
     if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list):
         return
     signature = inspect.signature(reached(name))
@@ -90,17 +90,17 @@ def test_everything_public_is_documented() -> None:
     assert [name for name in there() if not inspect.getdoc(reached(name))] == []
 
 
-def test_the_module_says_what_its_stub_does() -> None:
+def test_the_module_docstring_matches_the_stub() -> None:
     assert inspect.getdoc(_native) == ast.get_docstring(ast.parse(STUB.read_text()))
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_help_shows_what_the_stub_says(name: str) -> None:
+def test_docstrings_match_the_stub(name: str) -> None:
     assert inspect.getdoc(reached(name)) == WORDS[name]
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_what_cannot_be_subclassed_is_final(name: str) -> None:
+def test_classes_that_cannot_be_subclassed_are_final(name: str) -> None:
     is_final = any(isinstance(mark, ast.Name) and mark.id == "final" for mark in CLASSES[name].decorator_list)
     try:
         type("Kind", (reached(name),), {})
@@ -110,13 +110,13 @@ def test_what_cannot_be_subclassed_is_final(name: str) -> None:
         assert not is_final
 
 
-def test_the_socket_is_declared_as_the_path_it_is(client: store.Client) -> None:
+def test_the_socket_is_declared_as_a_path(client: store.Client) -> None:
     node = DECLARED["Client.socket"]
     assert isinstance(node, ast.FunctionDef) and node.returns is not None
     assert isinstance(client.socket, Path) and ast.unparse(node.returns) == Path.__name__
 
 
-def test_a_shape_is_declared_as_the_number_that_it_may_be() -> None:
+def test_a_shape_may_be_declared_as_one_int() -> None:
     node = DECLARED["WholeTensor.create"]
     assert isinstance(node, ast.FunctionDef)
     (declared,) = (ast.unparse(given.annotation) for given in node.args.args if given.arg == "shape" and given.annotation)
@@ -126,7 +126,7 @@ def test_a_shape_is_declared_as_the_number_that_it_may_be() -> None:
     assert wholemem.ChunkedTensor.__init__.__annotations__["shape"] == declared == "Union[int, Sequence[int]]"
 
 
-def test_mappings_are_declared_as_such() -> None:
+def test_mappings_are_declared_as_mappings() -> None:
     mappings = {name for name in CLASSES if issubclass(reached(name), Mapping)}
     assert store.Pack.__name__ in mappings
     declared = {name for name, node in CLASSES.items() for base in node.bases if "Mapping" in ast.unparse(base)}
@@ -173,7 +173,7 @@ WRONG = [
 ]
 
 
-def test_checkers_know_what_is_returned_and_refuse_unknown_names(tmp_path: Path) -> None:
+def test_type_checkers_infer_results_and_reject_unknown_names(tmp_path: Path) -> None:
     api: Any = pytest.importorskip("mypy.api", reason="mypy is not installed")
     programs = [tmp_path / f"program_{number}.py" for number in range(len(WRONG))]
     for program, (wrong, _) in zip(programs, WRONG):

@@ -60,7 +60,7 @@ def test_every_rank_sees_the_rows_of_all(kind: str, location: str) -> None:
     each(3, work)
 
 
-def test_what_one_rank_writes_is_the_memory_that_another_reads() -> None:
+def test_ranks_read_the_memory_that_another_rank_writes() -> None:
     def work(comm: Communicator) -> int:
         table = WholeTensor.create(comm, (10, 4), "int64")
         view = table.all().numpy()
@@ -75,7 +75,7 @@ def test_what_one_rank_writes_is_the_memory_that_another_reads() -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_scatter_and_add_as_numpy_does(dtype: str) -> None:
+def test_scatter_and_scatter_add_match_numpy(dtype: str) -> None:
     rng = np.random.default_rng(3)
     expected = np.zeros((50, 6), dtype)
     given = [rng.integers(0, 4, (40, 6)).astype(dtype) for _ in range(2)]
@@ -97,7 +97,7 @@ def test_scatter_and_add_as_numpy_does(dtype: str) -> None:
     each(2, work)
 
 
-def test_in_fixed_order_the_last_row_of_the_last_rank_stays() -> None:
+def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
     def work(comm: Communicator) -> float:
         table = WholeTensor.create(comm, (4, 1), "float64")
         rows = np.array([[10.0 * comm.rank + n] for n in range(3)])
@@ -107,7 +107,7 @@ def test_in_fixed_order_the_last_row_of_the_last_rank_stays() -> None:
     assert each(3, work) == [22.0] * 3
 
 
-def test_outputs_are_filled_where_they_are() -> None:
+def test_outputs_are_filled_in_place() -> None:
     table = WholeTensor.create(alone(), (9, 2), "int32")
     table.write(0, np.arange(18, dtype=np.int32).reshape(9, 2))
     out = np.full((4, 5), -1, np.int32)
@@ -124,7 +124,7 @@ def test_outputs_are_filled_where_they_are() -> None:
     table.write(3, np.zeros((0, 2), np.int32))
 
 
-def test_elements_are_converted_when_asked() -> None:
+def test_elements_are_converted_on_request() -> None:
     table = WholeTensor.create(alone(), (4, 2), "float32")
     table.scatter(np.arange(4), np.full((4, 2), 1.5), convert=True)
     assert table.gather(np.array([3]), dtype=np.float64).dtype == np.float64
@@ -136,7 +136,7 @@ def test_elements_are_converted_when_asked() -> None:
         table.gather(np.array([0]), dtype="int32")
 
 
-def test_other_types_are_moved_and_not_added() -> None:
+def test_non_numeric_types_are_gathered_but_not_added() -> None:
     for dtype in ["bool", "float8_e5m2", "complex64"]:
         table = WholeTensor.create(alone(), (4, 2), dtype)
         assert table.dtype == dtype == table.local().dtype == table.gather(np.array([1])).dtype
@@ -146,7 +146,7 @@ def test_other_types_are_moved_and_not_added() -> None:
         WholeTensor.create(alone(), (4, 2), "complex128")
 
 
-def test_what_is_populated_is_not_fetched_page_by_page() -> None:
+def test_populated_rows_cause_no_page_faults() -> None:
     table = WholeTensor.create(alone(), (1 << 14, 1 << 10), "uint8")
     table.populate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -155,7 +155,7 @@ def test_what_is_populated_is_not_fetched_page_by_page() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 512
 
 
-def test_views_are_tensors() -> None:
+def test_row_and_column_ranges_are_tables() -> None:
     table = WholeTensor.create(alone(), (10, 8), "int32")
     whole = np.arange(80, dtype=np.int32).reshape(10, 8)
     table.write(0, whole)
@@ -170,7 +170,7 @@ def test_views_are_tensors() -> None:
             cut()
 
 
-def test_rows_are_shared_out_as_given() -> None:
+def test_rows_are_partitioned_as_requested() -> None:
     def work(comm: Communicator) -> tuple[int, int]:
         table = WholeTensor.create(comm, (10, 2), "int8", rows_of_each=[7, 0, 3])
         assert table.local().shape[0] == [7, 0, 3][comm.rank]
@@ -206,7 +206,7 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
     each(3, load)
 
 
-def test_ranks_that_load_different_saves_all_raise(tmp_path: Path) -> None:
+def test_ranks_that_load_different_saves_get_an_error(tmp_path: Path) -> None:
     for name in ["0", "1"]:
         WholeTensor.create(alone(), (10, 2), "float32").save(tmp_path / name)
         np.save(tmp_path / f"{name}.npy", np.zeros((10, 2), np.float32))
@@ -223,7 +223,7 @@ def test_ranks_that_load_different_saves_all_raise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu", "uint8", "bfloat16"])
-def test_what_elements_stand_for_is_saved_with_them(dtype: str, tmp_path: Path) -> None:
+def test_element_types_are_saved(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "table"
     table = WholeTensor.create(alone(), (5, 2), dtype)
     if dtype in ("bool", "complex64"):
@@ -237,7 +237,7 @@ def test_what_elements_stand_for_is_saved_with_them(dtype: str, tmp_path: Path) 
     assert (loaded.dtype, loaded.like().dtype, loaded.rows(1, 3).dtype) == (dtype, dtype, dtype)
 
 
-def test_what_elements_stand_for_is_read_from_files_of_others(tmp_path: Path) -> None:
+def test_element_types_are_read_from_foreign_files(tmp_path: Path) -> None:
     types = {"BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64", "U8": "uint8"}
     for name, dtype in types.items():
         data = np.zeros(4, np.complex64 if name == "C64" else np.uint8).tobytes()
@@ -246,7 +246,7 @@ def test_what_elements_stand_for_is_read_from_files_of_others(tmp_path: Path) ->
         assert WholeTensor.load(alone(), tmp_path / "t.safetensors").dtype == dtype
 
 
-def test_ranks_that_mean_other_elements_are_told() -> None:
+def test_ranks_with_different_element_types_get_an_error() -> None:
     def work(comm: Communicator) -> None:
         with pytest.raises(errors.RanksDisagree):
             WholeTensor.create(comm, (4, 2), ["bool", "uint8"][comm.rank])
@@ -254,7 +254,7 @@ def test_ranks_that_mean_other_elements_are_told() -> None:
     each(2, work)
 
 
-def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:
+def test_a_chunked_tensor_has_a_pointer_for_kernels() -> None:
     def work(comm: Communicator) -> None:
         table = ChunkedTensor(comm, (10, 3), "float32")
         assert (table.shape, table.stride, table.dtype) == ((10, 3), (3, 1), "float32")
@@ -267,7 +267,7 @@ def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:
     each(2, work)
 
 
-def test_kernels_find_the_rows_of_a_view_too() -> None:
+def test_element_refs_address_the_rows_of_a_view() -> None:
     table = WholeTensor.create(alone(), (10, 8), "int32")
     part = table.rows(2, 7).columns(3, 5)
     (base, rows, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
@@ -276,7 +276,7 @@ def test_kernels_find_the_rows_of_a_view_too() -> None:
     assert row_len == 8
 
 
-def test_kernels_count_the_elements_of_a_view_in_its_own_columns() -> None:
+def test_element_refs_count_elements_in_the_columns_of_a_view() -> None:
     table = WholeTensor.create(alone(), (10, 8), "int32")
     table.local().numpy()[:] = np.arange(80).reshape(10, 8)
     part = table.columns(3, 5)
@@ -302,7 +302,7 @@ def test_kernels_count_the_elements_of_a_view_in_its_own_columns() -> None:
         (np.array([0, 1, -1]), errors.BadIndex, "^index -1 at position 2 is out of range: valid indices are 0..5$"),
     ],
 )
-def test_bad_indices_are_refused(indices: Any, kind: type, says: str) -> None:
+def test_bad_indices_are_rejected(indices: Any, kind: type, says: str) -> None:
     table = WholeTensor.create(alone(), (5, 2), "float32")
     with pytest.raises(kind, match=says) as caught:
         table.gather(indices)
@@ -333,13 +333,13 @@ def read_only(array: np.ndarray) -> np.ndarray:
         (7, errors.WrongType, "is no array"),
     ],
 )
-def test_bad_outputs_are_refused(out: Any, kind: type, says: str) -> None:
+def test_bad_outputs_are_rejected(out: Any, kind: type, says: str) -> None:
     table = WholeTensor.create(alone(), (5, 2), "float32")
     with pytest.raises(kind, match=says):
         table.gather(np.array([0, 1]), out)
 
 
-def test_an_array_of_another_device_is_refused() -> None:
+def test_an_array_on_another_device_is_rejected() -> None:
     class OnGpu:
         __cuda_array_interface__ = {"version": 3, "shape": (1, 2), "typestr": "<f4", "data": (4096, False)}
 
@@ -365,7 +365,7 @@ def test_an_array_of_another_device_is_refused() -> None:
         ({"shape": (1 << 40, 8)}, errors.OutOfMemory, "available"),
     ],
 )
-def test_a_tensor_that_makes_no_sense_is_refused(arguments: dict[str, Any], kind: type, says: str) -> None:
+def test_invalid_table_arguments_are_rejected(arguments: dict[str, Any], kind: type, says: str) -> None:
     def work(comm: Communicator) -> None:
         with pytest.raises(kind, match=says):
             WholeTensor.create(comm, **{"shape": (4, 2), "dtype": "float32", **arguments})
@@ -375,7 +375,7 @@ def test_a_tensor_that_makes_no_sense_is_refused(arguments: dict[str, Any], kind
     each(2, work)
 
 
-def test_ranks_that_ask_for_different_tensors_are_told() -> None:
+def test_ranks_that_create_different_tables_get_an_error() -> None:
     def work(comm: Communicator) -> None:
         with pytest.raises(errors.RanksDisagree, match="or means other memory"):
             WholeTensor.create(comm, (4 + comm.rank, 2), "float32")
@@ -383,7 +383,7 @@ def test_ranks_that_ask_for_different_tensors_are_told() -> None:
     each(2, work)
 
 
-def test_memory_outlives_what_it_was_made_of() -> None:
+def test_memory_outlives_its_table_and_communicator() -> None:
     comm = alone()
     table = WholeTensor.create(comm, (1000, 4), "float32")
     local = table.local().numpy()
@@ -394,7 +394,7 @@ def test_memory_outlives_what_it_was_made_of() -> None:
     assert local.sum() == 28_000
 
 
-def test_ten_thousand_tensors_leave_nothing() -> None:
+def test_ten_thousand_tables_leak_nothing() -> None:
     comm = alone()
     indices = np.array([1, 2, 3])
 

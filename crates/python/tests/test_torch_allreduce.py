@@ -21,7 +21,7 @@ __all__ = ["device", "limit"]
 pytestmark = quiet
 
 
-def test_alone_it_is_the_tensor_itself(device: str) -> None:
+def test_a_single_rank_gets_its_own_tensor(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         tensor = torch.randn(3, 5, device=device)
         outcome = fast.all_reduce(tensor)
@@ -51,7 +51,7 @@ class Named(torch.Tensor):  # type: ignore[misc]
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_every_kind_of_tensor_is_summed(
+def test_tensors_of_every_dtype_and_size_are_summed(
     device: str, dtype: torch.dtype, published: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not published:
@@ -71,7 +71,7 @@ def test_every_kind_of_tensor_is_summed(
             assert torch.equal(fast.all_reduce(kind, out), kind)
 
 
-def test_what_is_registered_is_seen_where_it_is(device: str) -> None:
+def test_registered_tensors_are_read_in_place(device: str) -> None:
     if SHORTCUT is None:
         pytest.skip("torch does not tell how to look at tensors")
     with wm.FastAllreduce(0, 1, device=device) as fast:
@@ -95,7 +95,7 @@ def test_new_outputs_are_like_their_inputs(device: str) -> None:
             assert fast.all_reduce(torch.ones(3, device=device)).is_inference()
 
 
-def test_a_class_may_have_another_way(device: str) -> None:
+def test_a_subclass_may_override_the_fallback(device: str) -> None:
     class Twice(wm.FastAllreduce):
         def all_reduce(self, tensor: Any, out: Any = None) -> Any:
             return super().all_reduce(tensor, out).mul_(2)
@@ -108,7 +108,7 @@ def test_a_class_may_have_another_way(device: str) -> None:
         wm.FastAllreduce.__new__(wm.FastAllreduce).all_reduce(torch.ones(2, device=device))
 
 
-def test_another_communicator_is_the_one_that_counts(device: str) -> None:
+def test_replacing_the_communicator_takes_effect(device: str) -> None:
     fast, tensor = wm.FastAllreduce(0, 1, device=device), torch.ones(3, device=device)
     fast.close()
     for is_made_again in (True, False):
@@ -122,7 +122,7 @@ def test_another_communicator_is_the_one_that_counts(device: str) -> None:
         fast.close()
 
 
-def test_what_it_is_made_for(device: str) -> None:
+def test_should_use_accepts_small_supported_tensors(device: str) -> None:
     with wm.FastAllreduce(0, 1, 1 << 10, device=device) as fast:
         fits = torch.zeros(256, device=device)
         assert fast.max_size == 1024 and fast.should_use(fits)
@@ -149,7 +149,7 @@ def test_what_it_is_made_for(device: str) -> None:
         (torch.ones(1), [1.0], errors.WrongType, "the output is a `list`"),
     ],
 )
-def test_bad_tensors_are_refused(tensor: Any, out: Any, kind: type, says: str) -> None:
+def test_bad_tensors_are_rejected(tensor: Any, out: Any, kind: type, says: str) -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
         with pytest.raises(kind, match=says):
             fast.all_reduce(tensor, out)
@@ -162,7 +162,7 @@ def test_bad_tensors_are_refused(tensor: Any, out: Any, kind: type, says: str) -
 
 
 @needs_cuda
-def test_a_tensor_of_another_device_is_refused() -> None:
+def test_a_tensor_on_another_device_is_rejected() -> None:
     with wm.FastAllreduce(0, 1, device="cuda") as fast:
         with pytest.raises(errors.WrongDevice, match="the tensor is on cpu, and the communicator on cuda:0"):
             fast.all_reduce(torch.ones(4))
@@ -178,7 +178,7 @@ def is_shared(fast: wm.FastAllreduce, tensor: Any) -> bool:
     return map_of(tensor.data_ptr())[0] == "rw-s"
 
 
-def test_a_registered_tensor_keeps_what_it_holds_and_is_a_window(device: str) -> None:
+def test_a_registered_tensor_keeps_its_content_and_is_a_window(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         tensor = torch.arange(6.0, device=device).reshape(2, 3)
         fast.register_buffer(tensor)
@@ -192,7 +192,7 @@ def test_a_registered_tensor_keeps_what_it_holds_and_is_a_window(device: str) ->
     assert tensor.sum().item() == 21
 
 
-def test_other_things_than_tensors_are_told() -> None:
+def test_arguments_that_are_not_tensors_are_rejected() -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
         for other in (None, np.ones(3)):
             for call in (fast.register_buffer, fast.should_use):
@@ -215,7 +215,7 @@ def test_other_things_than_tensors_are_told() -> None:
         assert caught.value.hint == "give one without gaps, and copy from it"
 
 
-def test_there_are_tensors_of_nothing(device: str) -> None:
+def test_empty_tensors_are_supported(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         for shape in (0, (0, 3), (2, 0)):
             new = fast.empty(shape, "float16")
@@ -229,7 +229,7 @@ def test_there_are_tensors_of_nothing(device: str) -> None:
 SIZE = 4 << 20
 
 
-def test_memory_goes_with_its_tensor() -> None:
+def test_memory_is_freed_with_its_tensor() -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
 
         def grown(work: Any) -> int:
@@ -260,7 +260,7 @@ def test_memory_goes_with_its_tensor() -> None:
     assert resident() < before - SIZE
 
 
-def test_memory_that_is_registered_where_it_lies_is_kept_once_and_while_it_is_there() -> None:
+def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
         comm, made = fast.comm, []
 
@@ -305,14 +305,14 @@ with wm.FastAllreduce(rank, 2, device="cpu") as fast:
 """
 
 
-def test_what_is_made_or_moved_is_read_where_it_is() -> None:
+def test_created_and_moved_tensors_are_read_in_place() -> None:
     told = ranks(2, IN_PLACE).splitlines()
     for rank, total in ((0, "[3.0]"), (1, "[30.0]")):
         mine = [line.removeprefix(f"[{rank}] ") for line in told if line.startswith(f"[{rank}] ")]
         assert mine == [f"made {total}", f"moved {total}", "copied [21.0]"]
 
 
-def test_tensors_of_inference_are_registered_within_and_without(device: str) -> None:
+def test_inference_tensors_can_be_registered(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         for is_inference in (True, False):
             with torch.inference_mode(is_inference):
@@ -324,7 +324,7 @@ def test_tensors_of_inference_are_registered_within_and_without(device: str) -> 
                 assert fast.all_reduce(tensor).tolist() == [0, 1, 2]
 
 
-def test_numbers_that_are_not_the_groups_are_refused() -> None:
+def test_a_wrong_rank_or_world_size_is_rejected() -> None:
     ended = alone(
         """
         import os, wholemem.torch as wm
@@ -388,7 +388,7 @@ print("right", flush=True)
 
 @pytest.mark.parametrize("through", ["gloo", "environment"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_sums_of_processes(device: str, through: str, size: int) -> None:
+def test_processes_sum_tensors(device: str, through: str, size: int) -> None:
     assert ranks(size, SUMS, device, through).count("right") == size
 
 
@@ -409,7 +409,7 @@ except errors.PeerLost as error:
 """
 
 
-def test_a_rank_that_is_gone_is_named() -> None:
+def test_a_lost_rank_is_reported() -> None:
     assert "lost 1 True" in ranks(2, DEATH)
 
 
@@ -437,7 +437,7 @@ if through == "gloo":
 """
 
 
-def test_nobody_waits_longer_than_was_asked_for() -> None:
+def test_the_timeout_limits_waits() -> None:
     for through in ("gloo", "environment"):
         assert ranks(2, LATE, through).splitlines() == ["[0] missing (1,)"]
     wm.FastAllreduce(0, 1, device="cpu", timeout=1).close()
@@ -477,12 +477,12 @@ except errors.PeerLost as error:
 """
 
 
-def test_a_rank_that_has_captured_may_leave_and_none_may_die() -> None:
+def test_a_rank_may_leave_after_capture_but_not_die() -> None:
     assert ranks(2, CAPTURE, "leaves").splitlines() == ["[0] captured", "[0] lost 1 peer-left"]
     assert ranks(2, CAPTURE, "dies").splitlines() == ["[0] lost 1 peer-lost"]
 
 
-def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
+def test_a_forked_child_gets_an_error_and_its_parent_continues() -> None:
     ended = alone(
         """
         import os, torch, wholemem.torch as wm
@@ -502,7 +502,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
     assert ended.stdout == "0 [1.0, 1.0, 1.0, 1.0]\n", ended.stderr
 
 
-def test_many_of_them_leave_nothing() -> None:
+def test_many_instances_leak_nothing() -> None:
     def cycle(times: int) -> None:
         for _ in range(times):
             with wm.FastAllreduce(0, 1, device="cpu") as fast:

@@ -43,7 +43,7 @@ def recorded(work: Any) -> Any:
     return graph, outcome
 
 
-def test_gathers_are_replayed_with_other_indices_and_rows() -> None:
+def test_graphs_replay_gathers_with_new_indices_and_rows() -> None:
     whole = torch.randn(5000, 32, device="cuda")
     table = filled(joined(), whole)
     indices = torch.zeros(700, dtype=torch.int64, device="cuda")
@@ -57,7 +57,7 @@ def test_gathers_are_replayed_with_other_indices_and_rows() -> None:
         assert torch.equal(rows, whole[indices] * 2)
 
 
-def test_scatters_are_replayed() -> None:
+def test_graphs_replay_scatters() -> None:
     table = filled(joined(), torch.zeros(100, 8, device="cuda"))
     indices, values = torch.zeros(20, dtype=torch.int64, device="cuda"), torch.zeros(20, 8, device="cuda")
     graph, _ = recorded(lambda: wm.scatter_add(table, indices, values))
@@ -70,7 +70,7 @@ def test_scatters_are_replayed() -> None:
     assert torch.equal(wm.gather(table, torch.arange(100, device="cuda")), expected)
 
 
-def test_what_was_captured_is_not_handed_out_again() -> None:
+def test_captured_memory_is_not_reused() -> None:
     with wm.FastAllreduce(0, 1) as fast:
         buffer = fast.empty(64)
         place = buffer.data_ptr()
@@ -87,7 +87,7 @@ def test_what_was_captured_is_not_handed_out_again() -> None:
         assert not any(other.any() for other in others)
 
 
-def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
+def test_a_graph_keeps_its_table_alive() -> None:
     comm = joined()
     indices = torch.tensor([3, 1], device="cuda")
 
@@ -108,7 +108,7 @@ def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
 
 # Of torch's own: it makes an empty graph first, and says so.
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The CUDA Graph is empty")
-def test_reduced_overhead_is_right() -> None:
+def test_reduce_overhead_mode_gives_correct_results() -> None:
     whole = torch.randn(1000, 16, device="cuda")
     table = filled(joined(), whole)
     weight = torch.randn(16, 4, device="cuda")
@@ -163,5 +163,5 @@ print("right", flush=True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_all_reduces_are_replayed(size: int) -> None:
+def test_graphs_replay_all_reduces(size: int) -> None:
     assert ranks(size, ALL_REDUCES, str(REPLAYS)).count("right") == size

@@ -49,7 +49,7 @@ def added_in_order(size: int) -> Any:
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("location", ["device", "host"])
-def test_sums_in_a_fixed_order_are_the_same_to_the_bit(location: str) -> None:
+def test_fixed_order_sums_are_bitwise_reproducible(location: str) -> None:
     expected = added_in_order(2)
 
     def work(comm: Communicator) -> None:
@@ -62,7 +62,7 @@ def test_sums_in_a_fixed_order_are_the_same_to_the_bit(location: str) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_gradients_in_a_fixed_order_are_the_same_to_the_bit() -> None:
+def test_fixed_order_gradients_are_bitwise_reproducible() -> None:
     expected = added_in_order(2)
 
     def work(comm: Communicator) -> None:
@@ -75,7 +75,7 @@ def test_gradients_in_a_fixed_order_are_the_same_to_the_bit() -> None:
     each(2, work)
 
 
-def test_the_last_row_of_the_last_rank_stays() -> None:
+def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (6, 2), "float32")
         # The last rank has less to say, and what it says is said last.
@@ -90,7 +90,7 @@ def test_the_last_row_of_the_last_rank_stays() -> None:
     each(2, work)
 
 
-def test_what_is_put_in_order_may_lie_in_any_way_and_is_converted(device: str) -> None:
+def test_fixed_order_inputs_may_be_strided_and_are_converted(device: str) -> None:
     table = WholeTensor.create(joined(device), (10, 3), "float32")
     numbers = torch.arange(6, device=device).reshape(2, 3)
     for indices in (numbers.T, numbers[:, 1].int(), numbers[0, 2]):
@@ -102,7 +102,7 @@ def test_what_is_put_in_order_may_lie_in_any_way_and_is_converted(device: str) -
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "float8_e4m3fn"])
-def test_rows_of_every_type_are_written_in_order(device: str, dtype: str) -> None:
+def test_fixed_order_scatters_support_every_type(device: str, dtype: str) -> None:
     table = WholeTensor.create(joined(device), (5, 2), dtype)
     rows, indices = torch.ones(1, 2, device=device).to(getattr(torch, dtype)), torch.tensor([3], device=device)
     wm.scatter(table, indices, rows, order="fixed")
@@ -113,7 +113,7 @@ def test_rows_of_every_type_are_written_in_order(device: str, dtype: str) -> Non
 
 @pytest.mark.parametrize("order", ["any", "fixed"])
 @pytest.mark.parametrize("name", ["scatter", "scatter_add"])
-def test_operators_with_an_order_are_as_they_say(device: str, name: str, order: str) -> None:
+def test_ordered_operators_pass_opcheck(device: str, name: str, order: str) -> None:
     table = WholeTensor.create(joined(device), (10, 4), "float32")
     arguments = table._handle, torch.ones(2, 4, device=device), torch.tensor([1, 2], device=device), order
     operator = getattr(torch.ops.wholemem, name).default
@@ -149,12 +149,12 @@ with wholemem.Communicator.from_env(device=device) as comm:
 """
 
 
-def test_a_compiler_keeps_calls_of_all_ranks_in_their_order(device: str) -> None:
+def test_a_compiler_preserves_the_order_of_collectives(device: str) -> None:
     assert ranks(2, COMPILED, device).count("right") == 2
 
 
 @pytest.mark.parametrize("order", ["backwards", "", None, 1])
-def test_no_other_order_has_a_name(order: Any) -> None:
+def test_unknown_orders_are_rejected(order: Any) -> None:
     table = WholeTensor.create(joined("cpu"), (5, 2), "float32")
     values, indices = torch.ones(1, 2), torch.tensor([1])
     calls = [lambda put=put: put(table, indices, values, order=order) for put in PUTS]
@@ -169,7 +169,7 @@ def test_no_other_order_has_a_name(order: Any) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_any_order_is_refused_where_all_runs_must_be_the_same(device: str) -> None:
+def test_any_order_is_rejected_with_deterministic_algorithms(device: str) -> None:
     table = WholeTensor.create(joined(device), (5, 2), "float32")
     values, indices = torch.ones(1, 2, device=device), torch.tensor([1], device=device)
     with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order, which") as caught:
@@ -193,7 +193,7 @@ def test_any_order_is_refused_where_all_runs_must_be_the_same(device: str) -> No
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_what_is_the_same_in_any_order_is_let_be(device: str) -> None:
+def test_order_independent_additions_are_accepted_with_deterministic_algorithms(device: str) -> None:
     comm, indices = joined(device), torch.tensor([1, 1], device=device)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -43,7 +43,7 @@ def whole(device: str) -> Any:
     return torch.arange(60.0, device=device).reshape(20, 3)
 
 
-def test_nothing_is_between_python_and_the_call(
+def test_the_fast_path_bypasses_the_dispatcher(
     table: WholeTensor, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ops, "OPS", NoOperators())
@@ -96,7 +96,7 @@ def test_modes_profilers_and_tracers_see_operators(table: WholeTensor, device: s
     assert torch.equal(traced(indices + 5), whole(device)[indices + 5])
 
 
-def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor, device: str) -> None:
+def test_tensor_subclasses_use_the_dispatcher(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([[2, 3], [5, 2]], device=device)
     for dim, asked in enumerate((indices, indices.T)):
         rows = torch.vmap(lambda asked: wm.gather(table, asked), in_dims=dim)(indices)
@@ -114,7 +114,7 @@ def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor
         assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros))
 
 
-def test_many_tensors_of_indices_are_gathered_by_one_call(table: WholeTensor, device: str) -> None:
+def test_vmap_gathers_with_one_call(table: WholeTensor, device: str) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Operators(TorchDispatchMode):
@@ -129,7 +129,7 @@ def test_many_tensors_of_indices_are_gathered_by_one_call(table: WholeTensor, de
     assert mode.seen.count("wholemem") == 1
 
 
-def test_it_is_the_function_that_it_stands_before(table: WholeTensor, device: str) -> None:
+def test_the_wrapper_behaves_like_the_wrapped_function(table: WholeTensor, device: str) -> None:
     function: Any = inspect.unwrap(wm.gather)
     assert inspect.isfunction(function) and inspect.signature(wm.gather) == inspect.signature(function)
     assert (wm.gather.__name__, wm.gather.__module__) == ("gather", ops.__name__)
@@ -154,7 +154,7 @@ def test_it_is_the_function_that_it_stands_before(table: WholeTensor, device: st
     assert torch.equal(wm.gather(**given), whole(device)[indices])
 
 
-def test_it_is_compiled_itself_and_within_others(table: WholeTensor, device: str) -> None:
+def test_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([4, 2], device=device)
     for call in (wm.gather, lambda table, asked: wm.gather(table, asked), functools.partial(wm.gather)):
         compiled = torch.compile(call, fullgraph=True, backend="eager")
@@ -162,7 +162,7 @@ def test_it_is_compiled_itself_and_within_others(table: WholeTensor, device: str
     assert torch._dynamo.explain(lambda asked: wm.gather(table, asked))(indices).graph_break_count == 0
 
 
-def test_who_wraps_it_is_compiled_too(table: WholeTensor, device: str) -> None:
+def test_functions_that_wrap_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
     @functools.wraps(wm.gather)
     def scaled(*args: Any, **kwargs: Any) -> Any:
         return wm.gather(*args, **kwargs) * 10
@@ -186,13 +186,13 @@ def test_who_wraps_it_is_compiled_too(table: WholeTensor, device: str) -> None:
         torch.compile(lambda asked: disabled(table, asked), fullgraph=True, backend="eager")(indices)
 
 
-def test_importing_it_imports_no_compiler() -> None:
+def test_importing_loads_no_compiler() -> None:
     text = "import sys, wholemem.torch as wm; print('torch._dynamo' in sys.modules, type(wm.gather).__name__)"
     ended = run(text)
     assert (ended.stdout, ended.stderr) == ("False ShortGather\n", "")
 
 
-def test_a_tensor_whose_memory_was_freed_is_refused(table: WholeTensor, device: str) -> None:
+def test_a_tensor_with_freed_storage_is_rejected(table: WholeTensor, device: str) -> None:
     numbers = torch.arange(10, device=device)
     part, floats = numbers[4:8], torch.zeros(9, device=device)
     numbers.untyped_storage().resize_(0)
@@ -213,7 +213,7 @@ def test_a_tensor_whose_memory_was_freed_is_refused(table: WholeTensor, device: 
         fast.all_reduce(rest)
 
 
-def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTensor, device: str) -> None:
+def test_lazily_negated_views_are_resolved_or_rejected(table: WholeTensor, device: str) -> None:
     complexes = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "complex64")
     one = torch.ones(1, dtype=torch.complex64, device=device) * 3j
     negative = one.conj().imag
@@ -242,7 +242,7 @@ def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTens
     assert wm.gather(complexes, indices, out=one).item() == 0
 
 
-def test_tangents_are_not_left_beside_what_was_written(table: WholeTensor, device: str) -> None:
+def test_forward_ad_tangents_of_outputs_are_replaced(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     start = torch.zeros(2, 3, device=device), torch.ones(2, 3, device=device)
 
@@ -253,7 +253,7 @@ def test_tangents_are_not_left_beside_what_was_written(table: WholeTensor, devic
     assert torch.equal(rows, whole(device)[indices]) and not tangent.any()
 
 
-def test_what_is_refused_is_not_told_to_a_backward_pass(table: WholeTensor, device: str) -> None:
+def test_rejected_calls_do_not_bump_tensor_versions(table: WholeTensor, device: str) -> None:
     out, factor = torch.ones(4, 3, device=device), torch.ones(4, 3, device=device, requires_grad=True)
     product = (factor * out).sum()
     with pytest.raises(errors.WrongValue, match="must have the shape"):
@@ -262,12 +262,12 @@ def test_what_is_refused_is_not_told_to_a_backward_pass(table: WholeTensor, devi
     assert torch.equal(factor.grad, out)
 
 
-def test_nothing_is_made_for_indices_that_are_none(table: WholeTensor, device: str) -> None:
+def test_invalid_indices_allocate_no_output(table: WholeTensor, device: str) -> None:
     with pytest.raises(errors.WrongType, match="indices are int32 or int64"):
         wm.gather(table, torch.zeros(1, device=device).expand(1 << 40))
 
 
-def test_other_things_than_tables_are_told(table: WholeTensor, device: str) -> None:
+def test_wrong_argument_types_are_rejected(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     for other in (torch.ones(3, 3), table.local(), 7):
         with pytest.raises(errors.WrongType, match=f"the table is a `{type(other).__name__}`") as caught:
@@ -292,7 +292,7 @@ def test_other_things_than_tables_are_told(table: WholeTensor, device: str) -> N
         wm.gather(table, indices.to("meta"), out=torch.zeros(2, 3))
 
 
-def test_tracers_of_functions_see_a_call_with_an_output(table: WholeTensor, device: str) -> None:
+def test_function_modes_see_a_call_with_an_output(table: WholeTensor, device: str) -> None:
     from torch import fx
 
     class Filling(torch.nn.Module):  # type: ignore[misc]
@@ -305,7 +305,7 @@ def test_tracers_of_functions_see_a_call_with_an_output(table: WholeTensor, devi
     assert torch.equal(graph(indices, out), whole(device)[indices])
 
 
-def test_an_output_over_its_indices_is_refused(device: str) -> None:
+def test_an_output_overlapping_its_indices_is_rejected(device: str) -> None:
     numbers = WholeTensor.create(Communicator.local(1, device=device)[0], (9,), "int64")
     numbers.write(0, torch.arange(9, device=device) * 10)
     both = torch.tensor([3, 1, 2, 5], device=device)
@@ -321,7 +321,7 @@ def test_an_output_over_its_indices_is_refused(device: str) -> None:
         assert wm.gather(numbers, again, out=again).tolist() == [1, 4]
 
 
-def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device: str) -> None:
+def test_writes_to_outputs_bump_tensor_versions(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     for direct in (True, False):
         out = torch.ones(2, 3, device=device)
@@ -334,7 +334,7 @@ def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device:
             product.backward()
 
 
-def test_an_output_that_wants_a_gradient_is_refused(table: WholeTensor, device: str) -> None:
+def test_an_output_that_requires_a_gradient_is_rejected(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     weight = torch.nn.Parameter(torch.zeros(2, 3, device=device))
     for out in (weight, weight * 2):

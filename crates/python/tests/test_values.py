@@ -41,7 +41,7 @@ KEYS: list[Any] = [
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_basic_indexing_selects_the_view_that_numpy_selects(key: Any) -> None:
+def test_basic_indexing_matches_numpy(key: Any) -> None:
     whole = np.arange(60, dtype=np.int32).reshape(4, 3, 5)
     for given in (whole, whole[::-1], whole.transpose(2, 0, 1)):
         if given.shape[0] == 5 and isinstance(key, tuple) and len(key) == 4:
@@ -78,13 +78,13 @@ def test_one_element_is_a_number() -> None:
     ],
     ids=str,
 )
-def test_other_indices_are_refused(key: Any, kind: type, says: str) -> None:
+def test_unsupported_indices_are_rejected(key: Any, kind: type, says: str) -> None:
     with pytest.raises(kind, match=says) as caught:
         wholemem.zeros((4, 3), "float32")[key]
     assert (caught.value.hint is not None) == (kind is errors.WrongType)
 
 
-def test_numbers_are_had_as_numpy_gives_them() -> None:
+def test_conversions_to_numbers_match_numpy() -> None:
     array = ours([[1, 2], [3, 4]])
     assert array.tolist() == [[1, 2], [3, 4]] and [row.tolist() for row in array] == array.tolist()
     assert list(ours([1.5, 2.5])) == [1.5, 2.5] and len(array) == 2 and 3 in array[1]
@@ -122,14 +122,14 @@ def test_printing_shows_values() -> None:
         wholemem.zeros(2, "float8_e5m2").tolist()
 
 
-def test_values_of_bfloat16_are_those_of_float32() -> None:
+def test_bfloat16_values_are_converted_to_float32() -> None:
     array = wholemem.zeros((2, 3), "bfloat16")
     array.memoryview().cast("B").cast("H")[1] = 0xBFC0
     assert array.tolist() == [[0, -1.5, 0], [0, 0, 0]] and array[0, 1] == -1.5 and (array == -1.5).sum() == 1
     assert repr(array[0]) == "Array([ 0. , -1.5,  0. ], shape=(3,), dtype=bfloat16, device=cpu)"
 
 
-def test_a_whole_tensor_in_host_memory_is_an_array_of_numpy() -> None:
+def test_numpy_imports_a_table_in_host_memory() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (4, 3), "float32")
     whole = np.asarray(table)
@@ -152,7 +152,7 @@ def test_a_whole_tensor_in_host_memory_is_an_array_of_numpy() -> None:
     assert caught.value.hint == "rows of several chunks are no array: take those of each rank by `rows_of`"
 
 
-def test_without_numpy_it_is_said_what_is_missing() -> None:
+def test_an_error_names_numpy_if_it_is_missing() -> None:
     text = """
     import sys
     sys.modules["numpy"] = None
@@ -202,7 +202,7 @@ def test_a_step_beyond_the_array_selects_one_element(step: int) -> None:
 
 
 @pytest.mark.parametrize("address", [0, 2**64 - 8])
-def test_an_interface_without_memory_is_refused(address: int) -> None:
+def test_an_array_interface_without_memory_is_rejected(address: int) -> None:
     class Nowhere:
         __array_interface__ = {"version": 3, "data": (address, False), "typestr": "<i8", "shape": (4,)}
 
@@ -210,7 +210,7 @@ def test_an_interface_without_memory_is_refused(address: int) -> None:
         wholemem.asarray(Nowhere())
 
 
-def test_a_mask_is_refused_with_what_to_do() -> None:
+def test_a_mask_is_rejected_with_a_hint() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (3, 2), "float32")
     with pytest.raises(errors.WrongType) as raised:

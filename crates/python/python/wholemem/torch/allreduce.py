@@ -243,11 +243,11 @@ class FastAllreduce(_ShortReduction):
         return f"FastAllreduce(rank={self.rank}, world_size={self.world_size}, device={self.device})"
 
 
-def _device(device: Union[None, str, int, torch.device]) -> str:
+def _device(requested: Union[None, str, int, torch.device]) -> str:
     """Returns the name of a device; by default torch's current one."""
-    if device is None:
-        device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    if requested is None:
+        requested = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    device = torch.device(requested)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return str(device)
