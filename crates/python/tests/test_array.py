@@ -60,7 +60,7 @@ def test_an_array_without_dimensions_is_supported() -> None:
     here = wholemem.asarray(np.array(7.5))
     assert (here.shape, here.size, here.stride) == ((), 1, ())
     assert here.numpy() == 7.5
-    with pytest.raises(errors.WrongType, match="a single number has no length"):
+    with pytest.raises(errors.WrongType, match="an array without dimensions has no length"):
         len(here)
 
 
@@ -186,12 +186,12 @@ def test_the_array_interface_is_imported() -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "says"),
     [
-        (7, errors.WrongType, "`int` is no array"),
-        ([1, 2], errors.WrongType, "`list` is no array"),
-        (np.array(["text"]), errors.WrongType, "not taken"),
-        (np.array([1, 2], dtype=">i4"), errors.WrongType, "not taken"),
-        (np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]), errors.WrongType, "not taken"),
-        (np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])["b"], errors.WrongStride, "8 bytes lie 12 bytes apart"),
+        (7, errors.WrongType, "`int` is not an array"),
+        ([1, 2], errors.WrongType, "`list` is not an array"),
+        (np.array(["text"]), errors.WrongType, "not supported"),
+        (np.array([1, 2], dtype=">i4"), errors.WrongType, "not supported"),
+        (np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]), errors.WrongType, "not supported"),
+        (np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])["b"], errors.WrongStride, "8 bytes have a stride of 12 bytes"),
     ],
 )
 def test_objects_that_are_not_numeric_arrays_are_rejected(given: Any, kind: type, says: str) -> None:
@@ -211,10 +211,10 @@ def test_element_types_that_numpy_lacks_are_supported() -> None:
         assert (array.dtype, array.itemsize) == (dtype, itemsize)
         assert wholemem.asarray(Relay(array)).dtype == dtype
         assert not hasattr(array, "__array_interface__")
-        with pytest.raises(errors.Unsupported, match=f"numpy has no type like {dtype}"):
+        with pytest.raises(errors.Unsupported, match=f"numpy has no type {dtype}"):
             array.numpy()
         assert array.memoryview().nbytes == 4 * itemsize
-    with pytest.raises(errors.WrongType, match="no type of elements is called `float1`"):
+    with pytest.raises(errors.WrongType, match="the element type `float1` does not exist"):
         wholemem.zeros((1,), "float1")
 
 
@@ -277,7 +277,7 @@ def test_a_capsule_is_consumed_once() -> None:
             return capsule
 
     wholemem.asarray(Twice())
-    with pytest.raises(errors.WrongType, match="taken already"):
+    with pytest.raises(errors.WrongType, match="consumed before"):
         wholemem.asarray(Twice())
 
 
@@ -402,7 +402,7 @@ def test_numpy_gets_the_dtype_that_it_requests() -> None:
 
 
 def test_numpy_gets_an_error_for_a_type_that_it_lacks() -> None:
-    with pytest.raises(errors.Unsupported, match="numpy has no type like bfloat16") as caught:
+    with pytest.raises(errors.Unsupported, match="numpy has no type bfloat16") as caught:
         np.asarray(wholemem.zeros(3, "bfloat16"))
     assert "torch" in str(caught.value.hint)
 

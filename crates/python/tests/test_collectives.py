@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import descriptors, each, resident
+from launcher import descriptors, resident, run_ranks
 
 import wholemem
 from wholemem import Communicator, errors
@@ -38,11 +38,11 @@ def test_all_reduce_matches_numpy(op: str, dtype: str) -> None:
 
     if dtype.startswith("float") and op in ("and", "or", "xor"):
         with pytest.raises(errors.WrongType, match="operations on bits are for integers"):
-            each(3, work)
+            run_ranks(3, work)
         return
     with np.errstate(all="ignore"):
         expected = OPS[op](np.stack(given), axis=0, **({"dtype": dtype} if op in ("sum", "prod") else {}))
-    for outcome in each(3, work):
+    for outcome in run_ranks(3, work):
         assert outcome.dtype == dtype
         np.testing.assert_array_equal(outcome, expected)
 
@@ -59,7 +59,7 @@ def test_all_reduce_works_in_place_and_with_an_output_of_any_length(count: int) 
         assert comm.all_reduce(mine, mine, op="sum") is mine
         np.testing.assert_array_equal(mine, expected)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_all_gather_and_broadcast_return_the_expected_arrays() -> None:
@@ -79,7 +79,7 @@ def test_all_gather_and_broadcast_return_the_expected_arrays() -> None:
         with pytest.raises(errors.WrongValue, match="there is no rank 3 among 3"):
             comm.broadcast(mine, 3)
 
-    each(3, work)
+    run_ranks(3, work)
 
 
 def test_half_precision_is_reduced_in_single_precision() -> None:
@@ -93,7 +93,7 @@ def test_half_precision_is_reduced_in_single_precision() -> None:
         comm.all_reduce(array, array)
         return bytes(window.local().memoryview())
 
-    assert each(2, work) == [b"\x00\x40" * 8] * 2
+    assert run_ranks(2, work) == [b"\x00\x40" * 8] * 2
 
 
 def test_all_ranks_share_the_memory_of_a_window() -> None:
@@ -109,7 +109,7 @@ def test_all_ranks_share_the_memory_of_a_window() -> None:
         assert window.local("float64", offset=8).shape == (511,)
         assert "Window(nbytes=4096" in repr(window)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_arrays_in_a_window_are_recognised_after_conversions() -> None:
@@ -124,7 +124,7 @@ def test_arrays_in_a_window_are_recognised_after_conversions() -> None:
         out = comm.all_reduce(given)
         assert type(out) is type(given) and (np.asarray(out) == 6).all()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_invalid_parts_of_a_window_are_rejected() -> None:
@@ -146,7 +146,7 @@ def test_invalid_parts_of_a_window_are_rejected() -> None:
             comm.window_register(np.zeros(4096, np.uint8))
         assert "`mem_alloc` makes a window" in (caught.value.hint or "")
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_an_array_keeps_its_window_alive() -> None:
@@ -189,11 +189,11 @@ def test_windows_leak_nothing() -> None:
         (np.zeros(8, np.float32)[::2], None, errors.WrongStride, "the array is not contiguous"),
         (np.zeros(4, np.float32), np.zeros(8, np.float32)[::2], errors.WrongStride, "the output is not contiguous"),
         (np.zeros(4, np.float32), np.zeros(5, np.float32), errors.WrongValue, "must have the shape"),
-        (np.zeros(4, np.float32), np.zeros(4, np.float64), errors.WrongType, "the output holds float64"),
+        (np.zeros(4, np.float32), np.zeros(4, np.float64), errors.WrongType, "the output has the type float64"),
         (np.zeros(4, np.complex64), None, errors.WrongType, "cannot compute with complex64"),
         (np.zeros(4, bool), None, errors.WrongType, "cannot compute with bool"),
-        (b"1234", b"1234", errors.ReadOnly, "would be written"),
-        ("text", None, errors.WrongType, "`str` is no array"),
+        (b"1234", b"1234", errors.ReadOnly, "cannot write to"),
+        ("text", None, errors.WrongType, "`str` is not an array"),
     ],
 )
 def test_bad_arrays_are_rejected(array: Any, out: Any, kind: type, says: str) -> None:
@@ -202,7 +202,7 @@ def test_bad_arrays_are_rejected(array: Any, out: Any, kind: type, says: str) ->
         comm.all_reduce(array, out)
     with pytest.raises(errors.WrongValue, match="`median`"):
         comm.all_reduce(np.zeros(1), op="median")
-    with pytest.raises(errors.WrongType, match="the operation is a `int`\nhint: give its name"):
+    with pytest.raises(errors.WrongType, match="the operation is a `int`, not a str\nhint: pass its name"):
         comm.all_reduce(np.zeros(1), op=3)  # type: ignore[arg-type]
     assert comm.all_reduce(np.ones(1)) == [1]
 
@@ -215,10 +215,10 @@ def test_the_hint_for_strided_arrays_depends_on_the_operand() -> None:
     assert caught.value.hint == "make it contiguous first"
     with pytest.raises(errors.WrongStride) as caught:
         comm.all_reduce(whole, cut)
-    assert caught.value.hint == "give one without gaps, and copy from it"
+    assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongStride) as caught:
         comm.broadcast(cut)
-    assert caught.value.hint == "give one without gaps, and copy from it"
+    assert caught.value.hint == "pass a contiguous tensor, and copy from it"
 
 
 def test_partly_overlapping_arrays_are_rejected() -> None:

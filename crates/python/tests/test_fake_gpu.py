@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from world import run
+from launcher import run
 
 FAKE = os.environ.get("WHOLEMEM_FAKE_CUDA")
 
@@ -63,7 +63,7 @@ refused(errors.Unsupported, local.memoryview)
         "3 (100, 4) <f4 None None",
         "(16, 4)",
         "numpy does not reach memory of cuda:0",
-        "hint: take it with torch or CuPy: `torch.from_dlpack(array)`",
+        "hint: use torch or CuPy: `torch.from_dlpack(array)`",
         "the processor does not reach memory of cuda:0",
     ]
 
@@ -88,7 +88,7 @@ refused(errors.WrongType, lambda: table.write(0, given, stream="fast"))
 """,
     )
     assert "[1, 7, 9, 11]" in said
-    assert said.splitlines()[-2:] == ["`str` is no stream", "hint: give a stream of torch or CuPy, or its number"]
+    assert said.splitlines()[-2:] == ["`str` is not a stream", "hint: pass a stream of torch or CuPy, or its handle as an int"]
 
 
 def test_an_exported_array_is_ordered_after_its_last_stream(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ refused(errors.Error, lambda: wholemem.asarray(Says(local, stream=7)))
 """,
     ).splitlines()
     assert said[:2] == ["cuda:1 (10, 4) True", "the array is on cuda:1, and the communicator on cuda:0"]
-    assert said[3].endswith("is no memory of a GPU") and len(said) > 5
+    assert said[3].endswith("is not memory of a GPU") and len(said) > 5
 
 
 def test_a_dlpack_copy_runs_on_the_consumers_stream(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ assert np.from_dlpack(local).sum() == 140
 
 def test_a_host_tensor_is_rejected_by_a_gpu_table(tmp_path: Path) -> None:
     said = on_a_gpu(tmp_path, 'refused(errors.WrongDevice, lambda: table.write(0, np.zeros((1, 4), "float32")))')
-    assert said == "the array is on cpu, and the communicator on cuda:0\nhint: move it to cuda:0 first\n"
+    assert said == "the array is on cpu, but the communicator is on cuda:0\nhint: move it to cuda:0 first\n"
 
 
 def test_the_local_rank_selects_a_visible_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

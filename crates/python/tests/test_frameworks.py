@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_fake_gpu import on_a_gpu
-from world import each, run
+from launcher import run, run_ranks
 
 import wholemem
 from wholemem import Array, Communicator, WholeTensor, errors
@@ -36,7 +36,7 @@ def test_numpy_arguments_return_numpy_arrays() -> None:
         assert type(total) is np.ndarray and total.tolist() == [2, 2, 2]
         assert type(every) is np.ndarray and every.tolist() == [[0, 0], [1, 1]]
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_torch_arguments_return_torch_tensors() -> None:
@@ -53,7 +53,7 @@ def test_torch_arguments_return_torch_tensors() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     assert type(comm.all_reduce(rows)) is torch.Tensor and comm.all_gather(rows).shape == (1, 1, 2, 3)
     # A gradient would be lost silently.
-    with pytest.raises(errors.WrongValue, match="does not give its memory away") as caught:
+    with pytest.raises(errors.WrongValue, match="cannot be imported") as caught:
         table.scatter(indices[0], rows[0].requires_grad_())
     assert "tensor.detach()" in str(caught.value.hint)
 
@@ -76,11 +76,11 @@ def test_other_arguments_return_arrays_of_this_package() -> None:
     ("indices", "kind", "says"),
     [
         ([True, False], errors.WrongType, "an index is a `bool`"),
-        (True, errors.WrongType, "`bool` is no array"),
+        (True, errors.WrongType, "`bool` is not an array"),
         ([0.5], errors.WrongType, "an index is a `float`"),
         ([[1, 2]], errors.WrongType, "an index is a `list`"),
-        (1 << 70, errors.WrongValue, "no row has the index 1180591620717411303424"),
-        ("12", errors.WrongType, "`str` is no array"),
+        (1 << 70, errors.WrongValue, "the index 1180591620717411303424 does not fit"),
+        ("12", errors.WrongType, "`str` is not an array"),
         ([0, 20], errors.BadIndex, "index 20 at position 1 is out of range"),
         (-1, errors.BadIndex, "index -1 at position 0 is out of range"),
     ],
@@ -94,9 +94,9 @@ def test_invalid_int_indices_are_rejected(indices: Any, kind: type, says: str) -
 def test_swapped_scatter_arguments_get_a_hint() -> None:
     table, whole = filled()
     for call in (table.scatter, table.scatter_add):
-        with pytest.raises(errors.WrongType, match="indices are int32 or int64, and not float32") as caught:
+        with pytest.raises(errors.WrongType, match="indices must be int32 or int64, but are float32") as caught:
             call(whole[:2], np.array([0, 1]))
-        assert caught.value.hint == "give the indices first, then the rows"
+        assert caught.value.hint == "pass the indices first, then the rows"
         call(array=whole[:2], indices=np.array([0, 1]))
 
 
@@ -133,9 +133,9 @@ for call in [
     ).splitlines()
     assert said[:5] == [
         "ndarray (0, 4) cpu",
-        "the array of indices is not contiguous: strides [2] of shape [2]",
+        "the array of indices is not contiguous: it has strides [2] and shape [2]",
         "hint: make it contiguous first",
         "the output would be written, and is read-only",
-        "hint: give an array that can be written",
+        "hint: pass a writable array",
     ]
     assert len(said) == 10 and all("launch" in line for line in said[5:]), said

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import wholemem
-from gpu import NUMBERS, NUMPY_TYPES, TORCH_TYPES, any_bits, bits, free_bytes, settle, torch
+from gpu import NUMBERS, NUMPY_TYPES, TORCH_TYPES, any_bits, bits, free_bytes, release_unused, torch
 from wholemem import WholeTensor, errors
-from world import descriptors, resident
+from launcher import descriptors, resident
 
 pytestmark = pytest.mark.gpu
 
@@ -115,7 +115,7 @@ def test_the_driver_reports_the_device_of_an_interface_address() -> None:
     pointing = {"data": (host.data_ptr(), False)}
     assert wholemem.asarray(ByInterface(there, **pointing)).device.startswith("cuda:")
     lying = {"data": (np.zeros(8).__array_interface__["data"][0], False)}
-    with pytest.raises(errors.WrongDevice, match="is no memory of a GPU"):
+    with pytest.raises(errors.WrongDevice, match="is not memory of a GPU"):
         wholemem.asarray(ByInterface(there, **lying))
 
 
@@ -132,7 +132,7 @@ def test_read_only_arrays_are_exported_as_read_only() -> None:
 def test_cpu_access_to_gpu_memory_is_rejected() -> None:
     array = wholemem.asarray(any_bits((8,), "int32"))
     for call in [array.numpy, array.memoryview]:
-        with pytest.raises(errors.Unsupported, match="memory of cuda:0"):
+        with pytest.raises(errors.Unsupported, match="memory on cuda:0"):
             call()
     with pytest.raises((AttributeError, TypeError)):
         np.from_dlpack(ByInterface(any_bits((8,), "int32")))
@@ -154,7 +154,7 @@ def test_a_dlpack_copy_does_not_share_memory() -> None:
 
 
 def test_an_array_keeps_its_source_tensor_alive() -> None:
-    settle()
+    release_unused()
     before = torch.cuda.memory_allocated()
     there = torch.full((1 << 20,), 7, device="cuda")
     here = wholemem.asarray(there)
@@ -323,12 +323,12 @@ def test_mismatched_arguments_are_rejected(comm: wholemem.Communicator) -> None:
     rows = torch.zeros(3, dtype=torch.int64, device="cuda")
     fits = torch.zeros((3, 4), device="cuda")
     for kind, says, call in [
-        (errors.WrongDevice, "is on cpu, and the communicator on cuda:0", lambda: table.gather(rows.cpu())),
+        (errors.WrongDevice, "is on cpu, but the communicator is on cuda:0", lambda: table.gather(rows.cpu())),
         (errors.WrongDevice, "is on cpu", lambda: table.scatter(rows, fits.cpu())),
-        (errors.WrongType, "indices are int32 or int64", lambda: table.gather(rows.float())),
-        (errors.WrongType, "holds float64, and the tensor float32", lambda: table.scatter(rows, fits.double())),
+        (errors.WrongType, "indices must be int32 or int64", lambda: table.gather(rows.float())),
+        (errors.WrongType, "has the type float64, but the tensor has float32", lambda: table.scatter(rows, fits.double())),
         (errors.WrongStride, "not contiguous", lambda: table.gather(torch.zeros(6, dtype=int, device="cuda")[::2])),
-        (errors.WrongStride, "have gaps", lambda: table.gather(rows, torch.zeros((4, 3), device="cuda").T)),
+        (errors.WrongStride, "are not contiguous", lambda: table.gather(rows, torch.zeros((4, 3), device="cuda").T)),
         (errors.WrongValue, "must have the shape", lambda: table.gather(rows, fits[:2])),
         (errors.ReadOnly, "read-only", lambda: table.gather(rows, wholemem.asarray(fits).as_readonly())),
     ]:  # fmt: skip
@@ -382,7 +382,7 @@ def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
 
 
 def test_a_process_with_live_arrays_exits_cleanly() -> None:
-    from world import run
+    from launcher import run
 
     ended = run(
         """

@@ -8,18 +8,18 @@ from typing import Any, Iterator
 
 import pytest
 
-from gpu import any_bits, bits, free_bytes, settle, torch
-from served import Served
+from gpu import any_bits, bits, free_bytes, release_unused, torch
+from store_server import StoreServer
 from wholemem import errors, store
 from wholemem.torch import pool
-from world import run
+from launcher import run
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(device_size="2GiB") as served:
+def served() -> Iterator[StoreServer]:
+    with StoreServer(device_size="2GiB") as served:
         yield served
 
 
@@ -28,7 +28,7 @@ def memory() -> Any:
     return pool.mem_pool()
 
 
-def elsewhere(served: Served, text: str, **environment: str) -> str:
+def elsewhere(served: StoreServer, text: str, **environment: str) -> str:
     """What another process prints, which has the store and torch."""
     beginning = "import torch, wholemem\nfrom wholemem import errors, store\nclient = store.Client()\n"
     environment = {**os.environ, "WHOLEMEM_SOCKET": served.socket, **environment}
@@ -38,12 +38,12 @@ def elsewhere(served: Served, text: str, **environment: str) -> str:
 
 
 def test_a_tensor_of_the_pool_is_published_without_a_copy(
-    served: Served, client: store.Client, memory: Any
+    served: StoreServer, client: store.Client, memory: Any
 ) -> None:
     with torch.cuda.use_mem_pool(memory):
         there = torch.empty((3000, 1000), dtype=torch.bfloat16, device="cuda")
     there.copy_(any_bits((3000, 1000), "bfloat16"))
-    settle()
+    release_unused()
     before = torch.cuda.mem_get_info()[0]
     assert pool.publish(client, "weights", there) == 1
     # Nothing was made for it: 6 MB would show.
@@ -81,7 +81,7 @@ def test_publishing_waits_for_enqueued_work(client: store.Client, memory: Any) -
     assert int(torch.from_dlpack(client.get("late")).sum()) == 7 << 20
 
 
-def test_the_memory_of_a_dropped_published_tensor_is_not_reused(served: Served, client: store.Client) -> None:
+def test_the_memory_of_a_dropped_published_tensor_is_not_reused(served: StoreServer, client: store.Client) -> None:
     own = pool.mem_pool()
     with torch.cuda.use_mem_pool(own):
         there = torch.full((3 << 20,), 5, dtype=torch.int32, device="cuda")
@@ -115,7 +115,7 @@ def test_tensors_of_one_segment_are_counted_once(client: store.Client) -> None:
     assert client.status().device_used == before
 
 
-def test_memory_is_returned_to_the_pool(served: Served) -> None:
+def test_memory_is_returned_to_the_pool(served: StoreServer) -> None:
     before = free_bytes()
     with served.client() as client:
         own = pool.mem_pool()
@@ -125,7 +125,7 @@ def test_memory_is_returned_to_the_pool(served: Served) -> None:
         assert before - free_bytes() >= 64 << 20
         seen = torch.from_dlpack(client.get("back"))
         del there, own
-        settle()
+        release_unused()
         # Its maker has let it go, and its name: who has it keeps it.
         client.delete("back")
         assert int(seen.sum(dtype=torch.int64)) == 64 << 20
@@ -135,7 +135,7 @@ def test_memory_is_returned_to_the_pool(served: Served) -> None:
     assert before - free_bytes() < 16 << 20
 
 
-def test_a_published_tensor_outlives_its_process(served: Served, client: store.Client) -> None:
+def test_a_published_tensor_outlives_its_process(served: StoreServer, client: store.Client) -> None:
     elsewhere(
         served,
         """
@@ -149,7 +149,7 @@ pool.publish(client, "left", x)
 
 
 def test_tensors_outside_of_a_pool_are_rejected(client: store.Client) -> None:
-    with pytest.raises(errors.Unsupported, match="not made to be shared") as caught:
+    with pytest.raises(errors.Unsupported, match="not allocated to be shared") as caught:
         pool.publish(client, "x", torch.zeros(1 << 20, device="cuda"))
     assert "mem_pool()" in str(caught.value)
     with pytest.raises(errors.Unsupported, match="on cpu"):
@@ -162,7 +162,7 @@ EXPANDABLE = {
 }
 
 
-def test_tensors_of_expandable_segments_can_be_put_and_shared(served: Served, client: store.Client) -> None:
+def test_tensors_of_expandable_segments_can_be_put_and_shared(served: StoreServer, client: store.Client) -> None:
     said = elsewhere(
         served,
         """
@@ -186,7 +186,7 @@ client.delete("put")
     assert torch.equal(torch.from_dlpack(client.get("small")), torch.arange(1000, device="cuda"))
 
 
-def test_the_pool_works_with_expandable_segments(served: Served) -> None:
+def test_the_pool_works_with_expandable_segments(served: StoreServer) -> None:
     said = elsewhere(
         served,
         """

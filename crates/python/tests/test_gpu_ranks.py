@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gpu import torch  # noqa: F401
-from world import PROGRAM, script
+from launcher import PROGRAM, script
 
 pytestmark = pytest.mark.gpu
 

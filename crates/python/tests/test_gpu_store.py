@@ -8,21 +8,21 @@ from typing import Iterator
 import numpy as np
 import pytest
 
-from gpu import TORCH_TYPES, any_bits, bits, free_bytes, settle, torch
-from served import Served
+from gpu import TORCH_TYPES, any_bits, bits, free_bytes, release_unused, torch
+from store_server import StoreServer
 from wholemem import errors, store
-from world import descriptors, resident, run
+from launcher import descriptors, resident, run
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(device_size="2GiB") as served:
+def served() -> Iterator[StoreServer]:
+    with StoreServer(device_size="2GiB") as served:
         yield served
 
 
-def elsewhere(served: Served, text: str) -> str:
+def elsewhere(served: StoreServer, text: str) -> str:
     """What another process prints, which has the store and torch."""
     beginning = "import torch, wholemem\nfrom wholemem import store\nclient = store.Client()\n"
     ended = run(beginning + text, env={**os.environ, "WHOLEMEM_SOCKET": served.socket}, timeout=50)
@@ -43,7 +43,7 @@ def test_a_tensor_can_be_put_and_got(client: store.Client, dtype: str) -> None:
     assert client.get("x").data_ptr() == array.data_ptr()
 
 
-def test_another_process_gets_the_same_bytes(served: Served, client: store.Client) -> None:
+def test_another_process_gets_the_same_bytes(served: StoreServer, client: store.Client) -> None:
     there = any_bits((1 << 20, 3), "bfloat16")
     client.put("shared", there)
     said = elsewhere(
@@ -98,7 +98,7 @@ def test_cupy_and_jax_arrays_can_be_put_and_got(client: store.Client) -> None:
         pytest.skip("there is neither CuPy nor JAX")
 
 
-def test_a_state_dict_can_be_put_as_a_pack(served: Served, client: store.Client) -> None:
+def test_a_state_dict_can_be_put_as_a_pack(served: StoreServer, client: store.Client) -> None:
     model = {f"layers.{i}.weight": torch.full((64, i + 1), i, dtype=torch.bfloat16, device="cuda") for i in range(50)}
     client.put("model", model)
     said = elsewhere(
@@ -116,7 +116,7 @@ print(float(layer(torch.ones(50, dtype=torch.bfloat16, device="cuda"))[0]))
     assert said == "50 50\nTrue\n2448.0\n"
 
 
-def test_an_object_outlives_its_client_and_its_name(served: Served) -> None:
+def test_an_object_outlives_its_client_and_its_name(served: StoreServer) -> None:
     client = served.client()
     client.put("gone", torch.full((1 << 20,), 3, device="cuda"))
     there = torch.from_dlpack(client.get("gone"))
@@ -141,11 +141,11 @@ def test_drafts_and_mirrors_work_on_a_gpu(client: store.Client) -> None:
 def test_mistakes_raise_the_expected_errors(client: store.Client) -> None:
     with pytest.raises(errors.WrongStride, match="not contiguous"):
         client.put("x", torch.zeros((4, 4), device="cuda").T[1:])
-    with pytest.raises(errors.WrongDevice, match="is on cuda:0, and `b` on cpu"):
+    with pytest.raises(errors.WrongDevice, match="is on cuda:0, but `b` is on cpu"):
         client.put("x", {"a": torch.zeros(4, device="cuda"), "b": np.zeros(4)})
     with pytest.raises(errors.OverQuota):
         client.put("x", torch.empty(3 << 30, dtype=torch.uint8, device="cuda"))
-    settle()
+    release_unused()
 
 
 def test_ten_thousand_rounds_leak_nothing(client: store.Client) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from world import PROGRAM, launch, run, script
+from launcher import PROGRAM, launch, run, script
 
 import wholemem
 

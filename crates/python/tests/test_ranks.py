@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import PROGRAM, descriptors, each, launch, run
+from launcher import PROGRAM, descriptors, launch, run, run_ranks
 
 import wholemem
 from wholemem import Communicator, WholeTensor, errors
@@ -30,14 +30,14 @@ def test_threads_can_be_ranks() -> None:
         comm.barrier()
         return comm.rank, comm.size, comm.device
 
-    assert each(3, work) == [(0, 3, "cpu"), (1, 3, "cpu"), (2, 3, "cpu")]
+    assert run_ranks(3, work) == [(0, 3, "cpu"), (1, 3, "cpu"), (2, 3, "cpu")]
     with pytest.raises(errors.WrongValue, match="at least one rank"):
         Communicator.local(0, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cpu:one", "cuda:-1", ""])
 def test_unknown_devices_are_rejected(name: str) -> None:
-    with pytest.raises(errors.WrongDevice, match="no device is called"):
+    with pytest.raises(errors.WrongDevice, match="the device `.*` does not exist"):
         Communicator.local(1, device=name)
 
 
@@ -48,7 +48,7 @@ def test_a_device_number_out_of_range_is_in_the_error() -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_an_invalid_timeout_is_rejected(timeout: float) -> None:
-    with pytest.raises(errors.WrongValue, match="cannot wait"):
+    with pytest.raises(errors.WrongValue, match="a timeout of"):
         Communicator.local(1, device="cpu", timeout=timeout)
 
 
@@ -76,7 +76,7 @@ def test_a_closed_communicator_leaves_while_its_memory_stays_valid() -> None:
             with pytest.raises(errors.PeerLost if comm.rank == 0 else errors.Closed):
                 call()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_a_wait_ends_when_its_communicator_is_closed() -> None:
@@ -244,7 +244,7 @@ def test_torch_ranks_on_several_nodes_are_rejected(monkeypatch: pytest.MonkeyPat
     torch.objects[1] = (None, "another kernel")
     torch.met = threading.Barrier(1)
     torch.rank.number = 0
-    with pytest.raises(errors.BadEnvironment, match="the 2 ranks are on several nodes\\b.*\nhint: give a group"):
+    with pytest.raises(errors.BadEnvironment, match="the 2 ranks are on several nodes\\b.*\nhint: pass a group"):
         Communicator.from_torch("group", device="cpu", timeout=3600)
 
 
@@ -302,7 +302,7 @@ def test_a_rank_missing_from_a_collective_is_reported() -> None:
         finally:
             told.set()
 
-    each(2, work, timeout=5)
+    run_ranks(2, work, timeout=5)
 
 
 def test_abort_ends_the_wait_of_another_thread() -> None:
@@ -348,7 +348,7 @@ def test_ranks_in_different_calls_get_an_error() -> None:
             else:
                 WholeTensor.create(comm, (1, 1), "int8")
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_a_missing_environment_variable_is_named() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import each
+from launcher import run_ranks
 
 from wholemem import Communicator, WholeTensor, _handles, errors
 
@@ -62,19 +62,19 @@ def test_collectives_work_by_address() -> None:
         comm.all_reduce(Stated(mine), Stated(mine))
         assert (mine == 3).all()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_strides_without_contiguous_rows_are_rejected() -> None:
     table, _ = filled()
     indices, wide = np.array([1, 2]), np.zeros((2, 6), np.float32)
     for out, says in (
-        (wide[:, ::2], r"the rows of the output have gaps: strides \[6, 2\] of shape \[2, 3\]"),
-        (wide[::-1, :3], r"the rows of the output have gaps: strides \[-6, 1\] of shape \[2, 3\]"),
+        (wide[:, ::2], r"the rows of the output are not contiguous: it has strides \[6, 2\] and shape \[2, 3\]"),
+        (wide[::-1, :3], r"the rows of the output are not contiguous: it has strides \[-6, 1\] and shape \[2, 3\]"),
     ):
         with pytest.raises(errors.WrongStride, match=says) as caught:
             table.gather(indices, out)
-        assert caught.value.hint == "give one without gaps, and copy from it"
+        assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongStride, match="the output is not contiguous") as caught:
         table.gather(indices.reshape(2, 1), wide[:, None, :3])
     # One row has no distance to the next, and no rows have no gaps.
@@ -84,7 +84,7 @@ def test_strides_without_contiguous_rows_are_rejected() -> None:
 
 def test_a_tensor_without_memory_is_rejected() -> None:
     table, _ = filled()
-    with pytest.raises(errors.WrongValue, match="the interface of the array says that it lies at 0x0"):
+    with pytest.raises(errors.WrongValue, match="the array interface has the invalid address 0x0"):
         table.gather(np.array([1]), Stated(np.zeros((1, 3), np.float32), data=(0, False)))
 
 
@@ -94,11 +94,11 @@ def test_a_handle_resolves_while_its_object_lives() -> None:
     handle = table._handle
     assert handle == table._handle and len({handle, comm._handle, table.rows(0, 1)._handle}) == 3
     assert _handles.find(handle, WholeTensor) is table
-    with pytest.raises(errors.WrongType, match=f"handle {handle} is of a WholeTensor, and not of a Communicator"):
+    with pytest.raises(errors.WrongType, match=f"handle {handle} belongs to a WholeTensor, not a Communicator"):
         _handles.find(handle, Communicator)
     del table
     gc.collect()
-    with pytest.raises(errors.Closed, match=f"the WholeTensor of handle {handle} is gone"):
+    with pytest.raises(errors.Closed, match=f"the WholeTensor of handle {handle} was dropped"):
         _handles.find(handle, WholeTensor)
 
 
@@ -114,4 +114,4 @@ def test_like_creates_an_equal_table() -> None:
         assert part.shape == (4, 2) and part.local_rows == [(0, 2), (2, 4)][comm.rank]
         like.barrier()
 
-    each(2, work)
+    run_ranks(2, work)

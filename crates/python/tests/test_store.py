@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import wholemem
-from served import Served, address, map_of
+from store_server import StoreServer, address, map_of
 from wholemem import errors, store
-from world import run
+from launcher import run
 
 LARGE = 3 << 20
 
@@ -76,7 +76,7 @@ def test_objects_are_exported_as_read_only(client: store.Client) -> None:
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_get_copies_nothing(served: Served, client: store.Client, count: int) -> None:
+def test_get_copies_nothing(served: StoreServer, client: store.Client, count: int) -> None:
     client.put("once", np.arange(count, dtype=np.uint8))
     first, second = client.get("once"), client.get("once")
     assert first.data_ptr() == second.data_ptr() == address(first.numpy()) == address(second.numpy())
@@ -87,7 +87,7 @@ def test_get_copies_nothing(served: Served, client: store.Client, count: int) ->
     ended = run(
         f"""
         from wholemem import store
-        from served import map_of
+        from store_server import map_of
         array = store.Client({served.socket!r}).get("once")
         print(map_of(array.data_ptr())[1], array.numpy()[9])
         """,
@@ -104,7 +104,7 @@ def test_put_creates_a_new_version_and_readers_keep_the_old_one(client: store.Cl
     assert (old[0], client.get("versions").numpy()[0]) == (1, 3)
 
 
-def test_publishing_an_object_copies_nothing(served: Served, client: store.Client) -> None:
+def test_publishing_an_object_copies_nothing(served: StoreServer, client: store.Client) -> None:
     client.put("original", np.arange(LARGE, dtype=np.uint8))
     original = client.get("original")
     client.publish("alias", original)
@@ -149,7 +149,7 @@ def test_a_draft_can_be_written_and_sealed(client: store.Client, count: int) -> 
     kept[:] = 5
     with pytest.raises(errors.NotFound):
         client.get("drafted")
-    with pytest.raises(errors.InUse, match="arrays made of the draft of `drafted` are still there") as caught:
+    with pytest.raises(errors.InUse, match="cannot seal the draft of `drafted`: arrays of it still exist") as caught:
         draft.seal()
     assert caught.value.hint and caught.value.code == "still-mapped"
     del kept
@@ -219,7 +219,7 @@ def test_a_mirror_is_abandoned_if_its_block_raises(client: store.Client, is_held
             if not is_held:
                 del shown
             raise ZeroDivisionError
-    with pytest.raises(errors.Closed, match="written back, or given up"):
+    with pytest.raises(errors.Closed, match="written back or abandoned"):
         mirror.write_back()
     draft.seal()
     assert (client.get("half").numpy() == 1).all()
@@ -280,7 +280,7 @@ def test_entries_events_and_status_can_be_pickled(client: store.Client) -> None:
     assert len(set(there)) == len(there) and there[0] != told[0].name
 
 
-def test_a_watch_returns_events(served: Served, client: store.Client) -> None:
+def test_a_watch_returns_events(served: StoreServer, client: store.Client) -> None:
     with client.watch("watched") as watch:
         other = served.client()
         other.put("elsewhere", b"1")
@@ -308,9 +308,9 @@ def wait_for_clients(client: store.Client, count: int) -> None:
 
 
 def test_get_waits_for_a_name() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
-        with pytest.raises(errors.Timeout, match="no object named `late` came within 0.05 seconds"):
+        with pytest.raises(errors.Timeout, match="the name `late` did not appear within 0.05 seconds"):
             client.get("late", 0.05)
         wait_for_clients(client, 1)
         got: list[Any] = []
@@ -326,7 +326,7 @@ def test_get_waits_for_a_name() -> None:
 
 
 def test_put_waits_for_quota() -> None:
-    with Served("64MiB") as served:
+    with StoreServer("64MiB") as served:
         client = served.client()
         client.put("first", np.zeros(40 << 20, np.uint8))
         with pytest.raises(errors.OverQuota, match="cannot take 40 MiB more") as caught:
@@ -334,7 +334,7 @@ def test_put_waits_for_quota() -> None:
         assert "timeout=10" in str(caught.value) and caught.value.code == "over-quota"
         with pytest.raises(errors.OverQuota) as caught:
             client.put("all", np.zeros(65 << 20, np.uint8), timeout=600)
-        assert "hint: it is larger than the whole store, and no waiting helps" in str(caught.value)
+        assert "hint: it is larger than the whole store, so waiting does not help" in str(caught.value)
         with pytest.raises(errors.OverQuota):
             client.create("second", (40 << 20,), "uint8", timeout=0.05)
         wait_for_clients(client, 1)
@@ -365,7 +365,7 @@ def test_drafts_and_mirrors_have_a_repr(client: store.Client) -> None:
     assert repr(mirror) == "Mirror(closed)"
 
 
-def test_a_closed_client_raises_closed(served: Served) -> None:
+def test_a_closed_client_raises_closed(served: StoreServer) -> None:
     with served.client() as client:
         client.put("stays", np.arange(4))
         array = client.get("stays")
@@ -380,7 +380,7 @@ def test_a_closed_client_raises_closed(served: Served) -> None:
     assert array.numpy().tolist() == [0, 1, 2, 3]
 
 
-def test_too_many_pins_raise_an_error(served: Served) -> None:
+def test_too_many_pins_raise_an_error(served: StoreServer) -> None:
     client = served.client()
     client.put("held", b"1")
     held = [client.get("held") for _ in range(8190)]
@@ -403,7 +403,7 @@ def safetensors(path: Path, arrays: dict[str, np.ndarray], types: dict[str, str]
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(array.tobytes() for array in arrays.values()))
 
 
-def test_files_put_by_the_program_are_arrays(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_files_put_by_the_program_are_arrays(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     there = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "half": np.arange(4, dtype=np.uint16)}
     safetensors(tmp_path / "model.safetensors", there, {"w": "F32", "half": "BF16"})
     served.run("put", "file", str(tmp_path / "model.safetensors"))
@@ -422,7 +422,7 @@ def test_files_put_by_the_program_are_arrays(served: Served, client: store.Clien
 
 
 def test_a_fortran_order_array_is_mirrored_and_published(
-    served: Served, client: store.Client, tmp_path: Path
+    served: StoreServer, client: store.Client, tmp_path: Path
 ) -> None:
     there = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     np.save(tmp_path / "columns.npy", there)
@@ -438,7 +438,7 @@ def test_a_fortran_order_array_is_mirrored_and_published(
     assert (tmp_path / "again.npy").read_bytes() == (tmp_path / "columns.npy").read_bytes()
 
 
-def test_a_truncated_file_is_rejected(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     np.save(tmp_path / "whole.npy", np.arange(10.0))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:-8])
     with pytest.raises(subprocess.CalledProcessError):
@@ -447,7 +447,7 @@ def test_a_truncated_file_is_rejected(served: Served, client: store.Client, tmp_
         client.get("cut")
 
 
-def test_the_program_gets_arrays_as_files(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_the_program_gets_arrays_as_files(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     there = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([True, False])}
     client.put("out", there)
     served.run("get", "out", str(tmp_path / "out.safetensors"))
@@ -478,13 +478,13 @@ def test_drafts_can_be_listed_and_deleted_by_entry(client: store.Client) -> None
     assert version and client.list("weights") == []
 
 
-def test_the_program_describes_arrays_of_python(served: Served, client: store.Client) -> None:
+def test_the_program_describes_arrays_of_python(served: StoreServer, client: store.Client) -> None:
     client.put("told", np.zeros((2, 3), "float16"))
     told = json.loads(served.run("stat", "told", "--json").stdout)
     assert json.loads(told["description"]) == {"dtype": "F16", "shape": [2, 3]}
 
 
-def test_the_default_socket_is_that_of_the_program(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_socket_is_that_of_the_program(served: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHOLEMEM_SOCKET", served.socket)
     assert str(store.Client().socket) == served.socket
     monkeypatch.delenv("WHOLEMEM_SOCKET")
@@ -500,5 +500,5 @@ def test_the_default_socket_is_that_of_the_program(served: Served, monkeypatch: 
 def test_the_program_fails_without_a_store() -> None:
     # What the other tests rely on: a failing program is an exception.
     with pytest.raises(subprocess.CalledProcessError):
-        with Served() as served:
+        with StoreServer() as served:
             served.run("stat", "nothing")

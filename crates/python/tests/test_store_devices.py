@@ -8,8 +8,8 @@ from typing import Callable, Iterator
 
 import pytest
 
-from served import Served
-from world import run
+from store_server import StoreServer
+from launcher import run
 
 FAKE = os.environ.get("WHOLEMEM_FAKE_CUDA")
 
@@ -47,7 +47,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    with Served(device_size="64MiB", env=environment) as served:
+    with StoreServer(device_size="64MiB", env=environment) as served:
 
         def runs(text: str) -> str:
             ended = run(BEGINNING + text, env={**environment, "WHOLEMEM_SOCKET": served.socket})
@@ -116,14 +116,14 @@ refused(errors.WrongStride, lambda: client.put("cut", {
 print(client.list("mixed"), client.list("cut"), client.status().unsealed)
 """
     )
-    hint = "hint: a pack lies in one place: move them to one device, or put two"
+    hint = "hint: a pack is on one device: move the arrays to one device, or put two packs"
     assert said.splitlines() == [
         "39 cuda",
-        "`a` is on cuda:0, and `b` on cpu",
+        "`a` is on cuda:0, but `b` is on cpu",
         hint,
         "`a` is on cuda:0, and `b` on cuda:1",
         hint,
-        "`a` is not contiguous: strides [9, 1] of shape [9, 2]",
+        "`a` is not contiguous: it has strides [9, 1] and shape [9, 2]",
         "hint: make it contiguous first",
         "[] [] 0",
     ]
@@ -161,8 +161,8 @@ refused(errors.WrongDevice, lambda: client.create("x", (1,), "int8", device="tpu
         "cuda:0 bfloat16",
         "Array([0., 0., 0., 0.], shape=(4,), dtype=bfloat16, device=cuda:0, readonly)",
         "1 1",
-        "no device is called `tpu`",
-        "hint: devices are `cpu`, `cuda`, or `cuda:1` and so on",
+        "the device `tpu` does not exist",
+        "hint: use `cpu`, `cuda`, or a number such as `cuda:1`",
     ]
 
 
@@ -212,7 +212,7 @@ refused(errors.WrongStride, lambda: client.share("x", table.columns(1, 3).local(
 print(client.list(), client.status().device_used)
 """
     )
-    hint = "hint: make the tensor under `wholemem.torch.pool.mem_pool()`, or `put` it, which copies"
+    hint = "hint: create the tensor in `wholemem.torch.pool.mem_pool()`, or use `put`, which copies"
     lines = said.splitlines()
     assert lines[0] == "an array on cpu cannot become an object where it lies"
     assert lines[2].startswith("the memory of the array was not made to be shared")
@@ -280,11 +280,11 @@ refused(errors.OverQuota, lambda: client.put("x", wholemem.WholeTensor.create(co
 print(client.status().device_used)
 """
     )
-    assert "hint: it is larger than the whole store, and no waiting helps" in said
+    assert "hint: it is larger than the whole store, so waiting does not help" in said
     assert said.splitlines()[-1] == "0"
 
 
-def test_a_store_without_gpus_rejects_gpu_arrays(tmp_path: Path, served: Served) -> None:
+def test_a_store_without_gpus_rejects_gpu_arrays(tmp_path: Path, served: StoreServer) -> None:
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from served import Served
+from store_server import StoreServer
 from wholemem import errors, store
 
 LARGE = 3 << 20
@@ -71,7 +71,7 @@ def test_a_failed_seal_at_block_exit_keeps_the_draft_open(client: store.Client, 
     with draft:
         array_of(draft)[0] = 8
     assert array_of(client.get("draft"))[:3].tolist() == [8, 7, 7]
-    with pytest.raises(errors.InUse, match="arrays made of the draft of `draft` are still there"):
+    with pytest.raises(errors.InUse, match="cannot seal the draft of `draft`: arrays of it still exist"):
         with create(client) as draft:
             kept = array_of(draft)
     del kept
@@ -79,7 +79,7 @@ def test_a_failed_seal_at_block_exit_keeps_the_draft_open(client: store.Client, 
 
 
 def test_a_small_draft_over_quota_can_be_sealed_later() -> None:
-    with Served("32MiB") as served, served.client() as client:
+    with StoreServer("32MiB") as served, served.client() as client:
         draft = client.create("small", (3,), "uint8")
         draft.array.numpy()[:] = 7
         client.create("large", (32 << 20,), "uint8").seal()
@@ -105,7 +105,7 @@ def test_an_array_of_a_dropped_mirror_prevents_sealing(client: store.Client) -> 
     draft = client.create("mirrored", (LARGE,), "uint8")
     shown = store.Mirror(draft).array
     shown.numpy()[:] = 7
-    with pytest.raises(errors.InUse, match="arrays made of the draft of `mirrored` are still there") as caught:
+    with pytest.raises(errors.InUse, match="cannot seal the draft of `mirrored`: arrays of it still exist") as caught:
         draft.seal()
     assert "mirrors" in (caught.value.hint or "")
     del shown

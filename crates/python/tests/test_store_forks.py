@@ -14,9 +14,9 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from served import Served
+from store_server import StoreServer
 from wholemem import errors, store
-from world import run
+from launcher import run
 
 HERE = Path(__file__).parent
 COUNT = 1000
@@ -67,7 +67,7 @@ def until_nothing_is_retired(client: store.Client) -> None:
 
 
 def test_a_child_reads_objects_that_its_parent_dropped() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
         client.put("packed", {"a": np.full(COUNT, 6, np.uint8)})
@@ -83,7 +83,7 @@ def test_a_child_reads_objects_that_its_parent_dropped() -> None:
 
 
 def test_a_child_reads_inherited_objects_after_its_parent_exits() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
         (go, tell), (hear, say) = os.pipe(), os.pipe()
@@ -113,7 +113,7 @@ def test_a_child_reads_inherited_objects_after_its_parent_exits() -> None:
 
 
 def test_a_grandchild_reads_objects_that_its_ancestors_dropped() -> None:
-    with Served() as served, Served() as other:
+    with StoreServer() as served, StoreServer() as other:
         client, beside = served.client(), other.client()
         client.put("first", np.full(COUNT, 5, np.uint8))
         beside.put("of another store", np.full(COUNT, 6, np.uint8))
@@ -145,7 +145,7 @@ def test_a_grandchild_reads_objects_that_its_ancestors_dropped() -> None:
         until_nothing_is_retired(beside)
 
 
-def test_a_child_holds_inherited_objects_without_a_descriptor(served: Served, client: store.Client) -> None:
+def test_a_child_holds_inherited_objects_without_a_descriptor(served: StoreServer, client: store.Client) -> None:
     client.put("small", np.full(COUNT, 5, np.uint8))
     held = client.get("small")
 
@@ -163,7 +163,7 @@ def test_a_child_holds_inherited_objects_without_a_descriptor(served: Served, cl
     until_nothing_is_retired(client)
 
 
-def test_forked_workers_read_objects_of_their_parent(served: Served, client: store.Client) -> None:
+def test_forked_workers_read_objects_of_their_parent(served: StoreServer, client: store.Client) -> None:
     import multiprocessing
 
     client.put("small", np.arange(COUNT))
@@ -187,7 +187,7 @@ def until(holds: Callable[[], bool], thread: threading.Thread) -> None:
 
 
 def test_children_hold_objects_while_threads_and_server_kills_race() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
         stop = threading.Event()
         latest: list[Any] = []
@@ -226,7 +226,7 @@ def test_children_hold_objects_while_threads_and_server_kills_race() -> None:
 
 
 def test_a_child_that_cannot_hold_small_objects_cannot_read_them() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
         client.put("large", np.full(LARGE, 6, np.uint8))
@@ -260,7 +260,7 @@ def test_a_child_that_cannot_hold_small_objects_cannot_read_them() -> None:
 
 
 def test_arrays_of_a_killed_store_stay_valid_in_children() -> None:
-    served = Served()
+    served = StoreServer()
     client = served.client()
     client.put("small", np.full(COUNT, 5, np.uint8))
     held = client.get("small")
@@ -281,7 +281,7 @@ def test_arrays_of_a_killed_store_stay_valid_in_children() -> None:
     assert Child(lambda: (read(), Child(read).run())).run() == "(5, '5')"
 
 
-def test_a_fork_leaks_nothing_in_the_parent(served: Served, client: store.Client) -> None:
+def test_a_fork_leaks_nothing_in_the_parent(served: StoreServer, client: store.Client) -> None:
     client.put("small", np.zeros(COUNT, np.uint8))
     held = client.get("small")
     clients, open_before = client.status().clients, os.listdir("/proc/self/fd")
@@ -295,7 +295,7 @@ def test_a_fork_leaks_nothing_in_the_parent(served: Served, client: store.Client
         assert time.monotonic() < limit, "children that have exited are forgotten"
 
 
-def test_a_pin_page_cannot_be_claimed_without_its_secret(served: Served, client: store.Client) -> None:
+def test_a_pin_page_cannot_be_claimed_without_its_secret(served: StoreServer, client: store.Client) -> None:
     def varint(number: int) -> bytes:
         return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
 

@@ -10,9 +10,9 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from served import Served, map_of
+from store_server import StoreServer, map_of
 from wholemem import errors, store
-from world import descriptors, resident, run
+from launcher import descriptors, resident, run
 
 LARGE = 3 << 20
 
@@ -25,7 +25,7 @@ def mapped() -> int:
 
 @pytest.mark.parametrize("count", [10, LARGE])
 def test_an_array_outlives_its_name_its_client_and_the_store(count: int) -> None:
-    served = Served()
+    served = StoreServer()
     client = served.client()
     client.put("held", np.arange(count, dtype=np.uint8))
     client.put("pack", {"a": np.full(count, 3, np.uint8)})
@@ -57,7 +57,7 @@ def test_an_array_outlives_its_name_its_client_and_the_store(count: int) -> None
     assert member[0] == 3
 
 
-def test_memory_is_freed_with_its_last_holder(served: Served, client: store.Client) -> None:
+def test_memory_is_freed_with_its_last_holder(served: StoreServer, client: store.Client) -> None:
     before = client.status()
     client.put("going", np.zeros(LARGE, np.uint8))
     array = client.get("going")
@@ -74,7 +74,7 @@ def test_memory_is_freed_with_its_last_holder(served: Served, client: store.Clie
 
 
 def test_clients_survive_a_killed_server() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
         client.put("stays", np.arange(LARGE, dtype=np.uint8))
         held = client.get("stays")
@@ -111,7 +111,7 @@ def test_clients_survive_a_killed_server() -> None:
 
 
 def test_a_dead_store_raises_server_lost() -> None:
-    served = Served()
+    served = StoreServer()
     client = served.client()
     client.put("cached", np.arange(3))
     client.put("not cached", np.arange(LARGE, dtype=np.uint8))
@@ -151,7 +151,7 @@ def test_a_dead_store_raises_server_lost() -> None:
     ],
 )
 def test_a_cached_get_detects_a_dead_store(look: Any) -> None:
-    served = Served()
+    served = StoreServer()
     client = served.client()
     client.put("cached", np.arange(3))
     client.get("cached")
@@ -162,7 +162,7 @@ def test_a_cached_get_detects_a_dead_store(look: Any) -> None:
 
 
 def test_ten_thousand_cycles_leak_nothing() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
         small, large = np.arange(100), np.zeros(2 << 20, np.uint8)
 
@@ -200,7 +200,7 @@ def test_ten_thousand_cycles_leak_nothing() -> None:
         assert resident() - memory < 4 << 20
 
 
-def test_dropped_clients_leak_nothing(served: Served, client: store.Client) -> None:
+def test_dropped_clients_leak_nothing(served: StoreServer, client: store.Client) -> None:
     client.put("got", np.arange(3))
 
     def cycle(times: int) -> None:
@@ -223,7 +223,7 @@ def test_dropped_clients_leak_nothing(served: Served, client: store.Client) -> N
 
 
 @pytest.mark.parametrize("order", range(6))
-def test_objects_can_be_dropped_in_any_order(served: Served, order: int) -> None:
+def test_objects_can_be_dropped_in_any_order(served: StoreServer, order: int) -> None:
     client: Any = served.client()
     client.put("any order", {"a": np.arange(LARGE, dtype=np.uint8)})
     pack = client.get("any order")
@@ -251,7 +251,7 @@ def test_objects_can_be_dropped_in_any_order(served: Served, order: int) -> None
         assert (other.status().unsealed, other.status().retired) == (0, 0)
 
 
-def test_cycles_are_collected(served: Served, client: store.Client) -> None:
+def test_cycles_are_collected(served: StoreServer, client: store.Client) -> None:
     client.put("cyclic", np.zeros(LARGE, np.uint8))
 
     class Node:
@@ -271,7 +271,7 @@ def test_cycles_are_collected(served: Served, client: store.Client) -> None:
     assert (client.status().retired, client.status().unsealed) == (0, 0)
 
 
-def test_objects_alive_at_interpreter_exit_do_not_crash(served: Served, client: store.Client) -> None:
+def test_objects_alive_at_interpreter_exit_do_not_crash(served: StoreServer, client: store.Client) -> None:
     script = f"""
         import sys, threading, numpy as np
         from wholemem import store
@@ -295,7 +295,7 @@ def test_objects_alive_at_interpreter_exit_do_not_crash(served: Served, client: 
     assert client.status().unsealed == 0
 
 
-def test_a_cached_get_makes_no_system_call(served: Served, client: store.Client) -> None:
+def test_a_cached_get_makes_no_system_call(served: StoreServer, client: store.Client) -> None:
     client.put("cached", np.arange(3))
     text = f"""
         import ctypes, gc, os

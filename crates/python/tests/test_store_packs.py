@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from served import Served, map_of
+from store_server import StoreServer, map_of
 from wholemem import errors, store
 
 LARGE = 3 << 20
@@ -30,14 +30,14 @@ def test_a_pack_is_a_mapping_over_one_memory(client: store.Client, count: int) -
         assert array.data_ptr() == pack[name].data_ptr() == client.get(f"pack/{name}").data_ptr()
     assert len({map_of(array.data_ptr()) for array in pack.values()}) == 1
     assert ("z" in pack, "y" in pack, pack.get("y"), pack.get("y", 7)) == (True, False, None, 7)
-    with pytest.raises(KeyError, match="there is no array named `y` in the pack `pack`"):
+    with pytest.raises(KeyError, match="the pack `pack` has no array `y`"):
         pack["y"]
     # A pack is put again like any other mapping.
     client.put("again", pack)
     assert client.get("again")["n"].numpy() == 5
 
 
-def test_an_empty_pack_is_a_pack(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_an_empty_pack_is_a_pack(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     client.put("none", {})
     client.create_pack("none drafted", {}).seal()
     text = b'{"__metadata__":{"made":"by hand"}}'
@@ -79,7 +79,7 @@ def test_a_pack_is_written_in_place(client: store.Client, count: int) -> None:
         assert (len(draft), list(draft)) == (2, ["a", "b"])
         draft["a"].numpy()[:] = 3
         draft["b"].numpy()[:] = 4
-        with pytest.raises(errors.NotFound, match="no array named `c`"):
+        with pytest.raises(errors.NotFound, match="has no array `c`"):
             draft["c"]
         kept = draft["a"]
         with pytest.raises(errors.InUse):

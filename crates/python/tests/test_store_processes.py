@@ -12,9 +12,9 @@ from typing import Any, Callable, Optional
 import numpy as np
 import pytest
 
-from served import Served
+from store_server import StoreServer
 from wholemem import errors, store
-from world import script
+from launcher import script
 
 LARGE = 3 << 20
 
@@ -38,7 +38,7 @@ def in_child(work: Callable[[], Any]) -> str:
     return outcome
 
 
-def test_a_forked_child_gets_an_error_and_can_create_a_client(served: Served, client: store.Client) -> None:
+def test_a_forked_child_gets_an_error_and_can_create_a_client(served: StoreServer, client: store.Client) -> None:
     client.put("forked", np.arange(LARGE, dtype=np.uint8))
     held = client.get("forked")
     draft = client.create("draft", (LARGE,), "uint8")
@@ -54,7 +54,7 @@ def test_a_forked_child_gets_an_error_and_can_create_a_client(served: Served, cl
     ]
     for use in uses:
         assert in_child(use).startswith("Forked: ")
-    assert "hint: make a client in the child itself" in in_child(uses[0])
+    assert "hint: create a client in the child process" in in_child(uses[0])
     # What it inherited can be read, and let go.
     assert in_child(lambda: int(held.numpy()[251])) == "251"
     assert in_child(lambda: client.close()) == "None"
@@ -77,7 +77,7 @@ def read_in_worker(socket: str) -> int:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_pool_read_the_same_memory(served: Served, client: store.Client, method: str) -> None:
+def test_workers_of_a_pool_read_the_same_memory(served: StoreServer, client: store.Client, method: str) -> None:
     client.put("shared", np.ones(1000, np.int64))
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.map(read_in_worker, [served.socket] * 4) == [1000] * 4
@@ -93,7 +93,7 @@ def test_workers_of_a_pool_read_the_same_memory(served: Served, client: store.Cl
     ],
 )
 def test_ctrl_c_ends_a_wait(wait: str) -> None:
-    with Served("64MiB") as served:
+    with StoreServer("64MiB") as served:
         mine = served.client()
         mine.put("first", np.zeros(40 << 20, np.uint8))
         text = f"""
@@ -185,7 +185,7 @@ def test_other_threads_run_during_a_wait(client: store.Client) -> None:
     waits.join()
 
 
-def test_deletions_during_reads_are_safe(served: Served) -> None:
+def test_deletions_during_reads_are_safe(served: StoreServer) -> None:
     writer, reader = served.client(), served.client()
     over = threading.Event()
     seen = []
@@ -214,7 +214,7 @@ def test_deletions_during_reads_are_safe(served: Served) -> None:
 
 @pytest.mark.parametrize("close", [lambda client, watch: watch.close(), lambda client, watch: client.close()])
 @pytest.mark.parametrize("timeout", [None, 600])
-def test_closing_a_watch_ends_the_wait_of_another_thread(served: Served, close: Any, timeout: Optional[float]) -> None:
+def test_closing_a_watch_ends_the_wait_of_another_thread(served: StoreServer, close: Any, timeout: Optional[float]) -> None:
     client, other = served.client(), served.client()
     name = f"closed {timeout} {close}"
     watch = client.watch(name)
@@ -248,7 +248,7 @@ def test_closing_a_watch_ends_the_wait_of_another_thread(served: Served, close: 
 
 
 def test_closing_a_client_ends_the_wait_of_another_thread() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         mine, client = served.client(), served.client()
         raised: list[errors.Error] = []
 

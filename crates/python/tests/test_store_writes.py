@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from served import Served, address, map_of
+from store_server import StoreServer, address, map_of
 from wholemem import errors, store
-from world import run
+from launcher import run
 
 HERE = Path(__file__).parent
 LARGE = 3 << 20
@@ -138,7 +138,7 @@ def test_read_only_memory_without_a_file_is_exported_directly(client: store.Clie
 
     array = wholemem.zeros((3,), "int64").as_readonly()
     assert Careless(array).address == array.data_ptr() and Careless(array).flags == READ_ONLY
-    with pytest.raises(errors.CannotExport, match="the array is read-only, which DLPack cannot say before version 1"):
+    with pytest.raises(errors.CannotExport, match="the array is read-only, and DLPack before version 1 has no read-only flag"):
         array.__dlpack__()
 
 
@@ -161,7 +161,7 @@ ctypes.memset({where}, 1, 1)
 """
 
 
-def fault(served: Served, where: str, before: str = "", **environment: str) -> tuple[int, str]:
+def fault(served: StoreServer, where: str, before: str = "", **environment: str) -> tuple[int, str]:
     """How a process ends that writes somewhere, and what it says last."""
     text = WRITES.format(where=where, before=before)
     ended = run(text, cwd=HERE, env={**os.environ, "SOCKET": served.socket, **environment})
@@ -177,7 +177,7 @@ def fault(served: Served, where: str, before: str = "", **environment: str) -> t
     ],
 )
 def test_a_write_fault_names_its_object_if_enabled(
-    served: Served, client: store.Client, where: str, named: str
+    served: StoreServer, client: store.Client, where: str, named: str
 ) -> None:
     client.put("small", np.zeros(10, np.uint8))
     client.put("other", np.zeros(10, np.uint8))
@@ -192,7 +192,7 @@ def test_a_write_fault_names_its_object_if_enabled(
         assert (code, said.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
 
 
-def test_unrelated_faults_name_no_object(served: Served, client: store.Client) -> None:
+def test_unrelated_faults_name_no_object(served: StoreServer, client: store.Client) -> None:
     for name in ["small", "other", "large"]:
         client.put(name, np.zeros(10, np.uint8))
     for where, before in [("16", ""), ("at", "at = small.data_ptr(); del small")]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import descriptors, each, resident
+from launcher import descriptors, resident, run_ranks
 
 import wholemem
 from wholemem import ChunkedTensor, Communicator, WholeTensor, errors
@@ -57,7 +57,7 @@ def test_every_rank_sees_the_rows_of_all(kind: str, location: str) -> None:
                 table.all()
             assert "rows_of" in str(caught.value.hint)
 
-    each(3, work)
+    run_ranks(3, work)
 
 
 def test_ranks_read_the_memory_that_another_rank_writes() -> None:
@@ -71,7 +71,7 @@ def test_ranks_read_the_memory_that_another_rank_writes() -> None:
         assert local.data_ptr() == view[table.local_rows[0] :].__array_interface__["data"][0]
         return local.data_ptr() - table.all().data_ptr()
 
-    assert each(2, work) == [0, 5 * 4 * 8]
+    assert run_ranks(2, work) == [0, 5 * 4 * 8]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -94,7 +94,7 @@ def test_scatter_and_scatter_add_match_numpy(dtype: str) -> None:
         comm.barrier()
         np.testing.assert_array_equal(table.gather(np.arange(5)), given[0][:5])
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
@@ -104,7 +104,7 @@ def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
         table.scatter(np.array([2, 2, 2]), rows, order="fixed")
         return float(table.gather(np.array([2]))[0, 0])
 
-    assert each(3, work) == [22.0] * 3
+    assert run_ranks(3, work) == [22.0] * 3
 
 
 def test_outputs_are_filled_in_place() -> None:
@@ -142,7 +142,7 @@ def test_non_numeric_types_are_gathered_but_not_added() -> None:
         assert table.dtype == dtype == table.local().dtype == table.gather(np.array([1])).dtype
         with pytest.raises(errors.WrongType, match=f"cannot compute with {dtype}"):
             table.scatter_add(np.array([0]), wholemem.zeros((1, 2), dtype))
-    with pytest.raises(errors.WrongType, match="tensors do not hold complex128"):
+    with pytest.raises(errors.WrongType, match="tables cannot store complex128"):
         WholeTensor.create(alone(), (4, 2), "complex128")
 
 
@@ -176,7 +176,7 @@ def test_rows_are_partitioned_as_requested() -> None:
         assert table.local().shape[0] == [7, 0, 3][comm.rank]
         return table.local_rows
 
-    assert each(3, work) == [(0, 7), (0, 0), (7, 10)]
+    assert run_ranks(3, work) == [(0, 7), (0, 0), (7, 10)]
 
 
 def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
             table.save(path)
         table.save(path, overwrite=True)
 
-    each(2, save)
+    run_ranks(2, save)
     np.save(tmp_path / "features.npy", expected)
 
     def load(comm: Communicator) -> None:
@@ -203,7 +203,7 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
         with pytest.raises(errors.BadFile, match="nothing"):
             WholeTensor.load(comm, tmp_path / "nothing.npy")
 
-    each(3, load)
+    run_ranks(3, load)
 
 
 def test_ranks_that_load_different_saves_get_an_error(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_ranks_that_load_different_saves_get_an_error(tmp_path: Path) -> None:
             assert "load it again" in str(raised.value.hint)
             WholeTensor.load(comm, tmp_path / f"0{ending}")
 
-    each(2, load)
+    run_ranks(2, load)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu", "uint8", "bfloat16"])
@@ -251,7 +251,7 @@ def test_ranks_with_different_element_types_get_an_error() -> None:
         with pytest.raises(errors.RanksDisagree):
             WholeTensor.create(comm, (4, 2), ["bool", "uint8"][comm.rank])
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_a_chunked_tensor_has_a_pointer_for_kernels() -> None:
@@ -264,7 +264,7 @@ def test_a_chunked_tensor_has_a_pointer_for_kernels() -> None:
         assert table.chunk(1 - comm.rank).numpy().tolist() == [[1.0 - comm.rank] * 3] * 5
         assert "ChunkedTensor(shape=(10, 3)" in repr(table)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_element_refs_address_the_rows_of_a_view() -> None:
@@ -294,10 +294,10 @@ def test_element_refs_count_elements_in_the_columns_of_a_view() -> None:
 @pytest.mark.parametrize(
     ("indices", "kind", "says"),
     [
-        (np.array([0.5]), errors.WrongType, "indices are int32 or int64, and not float64"),
-        (np.array([1], np.uint64), errors.WrongType, "indices are int32 or int64, and not uint64"),
+        (np.array([0.5]), errors.WrongType, "indices must be int32 or int64, but are float64"),
+        (np.array([1], np.uint64), errors.WrongType, "indices must be int32 or int64, but are uint64"),
         (np.arange(10)[::2], errors.WrongStride, "the array of indices is not contiguous"),
-        ({1, 2}, errors.WrongType, "`set` is no array"),
+        ({1, 2}, errors.WrongType, "`set` is not an array"),
         (np.array([0, 5, 3]), errors.BadIndex, "^index 5 at position 1 is out of range: valid indices are 0..5$"),
         (np.array([0, 1, -1]), errors.BadIndex, "^index -1 at position 2 is out of range: valid indices are 0..5$"),
     ],
@@ -322,15 +322,15 @@ def read_only(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("out", "kind", "says"),
     [
-        (np.zeros((2, 2), np.float64), errors.WrongType, "the output holds float64, and the tensor float32"),
-        (np.zeros((2, 3), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], and has \[2, 3\]"),
-        (np.zeros((3, 2), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], and has \[3, 2\]"),
-        (np.zeros((2, 4), np.float32)[:, ::2], errors.WrongStride, "the rows of the output have gaps"),
-        (np.zeros((2, 2), np.float32)[::-1], errors.WrongStride, r"the rows of the output have gaps: strides \[-2, 1\]"),
-        (np.broadcast_to(np.zeros(2, np.float32), (2, 2)), errors.ReadOnly, "would be written"),
-        (read_only(np.zeros((2, 2), np.float32)), errors.ReadOnly, "would be written"),
+        (np.zeros((2, 2), np.float64), errors.WrongType, "the output has the type float64, but the tensor has float32"),
+        (np.zeros((2, 3), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], but has \[2, 3\]"),
+        (np.zeros((3, 2), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], but has \[3, 2\]"),
+        (np.zeros((2, 4), np.float32)[:, ::2], errors.WrongStride, "the rows of the output are not contiguous"),
+        (np.zeros((2, 2), np.float32)[::-1], errors.WrongStride, r"the rows of the output are not contiguous: it has strides \[-2, 1\]"),
+        (np.broadcast_to(np.zeros(2, np.float32), (2, 2)), errors.ReadOnly, "cannot write to"),
+        (read_only(np.zeros((2, 2), np.float32)), errors.ReadOnly, "cannot write to"),
         (b"12345678", errors.WrongValue, "must have the shape"),
-        (7, errors.WrongType, "is no array"),
+        (7, errors.WrongType, "is not an array"),
     ],
 )
 def test_bad_outputs_are_rejected(out: Any, kind: type, says: str) -> None:
@@ -344,7 +344,7 @@ def test_an_array_on_another_device_is_rejected() -> None:
         __cuda_array_interface__ = {"version": 3, "shape": (1, 2), "typestr": "<f4", "data": (4096, False)}
 
     table = WholeTensor.create(alone(), (5, 2), "float32")
-    with pytest.raises(errors.WrongDevice, match="is on cuda:0, and the communicator on cpu") as caught:
+    with pytest.raises(errors.WrongDevice, match="is on cuda:0, but the communicator is on cpu") as caught:
         table.scatter(np.array([0]), OnGpu())
     assert caught.value.hint == "move it to cpu first"
 
@@ -355,13 +355,13 @@ def test_an_array_on_another_device_is_rejected() -> None:
         ({"shape": ()}, errors.WrongValue, "at least one dimension"),
         ({"shape": (4, 0)}, errors.WrongValue, "a row has no bytes"),
         ({"shape": (1 << 62, 8)}, errors.WrongValue, "longer than the address space"),
-        ({"shape": (1.5, 2)}, errors.WrongType, r"^\(1.5, 2\) is no shape\nhint: give whole numbers"),
-        ({"shape": None}, errors.WrongType, "^None is no shape\nhint: "),
-        ({"shape": "abc"}, errors.WrongType, "^'abc' is no shape\nhint: "),
+        ({"shape": (1.5, 2)}, errors.WrongType, r"^\(1.5, 2\) is not a shape\nhint: pass ints"),
+        ({"shape": None}, errors.WrongType, "^None is not a shape\nhint: "),
+        ({"shape": "abc"}, errors.WrongType, "^'abc' is not a shape\nhint: "),
         ({"shape": (2, -1)}, errors.WrongValue, "-1 is out of range"),
         ({"rows_of_each": [1, 2, 3]}, errors.WrongValue, "rows were given for 3 ranks"),
-        ({"kind": "other"}, errors.WrongValue, "no kind of memory is called `other`"),
-        ({"location": "disk"}, errors.WrongValue, "memory is not at `disk`"),
+        ({"kind": "other"}, errors.WrongValue, "the kind `other` does not exist"),
+        ({"location": "disk"}, errors.WrongValue, "the location `disk` does not exist"),
         ({"shape": (1 << 40, 8)}, errors.OutOfMemory, "available"),
     ],
 )
@@ -371,8 +371,8 @@ def test_invalid_table_arguments_are_rejected(arguments: dict[str, Any], kind: t
             WholeTensor.create(comm, **{"shape": (4, 2), "dtype": "float32", **arguments})
         WholeTensor.create(comm, (4, 2), "float32")
 
-    each(1, work)
-    each(2, work)
+    run_ranks(1, work)
+    run_ranks(2, work)
 
 
 def test_ranks_that_create_different_tables_get_an_error() -> None:
@@ -380,7 +380,7 @@ def test_ranks_that_create_different_tables_get_an_error() -> None:
         with pytest.raises(errors.RanksDisagree, match="or means other memory"):
             WholeTensor.create(comm, (4 + comm.rank, 2), "float32")
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_memory_outlives_its_table_and_communicator() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import map_of
+from store_server import map_of
 from torch_world import alone, device, limit, needs_cuda, quiet, ranks, torch
-from world import descriptors, resident
+from launcher import descriptors, resident
 
 import wholemem.torch as wm
 from wholemem import Communicator, errors
@@ -136,14 +136,14 @@ def test_should_use_accepts_small_supported_tensors(device: str) -> None:
     [
         (torch.ones(4)[::2], None, errors.WrongStride, "the tensor is not contiguous"),
         (torch.ones(4, dtype=torch.bool), None, errors.WrongType, "cannot compute with bool"),
-        (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], and has \[5\]"),
-        (torch.ones(4), torch.ones(2, 2), errors.WrongValue, r"the output must have the shape \[4\], and has \[2, 2\]"),
-        (torch.ones(3, 4).t(), None, errors.WrongStride, r"the tensor is not contiguous: strides \[1, 4\]"),
+        (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], but has \[5\]"),
+        (torch.ones(4), torch.ones(2, 2), errors.WrongValue, r"the output must have the shape \[4\], but has \[2, 2\]"),
+        (torch.ones(3, 4).t(), None, errors.WrongStride, r"the tensor is not contiguous: it has strides \[1, 4\]"),
         (torch.empty(4, device="meta"), None, errors.WrongValue, "the tensor has no memory"),
         (torch.empty(4, device="meta"), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
         (freed(), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
         (torch.ones(4), torch.ones(8)[::2], errors.WrongStride, "the output is not contiguous"),
-        (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output holds float64, and the tensor float32"),
+        (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output has the type float64, but the tensor has float32"),
         ([1.0], None, errors.WrongType, "the tensor is a `list`"),
         ([1.0], torch.ones(1), errors.WrongType, "the tensor is a `list`"),
         (torch.ones(1), [1.0], errors.WrongType, "the output is a `list`"),
@@ -164,7 +164,7 @@ def test_bad_tensors_are_rejected(tensor: Any, out: Any, kind: type, says: str) 
 @needs_cuda
 def test_a_tensor_on_another_device_is_rejected() -> None:
     with wm.FastAllreduce(0, 1, device="cuda") as fast:
-        with pytest.raises(errors.WrongDevice, match="the tensor is on cpu, and the communicator on cuda:0"):
+        with pytest.raises(errors.WrongDevice, match="the tensor is on cpu, but the communicator is on cuda:0"):
             fast.all_reduce(torch.ones(4))
         with pytest.raises(errors.WrongDevice, match="the output is on cpu"):
             fast.all_reduce(torch.ones(4, device="cuda"), torch.ones(4))
@@ -198,12 +198,12 @@ def test_arguments_that_are_not_tensors_are_rejected() -> None:
             for call in (fast.register_buffer, fast.should_use):
                 with pytest.raises(errors.WrongType, match=f"the tensor is a `{type(other).__name__}`") as caught:
                     call(other)
-                assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
+                assert caught.value.hint == "pass a tensor: `torch.as_tensor(...)`"
         for shape in (None, "x", (2.5,)):
-            with pytest.raises(errors.WrongType, match="is no shape") as caught:
+            with pytest.raises(errors.WrongType, match="is not a shape") as caught:
                 fast.empty(shape)  # type: ignore[arg-type]
-            assert caught.value.hint == "give a number, or a tuple of numbers"
-        with pytest.raises(errors.WrongType, match="torch has no type called `float31`"):
+            assert caught.value.hint == "pass an int, or a tuple of ints"
+        with pytest.raises(errors.WrongType, match="torch has no type `float31`"):
             fast.empty((2,), "float31")
         for shape in (-1, (2, -1), (0, -3), (-2, -2)):
             with pytest.raises(errors.WrongValue, match=r"^a dimension of the shape \[.*\] is negative"):
@@ -212,7 +212,7 @@ def test_arguments_that_are_not_tensors_are_rejected() -> None:
         assert (new.shape, new.dtype) == ((5,), torch.float16)
         with pytest.raises(errors.WrongStride, match="the output is not contiguous") as caught:
             fast.all_reduce(torch.ones(4), torch.ones(8)[::2])
-        assert caught.value.hint == "give one without gaps, and copy from it"
+        assert caught.value.hint == "pass a contiguous tensor, and copy from it"
 
 
 def test_empty_tensors_are_supported(device: str) -> None:
@@ -344,7 +344,7 @@ def test_a_wrong_rank_or_world_size_is_rejected() -> None:
     )
     assert ended.stdout.splitlines()[1:] == [
         "this process is rank 0 of 1, and not rank 1 of 2",
-        "hint: give the group's own numbers",
+        "hint: pass the rank and size of the group",
     ], ended.stderr
 
 
@@ -441,7 +441,7 @@ def test_the_timeout_limits_waits() -> None:
     for through in ("gloo", "environment"):
         assert ranks(2, LATE, through).splitlines() == ["[0] missing (1,)"]
     wm.FastAllreduce(0, 1, device="cpu", timeout=1).close()
-    with pytest.raises(errors.WrongValue, match="^cannot wait for -1 seconds"):
+    with pytest.raises(errors.WrongValue, match="^a timeout of -1 seconds is not valid"):
         wm.FastAllreduce(0, 1, device="cpu", timeout=-1)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_world import alone, device, forget_what_was_compiled, limit, quiet, ranks, torch
-from world import each
+from torch_world import alone, device, limit, quiet, ranks, reset_compiler, torch
+from launcher import run_ranks
 
 import wholemem.torch as wm
 from wholemem import ChunkedTensor, Communicator, WholeTensor, errors
 
-__all__ = ["device", "forget_what_was_compiled", "limit"]
+__all__ = ["device", "reset_compiler", "limit"]
 pytestmark = quiet
 
 
@@ -102,7 +102,7 @@ def test_inference_creates_no_gradients(device: str) -> None:
     assert ours._gradients.created is None
     assert list(ours.parameters()) == [] and ours.state_dict() == {}
     assert "5, 2, dtype=float32" in repr(ours)
-    with pytest.raises(errors.WrongType, match="an embedding learns floats, and the table holds int64"):
+    with pytest.raises(errors.WrongType, match="the table of an embedding must hold floats, but has int64"):
         embedding_of(torch.ones(5, 2, dtype=torch.int64), device)
 
 
@@ -134,7 +134,7 @@ def test_deepcopy_of_a_model_is_rejected() -> None:
     ours = embedding_of(torch.ones(5, 2), "cpu")
     model = torch.nn.Sequential(ours, torch.nn.Linear(2, 1))
     for given in (ours, model):
-        with pytest.raises(errors.WrongType, match="^cannot copy this `Embedding`: its rows are those of all ranks") as caught:
+        with pytest.raises(errors.WrongType, match="^cannot copy this `Embedding`: its rows belong to all ranks") as caught:
             copy.deepcopy(given)
         assert caught.value.hint and "`copy.copy` shares the rows" in caught.value.hint
     assert copy.copy(ours).table is ours.table
@@ -150,7 +150,7 @@ def test_a_different_order_of_embeddings_raises_with_a_hint() -> None:
         with pytest.raises(errors.RanksDisagree) as caught:
             ours(torch.tensor([0])).sum().backward()
         assert caught.value.hint == (
-            "take the first backward pass on all ranks, with the embeddings in the same order, or give `grad=table.like()`"
+            "run the first backward pass on all ranks, with the embeddings in the same order, or pass `grad=table.like()`"
         )
         grads = [table.like() for table in tables]
         ours = wm.Embedding(tables[comm.rank], grads[comm.rank])
@@ -159,7 +159,7 @@ def test_a_different_order_of_embeddings_raises_with_a_hint() -> None:
         assert [wm.gather(grad, torch.tensor([0])).item() for grad in grads] == [1, 1]
         comm.barrier()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_many_embeddings_compile_in_one_model() -> None:
@@ -177,18 +177,18 @@ def test_wrong_argument_types_are_rejected() -> None:
     for other in (torch.zeros(5, 2), None, ChunkedTensor(comm, (5, 2), "float32")):
         with pytest.raises(errors.WrongType, match=f"^the table is a `{type(other).__name__}`") as caught:
             wm.Embedding(other)  # type: ignore[arg-type]
-        assert caught.value.hint == "give a `wholemem.WholeTensor`"
+        assert caught.value.hint == "pass a `wholemem.WholeTensor`"
     with pytest.raises(errors.WrongType, match="^the table of gradients is a `Tensor`") as caught:
         wm.Embedding(table, torch.zeros(5, 2))
-    assert caught.value.hint == "give a `wholemem.WholeTensor`"
-    with pytest.raises(errors.WrongValue, match=r"gradients must have the shape \[5, 2\], and have \[4, 2\]"):
+    assert caught.value.hint == "pass a `wholemem.WholeTensor`"
+    with pytest.raises(errors.WrongValue, match=r"gradients must have the shape \[5, 2\], but have \[4, 2\]"):
         wm.Embedding(table, WholeTensor.create(comm, (4, 2), "float32"))
     ours = wm.Embedding(table)
     for is_training in (True, False):
         for indices in ([1, 2], np.array([1, 2]), None):
             with pytest.raises(errors.WrongType, match="^the tensor of indices is a") as caught:
                 ours.train(is_training)(indices)
-            assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
+            assert caught.value.hint == "pass a tensor: `torch.as_tensor(...)`"
 
 
 def test_a_given_gradient_table_is_used() -> None:
@@ -208,7 +208,7 @@ def test_unsuitable_gradient_tables_are_rejected(dtype: str) -> None:
     table = WholeTensor.create(comm, (5, 2), "float32")
     with pytest.raises(errors.WrongType, match=f"^gradients cannot be added to torch.{dtype}") as caught:
         wm.Embedding(table, WholeTensor.create(comm, (5, 2), dtype))
-    assert caught.value.hint == "make it by `table.like()`"
+    assert caught.value.hint == "create it with `table.like()`"
 
 
 def test_gradients_have_the_partition_of_the_rows() -> None:
@@ -217,16 +217,16 @@ def test_gradients_have_the_partition_of_the_rows() -> None:
         # Also by the ranks that have the same rows of both.
         for others in ([4, 7, 0, 0], [4, 0, 6, 1], [0, 4, 7, 0], [11, 0, 0, 0]):
             grad = WholeTensor.create(comm, (11, 1), "float32", rows_of_each=others)
-            with pytest.raises(errors.WrongValue, match=r"^the ranks have \[4, 0, 7\] rows of the table, and") as caught:
+            with pytest.raises(errors.WrongValue, match=r"^the ranks have \[4, 0, 7\] rows of the table, but") as caught:
                 wm.Embedding(table, grad)
-            assert caught.value.hint == "make it by `table.like()`"
+            assert caught.value.hint == "create it with `table.like()`"
         for kind in ("continuous", "chunked"):
             grad = WholeTensor.create(comm, (11, 1), "float64", kind=kind, rows_of_each=[4, 0, 7, 0])
             wm.Embedding(table, grad)
         wm.Embedding(table.rows(2, 9), table.like().rows(2, 9))
         comm.barrier()
 
-    each(4, work)
+    run_ranks(4, work)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -317,7 +317,7 @@ def test_threads_train_one_table() -> None:
         found = wm.gather(table, torch.arange(30))
         torch.testing.assert_close(found, (dense.weight - 0.5 * dense.weight.grad).detach())
 
-    each(3, work)
+    run_ranks(3, work)
 
 
 PROCESSES = """

@@ -6,12 +6,12 @@ import gc
 from typing import Any
 
 import pytest
-from torch_world import forget_what_was_compiled, limit, needs_cuda, quiet, ranks, torch
+from torch_world import limit, needs_cuda, quiet, ranks, reset_compiler, torch
 
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor
 
-__all__ = ["forget_what_was_compiled", "limit"]
+__all__ = ["reset_compiler", "limit"]
 pytestmark = [quiet, needs_cuda]
 
 REPLAYS = 100

@@ -6,16 +6,16 @@ import warnings
 from typing import Any, Iterator
 
 import pytest
-from torch_world import device, forget_what_was_compiled, limit, quiet, ranks, torch
-from world import each
+from torch_world import device, limit, quiet, ranks, reset_compiler, torch
+from launcher import run_ranks
 
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor, errors
 
-__all__ = ["device", "forget_what_was_compiled", "limit"]
+__all__ = ["device", "reset_compiler", "limit"]
 pytestmark = quiet
 
-HINT = 'give order="fixed", which is a call of all ranks'
+HINT = 'pass order="fixed", which is a collective call'
 PUTS = [wm.scatter, wm.scatter_add]
 
 
@@ -58,7 +58,7 @@ def test_fixed_order_sums_are_bitwise_reproducible(location: str) -> None:
         comm.barrier()
         assert torch.equal(wm.gather(table, torch.arange(4)), expected)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -72,7 +72,7 @@ def test_fixed_order_gradients_are_bitwise_reproducible() -> None:
         comm.barrier()
         assert torch.equal(wm.gather(ours.grad, torch.arange(4)), expected)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
@@ -87,7 +87,7 @@ def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
         comm.barrier()
         assert wm.gather(table, torch.tensor([1, 5]))[:, 0].tolist() == [2, 10]
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_fixed_order_inputs_may_be_strided_and_are_converted(device: str) -> None:
@@ -162,9 +162,9 @@ def test_unknown_orders_are_rejected(order: Any) -> None:
     if isinstance(order, str):
         calls += [lambda: torch.ops.wholemem.scatter(table._handle, values, indices, order)]
     for call in calls:
-        with pytest.raises(errors.WrongValue, match=f"^no order is called `{order}`") as caught:
+        with pytest.raises(errors.WrongValue, match=f"^the order `{order}` does not exist") as caught:
             call()
-        assert caught.value.hint == "it is `any`, or `fixed`: the same in every run, and a call of all ranks"
+        assert caught.value.hint == "use `any`, or `fixed`: the same result in every run, by a collective call"
     assert not wm.as_tensor(table.local()).any()
 
 
@@ -172,22 +172,22 @@ def test_unknown_orders_are_rejected(order: Any) -> None:
 def test_any_order_is_rejected_with_deterministic_algorithms(device: str) -> None:
     table = WholeTensor.create(joined(device), (5, 2), "float32")
     values, indices = torch.ones(1, 2, device=device), torch.tensor([1], device=device)
-    with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order, which") as caught:
+    with pytest.raises(errors.Unsupported, match="^a scatter-add of float32 in any order is not deterministic, which") as caught:
         wm.scatter_add(table, indices, values)
     assert caught.value.hint == HINT
-    with pytest.raises(errors.Unsupported, match="^rows that are written to one place have no fixed order") as caught:
+    with pytest.raises(errors.Unsupported, match="^a scatter in any order is not deterministic") as caught:
         wm.scatter(table, indices, values)
     assert caught.value.hint == HINT
-    with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order") as caught:
+    with pytest.raises(errors.Unsupported, match="^a scatter-add of float32 in any order is not deterministic") as caught:
         wm.Embedding(table)(indices).sum().backward()
     assert caught.value.hint == HINT
     compiled = torch.compile(lambda: wm.scatter_add(table, indices, values), fullgraph=True, backend="aot_eager")
-    with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order"):
+    with pytest.raises(errors.Unsupported, match="^a scatter-add of float32 in any order is not deterministic"):
         compiled()
     assert not wm.gather(table, indices).any()
     torch.use_deterministic_algorithms(True, warn_only=True)
     for put in PUTS:
-        with pytest.warns(UserWarning, match="have no fixed order, which(.|\n)*hint: give order"):
+        with pytest.warns(UserWarning, match="is not deterministic, which(.|\n)*hint: pass order"):
             put(table, indices, values)
     assert (wm.gather(table, indices) == 2).all()
 

@@ -11,15 +11,15 @@ import weakref
 from typing import Any, Callable
 
 import pytest
-from torch_world import device, forget_what_was_compiled, limit, quiet, torch
-from world import run
+from torch_world import device, limit, quiet, reset_compiler, torch
+from launcher import run
 
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor, errors
 from wholemem.torch import ops
 from wholemem.torch.shortcut import SHORTCUT
 
-__all__ = ["device", "forget_what_was_compiled", "limit"]
+__all__ = ["device", "reset_compiler", "limit"]
 pytestmark = [quiet, pytest.mark.skipif(SHORTCUT is None, reason="torch does not tell how to look at tensors")]
 
 
@@ -208,7 +208,7 @@ def test_a_tensor_with_freed_storage_is_rejected(table: WholeTensor, device: str
     for call in calls:
         with pytest.raises(errors.WrongValue, match="has no memory") as caught:
             call()
-        assert caught.value.hint == "give one whose storage was not freed"
+        assert caught.value.hint == "pass a tensor whose storage was not freed"
     with wm.FastAllreduce(0, 1, device=device) as fast, pytest.raises(errors.WrongValue, match="has no memory"):
         fast.all_reduce(rest)
 
@@ -222,22 +222,22 @@ def test_lazily_negated_views_are_resolved_or_rejected(table: WholeTensor, devic
     with wm.FastAllreduce(0, 1, device=device) as fast:
         assert fast.all_reduce(negative).item() == -3
         for tensor in (torch.ones(1, device=device), negative):
-            with pytest.raises(errors.WrongValue, match="the output is the negative of what is in its memory") as caught:
+            with pytest.raises(errors.WrongValue, match="the output is a lazily negated view of its memory") as caught:
                 fast.all_reduce(tensor, negative)
-            assert caught.value.hint == "give one that is no such view"
+            assert caught.value.hint == "pass a tensor that is not such a view"
     numbers = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "float32")
     numbers.write(0, torch.ones(4, device=device))
     version = negative._version
-    with pytest.raises(errors.WrongValue, match="the output is the negative"):
+    with pytest.raises(errors.WrongValue, match="the output is a lazily negated view"):
         wm.gather(numbers, indices, out=negative)
     assert negative.item() == -3 and negative._version == version
     # Laid out by hand; and with gaps, as they are else.
     many = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag
     for out in (many.as_strided((1, 3), (3, 1), 0), many[None]):
         assert out.is_neg() and out.is_contiguous() == (out.stride(1) == 1)
-        with pytest.raises(errors.WrongValue, match="the output is the negative"):
+        with pytest.raises(errors.WrongValue, match="the output is a lazily negated view"):
             wm.gather(table, indices, out=out)
-    with pytest.raises(errors.WrongValue, match="the output is the conjugate"):
+    with pytest.raises(errors.WrongValue, match="the output is a lazily conjugated view"):
         wm.gather(complexes, indices, out=one.conj())
     assert wm.gather(complexes, indices, out=one).item() == 0
 
@@ -263,7 +263,7 @@ def test_rejected_calls_do_not_bump_tensor_versions(table: WholeTensor, device: 
 
 
 def test_invalid_indices_allocate_no_output(table: WholeTensor, device: str) -> None:
-    with pytest.raises(errors.WrongType, match="indices are int32 or int64"):
+    with pytest.raises(errors.WrongType, match="indices must be int32 or int64"):
         wm.gather(table, torch.zeros(1, device=device).expand(1 << 40))
 
 
@@ -272,7 +272,7 @@ def test_wrong_argument_types_are_rejected(table: WholeTensor, device: str) -> N
     for other in (torch.ones(3, 3), table.local(), 7):
         with pytest.raises(errors.WrongType, match=f"the table is a `{type(other).__name__}`") as caught:
             wm.gather(other, indices)  # type: ignore[arg-type]
-        assert caught.value.hint == "give a `wholemem.WholeTensor`"
+        assert caught.value.hint == "pass a `wholemem.WholeTensor`"
     with pytest.raises(errors.WrongType, match="the communicator is a `WholeTensor`"):
         wm.all_reduce(table, torch.ones(3))  # type: ignore[arg-type]
     rows = torch.ones(2, 3, device=device)
@@ -287,8 +287,8 @@ def test_wrong_argument_types_are_rejected(table: WholeTensor, device: str) -> N
     for call in calls:
         with pytest.raises(errors.WrongType, match="is a `list`") as caught:
             call()
-        assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
-    with pytest.raises(errors.WrongDevice, match="is on cpu, and the other tensor on meta"):
+        assert caught.value.hint == "pass a tensor: `torch.as_tensor(...)`"
+    with pytest.raises(errors.WrongDevice, match="is on cpu, but the other tensor is on meta"):
         wm.gather(table, indices.to("meta"), out=torch.zeros(2, 3))
 
 
@@ -340,7 +340,7 @@ def test_an_output_that_requires_a_gradient_is_rejected(table: WholeTensor, devi
     for out in (weight, weight * 2):
         with pytest.raises(errors.Unsupported, match="the output requires a gradient") as caught:
             wm.gather(table, indices, out=out)
-        assert caught.value.hint == "give it by `detach()`, or under `torch.no_grad()`"
+        assert caught.value.hint == "pass `tensor.detach()`, or use `torch.no_grad()`"
     with torch.no_grad():
         assert torch.equal(wm.gather(table, indices, out=weight), whole(device)[indices])
     weight.detach().zero_()
