@@ -1,4 +1,4 @@
-"""Arrays: in from every kind of producer, out to every kind of consumer, never copied, never leaked."""
+"""Arrays: imported from every kind of producer and exported to every kind of consumer, without copies and leaks."""
 
 import array as stdlib_array
 import ctypes
@@ -40,7 +40,7 @@ def test_numpy_and_back_is_the_same_memory(dtype: str) -> None:
         if back.dtype == there.dtype:
             np.testing.assert_array_equal(back, there)
         else:
-            # A buffer of bytes stands for what it has no letter for.
+            # An element type without a format is exported as bytes.
             assert dtype in ("float16", "complex64", "complex128") and back.dtype == np.uint8
 
 
@@ -112,12 +112,12 @@ def test_dlpack_exports_a_copy_on_request(cut: str) -> None:
         before = there.copy()
         copied.numpy()[...] = -1
         np.testing.assert_array_equal(there, before)
-    # Nobody else has it, so that it may be written, and an old capsule can say all of it.
+    # The copy is not shared, so it is writable and can be exported in an unversioned capsule.
     assert '"dltensor"' in repr(here.as_readonly().__dlpack__(copy=True))
 
 
 class Copying:
-    """An array that gives away copies of itself."""
+    """An array that exports copies of itself."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -125,12 +125,12 @@ class Copying:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
 
-    def __dlpack__(self, **asked: Any) -> Any:
-        return self.array.__dlpack__(**asked, copy=True)
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.array.__dlpack__(**kwargs, copy=True)
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "readonly"),
+    ("value", "dtype", "readonly"),
     [
         (b"hello", "uint8", True),
         (bytearray(b"hello"), "uint8", False),
@@ -141,28 +141,28 @@ class Copying:
         (mmap.mmap(-1, 4096), "uint8", False),
     ],
 )
-def test_buffers_are_imported(given: Any, dtype: str, readonly: bool) -> None:
-    here = wholemem.asarray(given)
+def test_buffers_are_imported(value: Any, dtype: str, readonly: bool) -> None:
+    here = wholemem.asarray(value)
     assert (here.dtype, here.readonly) == (dtype, readonly)
-    assert here.memoryview().tobytes() == bytes(memoryview(given).cast("B"))
+    assert here.memoryview().tobytes() == bytes(memoryview(value).cast("B"))
 
 
 def test_a_buffer_is_held_while_its_array_lives() -> None:
-    given = bytearray(b"hello")
-    here = wholemem.asarray(given)
+    value = bytearray(b"hello")
+    here = wholemem.asarray(value)
     view = here.memoryview()
     with pytest.raises(BufferError):
-        given.extend(b"!")
+        value.extend(b"!")
     del here
     with pytest.raises(BufferError):
-        given.extend(b"!")
+        value.extend(b"!")
     del view
     gc.collect()
-    given.extend(b"!")
+    value.extend(b"!")
 
 
 class ByInterface:
-    """Something that speaks only numpy's interface."""
+    """An object with only numpy's array interface."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.__array_interface__ = array.__array_interface__
@@ -184,7 +184,7 @@ def test_the_array_interface_is_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "says"),
+    ("value", "kind", "message"),
     [
         (7, errors.WrongType, "`int` is not an array"),
         ([1, 2], errors.WrongType, "`list` is not an array"),
@@ -194,9 +194,9 @@ def test_the_array_interface_is_imported() -> None:
         (np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])["b"], errors.WrongStride, "8 bytes have a stride of 12 bytes"),
     ],
 )
-def test_objects_that_are_not_numeric_arrays_are_rejected(given: Any, kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
-        wholemem.asarray(given)
+def test_objects_that_are_not_numeric_arrays_are_rejected(value: Any, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        wholemem.asarray(value)
     assert caught.value.hint
 
 
@@ -219,7 +219,7 @@ def test_element_types_that_numpy_lacks_are_supported() -> None:
 
 
 class Relay:
-    """An array that is known only by DLPack, in the newest version or in the first."""
+    """An object with only DLPack, versioned or unversioned."""
 
     def __init__(self, array: Any, old: bool = False) -> None:
         self.array, self.old = array, old
@@ -227,10 +227,10 @@ class Relay:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
 
-    def __dlpack__(self, **asked: Any) -> Any:
-        if self.old and asked:
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        if self.old and kwargs:
             raise TypeError("what is that?")
-        return self.array.__dlpack__(**asked)
+        return self.array.__dlpack__(**kwargs)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -358,7 +358,7 @@ def test_ten_thousand_arrays_leak_nothing() -> None:
     (memory, descriptors) = (resident(), len(os.listdir("/proc/self/fd")))
     cycle(10_000)
     gc.collect()
-    # 10,000 arrays are 40 MB.
+    # 10,000 leaked arrays would be 40 MB.
     assert resident() - memory < 4 << 20
     assert len(os.listdir("/proc/self/fd")) == descriptors
 

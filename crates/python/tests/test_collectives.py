@@ -1,4 +1,4 @@
-"""Windows, and what ranks do together, against numpy."""
+"""Windows and collectives, compared with numpy."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def inputs(size: int, shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "float32", "float64"])
 def test_all_reduce_matches_numpy(op: str, dtype: str) -> None:
-    given = inputs(3, (7, 11), dtype)
+    operand = inputs(3, (7, 11), dtype)
 
     def work(comm: Communicator) -> Any:
-        return comm.all_reduce(given[comm.rank], op=op)
+        return comm.all_reduce(operand[comm.rank], op=op)
 
     if dtype.startswith("float") and op in ("and", "or", "xor"):
         with pytest.raises(errors.WrongType, match="operations on bits are for integers"):
             run_ranks(3, work)
         return
     with np.errstate(all="ignore"):
-        expected = OPS[op](np.stack(given), axis=0, **({"dtype": dtype} if op in ("sum", "prod") else {}))
+        expected = OPS[op](np.stack(operand), axis=0, **({"dtype": dtype} if op in ("sum", "prod") else {}))
     for outcome in run_ranks(3, work):
         assert outcome.dtype == dtype
         np.testing.assert_array_equal(outcome, expected)
@@ -49,11 +49,11 @@ def test_all_reduce_matches_numpy(op: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1000, 300_000])
 def test_all_reduce_works_in_place_and_with_an_output_of_any_length(count: int) -> None:
-    given = inputs(2, (count,), "int32")
-    expected = given[0] + given[1]
+    operand = inputs(2, (count,), "int32")
+    expected = operand[0] + operand[1]
 
     def work(comm: Communicator) -> None:
-        mine, out = given[comm.rank].copy(), np.zeros(count, np.int32)
+        mine, out = operand[comm.rank].copy(), np.zeros(count, np.int32)
         assert comm.all_reduce(mine, out) is out
         np.testing.assert_array_equal(out, expected)
         assert comm.all_reduce(mine, mine, op="sum") is mine
@@ -63,18 +63,18 @@ def test_all_reduce_works_in_place_and_with_an_output_of_any_length(count: int) 
 
 
 def test_all_gather_and_broadcast_return_the_expected_arrays() -> None:
-    given = inputs(3, (2, 5), "float32")
+    operand = inputs(3, (2, 5), "float32")
 
     def work(comm: Communicator) -> None:
-        all_of_them = comm.all_gather(given[comm.rank])
+        all_of_them = comm.all_gather(operand[comm.rank])
         assert all_of_them.shape == (3, 2, 5)
-        np.testing.assert_array_equal(all_of_them, np.stack(given))
+        np.testing.assert_array_equal(all_of_them, np.stack(operand))
         out = np.empty((3, 2, 5), np.float32)
-        assert comm.all_gather(given[comm.rank], out) is out
-        np.testing.assert_array_equal(out, np.stack(given))
-        mine = given[comm.rank].copy()
+        assert comm.all_gather(operand[comm.rank], out) is out
+        np.testing.assert_array_equal(out, np.stack(operand))
+        mine = operand[comm.rank].copy()
         assert comm.broadcast(mine, 2) is mine
-        np.testing.assert_array_equal(mine, given[2])
+        np.testing.assert_array_equal(mine, operand[2])
         comm.stream_barrier()
         with pytest.raises(errors.WrongValue, match="there is no rank 3 among 3"):
             comm.broadcast(mine, 3)
@@ -116,13 +116,13 @@ def test_arrays_in_a_window_are_recognised_after_conversions() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(1 << 20)
         mine = window.local("int32", (1000,), offset=4096)
-        # One rank gives the array itself, the other what numpy made of it.
-        given = mine if comm.rank == 0 else mine.numpy()
+        # One rank passes the array itself, the other a numpy view of it.
+        operand = mine if comm.rank == 0 else mine.numpy()
         mine.numpy()[:] = comm.rank + 1
-        comm.all_reduce(given, given)
+        comm.all_reduce(operand, operand)
         assert (mine.numpy() == 3).all()
-        out = comm.all_reduce(given)
-        assert type(out) is type(given) and (np.asarray(out) == 6).all()
+        out = comm.all_reduce(operand)
+        assert type(out) is type(operand) and (np.asarray(out) == 6).all()
 
     run_ranks(2, work)
 
@@ -144,7 +144,7 @@ def test_invalid_parts_of_a_window_are_rejected() -> None:
             comm.mem_alloc(0)
         with pytest.raises(errors.Unsupported) as caught:
             comm.window_register(np.zeros(4096, np.uint8))
-        assert "`mem_alloc` makes a window" in (caught.value.hint or "")
+        assert "`mem_alloc` creates a window" in (caught.value.hint or "")
 
     run_ranks(2, work)
 
@@ -184,7 +184,7 @@ def test_windows_leak_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "out", "kind", "says"),
+    ("array", "out", "kind", "message"),
     [
         (np.zeros(8, np.float32)[::2], None, errors.WrongStride, "the array is not contiguous"),
         (np.zeros(4, np.float32), np.zeros(8, np.float32)[::2], errors.WrongStride, "the output is not contiguous"),
@@ -196,9 +196,9 @@ def test_windows_leak_nothing() -> None:
         ("text", None, errors.WrongType, "`str` is not an array"),
     ],
 )
-def test_bad_arrays_are_rejected(array: Any, out: Any, kind: type, says: str) -> None:
+def test_bad_arrays_are_rejected(array: Any, out: Any, kind: type, message: str) -> None:
     (comm,) = Communicator.local(1, device="cpu")
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         comm.all_reduce(array, out)
     with pytest.raises(errors.WrongValue, match="`median`"):
         comm.all_reduce(np.zeros(1), op="median")

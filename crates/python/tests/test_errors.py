@@ -1,4 +1,4 @@
-"""Exceptions: what they are, what they say, and that they travel."""
+"""Exceptions: their classes, messages and hints, and that they can be pickled."""
 
 import builtins
 import copy
@@ -46,7 +46,7 @@ def test_every_exception_derives_from_error_and_a_builtin(kind: type, builtin: t
 
 def test_all_exceptions_are_exported() -> None:
     ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
-    assert ours - {"_OfRank"} == set(errors.__all__)
+    assert ours - {"_RankError"} == set(errors.__all__)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_exceptions_can_be_pickled(error: errors.Error) -> None:
 
 @pytest.mark.parametrize("name", errors.__all__)
 def test_exceptions_can_be_created_from_a_message_alone(name: str) -> None:
-    error = getattr(errors, name)("it was said\nelsewhere")
-    assert str(error) == "it was said\nelsewhere"
+    error = getattr(errors, name)("first line\nsecond line")
+    assert str(error) == "first line\nsecond line"
     assert not any(vars(error).values())
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 
@@ -95,11 +95,11 @@ def test_pickling_process_local_objects_raises(client: store.Client) -> None:
         for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(errors.WrongType, match=f"cannot pickle this `{type(stays).__name__}`") as caught:
                 travel(stays)
-            assert "main process" in str(caught.value) and "`store.Client` of its own" in str(caught.value)
+            assert "main process" in str(caught.value) and "its own `store.Client`" in str(caught.value)
     for travel in (pickle.dumps, copy.deepcopy):
         with pytest.raises(errors.WrongType, match="cannot pickle this `WholeTensor`"):
             travel(chunked)
-    # Another object about the same memory is no other memory.
+    # A copy of the wrapper refers to the same table.
     assert copy.copy(chunked).tensor is chunked.tensor
 
 
@@ -122,7 +122,7 @@ print(wholemem.__version__)
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda comm, table: WholeTensor.create(comm, (-1, 3), "float32"), "-1 is out of range"),
         (lambda comm, table: table.rows(-2, 5), "-2 is out of range"),
@@ -135,15 +135,15 @@ print(wholemem.__version__)
         (lambda comm, table: wholemem.zeros((-3,), "int8"), "-3 is out of range"),
         (
             lambda comm, table: table.gather(np.array([0]), np.ones((1, 3), np.float32), dtype="float64"),
-            "the output holds float32, and float64 was asked for",
+            "the output has the type float32, but `dtype` is float64",
         ),
         (lambda comm, table: comm.all_reduce(np.ones(2, "datetime64[s]")), "cannot be imported"),
     ],
 )
-def test_invalid_arguments_raise_with_a_hint(call: Any, says: str) -> None:
+def test_invalid_arguments_raise_with_a_hint(call: Any, message: str) -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (5, 3), "float32")
-    with pytest.raises(errors.WrongValue, match=says) as caught:
+    with pytest.raises(errors.WrongValue, match=message) as caught:
         call(comm, table)
     assert caught.value.hint
 

@@ -1,4 +1,4 @@
-"""What a call gives is of the framework that it was given: torch, numpy, or arrays of our own."""
+"""Calls return arrays of the framework of their arguments: torch, numpy, or this package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_numpy_arguments_return_numpy_arrays() -> None:
         rows = table.gather(indices)
         assert type(rows) is np.ndarray and rows.dtype == np.float32
         np.testing.assert_array_equal(rows, whole[indices])
-    # numpy has no such type.
+    # numpy does not have this type.
     assert isinstance(table.gather(np.array([1]), dtype="bfloat16"), Array)
 
     def work(comm: Communicator) -> None:
@@ -52,7 +52,7 @@ def test_torch_arguments_return_torch_tensors() -> None:
         assert torch.equal(table.gather(indices, dtype=torch.float64), rows.double())
     (comm,) = Communicator.local(1, device="cpu")
     assert type(comm.all_reduce(rows)) is torch.Tensor and comm.all_gather(rows).shape == (1, 1, 2, 3)
-    # A gradient would be lost silently.
+    # The gradient would be lost silently.
     with pytest.raises(errors.WrongValue, match="cannot be imported") as caught:
         table.scatter(indices[0], rows[0].requires_grad_())
     assert "tensor.detach()" in str(caught.value.hint)
@@ -73,7 +73,7 @@ def test_other_arguments_return_arrays_of_this_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "kind", "says"),
+    ("indices", "kind", "message"),
     [
         ([True, False], errors.WrongType, "an index is a `bool`"),
         (True, errors.WrongType, "`bool` is not an array"),
@@ -85,9 +85,9 @@ def test_other_arguments_return_arrays_of_this_package() -> None:
         (-1, errors.BadIndex, "index -1 at position 0 is out of range"),
     ],
 )
-def test_invalid_int_indices_are_rejected(indices: Any, kind: type, says: str) -> None:
+def test_invalid_int_indices_are_rejected(indices: Any, kind: type, message: str) -> None:
     table, _ = filled()
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         table.gather(indices)
 
 
@@ -112,7 +112,7 @@ def test_calls_import_no_framework() -> None:
 
 
 def test_host_arrays_are_copied_to_a_gpu_before_the_launch(tmp_path: Path) -> None:
-    said = on_a_gpu(
+    output = on_a_gpu(
         tmp_path,
         """
 indices, rows = np.array([1, 2]), np.ones((2, 4), "float32")
@@ -120,7 +120,7 @@ nothing = table.gather(indices[:0])
 print(type(nothing).__name__, nothing.shape, table.gather([]).device)
 refused(errors.WrongStride, lambda: table.gather(np.arange(4)[::2]))
 refused(errors.ReadOnly, lambda: table.gather(indices, wholemem.asarray(rows).as_readonly()))
-# The driver has no GPU to launch a kernel on.
+# The fake driver cannot launch this kernel.
 for call in [
     lambda: table.gather(indices),
     lambda: table.gather([1, 2]),
@@ -131,11 +131,11 @@ for call in [
     refused(errors.Error, call)
 """,
     ).splitlines()
-    assert said[:5] == [
+    assert output[:5] == [
         "ndarray (0, 4) cpu",
         "the array of indices is not contiguous: it has strides [2] and shape [2]",
         "hint: make it contiguous first",
-        "the output would be written, and is read-only",
+        "cannot write to the output: it is read-only",
         "hint: pass a writable array",
     ]
-    assert len(said) == 10 and all("launch" in line for line in said[5:]), said
+    assert len(output) == 10 and all("launch" in line for line in output[5:]), output

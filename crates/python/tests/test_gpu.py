@@ -1,4 +1,4 @@
-"""Arrays and tensors on a GPU: handed on without a copy, in the order of streams, and the same rows as on the host."""
+"""Arrays and tables on a GPU: exchanged without copies, ordered by streams, with the same results as on the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def comm() -> Iterator[wholemem.Communicator]:
 
 
 class ByDlpack:
-    """An array that is known only by DLPack, and tells which streams it was asked for."""
+    """An object with only DLPack. It records the streams that consumers name."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -35,20 +35,20 @@ class ByDlpack:
     def __dlpack_device__(self) -> Any:
         return self.array.__dlpack_device__()
 
-    def __dlpack__(self, **asked: Any) -> Any:
-        self.streams.append(asked.get("stream", "none"))
-        return self.array.__dlpack__(**asked)
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        self.streams.append(kwargs.get("stream", "none"))
+        return self.array.__dlpack__(**kwargs)
 
 
 class ByInterface:
-    """An array that is known only by CUDA's interface."""
+    """An object with only the CUDA array interface."""
 
-    def __init__(self, array: Any, **says: Any) -> None:
-        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **says}
+    def __init__(self, array: Any, **overrides: Any) -> None:
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **overrides}
         self.keeps = array
 
 
-# In and out.
+# Import and export.
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
@@ -76,8 +76,8 @@ def test_a_cupy_array_shares_memory_in_both_directions(dtype: str) -> None:
     cupy: Any = pytest.importorskip("cupy")
     there = cupy.arange(24).reshape(4, 6).astype(dtype)[1:, ::2]
     where, strides = there.data.ptr, tuple(step // there.itemsize for step in there.strides)
-    for given in [there, ByDlpack(there), ByInterface(there)]:
-        here = wholemem.asarray(given)
+    for operand in [there, ByDlpack(there), ByInterface(there)]:
+        here = wholemem.asarray(operand)
         assert (here.data_ptr(), here.shape, here.stride) == (where, there.shape, strides)
         assert (here.dtype, here.device) == (dtype, "cuda:0")
         for back in [cupy.from_dlpack(here), cupy.asarray(here)]:
@@ -101,8 +101,8 @@ def test_a_jax_array_shares_memory_in_both_directions(dtype: str) -> None:
 
 def test_the_cuda_array_interface_describes_the_array(comm: wholemem.Communicator) -> None:
     local = WholeTensor.create(comm, (100, 4), "float32").local()
-    says = local.__cuda_array_interface__
-    assert (says["data"], says["shape"], says["typestr"]) == ((local.data_ptr(), False), (100, 4), "<f4")
+    interface = local.__cuda_array_interface__
+    assert (interface["data"], interface["shape"], interface["typestr"]) == ((local.data_ptr(), False), (100, 4), "<f4")
     there = torch.as_tensor(local, device="cuda")
     assert (there.data_ptr(), there.shape) == (local.data_ptr(), (100, 4))
 
@@ -125,7 +125,7 @@ def test_read_only_arrays_are_exported_as_read_only() -> None:
     assert wholemem.asarray(ByDlpack(array)).readonly
     with pytest.raises(errors.CannotExport, match="read-only"):
         array.__dlpack__()
-    # What torch makes of it: a tensor of the same memory, which it would write if asked to.
+    # torch imports the same memory, and would write to it.
     assert torch.from_dlpack(array).data_ptr() == array.data_ptr()
 
 
@@ -198,9 +198,9 @@ def test_work_waits_for_the_stream_that_wrote_an_array(comm: wholemem.Communicat
         there = torch.zeros((64, 1024), dtype=torch.int32, device="cuda")
         torch.cuda._sleep(400_000_000)
         there.fill_(7)
-        given = ByDlpack(there)
-        table.write(0, given, stream=used)
-    assert given.streams == [used.cuda_stream]
+        operand = ByDlpack(there)
+        table.write(0, operand, stream=used)
+    assert operand.streams == [used.cuda_stream]
     used.synchronize()
     assert int(torch.from_dlpack(table.local()).sum()) == 7 * 64 * 1024
 
@@ -209,7 +209,7 @@ def test_a_consumer_waits_for_the_stream_that_writes_an_array(comm: wholemem.Com
     table = WholeTensor.create(comm, (64, 1024), "int32")
     table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
     comm.barrier()
-    # As an array of wholemem, which remembers its streams; for a tensor of torch there would be a tensor.
+    # An array of wholemem records its last stream; a torch tensor does not.
     rows = wholemem.asarray(torch.arange(64, device="cuda"))
     torch.cuda.synchronize()
     wrote, took = torch.cuda.Stream(), torch.cuda.Stream()
@@ -219,7 +219,7 @@ def test_a_consumer_waits_for_the_stream_that_writes_an_array(comm: wholemem.Com
             gathered = table.gather(rows, stream=wrote)
         assert gathered.__cuda_array_interface__["stream"] == wrote.cuda_stream
         if take is not torch.from_dlpack:
-            # torch does not look at what the interface says of streams.
+            # torch ignores the stream of the interface.
             wrote.synchronize()
         with torch.cuda.stream(took):
             sum = take(gathered).sum()
@@ -247,14 +247,14 @@ def test_gather_and_scatter_match_the_host(
     gathered = table.gather(torch.from_numpy(rows).cuda())
     same(torch.from_dlpack(gathered), whole.cpu().view(torch.uint8)[torch.from_numpy(rows).long()])
 
-    given = torch.empty((700, 12), dtype=getattr(torch, dtype), device="cuda")
-    assert table.gather(torch.from_numpy(rows).cuda(), given) is given
-    same(given, torch.from_dlpack(gathered))
+    operand = torch.empty((700, 12), dtype=getattr(torch, dtype), device="cuda")
+    assert table.gather(torch.from_numpy(rows).cuda(), operand) is operand
+    same(operand, torch.from_dlpack(gathered))
 
     places = rng.permutation(1000)[:700].astype(index)
-    table.scatter(torch.from_numpy(places).cuda(), given)
+    table.scatter(torch.from_numpy(places).cuda(), operand)
     expected = whole.cpu().view(torch.uint8).clone()
-    expected[torch.from_numpy(places).long()] = given.cpu().view(torch.uint8)
+    expected[torch.from_numpy(places).long()] = operand.cpu().view(torch.uint8)
     same(torch.from_dlpack(table.local()), expected)
     table.check()
 
@@ -315,14 +315,14 @@ def test_torch_tensors_use_torchs_current_stream(comm: wholemem.Communicator) ->
         assert type(gathered) is torch.Tensor and int(gathered.sum()) == 7 * 64 * 1024
 
 
-# Mistakes.
+# Errors.
 
 
 def test_mismatched_arguments_are_rejected(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (10, 4), "float32")
     rows = torch.zeros(3, dtype=torch.int64, device="cuda")
     fits = torch.zeros((3, 4), device="cuda")
-    for kind, says, call in [
+    for kind, message, call in [
         (errors.WrongDevice, "is on cpu, but the communicator is on cuda:0", lambda: table.gather(rows.cpu())),
         (errors.WrongDevice, "is on cpu", lambda: table.scatter(rows, fits.cpu())),
         (errors.WrongType, "indices must be int32 or int64", lambda: table.gather(rows.float())),
@@ -332,7 +332,7 @@ def test_mismatched_arguments_are_rejected(comm: wholemem.Communicator) -> None:
         (errors.WrongValue, "must have the shape", lambda: table.gather(rows, fits[:2])),
         (errors.ReadOnly, "read-only", lambda: table.gather(rows, wholemem.asarray(fits).as_readonly())),
     ]:  # fmt: skip
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             call()
     table.gather(rows, fits)
 
@@ -349,25 +349,25 @@ def test_a_bad_index_is_reported(comm: wholemem.Communicator) -> None:
     table.check()
 
 
-# Nothing is left behind.
+# Leaks.
 
 
 def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (1000, 64), "float32")
     rows = torch.arange(500, device="cuda")
-    given = torch.zeros((500, 64), device="cuda")
+    operand = torch.zeros((500, 64), device="cuda")
 
     def rounds(count: int) -> None:
         for _ in range(count):
-            table.gather(rows, given)
-            torch.from_dlpack(wholemem.asarray(given))
+            table.gather(rows, operand)
+            torch.from_dlpack(wholemem.asarray(operand))
             torch.from_dlpack(table.local())
-            wholemem.asarray(ByInterface(given))
+            wholemem.asarray(ByInterface(operand))
         for _ in range(count // 20):
             torch.from_dlpack(table.gather(rows))
 
     def left() -> tuple[int, int, int]:
-        # What the last calls used is let go when the stream is seen to have done them.
+        # The operands of the last calls are released when the stream is found idle.
         comm.barrier()
         return free_bytes(), resident(), descriptors()
 
@@ -375,7 +375,7 @@ def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
     before = left()
     rounds(10_000)
     after = left()
-    # What was made new on the GPU alone is 64 MB.
+    # The new arrays on the GPU alone have 64 MB.
     assert before[0] - after[0] <= 2 << 20
     assert after[1] - before[1] < 8 << 20
     assert after[2] == before[2]

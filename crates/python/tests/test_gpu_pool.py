@@ -1,4 +1,4 @@
-"""Tensors of torch that become objects where they lie: of the pool, and of expandable segments."""
+"""torch tensors that are published without a copy: of the pool, and of expandable segments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def memory() -> Any:
 
 
 def elsewhere(served: StoreServer, text: str, **environment: str) -> str:
-    """What another process prints, which has the store and torch."""
+    """Runs another process with the store and torch, and returns its output."""
     beginning = "import torch, wholemem\nfrom wholemem import errors, store\nclient = store.Client()\n"
     environment = {**os.environ, "WHOLEMEM_SOCKET": served.socket, **environment}
     ended = run(beginning + text, env=environment, timeout=50)
@@ -46,19 +46,19 @@ def test_a_tensor_of_the_pool_is_published_without_a_copy(
     release_unused()
     before = torch.cuda.mem_get_info()[0]
     assert pool.publish(client, "weights", there) == 1
-    # Nothing was made for it: 6 MB would show.
+    # Nothing was allocated: 6 MB would be visible.
     assert before - torch.cuda.mem_get_info()[0] < 4 << 20
     array = client.get("weights")
     assert (array.shape, array.dtype, array.readonly) == ((3000, 1000), "bfloat16", True)
     assert (bits(torch.from_dlpack(array)) == bits(there)).all()
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 x = torch.from_dlpack(client.get("weights"))
 print(int(x.view(torch.uint8).long().sum()))
 """,
     )
-    assert said == f"{int(there.view(torch.uint8).long().sum())}\n"
+    assert output == f"{int(there.view(torch.uint8).long().sum())}\n"
 
 
 def test_a_published_tensor_shares_memory_with_the_object(client: store.Client, memory: Any) -> None:
@@ -66,7 +66,7 @@ def test_a_published_tensor_shares_memory_with_the_object(client: store.Client, 
         there = torch.zeros(1 << 20, device="cuda")
     pool.publish(client, "same", there)
     seen = torch.from_dlpack(client.get("same"))
-    # Its maker should not, and this is how one sees whose memory it is.
+    # Writing to a published tensor is not allowed, but shows that the memory is shared.
     there.fill_(3)
     assert int(seen.sum()) == 3 << 20
 
@@ -89,7 +89,7 @@ def test_the_memory_of_a_dropped_published_tensor_is_not_reused(served: StoreSer
         address = there.data_ptr()
         del there
         gc.collect()
-        # torch would use the memory again at once.
+        # torch would reuse the memory immediately.
         others = [torch.full((3 << 20,), 9, dtype=torch.int32, device="cuda") for _ in range(3)]
         assert address not in [other.data_ptr() for other in others]
     assert int(torch.from_dlpack(client.get("dropped")).sum()) == 5 * (3 << 20)
@@ -126,7 +126,7 @@ def test_memory_is_returned_to_the_pool(served: StoreServer) -> None:
         seen = torch.from_dlpack(client.get("back"))
         del there, own
         release_unused()
-        # Its maker has let it go, and its name: who has it keeps it.
+        # The creator dropped the tensor and deleted the name; the client still holds the object.
         client.delete("back")
         assert int(seen.sum(dtype=torch.int64)) == 64 << 20
         del seen
@@ -163,7 +163,7 @@ EXPANDABLE = {
 
 
 def test_tensors_of_expandable_segments_can_be_put_and_shared(served: StoreServer, client: store.Client) -> None:
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 small, large = torch.arange(1000, device="cuda"), torch.arange(32 << 20, device="cuda")
@@ -175,19 +175,19 @@ try:
     client.share("large", large)
     print(torch.equal(torch.from_dlpack(client.get("large")), large))
 except errors.Unsupported as error:
-    print("pieces of memory" in str(error), error.hint)
+    print("allocations instead of one" in str(error), error.hint)
 client.delete("put")
 """,
         **EXPANDABLE,
     )
-    assert said.splitlines()[:2] == ["True", "True"]
-    assert said.splitlines()[2].startswith("True")
-    # It outlives the process whose torch has made it.
+    assert output.splitlines()[:2] == ["True", "True"]
+    assert output.splitlines()[2].startswith("True")
+    # The object outlives the process whose torch allocated it.
     assert torch.equal(torch.from_dlpack(client.get("small")), torch.arange(1000, device="cuda"))
 
 
 def test_the_pool_works_with_expandable_segments(served: StoreServer) -> None:
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 from wholemem.torch import pool
@@ -199,7 +199,7 @@ client.delete("whole")
 """,
         **EXPANDABLE,
     )
-    assert said == "True\n"
+    assert output == "True\n"
 
 
 def test_a_thousand_rounds_leak_nothing(client: store.Client) -> None:

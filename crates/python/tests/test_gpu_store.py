@@ -1,4 +1,4 @@
-"""The store on a GPU: what torch, CuPy and JAX put is got by others as the same memory, and nothing is left behind."""
+"""The store on a GPU: torch, CuPy and JAX put and get the same memory, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def served() -> Iterator[StoreServer]:
 
 
 def elsewhere(served: StoreServer, text: str) -> str:
-    """What another process prints, which has the store and torch."""
+    """Runs another process with the store and torch, and returns its output."""
     beginning = "import torch, wholemem\nfrom wholemem import store\nclient = store.Client()\n"
     ended = run(beginning + text, env={**os.environ, "WHOLEMEM_SOCKET": served.socket}, timeout=50)
     assert ended.returncode == 0, ended.stderr
@@ -39,14 +39,14 @@ def test_a_tensor_can_be_put_and_got(client: store.Client, dtype: str) -> None:
     back = torch.from_dlpack(array)
     assert (back.dtype, back.data_ptr(), back.device) == (there.dtype, array.data_ptr(), there.device)
     assert (bits(back) == bits(there)).all()
-    # Got again, it is the same memory.
+    # A second get returns the same memory.
     assert client.get("x").data_ptr() == array.data_ptr()
 
 
 def test_another_process_gets_the_same_bytes(served: StoreServer, client: store.Client) -> None:
     there = any_bits((1 << 20, 3), "bfloat16")
     client.put("shared", there)
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 x = torch.from_dlpack(client.get("shared"))
@@ -54,8 +54,8 @@ print(x.dtype, tuple(x.shape), int(x.view(torch.uint8).long().sum()))
 client.put("answer", x.view(torch.int16) + 1)
 """,
     )
-    assert said == f"torch.bfloat16 (1048576, 3) {int(there.view(torch.uint8).long().sum())}\n"
-    # Its maker has ended, and it is there.
+    assert output == f"torch.bfloat16 (1048576, 3) {int(there.view(torch.uint8).long().sum())}\n"
+    # The creator has exited, and the object still exists.
     answer = torch.from_dlpack(client.get("answer"))
     assert torch.equal(answer, there.view(torch.int16) + 1)
 
@@ -87,7 +87,7 @@ def test_cupy_and_jax_arrays_can_be_put_and_got(client: store.Client) -> None:
 
         client.put("jax", jax.numpy.arange(1000).astype("bfloat16"))
         array = client.get("jax")
-        # JAX never writes an array, and does not understand who tells it so.
+        # JAX never writes to an array, and rejects read-only ones.
         back = jax.dlpack.from_dlpack(array.lent())
         assert back.unsafe_buffer_pointer() == array.data_ptr()
         assert float(back.astype("float32")[999]) == 1000.0
@@ -101,7 +101,7 @@ def test_cupy_and_jax_arrays_can_be_put_and_got(client: store.Client) -> None:
 def test_a_state_dict_can_be_put_as_a_pack(served: StoreServer, client: store.Client) -> None:
     model = {f"layers.{i}.weight": torch.full((64, i + 1), i, dtype=torch.bfloat16, device="cuda") for i in range(50)}
     client.put("model", model)
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 model = client.get("model")
@@ -113,7 +113,7 @@ print(layer.weight.data_ptr() == model["layers.49.weight"].data_ptr())
 print(float(layer(torch.ones(50, dtype=torch.bfloat16, device="cuda"))[0]))
 """,
     )
-    assert said == "50 50\nTrue\n2448.0\n"
+    assert output == "50 50\nTrue\n2448.0\n"
 
 
 def test_an_object_outlives_its_client_and_its_name(served: StoreServer) -> None:
@@ -165,7 +165,7 @@ def test_ten_thousand_rounds_leak_nothing(client: store.Client) -> None:
         torch.from_dlpack(client.get("small"))
     client.delete("small")
     after = (free_bytes(), resident(), descriptors(), client.status().device_used)
-    # An arena of the small ones may stay.
+    # An arena of small objects may remain.
     assert before[0] - after[0] <= 64 << 20
     assert after[1] - before[1] < 8 << 20
     assert after[2] - before[2] <= 1

@@ -1,4 +1,4 @@
-"""Communicators: how ranks join and leave, die, fork, and are interrupted."""
+"""Communicators: ranks join, leave, die, fork and are interrupted."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_abort_does_not_deadlock_with_threads_that_wait_for_the_gil() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.1)
-        # From here on no other thread gets the interpreter, which the one that waits asks for now and then.
+        # From here on no other thread gets the GIL, which the waiting thread requests at intervals.
         sys.setswitchinterval(1000)
         began = time.monotonic()
         while time.monotonic() - began < 0.3:
@@ -186,7 +186,7 @@ def test_a_missing_rank_is_reported_when_joining_by_id() -> None:
 
 
 class Torch(ModuleType):
-    """What joining asks of torch, for ranks that are threads. torch itself is too large to be fetched for a test."""
+    """The functions of torch that joining uses, for ranks that are threads. The real torch is too large for this test."""
 
     def __init__(self, size: int) -> None:
         super().__init__("torch")
@@ -240,7 +240,7 @@ def test_torch_ranks_on_several_nodes_are_rejected(monkeypatch: pytest.MonkeyPat
     torch = Torch(2)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch)
-    # What rank 1, on another node, has told; rank 0 comes to it last.
+    # The entry of rank 1, which is on another node; rank 0 is the last to call.
     torch.objects[1] = (None, "another kernel")
     torch.met = threading.Barrier(1)
     torch.rank.number = 0
@@ -280,7 +280,7 @@ def test_a_rank_missing_from_a_barrier_is_reported() -> None:
     with pytest.raises(errors.Timeout, match="no answer from rank 1") as caught:
         ranks[0].barrier()
     assert caught.value.missing == (1,)
-    # And so says every later call.
+    # Every later call raises the same.
     with pytest.raises(TimeoutError):
         ranks[0].check()
     with pytest.raises(TimeoutError):
@@ -288,19 +288,19 @@ def test_a_rank_missing_from_a_barrier_is_reported() -> None:
 
 
 def test_a_rank_missing_from_a_collective_is_reported() -> None:
-    told = threading.Event()
+    reported = threading.Event()
 
     def work(comm: Communicator) -> None:
         comm.all_reduce(np.ones(4))
         if comm.rank == 1:
-            told.wait()
+            reported.wait()
             return
         try:
             with pytest.raises(errors.Timeout) as caught:
                 comm.all_reduce(np.ones(4))
             assert caught.value.missing == (1,)
         finally:
-            told.set()
+            reported.set()
 
     run_ranks(2, work, timeout=5)
 
@@ -409,7 +409,7 @@ def test_a_killed_rank_is_reported() -> None:
         process.start()
     ready.wait()
     ranks[1].kill()
-    assert outcome.get() == (1, "make a new communicator among the ranks that live")
+    assert outcome.get() == (1, "create a new communicator of the remaining ranks")
     for process in ranks:
         process.join()
 
@@ -427,7 +427,7 @@ def test_a_forked_child_gets_an_error_and_its_parent_continues() -> None:
         indices = np.array([1])
         child = os.fork()
         if child == 0:
-            told = 0
+            reported = 0
             for use in [
                 comm.barrier,
                 comm.check,
@@ -440,9 +440,9 @@ def test_a_forked_child_gets_an_error_and_its_parent_continues() -> None:
                 try:
                     use()
                 except errors.Forked as error:
-                    told += bool(error.hint)
-            # Memory that is mapped is shared with the parent, and its drop is the parent's.
-            fine = told == 7 and local.sum() == 140
+                    reported += bool(error.hint)
+            # The child shares the mapped memory with its parent, and only the parent frees it.
+            fine = reported == 7 and local.sum() == 140
             comm.close()
             del table, window, local, comm
             os._exit(0 if fine else 1)
@@ -483,7 +483,7 @@ seen = []
 interrupted = threading.Event()
 
 def handle(number, frame):
-    # One or two may come before the wait has begun. It goes on when a handler does not raise.
+    # One or two signals may arrive before the wait begins. The wait continues if a handler does not raise.
     if frame.f_code.co_name == "wait_for" and not interrupted.is_set():
         seen.append(number)
         if len(seen) == 4:
@@ -538,7 +538,7 @@ def test_a_signal_handler_may_block_and_its_exception_is_raised_once() -> None:
 
     def others(rank: Communicator) -> None:
         nonlocal is_last
-        # Each is handled before the next comes, so that the last one finds a wait that has begun.
+        # Each signal is handled before the next is sent, so the last one interrupts a wait that has begun.
         for is_last in (False, False, False, True):
             os.kill(os.getpid(), signal.SIGUSR1)
             handled.acquire()
@@ -566,7 +566,7 @@ def test_other_threads_run_during_a_wait() -> None:
     ranks = Communicator.local(2, device="cpu")
     thread = threading.Thread(target=ranks[0].barrier)
     thread.start()
-    # It could not be reached if the waiting thread held the interpreter's lock.
+    # This line is only reached if the waiting thread releases the GIL.
     ranks[1].barrier()
     thread.join()
     ranks[0].check()

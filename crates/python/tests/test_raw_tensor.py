@@ -1,4 +1,4 @@
-"""What every call takes a tensor as: raw addresses that an object states, strides, devices; and handles."""
+"""Tensors as raw addresses: strides and devices are checked in every call; handles of objects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wholemem import Communicator, WholeTensor, _handles, errors
 
 
 class Stated:
-    """An array known by its address only: it keeps nothing."""
+    """An array known only by its address. It keeps nothing alive."""
 
-    def __init__(self, array: Any, **says: Any) -> None:
-        self.__array_interface__ = {**array.__array_interface__, **says}
+    def __init__(self, array: Any, **overrides: Any) -> None:
+        self.__array_interface__ = {**array.__array_interface__, **overrides}
 
 
 def filled() -> tuple[WholeTensor, np.ndarray]:
@@ -55,7 +55,7 @@ def test_collectives_work_by_address() -> None:
         assert (out == 3).all()
         comm.all_gather(Stated(own), Stated(every))
         assert (every == [[1], [2]]).all()
-        # In a window, where the others read it.
+        # In a window, where other ranks read it.
         window = comm.mem_alloc(4000)
         mine = window.local("float32").numpy()
         mine[:] = own
@@ -68,16 +68,16 @@ def test_collectives_work_by_address() -> None:
 def test_strides_without_contiguous_rows_are_rejected() -> None:
     table, _ = filled()
     indices, wide = np.array([1, 2]), np.zeros((2, 6), np.float32)
-    for out, says in (
+    for out, message in (
         (wide[:, ::2], r"the rows of the output are not contiguous: it has strides \[6, 2\] and shape \[2, 3\]"),
         (wide[::-1, :3], r"the rows of the output are not contiguous: it has strides \[-6, 1\] and shape \[2, 3\]"),
     ):
-        with pytest.raises(errors.WrongStride, match=says) as caught:
+        with pytest.raises(errors.WrongStride, match=message) as caught:
             table.gather(indices, out)
         assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongStride, match="the output is not contiguous") as caught:
         table.gather(indices.reshape(2, 1), wide[:, None, :3])
-    # One row has no distance to the next, and no rows have no gaps.
+    # The stride of a single row has no meaning, and an empty array is contiguous.
     table.gather(indices[:1], wide[1:, :3])
     table.gather(indices[:0], wide[:0, ::2])
 

@@ -1,4 +1,4 @@
-"""The store: arrays put, got, drafted, published, watched and deleted, and shared with the program."""
+"""The store: arrays are put, got, drafted, published, watched, deleted and shared with the program."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_objects_are_exported_as_read_only(client: store.Client) -> None:
     client.put("sealed", np.arange(3))
     here = client.get("sealed")
     assert '"dltensor_versioned"' in repr(here.__dlpack__(max_version=(1, 0)))
-    # What cannot be told may write: its writes stay with it, as tests of `test_store_writes.py` show.
+    # A consumer without the read-only flag may write: its writes are private, as `test_store_writes.py` tests.
     assert '"dltensor"' in repr(here.__dlpack__())
     with pytest.raises(ValueError, match="read-only"):
         here.numpy()[0] = 1
@@ -83,7 +83,7 @@ def test_get_copies_nothing(served: StoreServer, client: store.Client, count: in
     access, inode = map_of(first.data_ptr())
     assert access == "r--s"
     assert map_of(address(np.from_dlpack(second))) == ("rw-p", inode)
-    # Another process has the same memory.
+    # Another process maps the same memory.
     ended = run(
         f"""
         from wholemem import store
@@ -118,7 +118,7 @@ def test_publishing_an_object_copies_nothing(served: StoreServer, client: store.
         there = client.get("alias of " + name)
         assert (there.shape, there.dtype, there.numpy().tolist()) == (array.shape, array.dtype, array.numpy().tolist())
         assert (there.data_ptr() == array.data_ptr()) == (array.nbytes > 0)
-    # What another connection got, or only a part, is an array like any other.
+    # An array of another connection, or a part of an object, is copied.
     client.publish("copy", served.client().get("alias"))
     client.publish("part", np.asarray(alias)[5:8])
     assert map_of(client.get("copy").data_ptr()) != map_of(alias.data_ptr())
@@ -169,11 +169,11 @@ def test_a_draft_is_a_context_manager(client: store.Client, count: int) -> None:
     with pytest.raises(ZeroDivisionError):
         with client.create("failed", (count,), "uint8"):
             raise ZeroDivisionError
-    with client.create("given up", (count,), "uint8") as draft:
+    with client.create("abandoned", (count,), "uint8") as draft:
         draft.abandon()
     with client.create("sealed within", (count,), "uint8") as draft:
         draft.seal()
-    assert {entry.name for entry in client.list()}.isdisjoint({"failed", "given up"})
+    assert {entry.name for entry in client.list()}.isdisjoint({"failed", "abandoned"})
     assert client.status().unsealed == 0
 
 
@@ -268,8 +268,8 @@ def test_entries_events_and_status_can_be_pickled(client: store.Client) -> None:
     client.put("travels/b", {})
     client.delete("travels/a")
     client.put("travels/c", {"x": b"abc"})
-    told = [watch.next() for _ in range(5)]
-    there = [*told, *client.list("travels"), client.status()]
+    reported = [watch.next() for _ in range(5)]
+    there = [*reported, *client.list("travels"), client.status()]
     for value in there:
         for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps):
             again = pickle.loads(travel(value))
@@ -277,7 +277,7 @@ def test_entries_events_and_status_can_be_pickled(client: store.Client) -> None:
             fields = [name for name in dir(value) if not name.startswith("_")]
             assert [getattr(again, name) for name in fields] == [getattr(value, name) for name in fields]
         assert copy.copy(value) == copy.deepcopy(value) == value
-    assert len(set(there)) == len(there) and there[0] != told[0].name
+    assert len(set(there)) == len(there) and there[0] != reported[0].name
 
 
 def test_a_watch_returns_events(served: StoreServer, client: store.Client) -> None:
@@ -302,7 +302,7 @@ def test_a_watch_returns_events(served: StoreServer, client: store.Client) -> No
 
 
 def wait_for_clients(client: store.Client, count: int) -> None:
-    """Until so many connections are there: who waits has one more, and who has waited says goodbye to it."""
+    """Waits until the store has ``count`` connections; a waiting call has its own connection."""
     while client.status().clients != count:
         pass
 
@@ -392,7 +392,7 @@ def test_too_many_pins_raise_an_error(served: StoreServer) -> None:
 
 
 def safetensors(path: Path, arrays: dict[str, np.ndarray], types: dict[str, str]) -> None:
-    """Writes a file as others do."""
+    """Writes a `.safetensors` file as other programs do."""
     header: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
@@ -479,9 +479,9 @@ def test_drafts_can_be_listed_and_deleted_by_entry(client: store.Client) -> None
 
 
 def test_the_program_describes_arrays_of_python(served: StoreServer, client: store.Client) -> None:
-    client.put("told", np.zeros((2, 3), "float16"))
-    told = json.loads(served.run("stat", "told", "--json").stdout)
-    assert json.loads(told["description"]) == {"dtype": "F16", "shape": [2, 3]}
+    client.put("described", np.zeros((2, 3), "float16"))
+    reported = json.loads(served.run("stat", "described", "--json").stdout)
+    assert json.loads(reported["description"]) == {"dtype": "F16", "shape": [2, 3]}
 
 
 def test_the_default_socket_is_that_of_the_program(served: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,7 +498,7 @@ def test_the_default_socket_is_that_of_the_program(served: StoreServer, monkeypa
 
 
 def test_the_program_fails_without_a_store() -> None:
-    # What the other tests rely on: a failing program is an exception.
+    # The other tests rely on this: a failing program raises an exception.
     with pytest.raises(subprocess.CalledProcessError):
         with StoreServer() as served:
             served.run("stat", "nothing")

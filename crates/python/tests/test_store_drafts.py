@@ -1,4 +1,4 @@
-"""Drafts that are not sealed at once, and their mirrors: what is refused leaves them as they are."""
+"""Drafts that cannot be sealed at first, and their mirrors: a failed call leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAFTS: list[Any] = [
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """A child that has what there is now, until the end of the block."""
+    """Forks a child that inherits all objects and exits at the end of the block."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -40,7 +40,7 @@ def forked() -> Iterator[None]:
 
 
 def array_of(value: Any) -> Any:
-    """The array of a draft or an object, or the first of a pack."""
+    """Returns the array of a draft or object, or the first array of a pack."""
     if isinstance(value, (store.PackDraft, store.Pack)):
         return value["array"].numpy()
     return value.array.numpy() if isinstance(value, store.Draft) else value.numpy()
@@ -54,7 +54,7 @@ def test_a_draft_mapped_by_a_forked_child_is_sealed_after_its_exit(client: store
         for _ in range(2):
             with pytest.raises(errors.InUse, match="still mapped for writing") as caught:
                 draft.seal()
-            assert "end children" in (caught.value.hint or "") and caught.value.code == "still-mapped"
+            assert "end child processes" in (caught.value.hint or "") and caught.value.code == "still-mapped"
         array_of(draft)[0] = 8
     version = draft.seal()
     sealed = client.get("draft")
@@ -91,7 +91,7 @@ def test_a_small_draft_over_quota_can_be_sealed_later() -> None:
 
 
 def test_a_draft_abandoned_during_a_failing_seal_is_closed(client: store.Client) -> None:
-    draft = client.create("given up", (LARGE,), "uint8")
+    draft = client.create("abandoned", (LARGE,), "uint8")
     with forked():
         with pytest.raises(errors.InUse):
             draft.seal()
@@ -118,7 +118,7 @@ def test_creating_or_dropping_a_mirror_releases_the_gil(client: store.Client, is
     draft = client.create("looked at", (128 << 20,), "uint8")
 
     def longest() -> float:
-        """What part of the time that it took somebody waited who looked at the draft."""
+        """Returns the longest wait of a thread that uses the draft, as a fraction of the total time."""
         took: list[float] = []
         over = threading.Event()
 
@@ -141,7 +141,7 @@ def test_creating_or_dropping_a_mirror_releases_the_gil(client: store.Client, is
         thread.join()
         return max(gaps) / took[0]
 
-    # On a busy machine anybody may wait for a processor.
+    # On a busy machine any thread may wait for a CPU.
     assert min(longest() for _ in range(5)) < 0.5
 
 

@@ -1,4 +1,4 @@
-"""What a store refuses: exceptions of its own, which say what to do."""
+"""Errors of the store: their classes, messages and hints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE = 3 << 20
 
 
 class Twice(Mapping[str, Any]):
-    """A mapping that has a value twice, under one name."""
+    """A mapping that has one name twice."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -31,7 +31,7 @@ class Twice(Mapping[str, Any]):
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "says"),
+    ("call", "kind", "message"),
     [
         (lambda client: client.get("nothing"), errors.NotFound, "there is no object named `nothing`"),
         (lambda client: client.stat("nothing"), errors.NotFound, "there is no object named `nothing`"),
@@ -56,8 +56,8 @@ class Twice(Mapping[str, Any]):
         (lambda client: store.Client("/nowhere/socket"), errors.ServerLost, "no store is served at `/nowhere/socket`"),
     ],
 )
-def test_mistakes_raise_the_expected_errors(client: store.Client, call: Any, kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
+def test_mistakes_raise_the_expected_errors(client: store.Client, call: Any, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
         call(client)
     assert isinstance(caught.value, errors.Error)
 
@@ -73,7 +73,7 @@ def test_a_foreign_exception_gets_a_note_with_the_member_name(client: store.Clie
 
     with pytest.raises(LookupError, match="nothing is here") as caught:
         client.put("x", {"y": b"", "z": Broken()})
-    assert getattr(caught.value, "__notes__") == ["it is about `z`"]
+    assert getattr(caught.value, "__notes__") == ["this concerns `z`"]
 
 
 def test_a_shape_with_too_many_dimensions_is_rejected(client: store.Client) -> None:
@@ -114,7 +114,7 @@ def test_calls_without_a_timeout_do_not_suggest_one(client: store.Client) -> Non
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "says"),
+    ("call", "kind", "message"),
     [
         (lambda client: client.create_pack("x", {"z": (1,)}), errors.WrongType, r"^`z`: \(1,\) is not a pair of shape and type"),
         (lambda client: client.create_pack("x", [("z", 1)]), errors.WrongType, "`list` is not a mapping"),
@@ -130,7 +130,7 @@ def test_calls_without_a_timeout_do_not_suggest_one(client: store.Client) -> Non
         (lambda client: store.Client("a\0b"), errors.WrongValue, "^cannot use the socket `a\0b`: `bind` failed: Invalid"),
     ],
 )
-def test_malformed_arguments_raise_with_a_hint(client: store.Client, call: Any, kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
+def test_malformed_arguments_raise_with_a_hint(client: store.Client, call: Any, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
         call(client)
     assert isinstance(caught.value, errors.Error) and caught.value.hint

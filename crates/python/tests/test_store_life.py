@@ -1,4 +1,4 @@
-"""How long things live: leases beyond clients and stores, nothing beyond its last user, in any order and at exit."""
+"""Lifetimes: arrays outlive clients and stores, memory is freed with its last user, in any order and at exit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = 3 << 20
 
 
 def mapped() -> int:
-    """How many objects, and arenas of them, this process has mapped."""
+    """Returns the number of mapped objects and arenas of this process."""
     with open("/proc/self/maps") as file:
         return sum("wholemem-object" in line for line in file)
 
@@ -42,7 +42,7 @@ def test_an_array_outlives_its_name_its_client_and_the_store(count: int) -> None
     client.delete("held")
     client.delete("pack")
     assert client.status().retired >= 2
-    # Whatever takes its place, it is not this memory.
+    # A new object does not reuse this memory.
     for _ in range(20):
         client.put("other", np.zeros(count, dtype=np.uint8))
         client.put("another", np.zeros(count, dtype=np.uint8))
@@ -79,22 +79,22 @@ def test_clients_survive_a_killed_server() -> None:
         client.put("stays", np.arange(LARGE, dtype=np.uint8))
         held = client.get("stays")
         draft = client.create("drafted", (LARGE,), "uint8")
-        told: list[store.Event] = []
+        reported: list[store.Event] = []
         watch = client.watch("seen")
 
         def listen() -> None:
-            while not told or told[-1].kind == "missed":
-                told.append(next(watch))
+            while not reported or reported[-1].kind == "missed":
+                reported.append(next(watch))
 
         watcher = threading.Thread(target=listen)
         watcher.start()
         for _ in range(3):
             before = client.status().servers
             served.kill_server()
-            # Of what was mapped before, with a server or without.
+            # A get of mapped objects works with or without a server.
             for _ in range(1000):
                 assert client.get("stays").data_ptr() == held.data_ptr()
-            # The first that needs a server is answered by the next one.
+            # The first call that needs a server is answered by the restarted one.
             client.put("later", np.array([before]))
             assert client.get("later").numpy()[0] == before
             assert client.status().servers == before + 1
@@ -102,12 +102,12 @@ def test_clients_survive_a_killed_server() -> None:
         draft.array.numpy()[:] = 1
         draft.seal()
         assert client.get("drafted").numpy().all()
-        # The watch goes on too, and says that it may have missed something.
+        # The watch also continues, and reports that it may have missed events.
         while watcher.is_alive():
             client.put("seen", b"")
         watcher.join()
-        assert {(event.name, event.kind, event.id, event.version) for event in told[:-1]} == {("seen", "missed", 0, None)}
-        assert told[-1].kind == "published"
+        assert {(event.name, event.kind, event.id, event.version) for event in reported[:-1]} == {("seen", "missed", 0, None)}
+        assert reported[-1].kind == "published"
 
 
 def test_a_dead_store_raises_server_lost() -> None:
@@ -124,7 +124,7 @@ def test_a_dead_store_raises_server_lost() -> None:
         assert caught.value.hint and isinstance(caught.value, ConnectionError)
     with pytest.raises(errors.ServerLost, match="no store is served"):
         served.client()
-    # Also of what the client could still find: it may be another store's by now.
+    # This also applies to objects that the client could find: the memory may belong to another store now.
     calls: list[Callable[[], Any]] = [
         lambda: client.get("cached"),
         lambda: client.get("cached", timeout=1),
@@ -137,7 +137,7 @@ def test_a_dead_store_raises_server_lost() -> None:
     for call in calls:
         with pytest.raises(errors.ServerLost):
             call()
-    # What is held is still there.
+    # Held objects are still valid.
     assert cached.numpy().tolist() == [0, 1, 2]
 
 
@@ -178,8 +178,8 @@ def test_ten_thousand_cycles_leak_nothing() -> None:
                     client.put("pack", {"a": small, "b": small})
                     pack = client.get("pack")
                     assert pack["b"].numpy()[99] == 99
-                    client.create("given up", (4,), "uint8")
-                    client.create("given up", (LARGE,), "uint8")
+                    client.create("abandoned", (4,), "uint8")
+                    client.create("abandoned", (LARGE,), "uint8")
                     del pack
                 del array, view
             for name in ("small", "large", "pack"):
@@ -196,7 +196,7 @@ def test_ten_thousand_cycles_leak_nothing() -> None:
         assert before[:2] == after[:2]
         for what in ["objects", "unsealed", "retired", "clients", "host_used"]:
             assert getattr(before[2], what) == getattr(after[2], what), what
-        # 10,000 objects are 8 MB, and the large ones a gigabyte.
+        # 10,000 leaked objects would be 8 MB, and the large ones a gigabyte.
         assert resident() - memory < 4 << 20
 
 
@@ -307,7 +307,7 @@ def test_a_cached_get_makes_no_system_call(served: StoreServer, client: store.Cl
                 client.get("cached")
         get(1000)
         gc.disable()
-        # From here on the kernel kills for anything but reading and writing.
+        # From here on the kernel kills the process for any system call but read and write.
         assert call(22, 1, 0, 0, 0) == 0
         get(1000)
         os.write(1, b"done")
@@ -315,7 +315,7 @@ def test_a_cached_get_makes_no_system_call(served: StoreServer, client: store.Cl
         client.status()
         os.write(1, b"never")
         """
-    # Every tenth of a second one of them looks at the connection, and would be killed for that: then another thousand.
+    # Every tenth of a second a get checks the connection and would be killed for it: then try another thousand.
     outcomes = ((ended.stdout, ended.returncode) for ended in (run(text) for _ in range(10)))
     assert ("done", -9) in outcomes
 

@@ -1,4 +1,4 @@
-"""The store among processes and threads: forks, Ctrl-C, and many at once."""
+"""The store with processes and threads: forks, Ctrl-C and concurrency."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE = 3 << 20
 
 
 def in_child(work: Callable[[], Any]) -> str:
-    """What a forked child says of it: what it returned, or what was raised."""
+    """Runs ``work`` in a forked child, and returns its result or exception as text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -55,7 +55,7 @@ def test_a_forked_child_gets_an_error_and_can_create_a_client(served: StoreServe
     for use in uses:
         assert in_child(use).startswith("Forked: ")
     assert "hint: create a client in the child process" in in_child(uses[0])
-    # What it inherited can be read, and let go.
+    # Inherited arrays can be read and dropped.
     assert in_child(lambda: int(held.numpy()[251])) == "251"
     assert in_child(lambda: client.close()) == "None"
 
@@ -65,7 +65,7 @@ def test_a_forked_child_gets_an_error_and_can_create_a_client(served: StoreServe
             return int(mine.get("forked").numpy()[5]), int(mine.get("of the child").numpy()[0])
 
     assert in_child(own) == "(5, 7)"
-    # And nothing of it was felt here.
+    # The parent is not affected.
     assert client.get("of the child").numpy()[0] == 7
     client.delete("forked")
     assert client.status().retired == 1 and held.numpy()[251] == 251
@@ -107,10 +107,10 @@ def test_ctrl_c_ends_a_wait(wait: str) -> None:
                 print("interrupted", client.get("after").numpy()[0])
             """
         process = subprocess.Popen(script(text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        # Its client, and the connection on which it waits.
+        # The client, and the connection on which it waits.
         while mine.status().clients < 3:
             assert process.poll() is None, process.communicate()
-        # Asleep, where no answer comes.
+        # The process sleeps, because no response arrives.
         state = ""
         while state != "S":
             with open(f"/proc/{process.pid}/stat") as file:
@@ -130,7 +130,7 @@ def test_threads_share_a_client(client: store.Client) -> None:
                 client.put(name, np.full(50, number))
                 assert client.get(name).numpy()[49] == number
                 assert client.get("common").numpy()[number] in (0, 1)
-                # Dropped while other threads ask.
+                # Dropped while other threads make requests.
                 client.create(f"{name} draft", (LARGE,), "uint8")
                 if number % 10 == 0:
                     client.put("common", np.full(LARGE, number // 10 % 2, np.uint8))
@@ -157,7 +157,7 @@ def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
                 next(watch)
                 return
             except errors.Busy:
-                # The test below was asking just then.
+                # The check below was using the watch at that moment.
                 pass
 
     waiting = threading.Thread(target=wait)
@@ -171,7 +171,7 @@ def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
         except errors.Timeout:
             pass
     assert busy.hint
-    # It may come before the other thread waits for it, which waits for the next then.
+    # The event may arrive before the other thread waits; the thread then waits for the next one.
     while waiting.is_alive():
         client.put("own", b"")
     waiting.join()
@@ -180,7 +180,7 @@ def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
 def test_other_threads_run_during_a_wait(client: store.Client) -> None:
     waits = threading.Thread(target=lambda: client.get("for all", timeout=float("inf")))
     waits.start()
-    # Were the interpreter's lock held, nobody would put it.
+    # If the GIL were held, no thread could put the object.
     client.put("for all", b"")
     waits.join()
 
@@ -233,7 +233,7 @@ def test_closing_a_watch_ends_the_wait_of_another_thread(served: StoreServer, cl
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    # It waits, and goes on to wait.
+    # The thread waits and keeps waiting.
     other.put(name, b"")
     while not seen:
         pass
@@ -260,7 +260,7 @@ def test_closing_a_client_ends_the_wait_of_another_thread() -> None:
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        # Both clients, and the connection on which it waits.
+        # Both clients, and the connection on which one waits.
         while mine.status().clients < 3:
             pass
         client.close()

@@ -1,4 +1,4 @@
-"""Frameworks that write what they must not: exports of read-only objects, and faults that are named."""
+"""Frameworks that write to read-only objects: copy-on-write exports, and faults that name the object."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ct
 
 
 class Careless:
-    """A framework that writes what it takes, as torch does: it does not look at the flag, or knows of none."""
+    """A framework that writes to what it imports, as torch does: it ignores the read-only flag, or does not know it."""
 
-    def __init__(self, array: store.Array, max_version: Any = (1, 0), **asked: Any) -> None:
-        self.capsule = array.__dlpack__(max_version=max_version, **asked)
+    def __init__(self, array: store.Array, max_version: Any = (1, 0), **kwargs: Any) -> None:
+        self.capsule = array.__dlpack__(max_version=max_version, **kwargs)
         if max_version is None:
             tensor = Tensor.from_address(pointer_of(self.capsule, b"dltensor"))
             self.flags = None
@@ -124,12 +124,12 @@ def test_all_protocols_but_dlpack_share_read_only_memory(client: store.Client) -
         assert address(view) == array.data_ptr() and not view.flags.writeable
     exported = np.from_dlpack(array)
     assert not exported.flags.writeable
-    # The same memory, until it is written.
+    # The same memory until it is written.
     assert map_of(array.data_ptr()) == ("r--s", map_of(address(exported))[1])
     assert map_of(address(exported))[0] == "rw-p"
-    # Lent by somebody who promises that it is not written, it is given as it is.
+    # With `lent()`, the caller promises not to write, and the memory is exported directly.
     assert Careless(array.lent(), None).address == Careless(array.lent()).address == array.data_ptr()
-    # A copy is a copy.
+    # A copy does not share memory.
     assert Careless(array, copy=True).flags == 2
 
 
@@ -162,7 +162,7 @@ ctypes.memset({where}, 1, 1)
 
 
 def fault(served: StoreServer, where: str, before: str = "", **environment: str) -> tuple[int, str]:
-    """How a process ends that writes somewhere, and what it says last."""
+    """Runs a process that writes to an address, and returns its exit status and its last output."""
     text = WRITES.format(where=where, before=before)
     ended = run(text, cwd=HERE, env={**os.environ, "SOCKET": served.socket, **environment})
     return ended.returncode, ended.stderr
@@ -182,19 +182,19 @@ def test_a_write_fault_names_its_object_if_enabled(
     client.put("small", np.zeros(10, np.uint8))
     client.put("other", np.zeros(10, np.uint8))
     client.put("large", np.zeros(LARGE, np.uint8))
-    code, said = fault(served, where, WHOLEMEM_FAULT_HANDLER="1")
-    first, *rest = said.splitlines()
+    code, output = fault(served, where, WHOLEMEM_FAULT_HANDLER="1")
+    first, *rest = output.splitlines()
     assert first.startswith(f"wholemem: write to {named}, which is read-only (address 0x") and code == -signal.SIGSEGV
-    # The handler of Python was there before, and says what it says.
+    # Python's own handler was installed before, and prints its message.
     assert rest[0] == "Fatal Python error: Segmentation fault"
     for environment in [{}, {"WHOLEMEM_FAULT_HANDLER": "0"}]:
-        code, said = fault(served, where, **environment)
-        assert (code, said.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
+        code, output = fault(served, where, **environment)
+        assert (code, output.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
 
 
 def test_unrelated_faults_name_no_object(served: StoreServer, client: store.Client) -> None:
     for name in ["small", "other", "large"]:
         client.put(name, np.zeros(10, np.uint8))
     for where, before in [("16", ""), ("at", "at = small.data_ptr(); del small")]:
-        code, said = fault(served, where, before, WHOLEMEM_FAULT_HANDLER="1")
-        assert (code, said.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
+        code, output = fault(served, where, before, WHOLEMEM_FAULT_HANDLER="1")
+        assert (code, output.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")

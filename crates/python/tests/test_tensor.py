@@ -1,4 +1,4 @@
-"""Tensors over ranks, against numpy: what is there, where it is, and what is refused."""
+"""Tables over ranks, compared with numpy: content, placement and errors."""
 
 from __future__ import annotations
 
@@ -78,21 +78,21 @@ def test_ranks_read_the_memory_that_another_rank_writes() -> None:
 def test_scatter_and_scatter_add_match_numpy(dtype: str) -> None:
     rng = np.random.default_rng(3)
     expected = np.zeros((50, 6), dtype)
-    given = [rng.integers(0, 4, (40, 6)).astype(dtype) for _ in range(2)]
+    operand = [rng.integers(0, 4, (40, 6)).astype(dtype) for _ in range(2)]
     indices = [rng.integers(0, 50, 40) for _ in range(2)]
     for rank in range(2):
-        np.add.at(expected, indices[rank], given[rank])
+        np.add.at(expected, indices[rank], operand[rank])
 
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (50, 6), dtype)
-        table.scatter_add(indices[comm.rank], given[comm.rank])
+        table.scatter_add(indices[comm.rank], operand[comm.rank])
         comm.barrier()
         np.testing.assert_array_equal(table.all().numpy(), expected)
         comm.barrier()
         if comm.rank == 1:
-            table.scatter(np.arange(5), given[0][:5])
+            table.scatter(np.arange(5), operand[0][:5])
         comm.barrier()
-        np.testing.assert_array_equal(table.gather(np.arange(5)), given[0][:5])
+        np.testing.assert_array_equal(table.gather(np.arange(5)), operand[0][:5])
 
     run_ranks(2, work)
 
@@ -151,7 +151,7 @@ def test_populated_rows_cause_no_page_faults() -> None:
     table.populate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     assert not table.local().numpy()[::4].any()
-    # Of 4096 pages.
+    # There are 4096 pages.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 512
 
 
@@ -272,7 +272,7 @@ def test_element_refs_address_the_rows_of_a_view() -> None:
     part = table.rows(2, 7).columns(3, 5)
     (base, rows, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
     assert (base, rows, stride) == (part.local().data_ptr(), 5, 32)
-    # Two columns of four bytes: what a kernel counts elements by.
+    # Two columns of four bytes: the layout by which a kernel counts elements.
     assert row_len == 8
 
 
@@ -283,7 +283,7 @@ def test_element_refs_count_elements_in_the_columns_of_a_view() -> None:
     (base, _, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
 
     def at(element: int) -> int:
-        # `PtrGen::At` over one chunk.
+        # `PtrGen::At` for one chunk.
         (row, byte) = divmod(element * 4, row_len)
         return ctypes.c_int32.from_address(base + row * stride + byte).value
 
@@ -292,7 +292,7 @@ def test_element_refs_count_elements_in_the_columns_of_a_view() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "kind", "says"),
+    ("indices", "kind", "message"),
     [
         (np.array([0.5]), errors.WrongType, "indices must be int32 or int64, but are float64"),
         (np.array([1], np.uint64), errors.WrongType, "indices must be int32 or int64, but are uint64"),
@@ -302,9 +302,9 @@ def test_element_refs_count_elements_in_the_columns_of_a_view() -> None:
         (np.array([0, 1, -1]), errors.BadIndex, "^index -1 at position 2 is out of range: valid indices are 0..5$"),
     ],
 )
-def test_bad_indices_are_rejected(indices: Any, kind: type, says: str) -> None:
+def test_bad_indices_are_rejected(indices: Any, kind: type, message: str) -> None:
     table = WholeTensor.create(alone(), (5, 2), "float32")
-    with pytest.raises(kind, match=says) as caught:
+    with pytest.raises(kind, match=message) as caught:
         table.gather(indices)
     if isinstance(caught.value, errors.BadIndex):
         assert indices[caught.value.position] == caught.value.index
@@ -320,7 +320,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("out", "kind", "says"),
+    ("out", "kind", "message"),
     [
         (np.zeros((2, 2), np.float64), errors.WrongType, "the output has the type float64, but the tensor has float32"),
         (np.zeros((2, 3), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], but has \[2, 3\]"),
@@ -333,9 +333,9 @@ def read_only(array: np.ndarray) -> np.ndarray:
         (7, errors.WrongType, "is not an array"),
     ],
 )
-def test_bad_outputs_are_rejected(out: Any, kind: type, says: str) -> None:
+def test_bad_outputs_are_rejected(out: Any, kind: type, message: str) -> None:
     table = WholeTensor.create(alone(), (5, 2), "float32")
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         table.gather(np.array([0, 1]), out)
 
 
@@ -350,7 +350,7 @@ def test_an_array_on_another_device_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "says"),
+    ("arguments", "kind", "message"),
     [
         ({"shape": ()}, errors.WrongValue, "at least one dimension"),
         ({"shape": (4, 0)}, errors.WrongValue, "a row has no bytes"),
@@ -365,9 +365,9 @@ def test_an_array_on_another_device_is_rejected() -> None:
         ({"shape": (1 << 40, 8)}, errors.OutOfMemory, "available"),
     ],
 )
-def test_invalid_table_arguments_are_rejected(arguments: dict[str, Any], kind: type, says: str) -> None:
+def test_invalid_table_arguments_are_rejected(arguments: dict[str, Any], kind: type, message: str) -> None:
     def work(comm: Communicator) -> None:
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             WholeTensor.create(comm, **{"shape": (4, 2), "dtype": "float32", **arguments})
         WholeTensor.create(comm, (4, 2), "float32")
 

@@ -1,4 +1,4 @@
-"""``FastAllreduce``: right for every type and size, registered and not, and typed errors."""
+"""``FastAllreduce``: results for every type and size, registered tensors, and errors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_single_rank_gets_its_own_tensor(device: str) -> None:
 
 
 def freed() -> torch.Tensor:
-    """A tensor whose memory was given back, as frameworks do between two uses."""
+    """A tensor whose storage was freed, as frameworks do between two uses."""
     tensor = torch.ones(4)
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
 class Named(torch.Tensor):  # type: ignore[misc]
-    """A tensor of another type, which is looked at as torch looks at it."""
+    """A tensor subclass, which must go through the dispatcher."""
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -103,7 +103,7 @@ def test_a_subclass_may_override_the_fallback(device: str) -> None:
     with Twice(0, 1, device=device) as twice:
         assert twice.all_reduce(torch.ones(2, device=device)).tolist() == [2, 2]
         assert wm.FastAllreduce.all_reduce(twice, torch.ones(2, device=device)).tolist() == [1, 1]
-    # Not yet one: the long way says so.
+    # Not initialized yet: the fallback raises the error.
     with pytest.raises(AttributeError, match="comm"):
         wm.FastAllreduce.__new__(wm.FastAllreduce).all_reduce(torch.ones(2, device=device))
 
@@ -132,7 +132,7 @@ def test_should_use_accepts_small_supported_tensors(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "out", "kind", "says"),
+    ("tensor", "out", "kind", "message"),
     [
         (torch.ones(4)[::2], None, errors.WrongStride, "the tensor is not contiguous"),
         (torch.ones(4, dtype=torch.bool), None, errors.WrongType, "cannot compute with bool"),
@@ -149,9 +149,9 @@ def test_should_use_accepts_small_supported_tensors(device: str) -> None:
         (torch.ones(1), [1.0], errors.WrongType, "the output is a `list`"),
     ],
 )
-def test_bad_tensors_are_rejected(tensor: Any, out: Any, kind: type, says: str) -> None:
+def test_bad_tensors_are_rejected(tensor: Any, out: Any, kind: type, message: str) -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             fast.all_reduce(tensor, out)
         memory = torch.zeros(10)
         with pytest.raises(errors.WrongValue, match="overlap"):
@@ -172,7 +172,7 @@ def test_a_tensor_on_another_device_is_rejected() -> None:
 
 
 def is_shared(fast: wm.FastAllreduce, tensor: Any) -> bool:
-    """Whether a tensor's memory is such that other ranks can have it."""
+    """Whether other ranks can map a tensor's memory."""
     if tensor.is_cuda:
         return (tensor.data_ptr(), tensor.nbytes) in fast._windows
     return map_of(tensor.data_ptr())[0] == "rw-s"
@@ -187,7 +187,7 @@ def test_a_registered_tensor_keeps_its_content_and_is_a_window(device: str) -> N
         assert torch.equal(fast.all_reduce(tensor), tensor)
         new = fast.empty((4, 4), torch.bfloat16)
         assert (new == 0).all() and new.dtype is torch.bfloat16 and new.device.type == device
-    # And outlives the group.
+    # And the memory outlives the group.
     tensor += 1
     assert tensor.sum().item() == 21
 
@@ -248,7 +248,7 @@ def test_memory_is_freed_with_its_tensor() -> None:
         assert grown(lambda: fast.empty(SIZE // 4).fill_(1)) < 10 * SIZE
         assert grown(lambda: fast.register_buffer(torch.ones(SIZE // 4))) < 10 * SIZE
         assert grown(twice) < 10 * SIZE
-        # A view keeps it too.
+        # A view also keeps the memory alive.
         view = fast.empty(SIZE // 4).fill_(3)[10:20]
         gc.collect()
         assert is_shared(fast, view) and fast.all_reduce(view).tolist() == [3] * 10
@@ -265,7 +265,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
         comm, made = fast.comm, []
 
         def register(tensor: Any, stream: int) -> Any:
-            # As on a GPU: a window of memory that does not know of it.
+            # As on a GPU: a window of memory that does not keep it alive.
             made.append(comm.mem_alloc(tensor.nbytes))
             return made[-1]
 
@@ -287,7 +287,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
 
 IN_PLACE = """
 import os
-# Each rank reads what the others have at the place of its own tensor.
+# Each rank reads the other ranks' memory at the offset of its own tensor.
 os.environ["WHOLEMEM_ALGO"] = "one-shot"
 import gc, torch, wholemem.torch as wm
 rank = int(os.environ["RANK"])
@@ -299,16 +299,16 @@ with wm.FastAllreduce(rank, 2, device="cpu") as fast:
         tensor[:1000], tensor[1000:] = 1 + rank, 10 + 10 * rank
         gc.collect()
         fast.comm.barrier()
-        # Not at the same place, as nobody may: only so it can be told.
+        # Different offsets are not allowed; they show here which memory is read.
         total = fast.all_reduce(tensor[1000 * rank :][:1000])
         print(name, total.unique().tolist(), flush=True)
 """
 
 
 def test_created_and_moved_tensors_are_read_in_place() -> None:
-    told = ranks(2, IN_PLACE).splitlines()
+    reported = ranks(2, IN_PLACE).splitlines()
     for rank, total in ((0, "[3.0]"), (1, "[30.0]")):
-        mine = [line.removeprefix(f"[{rank}] ") for line in told if line.startswith(f"[{rank}] ")]
+        mine = [line.removeprefix(f"[{rank}] ") for line in reported if line.startswith(f"[{rank}] ")]
         assert mine == [f"made {total}", f"moved {total}", "copied [21.0]"]
 
 
@@ -355,27 +355,27 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if through == "gloo":
     torch.distributed.init_process_group("gloo")
 
-def given(shape, dtype, turn, of):
-    # Sums are exact: whole numbers below 256.
+def operand(shape, dtype, turn, of):
+    # The sums are exact: integers below 256.
     return ((torch.arange(torch.Size(shape).numel()) + 3 * of + turn) % 20).reshape(shape).to(dtype).to(device)
 
 with wm.FastAllreduce(rank, size, max_size=1 << 20, device=device) as fast:
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8):
-        registered, made = given((37,), dtype, 0, rank), fast.empty((37,), dtype)
+        registered, made = operand((37,), dtype, 0, rank), fast.empty((37,), dtype)
         fast.register_buffer(registered)
         for turn in range(3):
             for shape in ((1,), (37,), (50, 41), (700_001,)):
-                mine = given(shape, dtype, turn, rank)
-                total = sum(given(shape, dtype, turn, other) for other in range(size))
+                mine = operand(shape, dtype, turn, rank)
+                total = sum(operand(shape, dtype, turn, other) for other in range(size))
                 assert torch.equal(fast.all_reduce(mine), total), (dtype, shape)
                 out = torch.empty_like(mine)
                 fast.all_reduce(mine, out)
                 assert torch.equal(out, total)
                 fast.all_reduce(mine, mine)
                 assert torch.equal(mine, total)
-            total = sum(given((37,), dtype, turn, other) for other in range(size))
+            total = sum(operand((37,), dtype, turn, other) for other in range(size))
             for tensor in (registered, made):
-                tensor.copy_(given((37,), dtype, turn, rank))
+                tensor.copy_(operand((37,), dtype, turn, rank))
                 assert torch.equal(fast.all_reduce(tensor), total)
                 fast.all_reduce(tensor, tensor)
                 assert torch.equal(tensor, total)
@@ -426,7 +426,7 @@ if rank == 0:
     except errors.Timeout as error:
         print("missing", error.missing, flush=True)
 elif through == "environment":
-    # It is there until the other has left, and does not come.
+    # The rank exists until the other has left, but does not call.
     try:
         while True:
             fast.comm.check()

@@ -1,4 +1,4 @@
-"""Embeddings: forward and backward against torch's own, with repeated indices, over several ranks."""
+"""Embeddings: forward and backward compared with torch's, with repeated indices, over several ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_gradients_match_a_dense_embedding(device: str, is_compiled: bool, locat
     weight = torch.randn(6, 3, dtype=torch.float64)
 
     def loss(embedding: Any, indices: Any, weight: Any) -> Any:
-        # The same rows twice, by the same call: neither gradient may be lost.
+        # The same rows are used twice in one call: both gradients must be added.
         first, second = embedding(indices), embedding(indices)
         return ((first @ weight).sin() + (second * second) @ weight).sum()
 
@@ -133,12 +133,12 @@ def test_a_surrounding_model_lists_its_embeddings() -> None:
 def test_deepcopy_of_a_model_is_rejected() -> None:
     ours = embedding_of(torch.ones(5, 2), "cpu")
     model = torch.nn.Sequential(ours, torch.nn.Linear(2, 1))
-    for given in (ours, model):
+    for operand in (ours, model):
         with pytest.raises(errors.WrongType, match="^cannot copy this `Embedding`: its rows belong to all ranks") as caught:
-            copy.deepcopy(given)
+            copy.deepcopy(operand)
         assert caught.value.hint and "`copy.copy` shares the rows" in caught.value.hint
     assert copy.copy(ours).table is ours.table
-    # Nor are they elsewhere, or of another type.
+    # The rows are neither moved nor converted.
     assert model.half().double().to("meta")[0](torch.tensor([1])).tolist() == [[1, 1]]
     assert "0.table" not in model.state_dict() and len(model.state_dict()) == 2
 
@@ -214,7 +214,7 @@ def test_unsuitable_gradient_tables_are_rejected(dtype: str) -> None:
 def test_gradients_have_the_partition_of_the_rows() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (11, 1), "float32", rows_of_each=[4, 0, 7, 0])
-        # Also by the ranks that have the same rows of both.
+        # The error is also raised on ranks that have the same rows in both tables.
         for others in ([4, 7, 0, 0], [4, 0, 6, 1], [0, 4, 7, 0], [11, 0, 0, 0]):
             grad = WholeTensor.create(comm, (11, 1), "float32", rows_of_each=others)
             with pytest.raises(errors.WrongValue, match=r"^the ranks have \[4, 0, 7\] rows of the table, but") as caught:
@@ -243,7 +243,7 @@ def test_a_backward_pass_keeps_its_gradients_alive(device: str, is_compiled: boo
     gc.collect()
     loss.backward()
     assert wm.as_tensor(grad.local())[2].tolist() == [6, 6]
-    # What is computed again is not another's.
+    # Activation checkpointing recomputes the forward pass, and gradients are added once.
     ours = wm.Embedding(table, grad)
     torch.utils.checkpoint.checkpoint(lambda: rows(ours), use_reentrant=False).sum().backward()
     assert wm.as_tensor(grad.local())[2].tolist() == [12, 12]
@@ -300,9 +300,9 @@ def test_a_forked_child_does_not_wait_for_the_gradient_lock() -> None:
 
 
 def test_threads_train_one_table() -> None:
-    rows, given = torch.randn(30, 4), [torch.randint(0, 30, (12,)) for _ in range(3)]
+    rows, operand = torch.randn(30, 4), [torch.randint(0, 30, (12,)) for _ in range(3)]
     dense = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
-    sum(dense(indices).square().sum() for indices in given).backward()
+    sum(dense(indices).square().sum() for indices in operand).backward()
 
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (30, 4), "float32")
@@ -310,7 +310,7 @@ def test_threads_train_one_table() -> None:
         wm.as_tensor(table.local()).copy_(rows[start:stop])
         comm.barrier()
         ours = wm.Embedding(table)
-        ours(given[comm.rank]).square().sum().backward()
+        ours(operand[comm.rank]).square().sum().backward()
         comm.barrier()
         torch.testing.assert_close(wm.as_tensor(ours.grad.local()), dense.weight.grad[start:stop])
         ours.step(0.5)
@@ -330,7 +330,7 @@ with wholemem.Communicator.from_env(device=device) as comm:
     ours = wm.Embedding(table)
     call = torch.compile(lambda indices: (ours(indices) * 3).sum(), fullgraph=True, backend="aot_eager")
     for _ in range(2):
-        # All ranks meet in row 100.
+        # All ranks use row 100.
         call(torch.tensor([comm.rank, 100, 100], device=device)).backward()
     ours.step(1)
     found = wm.gather(table, torch.tensor([0, 99, 100], device=device))

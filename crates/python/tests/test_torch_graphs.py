@@ -1,4 +1,4 @@
-"""CUDA graphs: what torch records of ours is replayed with other inputs, and holds what it uses. They need a GPU."""
+"""CUDA graphs replay gathers, scatters and all-reduces with new inputs and keep their operands alive. They need a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def filled(comm: Communicator, rows: Any) -> WholeTensor:
 
 
 def recorded(work: Any) -> Any:
-    """A graph of what ``work`` does, which was done once before, and what it returned while it was recorded."""
+    """Runs ``work`` once, captures it in a graph, and returns the graph and the captured result."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -75,7 +75,7 @@ def test_captured_memory_is_not_reused() -> None:
         buffer = fast.empty(64)
         place = buffer.data_ptr()
         del buffer
-        # One that nobody captured is.
+        # Memory that was not captured is reused.
         buffer = fast.empty(64)
         assert buffer.data_ptr() == place
         with fast.capture():
@@ -97,7 +97,7 @@ def test_a_graph_keeps_its_table_alive() -> None:
 
     graph, rows = record()
     gc.collect()
-    # Others get memory meanwhile: not that of the table, which is gone for Python only.
+    # Other tensors are allocated meanwhile, but not in the memory of the table, which the graph keeps.
     others = [filled(comm, torch.full((5, 2), -1.0, device="cuda")) for _ in range(20)]
     for _ in range(REPLAYS):
         rows.zero_()
@@ -106,7 +106,7 @@ def test_a_graph_keeps_its_table_alive() -> None:
     del graph, others
 
 
-# Of torch's own: it makes an empty graph first, and says so.
+# torch itself captures an empty graph first, and warns about it.
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The CUDA Graph is empty")
 def test_reduce_overhead_mode_gives_correct_results() -> None:
     whole = torch.randn(1000, 16, device="cuda")
@@ -152,7 +152,7 @@ with wm.FastAllreduce(rank, size) as fast:
         assert (first == total).all() and (again == 2 * size * total).all(), turn
         assert (registered == sum(other + turn for other in range(size))).all(), turn
         assert (third == sum(2 * other + turn for other in range(size))).all(), turn
-        # And eager calls in between.
+        # Eager calls in between.
         assert (fast.all_reduce(small) == total).all(), turn
     torch.cuda.synchronize()
     torch.distributed.barrier()

@@ -1,4 +1,4 @@
-"""The operators of ``wholemem.torch``: eager and compiled, against torch itself."""
+"""The operators of ``wholemem.torch``: eager and compiled, compared with torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def filled(comm: Communicator, rows: Any, **how: Any) -> WholeTensor:
 
 
 def traced(call: Any, **how: Any) -> Any:
-    """Compiled as far as the code of the processor or the GPU, which takes longer than all the rest."""
+    """Compiles a function without code generation, which takes longer than everything else."""
     return torch.compile(call, fullgraph=True, backend="aot_eager", **how)
 
 
@@ -94,7 +94,7 @@ def test_a_compiler_preserves_the_order_of_table_operators(device: str) -> None:
         out = torch.empty_like(after)
         return before * 1, after * 1, wm.gather(table, indices, out=out), out
 
-    # All the way: it is the last of its parts that would reorder.
+    # Compiled completely: the last stage of the compiler could reorder.
     work = torch.compile(work, fullgraph=True)
     for value in (5.0, 7.0):
         start = wm.gather(table, indices)
@@ -133,8 +133,8 @@ def test_operators_pass_opcheck(device: str, name: str) -> None:
         "scatter_add": (table._handle, values, indices),
     }
     operator = getattr(torch.ops.wholemem, name).default
-    given = arguments.get(name, (comm._handle, values))
-    torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+    operand = arguments.get(name, (comm._handle, values))
+    torch.library.opcheck(operator, operand, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_threads_run_collectives() -> None:
@@ -152,7 +152,7 @@ def test_threads_run_collectives() -> None:
     run_ranks(3, work)
 
 
-# One compiler serves all threads, which would wait for each other in it.
+# The compiler has a global lock, on which the threads of a collective would deadlock.
 @pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
 def test_collectives_are_differentiable(size: int, is_traced: bool) -> None:
     sums, rows, roots = torch.randn(size, 4), torch.randn(size, size, 4), torch.randn(size, 4)
@@ -175,7 +175,7 @@ def test_collectives_are_differentiable(size: int, is_traced: bool) -> None:
     run_ranks(size, work)
 
 
-# What is traced is so in the main thread: torch 2.11 crashes where it compiles in a second other one.
+# Traced in the main thread: torch 2.11 crashes if it compiles in a second thread.
 @pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_collectives_are_differentiable(size: int, is_traced: bool, dtype: str) -> None:
@@ -185,7 +185,7 @@ def test_complex_collectives_are_differentiable(size: int, is_traced: bool, dtyp
         rank, x = comm.rank, torch.ones(4, dtype=rows.dtype, requires_grad=True)
 
         def loss(x: Any) -> Any:
-            # Gradients that are conjugates, and such that are not.
+            # Gradients that are lazily conjugated, and others.
             every, one = wm.all_gather(comm, x * 1j), wm.broadcast(comm, x * 1)
             return (every * rows[rank]).real.sum() + (one.conj() * roots[rank]).imag.sum()
 
@@ -272,30 +272,30 @@ def test_as_tensor_shares_memory(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "kind", "says"),
+    ("indices", "kind", "message"),
     [
         (torch.tensor([0.5]), errors.WrongType, "indices must be int32 or int64, but are torch.float32"),
         (torch.tensor([0, 5]), errors.BadIndex, "index 5 at position 1 is out of range: valid indices are 0..5"),
     ],
 )
-def test_bad_indices_are_rejected(indices: Any, kind: type, says: str) -> None:
+def test_bad_indices_are_rejected(indices: Any, kind: type, message: str) -> None:
     table = filled(joined("cpu"), torch.ones(5, 2))
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         wm.gather(table, indices)
     assert wm.gather(table, torch.tensor([0])).tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "says"),
+    ("values", "kind", "message"),
     [
         (torch.ones(3, 2), errors.WrongValue, r"must have the shape \[2, 2\], but has \[3, 2\]"),
         (torch.ones(2, 2, dtype=torch.int32), errors.WrongType, "cannot convert i32 to f32: only floats to floats"),
     ],
 )
-def test_bad_values_are_rejected(values: Any, kind: type, says: str) -> None:
+def test_bad_values_are_rejected(values: Any, kind: type, message: str) -> None:
     table = filled(joined("cpu"), torch.ones(5, 2))
     for put in (wm.scatter, wm.scatter_add):
-        with pytest.raises(kind, match=says) as caught:
+        with pytest.raises(kind, match=message) as caught:
             put(table, torch.tensor([0, 1]), values)
         assert caught.value.hint or kind is errors.WrongValue
     assert (wm.gather(table, torch.arange(5)) == 1).all()
@@ -324,7 +324,7 @@ def test_inputs_may_have_any_strides(device: str) -> None:
     assert torch.equal(weights.grad, torch.ones_like(weights))
 
 
-# Of what is contiguous in a program, it chooses the strides itself.
+# The compiler chooses the strides of a tensor that is contiguous in the program.
 def test_a_compiler_may_choose_the_strides_of_inputs(device: str) -> None:
     comm = joined(device)
     held = torch.arange(60.0, device=device).reshape(20, 3)
@@ -332,14 +332,14 @@ def test_a_compiler_may_choose_the_strides_of_inputs(device: str) -> None:
 
     def work(numbers: Any) -> Any:
         asked = (numbers.T + 1).contiguous()
-        rows = wm.gather(table, asked)
-        wm.scatter_add(table, asked, rows.flip(2).contiguous())
+        rows = wm.gather(table, kwargs)
+        wm.scatter_add(table, kwargs, rows.flip(2).contiguous())
         sums = wm.all_reduce(comm, (numbers.T * 2.0).contiguous())
         many = torch.vmap(lambda one: wm.gather(table, one), in_dims=1)(numbers)
         return rows, sums, many, wm.all_gather(comm, numbers.T.contiguous()), wm.broadcast(comm, numbers.T.clone())
 
     rows, sums, many, *others = torch.compile(work, fullgraph=True)(numbers)
-    asked, now = numbers.T + 1, held.clone()
+    kwargs, now = numbers.T + 1, held.clone()
     now[asked] += held[asked].flip(2)
     assert torch.equal(rows, held[asked]) and torch.equal(sums, numbers.T * 2.0)
     assert torch.equal(many, now[numbers.T])
@@ -351,7 +351,7 @@ def test_bad_outputs_are_rejected() -> None:
     for gaps in (torch.ones(2, 4)[:, ::2], torch.ones(1, 2).expand(2, 2)):
         with pytest.raises(errors.WrongStride, match="the rows of the output are not contiguous") as caught:
             wm.gather(table, indices, out=gaps)
-        # A copy that is contiguous would be filled, and dropped.
+        # A contiguous copy would be filled and dropped.
         assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongValue, match="must have the shape"):
         wm.gather(table, indices, out=torch.ones(2, 3))
@@ -368,7 +368,7 @@ def test_bad_outputs_are_rejected() -> None:
 
 def test_compiled_outputs_are_not_broadcast() -> None:
     table, indices = filled(joined("cpu"), torch.ones(5, 2)), torch.tensor([1])
-    compiled = torch.compile(lambda asked, out: wm.gather(table, asked, out=out), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda kwargs, out: wm.gather(table, kwargs, out=out), backend="eager", fullgraph=True)
     for bad in (torch.zeros(3, 2), torch.zeros(2), torch.zeros(1, 2, device="meta")):
         with pytest.raises(Exception, match="(?i)wrong(value|device)"):
             compiled(indices, bad)
@@ -382,7 +382,7 @@ def test_compiled_outputs_are_not_broadcast() -> None:
 
 def test_dtypes_can_be_given_by_name(device: str) -> None:
     table, indices = filled(joined(device), torch.ones(5, 2)), torch.tensor([1], device=device)
-    compiled = traced(lambda asked: wm.gather(table, asked, dtype="float16"))
+    compiled = traced(lambda asked: wm.gather(table, kwargs, dtype="float16"))
     for rows in (wm.gather(table, indices, dtype="float16"), compiled(indices)):
         assert rows.dtype is torch.float16 and rows.all()
     out = torch.zeros(1, 2, dtype=torch.float16, device=device)
@@ -457,7 +457,7 @@ def test_importing_loads_no_driver_and_wholemem_imports_no_torch() -> None:
         driver = lambda: "libcuda.so" in open("/proc/self/maps").read()
         assert "torch" not in sys.modules and not driver()
         import torch
-        loaded = driver()  # Where there is a GPU, torch loads it and leaves it alone.
+        loaded = driver()  # If there is a GPU, importing torch loads the driver.
         import wholemem.torch
         assert not torch.cuda.is_initialized() and driver() == loaded
         """
@@ -491,7 +491,7 @@ def test_a_forked_data_loader_worker_gets_an_error() -> None:
 
 
 class Failing(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
-    """Rows that cannot be had."""
+    """A dataset whose rows cannot be read."""
 
     failures = (errors.BadIndex("no row", position=5), errors.PeerLost("rank 2 died", rank=2), errors.NotFound("no name"))
 
@@ -528,13 +528,13 @@ def test_fake_and_lazy_tensors_are_rejected_by_all_calls() -> None:
     with FakeTensorMode():
         fake = torch.ones(3)
     negative = (torch.ones(1, dtype=torch.complex64) * 2j).conj().imag
-    for tensor, says in (
+    for tensor, message in (
         (fake, "the array has no memory"),
         (torch.ones(3, device="meta"), "cannot be imported"),
         (torch.nn.Parameter(torch.ones(3)), "cannot be imported"),
         (negative, "the tensor is the negative of what is in its memory"),
     ):
         for call in (comm.all_reduce, wholemem.asarray):
-            with pytest.raises(errors.WrongValue, match=says) as caught:
+            with pytest.raises(errors.WrongValue, match=message) as caught:
                 call(tensor)
             assert caught.value.hint

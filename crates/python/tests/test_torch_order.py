@@ -1,4 +1,4 @@
-"""The fixed order of rows that come to one place, and ``torch.use_deterministic_algorithms``, which asks for it."""
+"""The fixed order of scatters, and ``torch.use_deterministic_algorithms``, which requires it."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def joined(device: str) -> Communicator:
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """Only what comes out the same in every run."""
+    """Enables deterministic algorithms."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
-def given(rank: int, count: int = 2000) -> tuple[Any, Any]:
-    """Rows of which many go to one place, and whose sum tells in which order they were added."""
+def operand(rank: int, count: int = 2000) -> tuple[Any, Any]:
+    """Returns rows of which many go to one index, and whose sum depends on the order of additions."""
     of = torch.Generator().manual_seed(rank)
     return torch.randn(count, 8, generator=of), torch.randint(0, 4, (count,), generator=of)
 
 
 def added_in_order(size: int) -> Any:
-    """The sums of all ranks' rows, one row after the other."""
+    """Returns the sums of all ranks' rows, added row by row."""
     total = torch.zeros(4, 8)
     for rank in range(size):
-        for row, place in zip(*given(rank)):
+        for row, place in zip(*operand(rank)):
             total[place] += row
     return total
 
@@ -54,7 +54,7 @@ def test_fixed_order_sums_are_bitwise_reproducible(location: str) -> None:
 
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (4, 8), "float32", location=location)
-        wm.scatter_add(table, *reversed(given(comm.rank)), order="fixed")
+        wm.scatter_add(table, *reversed(operand(comm.rank)), order="fixed")
         comm.barrier()
         assert torch.equal(wm.gather(table, torch.arange(4)), expected)
 
@@ -67,7 +67,7 @@ def test_fixed_order_gradients_are_bitwise_reproducible() -> None:
 
     def work(comm: Communicator) -> None:
         ours = wm.Embedding(WholeTensor.create(comm, (4, 8), "float32"), order="fixed")
-        weights, indices = given(comm.rank)
+        weights, indices = operand(comm.rank)
         ours(indices).mul(weights).sum().backward()
         comm.barrier()
         assert torch.equal(wm.gather(ours.grad, torch.arange(4)), expected)
@@ -78,7 +78,7 @@ def test_fixed_order_gradients_are_bitwise_reproducible() -> None:
 def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (6, 2), "float32")
-        # The last rank has less to say, and what it says is said last.
+        # The last rank has fewer rows, and they are written last.
         indices = torch.tensor([5, 5, 1] if comm.rank == 0 else [5])
         values = torch.arange(len(indices))[:, None].expand(-1, 2) + 10.0 * comm.rank
         wm.scatter(table, indices, values, order="fixed")
@@ -139,7 +139,7 @@ with wholemem.Communicator.from_env(device=device) as comm:
     for turn in range(2):
         before, loss = work(torch.full((2, 2), comm.rank + 1.0, device=device))
         assert (before == 2).all(), before
-        # Two rows of each rank, of which the first has ones and the other twos.
+        # Two rows of each rank: ones, then twos.
         assert loss.item() == 3 * 2 * 2 * (2 + 2 * 1 + 2 * 2), loss
         loss.backward()
     table.barrier(stream=torch.cuda.current_stream() if device == "cuda" else None)
@@ -204,7 +204,7 @@ def test_order_independent_additions_are_accepted_with_deterministic_algorithms(
         ours = wm.Embedding(WholeTensor.create(comm, (5, 2), "float32", location="host"))
         ours(indices).sum().backward()
         assert wm.as_tensor(ours.grad.local())[1].tolist() == [2, 2]
-        # What cannot be added in any order is told as ever.
+        # Types that cannot be added raise the usual error.
         table = WholeTensor.create(comm, (5, 2), "float8_e4m3fn")
         with pytest.raises(errors.WrongType, match="cannot compute with float8_e4m3fn"):
             wm.scatter_add(table, indices, torch.ones(2, 2, device=device).to(torch.float8_e4m3fn))

@@ -1,4 +1,4 @@
-"""The way around torch's dispatcher: taken where nobody looks, and the same to those who do."""
+"""The fast path that bypasses torch's dispatcher: used if there are no observers, with the same results for observers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [quiet, pytest.mark.skipif(SHORTCUT is None, reason="torch does not
 
 
 class NoOperators:
-    """Whoever calls an operator hears of it."""
+    """Fails if an operator is called."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was called by the operator")
@@ -49,13 +49,13 @@ def test_the_fast_path_bypasses_the_dispatcher(
     monkeypatch.setattr(ops, "OPS", NoOperators())
     for indices in ([3, 1], [[5, 5, 7]], 4, []):
         asked = torch.tensor(indices, dtype=torch.int64, device=device)
-        for kind in (asked, asked.int()):
+        for kind in (kwargs, kwargs.int()):
             assert torch.equal(wm.gather(table, kind), whole(device)[asked])
-            out = torch.full((*asked.shape, 3), 7.0, device=device)
+            out = torch.full((*kwargs.shape, 3), 7.0, device=device)
             assert wm.gather(table, kind, out=out) is out and torch.equal(out, whole(device)[asked])
     one = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "int32")
     assert wm.gather(one, torch.tensor(2, device=device)).shape == ()
-    # What does not fit is left to the operator, which says why.
+    # Mismatched arguments go to the operator, which raises the error.
     for bad in (torch.zeros(2, 4, device=device), torch.zeros(3, 3, device=device), torch.zeros(2, device=device)):
         with pytest.raises(AssertionError, match="gather_into"):
             wm.gather(table, torch.tensor([1, 2], device=device), out=bad)
@@ -82,33 +82,33 @@ def test_modes_profilers_and_tracers_see_operators(table: WholeTensor, device: s
             return func(*args, **(kwargs or {}))
 
     for mode in (Functions, Operators):
-        for given, name in ((None, "gather"), (out, "gather_into")):
+        for operand, name in ((None, "gather"), (out, "gather_into")):
             seen.clear()
             with mode():
-                assert torch.equal(wm.gather(table, indices, out=given), whole(device)[indices])
-            told = [word for word in seen if word.split(".")[:2] == ["wholemem", name]]
-            assert len(told) == 1, (mode, name, seen)
+                assert torch.equal(wm.gather(table, indices, out=operand), whole(device)[indices])
+            reported = [word for word in seen if word.split(".")[:2] == ["wholemem", name]]
+            assert len(reported) == 1, (mode, name, seen)
 
     with torch.autograd.profiler.profile() as profile:
         wm.gather(table, indices)
     assert [event.name for event in profile.function_events].count("wholemem::gather") == 1
-    traced = torch.jit.trace(lambda asked: wm.gather(table, asked), (indices,))
+    traced = torch.jit.trace(lambda asked: wm.gather(table, kwargs), (indices,))
     assert torch.equal(traced(indices + 5), whole(device)[indices + 5])
 
 
 def test_tensor_subclasses_use_the_dispatcher(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([[2, 3], [5, 2]], device=device)
     for dim, asked in enumerate((indices, indices.T)):
-        rows = torch.vmap(lambda asked: wm.gather(table, asked), in_dims=dim)(indices)
+        rows = torch.vmap(lambda asked: wm.gather(table, kwargs), in_dims=dim)(indices)
         assert torch.equal(rows, whole(device)[asked])
-    both = torch.vmap(torch.vmap(lambda asked: wm.gather(table, asked, dtype=torch.float64), in_dims=1))(indices[None])
+    both = torch.vmap(torch.vmap(lambda asked: wm.gather(table, kwargs, dtype=torch.float64), in_dims=1))(indices[None])
     assert torch.equal(both[0], whole(device)[indices.T].double())
     scale = torch.ones(3, device=device)
     grad = torch.func.grad(lambda scale: (wm.gather(table, indices) * scale).sum())(scale)
     assert torch.equal(grad, whole(device)[indices].sum((0, 1)))
-    same: Callable[[Any], Any] = torch.func.functionalize(lambda asked: wm.gather(table, asked))
+    same: Callable[[Any], Any] = torch.func.functionalize(lambda asked: wm.gather(table, kwargs))
     assert torch.equal(same(indices), whole(device)[indices])
-    # Of nothing, and a way from its beginning.
+    # A view with an offset into a storage without memory.
     zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
     with wm.FastAllreduce(0, 1, device=device) as fast:
         assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros))
@@ -125,7 +125,7 @@ def test_vmap_gathers_with_one_call(table: WholeTensor, device: str) -> None:
             return func(*args, **(kwargs or {}))
 
     with Operators() as mode:
-        torch.vmap(lambda asked: wm.gather(table, asked))(torch.arange(12, device=device).reshape(4, 3))
+        torch.vmap(lambda asked: wm.gather(table, kwargs))(torch.arange(12, device=device).reshape(4, 3))
     assert mode.seen.count("wholemem") == 1
 
 
@@ -150,16 +150,16 @@ def test_the_wrapper_behaves_like_the_wrapped_function(table: WholeTensor, devic
     for arguments, named in (((table,), {}), ((table, indices, None), {}), ((table, indices), {"rows": 1})):
         with pytest.raises(TypeError, match=r"^gather\(\) .*argument"):
             wm.gather(*arguments, **named)
-    given = {"table": table, "indices": indices, "out": None, "dtype": None}
-    assert torch.equal(wm.gather(**given), whole(device)[indices])
+    operand = {"table": table, "indices": indices, "out": None, "dtype": None}
+    assert torch.equal(wm.gather(**operand), whole(device)[indices])
 
 
 def test_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([4, 2], device=device)
-    for call in (wm.gather, lambda table, asked: wm.gather(table, asked), functools.partial(wm.gather)):
+    for call in (wm.gather, lambda table, asked: wm.gather(table, kwargs), functools.partial(wm.gather)):
         compiled = torch.compile(call, fullgraph=True, backend="eager")
         assert torch.equal(compiled(table, indices), whole(device)[indices])
-    assert torch._dynamo.explain(lambda asked: wm.gather(table, asked))(indices).graph_break_count == 0
+    assert torch._dynamo.explain(lambda asked: wm.gather(table, kwargs))(indices).graph_break_count == 0
 
 
 def test_functions_that_wrap_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
@@ -178,12 +178,12 @@ def test_functions_that_wrap_the_wrapper_can_be_compiled(table: WholeTensor, dev
     indices = torch.tensor([4, 2], device=device)
     for call, factor in ((scaled, 10), (Halved(wm.gather), 0.5), (Halved(scaled), 5), (functools.partial(scaled), 10)):
         assert torch.equal(call(table, indices), whole(device)[indices] * factor)
-        compiled = torch.compile(lambda asked: call(table, asked), fullgraph=True, backend="eager")
+        compiled = torch.compile(lambda asked: call(table, kwargs), fullgraph=True, backend="eager")
         assert torch.equal(compiled(indices), whole(device)[indices] * factor)
         torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         disabled = torch.compiler.disable(wm.gather)
-        torch.compile(lambda asked: disabled(table, asked), fullgraph=True, backend="eager")(indices)
+        torch.compile(lambda asked: disabled(table, kwargs), fullgraph=True, backend="eager")(indices)
 
 
 def test_importing_loads_no_compiler() -> None:
@@ -201,8 +201,8 @@ def test_a_tensor_with_freed_storage_is_rejected(table: WholeTensor, device: str
     asked = torch.tensor([1, 2], device=device)
     calls = [
         lambda: wm.gather(table, part),
-        lambda: wm.gather(table, asked, out=rows),
-        lambda: wm.scatter(table, asked, rows),
+        lambda: wm.gather(table, kwargs, out=rows),
+        lambda: wm.scatter(table, kwargs, rows),
         lambda: wm.all_reduce(Communicator.local(1, device=device)[0], rest),
     ]
     for call in calls:
@@ -231,7 +231,7 @@ def test_lazily_negated_views_are_resolved_or_rejected(table: WholeTensor, devic
     with pytest.raises(errors.WrongValue, match="the output is a lazily negated view"):
         wm.gather(numbers, indices, out=negative)
     assert negative.item() == -3 and negative._version == version
-    # Laid out by hand; and with gaps, as they are else.
+    # Built by hand; and with gaps, as torch creates them.
     many = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag
     for out in (many.as_strided((1, 3), (3, 1), 0), many[None]):
         assert out.is_neg() and out.is_contiguous() == (out.stride(1) == 1)
@@ -314,7 +314,7 @@ def test_an_output_overlapping_its_indices_is_rejected(device: str) -> None:
     assert caught.value.hint == "give an output of its own"
     assert both.tolist() == [3, 1, 2, 5]
     assert wm.gather(numbers, both, out=both).tolist() == [30, 10, 20, 50]
-    # Who looks meanwhile sees it once: indices that are overwritten do not serve again.
+    # An observer that is active during the call sees it once: overwritten indices cannot be used again.
     with torch.autograd.forward_ad.dual_level():
         again = torch.tensor([0, 3], device=device)
         numbers.write(0, torch.arange(1, 10, device=device) % 9)

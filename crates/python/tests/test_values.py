@@ -1,4 +1,4 @@
-"""The values of arrays: printed, indexed, compared and converted as numpy does, and without numpy not at all."""
+"""The values of arrays: printing, indexing, comparison and conversion through numpy, and errors without numpy."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ KEYS: list[Any] = [
 @pytest.mark.parametrize("key", KEYS, ids=str)
 def test_basic_indexing_matches_numpy(key: Any) -> None:
     whole = np.arange(60, dtype=np.int32).reshape(4, 3, 5)
-    for given in (whole, whole[::-1], whole.transpose(2, 0, 1)):
-        if given.shape[0] == 5 and isinstance(key, tuple) and len(key) == 4:
+    for operand in (whole, whole[::-1], whole.transpose(2, 0, 1)):
+        if operand.shape[0] == 5 and isinstance(key, tuple) and len(key) == 4:
             continue
-        found, expected = wholemem.asarray(given)[key], given[key]
+        found, expected = wholemem.asarray(operand)[key], operand[key]
         assert isinstance(found, Array) and found.shape == expected.shape
         np.testing.assert_array_equal(found.numpy(), expected)
-        # A view: what is written to one is seen in the other.
+        # A view: writes are visible in both.
         if expected.size:
             found.numpy()[...] = -1
-            assert (given[key] == -1).all()
-            given[...] = np.arange(60).reshape(given.shape)
+            assert (operand[key] == -1).all()
+            operand[...] = np.arange(60).reshape(operand.shape)
 
 
 def test_one_element_is_a_number() -> None:
@@ -64,7 +64,7 @@ def test_one_element_is_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "says"),
+    ("key", "kind", "message"),
     [
         (4, errors.BadIndex, "index 4 is out of range for a dimension of 4 elements"),
         ((0, -4), errors.BadIndex, "index -4 is out of range for a dimension of 3 elements"),
@@ -78,8 +78,8 @@ def test_one_element_is_a_number() -> None:
     ],
     ids=str,
 )
-def test_unsupported_indices_are_rejected(key: Any, kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
+def test_unsupported_indices_are_rejected(key: Any, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
         wholemem.zeros((4, 3), "float32")[key]
     assert (caught.value.hint is not None) == (kind is errors.WrongType)
 
@@ -116,7 +116,7 @@ def test_printing_shows_values() -> None:
     assert repr(ours([1]).as_readonly()) == "Array([1], shape=(1,), dtype=int64, device=cpu, readonly)"
     assert "..." in repr(wholemem.zeros((1000, 1000), "int8"))
     assert str(wholemem.zeros((2, 2), "bool")).startswith("Array([[False, False],\n       [False, False]], ")
-    # numpy has no such type, and its bits would not be its values.
+    # numpy does not have this type, and must not show its bits as values.
     assert repr(wholemem.zeros(2, "float8_e5m2")) == "Array(shape=(2,), dtype=float8_e5m2, device=cpu)"
     with pytest.raises(errors.Unsupported, match="numpy has no type float8_e5m2"):
         wholemem.zeros(2, "float8_e5m2").tolist()
@@ -166,12 +166,12 @@ def test_an_error_names_numpy_if_it_is_missing() -> None:
             print(error)
     """
     ended = run(text)
-    said = "reading the values of an array requires numpy, which is not installed\nhint: install numpy, or use torch: `torch.from_dlpack(array)`\n"
-    assert (ended.stdout, ended.stderr) == ("Array(shape=(2, 3), dtype=float32, device=cpu) (3,) 2\n" + 3 * said, "")
+    output = "reading the values of an array requires numpy, which is not installed\nhint: install numpy, or use torch: `torch.from_dlpack(array)`\n"
+    assert (ended.stdout, ended.stderr) == ("Array(shape=(2, 3), dtype=float32, device=cpu) (3,) 2\n" + 3 * output, "")
 
 
 def test_values_of_a_gpu_are_copied_to_the_host(tmp_path: Path) -> None:
-    said = on_a_gpu(
+    output = on_a_gpu(
         tmp_path,
         """
 other = wholemem.WholeTensor.create(comm, (2, 4), "float32", location="host")
@@ -185,11 +185,11 @@ print(wholemem.WholeTensor.create(comm, (1 << 20, 4), "float32").local())
 refused(errors.Unsupported, lambda: np.asarray(table))
 """,
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "cuda:0 [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]] 7.0 [[6.0, 7.0], [2.0, 3.0]] True",
         "Array([1., 2., 3., 4.], shape=(4,), dtype=float32, device=cuda:0)",
         "Array(shape=(1048576, 4), dtype=float32, device=cuda:0)",
-        "numpy does not reach memory of cuda:0",
+        "numpy cannot access memory on cuda:0",
         "hint: use torch or CuPy: `torch.from_dlpack(array)`",
     ]
 

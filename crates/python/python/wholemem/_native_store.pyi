@@ -518,7 +518,7 @@ class Entry:
         """The user id of the creator."""
     @property
     def created(self) -> float:
-        """In milliseconds since the Unix epoch."""
+        """The time of creation, in seconds since the Unix epoch, as ``time.time`` returns."""
     @property
     def pack(self) -> Optional[int]:
         """The id of the pack that the object belongs to or is; else ``None``."""
