@@ -102,7 +102,7 @@ impl Communicator {
 
     /// The state, unless the communicator was closed or this is a forked child.
     pub(crate) fn state(&self) -> Result<Arc<CommState>, Exception> {
-        // Before the lock: in a forked child, a thread that does not exist there may hold it.
+        // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
         if !self.epoch.is_current() {
             return Err(wholemem_comm::Error::Forked.into());
         }

@@ -1,6 +1,6 @@
 //! An allocator for `torch.cuda.MemPool`: torch calls its two functions, and its memory can be shared and published.
 //!
-//! torch requests large segments and divides them among tensors. Each segment is an own allocation, mapped at the address
+//! torch requests large segments and divides them among tensors. Each segment is a separate allocation, mapped at the address
 //! that torch receives. A table maps addresses to segments and to the object that was published from each, so that a second
 //! tensor of a segment becomes another part of the memory that the store already has.
 //!

@@ -23,7 +23,7 @@ pub(crate) struct RawTensor<'a> {
     /// The address of the first element. Zero if the tensor has no memory.
     pub(crate) address: u64,
     pub(crate) shape: &'a [i64],
-    /// In elements. Empty if the elements are contiguous.
+    /// The strides in elements. Empty if the elements are contiguous.
     pub(crate) stride: &'a [i64],
     pub(crate) dtype: Element,
     pub(crate) device: DlDevice,

@@ -184,7 +184,7 @@ impl WholeTensor {
     ///     wholemem.errors.WrongType: The element types differ, or the indices are not integers.
     ///     wholemem.errors.WrongValue: ``out`` has another shape, or another type than ``dtype``.
     #[pyo3(signature = (indices, out=None, *, dtype=None, convert=false, skip_bad=false, stream=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn gather<'py>(
         &self,
         py: Python<'py>,
@@ -251,7 +251,7 @@ impl WholeTensor {
     ///     wholemem.errors.WrongType: The element types differ, or the indices are not integers.
     ///     wholemem.errors.WrongValue: ``array`` has another shape.
     #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -285,7 +285,7 @@ impl WholeTensor {
     ///     wholemem.errors.WrongType: The element types differ, or are not numbers, or the indices are not integers.
     ///     wholemem.errors.WrongValue: ``array`` has another shape.
     #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn scatter_add(
         &self,
         py: Python<'_>,

@@ -166,7 +166,7 @@ impl CommState {
     /// The handle is that of a stream of the communicator's device, which its framework does not destroy before the communicator
     /// is closed and its memory is dropped; torch never destroys its streams. On the host the handle is ignored.
     pub(crate) unsafe fn stream_at(&self, handle: u64) -> Stream {
-        // In a forked child, a thread that does not exist there may hold the lock; any enqueue in the child is an error.
+        // In a forked child, the mutex may be held by a thread that was not forked; any enqueue in the child is an error.
         if !self.dl_device.is_cuda() || !self.streams.epoch.is_current() {
             return self.stream.clone();
         }

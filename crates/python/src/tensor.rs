@@ -115,7 +115,7 @@ impl WholeTensor {
     ///     wholemem.errors.WrongValue: The shape, kind, location or partition is invalid.
     #[classmethod]
     #[pyo3(signature = (comm, shape, dtype, *, kind="continuous", location="device", rows_of_each=None, equal_addresses=false))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn create(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
@@ -163,7 +163,7 @@ impl WholeTensor {
     ///         arguments.
     #[classmethod]
     #[pyo3(signature = (comm, path, *, name=None, kind="continuous", location="device", rows_of_each=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn load(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,

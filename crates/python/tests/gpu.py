@@ -10,7 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-# The types of both numpy and torch, and the types of torch.
+# The types that both numpy and torch have, and all types of torch.
 NUMPY_TYPES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
     "float16", "float32", "float64", "complex64",

@@ -115,7 +115,7 @@ fn explain(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
 }
 
 fn import_foreign(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
-    // First, because it is the fastest protocol, and because it reports whether the array is writable.
+    // The buffer protocol is tried first: it is the fastest, and it reports whether the array is writable.
     let refused = match buffer::is_buffer(object).then(|| buffer::import(object)) {
         Some(Ok(view)) => return Ok(view),
         Some(Err(refused)) => Some(refused),

@@ -71,7 +71,7 @@ pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Exception> {
 impl Client {
     /// The connection, unless it was closed or this is a forked child.
     fn connection(&self) -> Result<Connection, Exception> {
-        // Before the lock: in a forked child, a thread that does not exist there may hold it.
+        // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
         if !self.epoch.is_current() {
             return Err(Error::Forked.into());
         }

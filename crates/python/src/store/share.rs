@@ -97,7 +97,7 @@ static SHARING_PROCESS: OnceLock<ForkEpoch> = OnceLock::new();
 
 /// Releases arrays whose objects were freed, and returns the number of remaining arrays.
 pub(super) fn collect() -> usize {
-    // Before the lock: in a forked child, a thread that does not exist there may hold it.
+    // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
     if SHARING_PROCESS.get().is_some_and(|epoch| !epoch.is_current()) {
         return 0;
     }

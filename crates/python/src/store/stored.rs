@@ -38,7 +38,7 @@ impl StoredValue {
 /// The object of an array that comes from a store and covers the whole object.
 pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
     let object = Arc::clone(&view.owner).downcast::<Object>().ok()?;
-    // Contiguous in either order of dimensions.
+    // The array covers the object in C or Fortran order.
     let (extent, len) = (view.layout.extent().ok()?, object.len());
     let is_whole = view.layout.len() == len && extent == (0, len);
     (is_whole && view.address == object.span().ok()?.address()).then_some(object)
