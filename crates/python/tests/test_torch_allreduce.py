@@ -139,8 +139,8 @@ def test_should_use_accepts_small_supported_tensors(device: str) -> None:
         (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], but has \[5\]"),
         (torch.ones(4), torch.ones(2, 2), errors.WrongValue, r"the output must have the shape \[4\], but has \[2, 2\]"),
         (torch.ones(3, 4).t(), None, errors.WrongStride, r"the tensor is not contiguous: it has strides \[1, 4\]"),
-        (torch.empty(4, device="meta"), None, errors.WrongValue, "the tensor has no memory"),
-        (torch.empty(4, device="meta"), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
+        (torch.empty(4, device="meta"), None, errors.WrongValue, "the tensor has no usable memory"),
+        (torch.empty(4, device="meta"), torch.ones(4), errors.WrongValue, "the tensor has no usable memory"),
         (freed(), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
         (torch.ones(4), torch.ones(8)[::2], errors.WrongStride, "the output is not contiguous"),
         (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output has the type float64, but the tensor has float32"),
@@ -343,7 +343,7 @@ def test_a_wrong_rank_or_world_size_is_rejected() -> None:
         """
     )
     assert ended.stdout.splitlines()[1:] == [
-        "this process is rank 0 of 1, and not rank 1 of 2",
+        "this process is rank 0 of 1, not rank 1 of 2",
         "hint: pass the rank and size of the group",
     ], ended.stderr
 

@@ -331,17 +331,17 @@ def test_a_compiler_may_choose_the_strides_of_inputs(device: str) -> None:
     table, numbers = filled(comm, held), torch.arange(12, device=device).reshape(3, 4)
 
     def work(numbers: Any) -> Any:
-        asked = (numbers.T + 1).contiguous()
-        rows = wm.gather(table, kwargs)
-        wm.scatter_add(table, kwargs, rows.flip(2).contiguous())
+        requested = (numbers.T + 1).contiguous()
+        rows = wm.gather(table, requested)
+        wm.scatter_add(table, requested, rows.flip(2).contiguous())
         sums = wm.all_reduce(comm, (numbers.T * 2.0).contiguous())
         many = torch.vmap(lambda one: wm.gather(table, one), in_dims=1)(numbers)
         return rows, sums, many, wm.all_gather(comm, numbers.T.contiguous()), wm.broadcast(comm, numbers.T.clone())
 
     rows, sums, many, *others = torch.compile(work, fullgraph=True)(numbers)
-    kwargs, now = numbers.T + 1, held.clone()
-    now[asked] += held[asked].flip(2)
-    assert torch.equal(rows, held[asked]) and torch.equal(sums, numbers.T * 2.0)
+    requested, now = numbers.T + 1, held.clone()
+    now[requested] += held[requested].flip(2)
+    assert torch.equal(rows, held[requested]) and torch.equal(sums, numbers.T * 2.0)
     assert torch.equal(many, now[numbers.T])
     assert torch.equal(others[0][0], numbers.T) and torch.equal(others[1], numbers.T)
 
@@ -368,7 +368,7 @@ def test_bad_outputs_are_rejected() -> None:
 
 def test_compiled_outputs_are_not_broadcast() -> None:
     table, indices = filled(joined("cpu"), torch.ones(5, 2)), torch.tensor([1])
-    compiled = torch.compile(lambda kwargs, out: wm.gather(table, kwargs, out=out), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda requested, out: wm.gather(table, requested, out=out), backend="eager", fullgraph=True)
     for bad in (torch.zeros(3, 2), torch.zeros(2), torch.zeros(1, 2, device="meta")):
         with pytest.raises(Exception, match="(?i)wrong(value|device)"):
             compiled(indices, bad)
@@ -382,7 +382,7 @@ def test_compiled_outputs_are_not_broadcast() -> None:
 
 def test_dtypes_can_be_given_by_name(device: str) -> None:
     table, indices = filled(joined(device), torch.ones(5, 2)), torch.tensor([1], device=device)
-    compiled = traced(lambda asked: wm.gather(table, kwargs, dtype="float16"))
+    compiled = traced(lambda requested: wm.gather(table, requested, dtype="float16"))
     for rows in (wm.gather(table, indices, dtype="float16"), compiled(indices)):
         assert rows.dtype is torch.float16 and rows.all()
     out = torch.zeros(1, 2, dtype=torch.float16, device=device)
@@ -532,7 +532,7 @@ def test_fake_and_lazy_tensors_are_rejected_by_all_calls() -> None:
         (fake, "the array has no memory"),
         (torch.ones(3, device="meta"), "cannot be imported"),
         (torch.nn.Parameter(torch.ones(3)), "cannot be imported"),
-        (negative, "the tensor is the negative of what is in its memory"),
+        (negative, "the tensor is a lazily negated view of its memory"),
     ):
         for call in (comm.all_reduce, wholemem.asarray):
             with pytest.raises(errors.WrongValue, match=message) as caught:

@@ -48,11 +48,11 @@ def test_the_fast_path_bypasses_the_dispatcher(
 ) -> None:
     monkeypatch.setattr(ops, "OPS", NoOperators())
     for indices in ([3, 1], [[5, 5, 7]], 4, []):
-        asked = torch.tensor(indices, dtype=torch.int64, device=device)
-        for kind in (kwargs, kwargs.int()):
-            assert torch.equal(wm.gather(table, kind), whole(device)[asked])
-            out = torch.full((*kwargs.shape, 3), 7.0, device=device)
-            assert wm.gather(table, kind, out=out) is out and torch.equal(out, whole(device)[asked])
+        requested = torch.tensor(indices, dtype=torch.int64, device=device)
+        for kind in (requested, requested.int()):
+            assert torch.equal(wm.gather(table, kind), whole(device)[requested])
+            out = torch.full((*requested.shape, 3), 7.0, device=device)
+            assert wm.gather(table, kind, out=out) is out and torch.equal(out, whole(device)[requested])
     one = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "int32")
     assert wm.gather(one, torch.tensor(2, device=device)).shape == ()
     # Mismatched arguments go to the operator, which raises the error.
@@ -92,21 +92,21 @@ def test_modes_profilers_and_tracers_see_operators(table: WholeTensor, device: s
     with torch.autograd.profiler.profile() as profile:
         wm.gather(table, indices)
     assert [event.name for event in profile.function_events].count("wholemem::gather") == 1
-    traced = torch.jit.trace(lambda asked: wm.gather(table, kwargs), (indices,))
+    traced = torch.jit.trace(lambda requested: wm.gather(table, requested), (indices,))
     assert torch.equal(traced(indices + 5), whole(device)[indices + 5])
 
 
 def test_tensor_subclasses_use_the_dispatcher(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([[2, 3], [5, 2]], device=device)
-    for dim, asked in enumerate((indices, indices.T)):
-        rows = torch.vmap(lambda asked: wm.gather(table, kwargs), in_dims=dim)(indices)
-        assert torch.equal(rows, whole(device)[asked])
-    both = torch.vmap(torch.vmap(lambda asked: wm.gather(table, kwargs, dtype=torch.float64), in_dims=1))(indices[None])
+    for dim, requested in enumerate((indices, indices.T)):
+        rows = torch.vmap(lambda requested: wm.gather(table, requested), in_dims=dim)(indices)
+        assert torch.equal(rows, whole(device)[requested])
+    both = torch.vmap(torch.vmap(lambda requested: wm.gather(table, requested, dtype=torch.float64), in_dims=1))(indices[None])
     assert torch.equal(both[0], whole(device)[indices.T].double())
     scale = torch.ones(3, device=device)
     grad = torch.func.grad(lambda scale: (wm.gather(table, indices) * scale).sum())(scale)
     assert torch.equal(grad, whole(device)[indices].sum((0, 1)))
-    same: Callable[[Any], Any] = torch.func.functionalize(lambda asked: wm.gather(table, kwargs))
+    same: Callable[[Any], Any] = torch.func.functionalize(lambda requested: wm.gather(table, requested))
     assert torch.equal(same(indices), whole(device)[indices])
     # A view with an offset into a storage without memory.
     zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
@@ -125,7 +125,7 @@ def test_vmap_gathers_with_one_call(table: WholeTensor, device: str) -> None:
             return func(*args, **(kwargs or {}))
 
     with Operators() as mode:
-        torch.vmap(lambda asked: wm.gather(table, kwargs))(torch.arange(12, device=device).reshape(4, 3))
+        torch.vmap(lambda requested: wm.gather(table, requested))(torch.arange(12, device=device).reshape(4, 3))
     assert mode.seen.count("wholemem") == 1
 
 
@@ -134,7 +134,7 @@ def test_the_wrapper_behaves_like_the_wrapped_function(table: WholeTensor, devic
     assert inspect.isfunction(function) and inspect.signature(wm.gather) == inspect.signature(function)
     assert (wm.gather.__name__, wm.gather.__module__) == ("gather", ops.__name__)
     assert wm.gather.__doc__ == function.__doc__ and repr(wm.gather).startswith("<function gather at ")
-    assert "The rows that the indices name" in pydoc.render_doc(wm.gather)
+    assert "Gathers the rows that the indices name" in pydoc.render_doc(wm.gather)
     assert pickle.loads(pickle.dumps(wm.gather)) is wm.gather and copy.deepcopy(wm.gather) is wm.gather
     assert weakref.ref(wm.gather)() is wm.gather and inspect.getsource(wm.gather) == inspect.getsource(function)
     assert (wm.gather.__code__, wm.gather.__kwdefaults__) == (function.__code__, function.__kwdefaults__)
@@ -156,10 +156,10 @@ def test_the_wrapper_behaves_like_the_wrapped_function(table: WholeTensor, devic
 
 def test_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([4, 2], device=device)
-    for call in (wm.gather, lambda table, asked: wm.gather(table, kwargs), functools.partial(wm.gather)):
+    for call in (wm.gather, lambda table, requested: wm.gather(table, requested), functools.partial(wm.gather)):
         compiled = torch.compile(call, fullgraph=True, backend="eager")
         assert torch.equal(compiled(table, indices), whole(device)[indices])
-    assert torch._dynamo.explain(lambda asked: wm.gather(table, kwargs))(indices).graph_break_count == 0
+    assert torch._dynamo.explain(lambda requested: wm.gather(table, requested))(indices).graph_break_count == 0
 
 
 def test_functions_that_wrap_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
@@ -178,12 +178,12 @@ def test_functions_that_wrap_the_wrapper_can_be_compiled(table: WholeTensor, dev
     indices = torch.tensor([4, 2], device=device)
     for call, factor in ((scaled, 10), (Halved(wm.gather), 0.5), (Halved(scaled), 5), (functools.partial(scaled), 10)):
         assert torch.equal(call(table, indices), whole(device)[indices] * factor)
-        compiled = torch.compile(lambda asked: call(table, kwargs), fullgraph=True, backend="eager")
+        compiled = torch.compile(lambda requested: call(table, requested), fullgraph=True, backend="eager")
         assert torch.equal(compiled(indices), whole(device)[indices] * factor)
         torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         disabled = torch.compiler.disable(wm.gather)
-        torch.compile(lambda asked: disabled(table, kwargs), fullgraph=True, backend="eager")(indices)
+        torch.compile(lambda requested: disabled(table, requested), fullgraph=True, backend="eager")(indices)
 
 
 def test_importing_loads_no_compiler() -> None:
@@ -198,11 +198,11 @@ def test_a_tensor_with_freed_storage_is_rejected(table: WholeTensor, device: str
     numbers.untyped_storage().resize_(0)
     rows, rest = floats[:6].reshape(2, 3), floats[3:]
     floats.untyped_storage().resize_(0)
-    asked = torch.tensor([1, 2], device=device)
+    requested = torch.tensor([1, 2], device=device)
     calls = [
         lambda: wm.gather(table, part),
-        lambda: wm.gather(table, kwargs, out=rows),
-        lambda: wm.scatter(table, kwargs, rows),
+        lambda: wm.gather(table, requested, out=rows),
+        lambda: wm.scatter(table, requested, rows),
         lambda: wm.all_reduce(Communicator.local(1, device=device)[0], rest),
     ]
     for call in calls:
