@@ -1,10 +1,10 @@
-"""Learning on a graph whose features are in one table over all ranks, under PyTorch Geometric, in torch, or in numpy.
+"""Trains on a graph whose features are one table over all ranks, with PyTorch Geometric, torch or numpy.
 
     wholemem launch -n 4 -- python examples/python/graph.py
 
-Each rank samples neighbours for nodes of its own, gathers their features, wherever they are, and computes the gradient of a
-layer of GraphSAGE; the ranks average their gradients. What they have learned in the end is compared with what one process
-learns alone, from features that it has for itself.
+Each rank samples neighbours of its own nodes, gathers their features from all ranks, and computes the gradient of a GraphSAGE
+layer; the ranks average their gradients. At the end the weights are compared with those that a single process trains from its own
+copy of the features.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Weights = tuple[np.ndarray, np.ndarray]
 
 
 def make_features(first: int, end: int) -> np.ndarray:
-    """The features of some nodes: of each by its number, so that everybody can make any of them."""
+    """Computes the features of a range of nodes from their numbers, so that every process can compute them."""
     nodes = np.arange(first, end)
     features = np.sin(nodes[:, None] * (1 + np.arange(WIDTH)) * 0.7)
     features[np.arange(len(nodes)), nodes % CLASSES] += 0.5
@@ -35,21 +35,21 @@ def make_features(first: int, end: int) -> np.ndarray:
 
 
 class Graph:
-    """The neighbours of a node are ``targets[offsets[node] : offsets[node + 1]]``. Nodes like their kind."""
+    """The neighbours of a node are ``targets[offsets[node] : offsets[node + 1]]``. They are of the same class as the node."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         self.degrees = rng.integers(1, 30, NODES)
         self.offsets = np.concatenate([[0], self.degrees.cumsum()])
-        away = CLASSES * rng.integers(-50, 50, self.offsets[-1])
-        self.targets = (np.repeat(np.arange(NODES), self.degrees) + away) % NODES
+        distance = CLASSES * rng.integers(-50, 50, self.offsets[-1])
+        self.targets = (np.repeat(np.arange(NODES), self.degrees) + distance) % NODES
 
     def seeds(self, rank: int) -> np.ndarray:
-        """The nodes from which a rank learns, for all of its batches."""
+        """Returns the training nodes of a rank, for all of its batches."""
         return np.random.default_rng(rank).integers(0, NODES, STEPS * BATCH)
 
     def neighbours(self, nodes: np.ndarray) -> np.ndarray:
-        """Some neighbours of each node, with repetition: the same whenever they are asked for."""
+        """Samples neighbours of each node, with replacement. The result depends only on the nodes."""
         picks = np.random.default_rng(nodes[0]).random((len(nodes), NEIGHBOURS)) * self.degrees[nodes][:, None]
         return self.targets[self.offsets[nodes][:, None] + picks.astype(np.int64)]
 
@@ -59,7 +59,7 @@ class Graph:
 
 
 def gradient(weights: Weights, own: np.ndarray, mean: np.ndarray, labels: np.ndarray) -> Weights:
-    """The gradient of the loss, by hand: softmax and cross entropy have a simple one."""
+    """Computes the gradient of softmax and cross entropy."""
     scores = own @ weights[0] + mean @ weights[1]
     scores = np.exp(scores - scores.max(1, keepdims=True))
     error = scores / scores.sum(1, keepdims=True)
@@ -67,15 +67,15 @@ def gradient(weights: Weights, own: np.ndarray, mean: np.ndarray, labels: np.nda
     return own.T @ error / len(labels), mean.T @ error / len(labels)
 
 
-def alone(graph: Graph, ranks: int) -> Weights:
-    """What one process learns from the batches of all ranks, with all features for itself."""
+def single_process(graph: Graph, ranks: int) -> Weights:
+    """Trains in one process on the batches of all ranks, with a copy of all features."""
     features = make_features(0, NODES)
     weights = (np.zeros((WIDTH, CLASSES), np.float32), np.zeros((WIDTH, CLASSES), np.float32))
-    for together in zip(*(graph.batches(rank) for rank in range(ranks))):
-        found = [
-            gradient(weights, features[nodes], features[near].mean(1), nodes % CLASSES) for nodes, near in together
+    for batches in zip(*(graph.batches(rank) for rank in range(ranks))):
+        gradients = [
+            gradient(weights, features[nodes], features[near].mean(1), nodes % CLASSES) for nodes, near in batches
         ]
-        for weight, *of_ranks in zip(weights, *found):
+        for weight, *of_ranks in zip(weights, *gradients):
             weight -= RATE * sum(of_ranks) / ranks
     return weights
 
@@ -89,8 +89,8 @@ def in_numpy(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Gr
     return weights
 
 
-def learn(comm: wholemem.Communicator, model: Any, batches: Iterator[tuple[Any, Any]]) -> None:
-    """The loop of every program in torch: a model that gives scores, and batches of what it takes, with labels."""
+def train(comm: wholemem.Communicator, model: Any, batches: Iterator[tuple[Any, Any]]) -> None:
+    """Trains a torch model on batches of inputs and labels, with averaged gradients."""
     import torch
     import wholemem.torch as wm
 
@@ -124,7 +124,7 @@ def in_torch(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Gr
             yield (wm.gather(table, nodes), wm.gather(table, near)), nodes % CLASSES
 
     layer = Layer()
-    learn(comm, layer, batches())
+    train(comm, layer, batches())
     return layer.own.detach().cpu().numpy(), layer.near.detach().cpu().numpy()
 
 
@@ -137,7 +137,7 @@ def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Grap
     from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
     class Features(FeatureStore):
-        """The table, as loaders ask for features."""
+        """The table as a feature store of PyTorch Geometric."""
 
         def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
             return wm.gather(table, attr.index.to(comm.device))
@@ -155,22 +155,22 @@ def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Grap
             return False
 
     class Sampler(BaseSampler):
-        """Our graph, as loaders ask for neighbours; for graphs of its own, PyG has samplers in pyg-lib."""
+        """The graph as a sampler of PyTorch Geometric. For its own graphs, PyTorch Geometric has samplers in pyg-lib."""
 
         def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
             nodes = index.node.numpy()
             near = graph.neighbours(nodes)
-            others, places = np.unique(near, return_inverse=True)
+            others, positions = np.unique(near, return_inverse=True)
             return SamplerOutput(
                 node=torch.from_numpy(np.concatenate([nodes, others])),
-                row=torch.from_numpy(len(nodes) + places.reshape(-1)),
+                row=torch.from_numpy(len(nodes) + positions.reshape(-1)),
                 col=torch.arange(len(nodes)).repeat_interleave(NEIGHBOURS),
                 edge=None,
                 metadata=(index.input_id, index.time),
             )
 
         def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
-            raise NotImplementedError("nobody asks for edges here")
+            raise NotImplementedError("this example samples from nodes only")
 
     loader = NodeLoader(
         (Features(), None), Sampler(), torch.from_numpy(graph.seeds(comm.rank)), batch_size=BATCH, shuffle=False
@@ -187,24 +187,24 @@ def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Grap
             return self.conv(batch.x, batch.edge_index.to(comm.device))[: batch.batch_size]
 
     layer = Layer()
-    learn(comm, layer, (((batch,), batch.n_id[: batch.batch_size].to(comm.device) % CLASSES) for batch in loader))
+    train(comm, layer, (((batch,), batch.n_id[: batch.batch_size].to(comm.device) % CLASSES) for batch in loader))
     near, own = (lin.weight.detach().cpu().numpy().T for lin in (layer.conv.lin_l, layer.conv.lin_r))
     return own, near
 
 
-WAYS = {"pyg": in_pyg, "torch": in_torch, "numpy": in_numpy}
+VARIANTS = {"pyg": in_pyg, "torch": in_torch, "numpy": in_numpy}
 NAMES = {"pyg": "PyTorch Geometric", "torch": "torch", "numpy": "numpy"}
 NEEDED = {"pyg": "torch_geometric", "torch": "torch", "numpy": "numpy"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the work is done")
-    parser.add_argument("--location", choices=["device", "host"], default="device", help="whose memory has the features")
-    parser.add_argument("--with", dest="way", choices=WAYS, help="the first of these that is installed, by default")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="the device of the ranks")
+    parser.add_argument("--location", choices=["device", "host"], default="device", help="the memory of the features")
+    parser.add_argument("--with", dest="way", choices=VARIANTS, help="default: the first of these that is installed")
     options = parser.parse_args()
-    way = options.way or next(way for way in WAYS if find_spec(NEEDED[way]))
-    if (way, options.device) == ("numpy", "cuda"):
+    variant = options.way or next(variant for variant in VARIANTS if find_spec(NEEDED[variant]))
+    if (variant, options.device) == ("numpy", "cuda"):
         parser.error("numpy has no arrays on a GPU: install torch")
 
     with wholemem.Communicator.from_env(device=options.device) as comm:
@@ -220,16 +220,16 @@ def main() -> None:
         comm.barrier()
 
         graph = Graph()
-        learned = WAYS[way](comm, table, graph)
+        trained = VARIANTS[variant](comm, table, graph)
 
         if comm.rank == 0:
-            reference = alone(graph, comm.size)
-            same = all(np.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(learned, reference))
+            reference = single_process(graph, comm.size)
+            same = all(np.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(trained, reference))
             rows = STEPS * BATCH * (1 + NEIGHBOURS)
-            print(f"{comm.size} ranks gathered {rows} rows each, with {NAMES[way]} on {options.device}", flush=True)
+            print(f"{comm.size} ranks gathered {rows} rows each, with {NAMES[variant]} on {options.device}", flush=True)
             if not same:
-                sys.exit("error: they have learned something else than one process alone")
-            print("they have learned the same as one process alone", flush=True)
+                sys.exit("error: the weights differ from those of a single process")
+            print("the weights equal those of a single process", flush=True)
         comm.barrier()
 
 

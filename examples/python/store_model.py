@@ -2,10 +2,10 @@
 
     python examples/python/store_model.py [MODEL.safetensors]
 
-Without a file it makes a small model, runs it in every process that attaches, and compares the answers with its own. Of
-any file, every byte of every tensor is compared. It serves a store of its own, with the program `wholemem`, which ends with
-it. It uses torch where that is installed, and otherwise numpy. With `--device cuda` the store keeps the model on the GPU,
-once for all processes.
+Without a file it creates a small model, runs it in every process that attaches, and compares the outputs with its own. With a
+file, every byte of every tensor is compared. It serves its own store, with the program `wholemem`, which ends with it. It uses
+torch if that is installed, and otherwise numpy. With `--device cuda` the store holds the model in GPU memory, once for all
+processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_model() -> dict[str, np.ndarray]:
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """The format is a length, a header in JSON, and the bytes."""
+    """Writes the format: a length, a header in JSON, and the bytes."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [end, end + tensor.nbytes]}
@@ -55,7 +55,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def digests_of_file(path: Path) -> dict[str, str]:
-    """A digest of each tensor, as they are in the file."""
+    """Returns a digest of each tensor in the file."""
     file = np.memmap(path, np.uint8, "r")
     start = 8 + int(file[:8].view("<u8")[0])
     header = json.loads(bytes(file[8:start]))
@@ -150,7 +150,7 @@ def attach(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def move_to_gpu() -> None:
-    """Puts the model once more under its name, on the GPU: one copy for all who attach from now on."""
+    """Puts the model on the GPU under the same name: one copy for all processes that attach later."""
     import torch
 
     with store.Client() as client:
@@ -158,38 +158,38 @@ def move_to_gpu() -> None:
         client.put("model", {name: torch.from_dlpack(array).cuda() for name, array in on_host.items()})
 
 
-def check(said: list[dict[str, Any]], path: Path, expected: Optional[np.ndarray]) -> None:
-    """Compares what the processes found with the file, and with what this process finds by itself."""
+def check(results: list[dict[str, Any]], path: Path, expected: Optional[np.ndarray]) -> None:
+    """Compares the results of the processes with the file and with the output of this process."""
     digests = digests_of_file(path)
-    for number, one in enumerate(said, start=1):
-        if one["digests"] != digests:
-            sys.exit(f"error: process {number} has other bytes than the file")
-        if expected is not None and not np.allclose(one["answer"], expected, atol=1e-4):
-            sys.exit(f"error: process {number} finds another answer than this one")
-        known = "the bytes of the file" if expected is None else "the bytes of the file and the answer of the model"
-        print(f"process {number} attached {len(digests)} tensors: {known}")
-    if len({tuple(one["memory"]) for one in said}) != 1:
-        sys.exit("error: each has its own memory")
-    print("all of them read the same memory")
+    for number, result in enumerate(results, start=1):
+        if result["digests"] != digests:
+            sys.exit(f"error: the bytes of process {number} differ from the file")
+        if expected is not None and not np.allclose(result["answer"], expected, atol=1e-4):
+            sys.exit(f"error: the output of process {number} differs from that of this process")
+        equal = "the bytes equal the file" if expected is None else "the bytes equal the file, and the output the model's"
+        print(f"process {number} attached {len(digests)} tensors: {equal}")
+    if len({tuple(result["memory"]) for result in results}) != 1:
+        sys.exit("error: the processes use different memory")
+    print("all processes use the same memory")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.safetensors", help="a model of yours")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the model is kept, and runs")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="how many attach (%(default)s)")
-    parser.add_argument("--with", dest="way", choices=["torch", "numpy"], help="what runs it: torch, if it is installed")
+    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.safetensors", help="a model file")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="the device of the model")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="the number of processes (%(default)s)")
+    parser.add_argument("--with", dest="way", choices=["torch", "numpy"], help="default: torch, if it is installed")
     parser.add_argument("--attach", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.way = options.way or ("torch" if find_spec("torch") else "numpy")
     if (options.way, options.device) == ("numpy", "cuda"):
-        parser.error("numpy runs nothing on a GPU: install torch")
+        parser.error("numpy cannot use a GPU: install torch")
     if options.model and options.model.suffix != ".safetensors":
-        parser.error(f"{options.model} is no .safetensors file")
+        parser.error(f"{options.model} is not a .safetensors file")
     if not shutil.which(PROGRAM):
         parser.error(f"there is no program `{PROGRAM}`: the wheel has it, see the README")
     if options.processes < 1:
-        parser.error("at least one process attaches")
+        parser.error("at least one process is needed")
     return options
 
 
@@ -213,14 +213,14 @@ def main() -> None:
                 subprocess.run([PROGRAM, "put", "model", str(path)], check=True)
                 if options.device == "cuda":
                     move_to_gpu()
-                me = [sys.executable, __file__, "--attach", "--device", options.device, "--with", options.way]
-                me += [str(options.model)] if options.model else []
-                # In sessions of their own: Ctrl-C is for this process, which ends them.
-                output = [subprocess.check_output(me, start_new_session=True) for _ in range(options.processes)]
-                said = [json.loads(text) for text in output]
+                command = [sys.executable, __file__, "--attach", "--device", options.device, "--with", options.way]
+                command += [str(options.model)] if options.model else []
+                # In their own sessions: Ctrl-C interrupts only this process, which ends them.
+                output = [subprocess.check_output(command, start_new_session=True) for _ in range(options.processes)]
+                results = [json.loads(text) for text in output]
                 if model is not None:
-                    print(f"it ran in {options.processes} other processes, with {options.way} on {options.device}")
-                check(said, path, None if model is None else run_numpy(model))
+                    print(f"the model ran in {options.processes} other processes, with {options.way} on {options.device}")
+                check(results, path, None if model is None else run_numpy(model))
             finally:
                 server.terminate()
 

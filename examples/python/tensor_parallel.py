@@ -1,9 +1,9 @@
-"""A layer of a transformer whose weights are divided among ranks: each computes its part, and all-reduce adds them up.
+"""A transformer layer whose weights are divided among ranks: each rank computes its part, and an all-reduce sums the parts.
 
     wholemem launch -n 2 -- python examples/python/tensor_parallel.py
 
-Every rank keeps its part of the sum in a window, so that the others read it where it is, and compares the sum with what the whole
-layer gives. It needs numpy only; `transformer.py` is a whole model in torch.
+Every rank writes its part of the sum to a window, so that other ranks read it in place, and compares the sum with the result of the
+whole layer. It needs only numpy; `transformer.py` is a whole model in torch.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     with wholemem.Communicator.from_env(device="cpu") as comm:
-        # The same on every rank; a program would load its own part only.
+        # The same weights on every rank; a real program would load only its own part.
         rng = np.random.default_rng(0)
         x = rng.standard_normal((TOKENS, WIDTH), np.float32)
         up = rng.standard_normal((WIDTH, HIDDEN), np.float32) / WIDTH
@@ -32,14 +32,14 @@ def main() -> None:
         np.matmul(np.maximum(x @ up[:, mine], 0), down[mine], out=y)
         comm.all_reduce(y, y)
 
-        of_all = comm.all_gather(y)
+        outputs = comm.all_gather(y)
         if not np.allclose(y, np.maximum(x @ up, 0) @ down, atol=1e-5):
-            sys.exit("error: the whole layer gives something else")
-        if not (of_all == y).all():
-            sys.exit("error: another rank has something else")
+            sys.exit("error: the sum differs from the result of the whole layer")
+        if not (outputs == y).all():
+            sys.exit("error: the ranks have different sums")
         print(
-            f"rank {comm.rank} has columns {mine.start}..{mine.stop}, and the sum is that of the whole layer,",
-            "the same bits on all ranks",
+            f"rank {comm.rank} has columns {mine.start}..{mine.stop}: the sum equals that of the whole layer,",
+            "and is bitwise equal on all ranks",
             flush=True,
         )
         comm.barrier()

@@ -1,9 +1,9 @@
-"""A small transformer whose heads and matrices are divided among ranks, which add up their parts twice a layer.
+"""A small transformer whose heads and matrices are divided among ranks, with two all-reduces in each layer.
 
     wholemem launch -n 2 -- python examples/python/transformer.py
 
-Every rank writes the same tokens, one after the other, and compares them with those of the whole model, which it runs by
-itself. It needs torch; `tensor_parallel.py` is one layer of it in numpy.
+Every rank generates the same tokens and compares them with those of the whole model, which it also runs. It needs torch;
+`tensor_parallel.py` is one layer in numpy.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import wholemem.torch as wm
 LAYERS, HEADS, WIDTH, HIDDEN, WORDS = 4, 8, 256, 1024, 1000
 CONTEXT, TOKENS = 32, 24
 
-# Adds up the parts of all ranks, in their place.
+# Sums the parts of all ranks in place.
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 def share(count: int, rank: int, size: int) -> slice:
-    """Which of so many a rank has."""
+    """Returns the range of ``count`` elements that a rank has."""
     return slice(rank * count // size, (rank + 1) * count // size)
 
 
 class Transformer:
-    """A rank's share of the model: some heads of each attention, and some columns and rows of the matrices between."""
+    """A rank's share of the model: some heads of each attention block, and some columns and rows of the feed-forward matrices."""
 
     def __init__(self, rank: int, size: int, part: torch.Tensor, reduce: Reduce) -> None:
-        # All ranks make the same model; a program would load its own share only.
+        # All ranks create the same model; a real program would load only its own share.
         generator = torch.Generator().manual_seed(0)
 
         def matrix(*shape: int) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Transformer:
             self.layers.append([weight.contiguous().to(part.device) for weight in shares])
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The scores of all words to come next."""
+        """Returns the scores of all words for the next token."""
         x = self.words[tokens] + self.places
         for attend, leave, up, down in self.layers:
             x = x + self.sum(self.attention(norm(x) @ attend), leave)
@@ -62,13 +62,13 @@ class Transformer:
         return norm(x)[-1] @ self.words.T
 
     def attention(self, mixed: torch.Tensor) -> torch.Tensor:
-        """What this rank's heads find."""
+        """Computes the attention of this rank's heads."""
         query, key, value = mixed.view(CONTEXT, 3, -1, WIDTH // HEADS).permute(1, 2, 0, 3)
-        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return found.transpose(0, 1).flatten(1)
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return output.transpose(0, 1).flatten(1)
 
     def sum(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The product with a matrix of which each rank has some rows: the sum of what all ranks have found."""
+        """Multiplies with a matrix whose rows are divided among ranks, and sums the products of all ranks."""
         torch.mm(x, rows, out=self.part)
         return self.reduce(self.part)
 
@@ -77,8 +77,8 @@ def norm(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(x, (WIDTH,))
 
 
-def write(scores_of: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely token, again and again; and the scores of the last."""
+def generate(scores_of: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generates the most likely tokens. Returns them and the scores of the last one."""
     tokens = torch.arange(CONTEXT, device=device)
     for _ in range(TOKENS):
         scores = scores_of(tokens)
@@ -86,18 +86,18 @@ def write(scores_of: Callable[[torch.Tensor], torch.Tensor], device: torch.devic
     return tokens[-TOKENS:], scores
 
 
-def recorded(model: Transformer, fast: wm.FastAllreduce) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The model as a CUDA graph, all-reduces and all."""
+def captured(model: Transformer, fast: wm.FastAllreduce) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Captures the model, including its all-reduces, in a CUDA graph."""
     tokens, stream, graph = torch.arange(CONTEXT, device=fast.device), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        model(tokens)  # what libraries prepare in their first call is no work of the graph
+        model(tokens)  # libraries initialize in their first call, which cannot be captured
     torch.cuda.current_stream().wait_stream(stream)
     with fast.capture(), torch.cuda.graph(graph):
         scores = model(tokens)
 
-    def replay(given: torch.Tensor) -> torch.Tensor:
-        tokens.copy_(given)
+    def replay(inputs: torch.Tensor) -> torch.Tensor:
+        tokens.copy_(inputs)
         graph.replay()
         return scores.clone()
 
@@ -106,11 +106,11 @@ def recorded(model: Transformer, fast: wm.FastAllreduce) -> Callable[[torch.Tens
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the model runs")
-    parser.add_argument("--graph", action="store_true", help="record the model as a CUDA graph, and replay it")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="the device of the ranks")
+    parser.add_argument("--graph", action="store_true", help="capture the model in a CUDA graph and replay it")
     options = parser.parse_args()
     if options.graph and options.device == "cpu":
-        parser.error("there are graphs on a GPU only: add `--device cuda`")
+        parser.error("`--graph` needs a GPU: add `--device cuda`")
 
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device(options.device)
@@ -123,19 +123,19 @@ def main() -> None:
         part = torch.zeros(CONTEXT, WIDTH, device=device)
         fast.register_buffer(part)
         model = Transformer(rank, size, part, lambda part: fast.all_reduce(part, part))
-        tokens, scores = write(recorded(model, fast) if options.graph else model, device)
+        tokens, scores = generate(captured(model, fast) if options.graph else model, device)
 
         whole = Transformer(0, 1, torch.zeros(CONTEXT, WIDTH, device=device), lambda part: part)
-        expected, close_to = write(whole, device)
-        of_all = wm.all_gather(fast.comm, scores)
+        expected, expected_scores = generate(whole, device)
+        all_scores = wm.all_gather(fast.comm, scores)
         where = f"{options.device}, in a graph" if options.graph else options.device
         heads = share(HEADS, rank, size)
-        print(f"rank {rank} has heads {heads.start}..{heads.stop}, and wrote {TOKENS} tokens on {where}", flush=True)
-        if not (tokens == expected).all() or not torch.allclose(scores, close_to, atol=1e-3):
-            sys.exit("error: the whole model writes something else")
-        if not (of_all == scores).all():
-            sys.exit("error: another rank has other scores")
-        print("the same as the whole model by itself, and the same bits on all ranks", flush=True)
+        print(f"rank {rank} has heads {heads.start}..{heads.stop}, and generated {TOKENS} tokens on {where}", flush=True)
+        if not (tokens == expected).all() or not torch.allclose(scores, expected_scores, atol=1e-3):
+            sys.exit("error: the tokens or scores differ from those of the whole model")
+        if not (all_scores == scores).all():
+            sys.exit("error: the ranks have different scores")
+        print("the tokens equal those of the whole model, and the scores are bitwise equal on all ranks", flush=True)
         fast.comm.barrier()
 
 

@@ -1,4 +1,4 @@
-//! What the ranks of a communicator do together: reduce, gather, broadcast, and wait for each other on a stream.
+//! The collectives of a communicator: all-reduce, all-gather, broadcast, and a barrier on a stream.
 
 use std::sync::Arc;
 
@@ -9,71 +9,76 @@ use wholemem_hal::{Rights, Span, Stream};
 
 use crate::array::{Element, Layout};
 use crate::communicator::{CommState, Communicator};
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::framework::Framework;
-use crate::number::natural;
+use crate::number::unsigned;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
-use crate::wait::waiting;
-use crate::window::Kept;
+use crate::wait::run_blocking;
+use crate::window::SharedWindow;
 
 impl CommState {
-    /// What the ranks meet through. The first call makes it, which all ranks do together.
-    pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Raised> {
+    /// The group's symmetric memory. The first call creates it, which is a collective call.
+    pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Exception> {
         if let Some(symmetric) = self.symmetric.get() {
             return Ok(symmetric);
         }
         let spec = SymmetricSpec { timeout: self.comm.bootstrap().timeout(), ..SymmetricSpec::default() };
-        let made = SymmetricMemory::create(&self.comm, &spec)?;
-        Ok(self.symmetric.get_or_init(|| made))
+        let symmetric = SymmetricMemory::create(&self.comm, &spec)?;
+        Ok(self.symmetric.get_or_init(|| symmetric))
     }
 }
 
-/// A tensor as a collective takes it: memory of this rank, or its part of a window.
+/// A contiguous operand of a collective: memory of this rank, or a range of its part of a window.
 #[derive(Debug)]
 struct Operand {
     span: Span,
-    window: Option<(Arc<Kept>, usize)>,
+    window: Option<(Arc<SharedWindow>, usize)>,
 }
 
 impl Operand {
-    fn new(state: &CommState, tensor: &RawTensor<'_>, what: &str, rights: Rights) -> Result<Self, Raised> {
-        tensor.check_contiguous(what, rights)?;
-        let span = tensor.span(what, state, rights)?;
+    fn new(
+        state: &CommState,
+        tensor: &RawTensor<'_>,
+        argument: &str,
+        rights: Rights,
+    ) -> Result<Self, Exception> {
+        tensor.check_contiguous(argument, rights)?;
+        let span = tensor.span(argument, state, rights)?;
         let window = state.windows.find(tensor.address, span.len());
         Ok(Self { span, window })
     }
 
     fn buffer(&self) -> Buffer<'_> {
         match &self.window {
-            Some((kept, offset)) => kept.window.range(*offset..*offset + self.span.len()),
+            Some((shared, offset)) => shared.window.range(*offset..*offset + self.span.len()),
             None => Buffer::Own(&self.span),
         }
     }
 }
 
-/// What a collective reads and writes.
+/// The input and output of a collective.
 #[derive(Debug)]
 pub(crate) struct Operands {
     from: Operand,
     to: Operand,
 }
 
-/// The collectives, as every way to them calls them.
+/// The collectives, for all call paths.
 impl CommState {
-    /// The operands of a collective whose output has the input's type, and its shape behind the dimensions `outer`. `what` names
-    /// the input in errors.
+    /// Checks and builds the operands of a collective. The output has the input's type and the shape `outer` followed by the
+    /// input's shape. `argument` names the input in errors.
     pub(crate) fn operands(
         &self,
-        what: &str,
+        argument: &str,
         from: &RawTensor<'_>,
         to: &RawTensor<'_>,
         outer: &[i64],
-    ) -> Result<Operands, Raised> {
-        to.check_dtype("the output", from.dtype, what)?;
+    ) -> Result<Operands, Exception> {
+        to.check_dtype("the output", from.dtype, argument)?;
         to.check_shape("the output", outer, from.shape)?;
         let rights = if from.address == to.address { Rights::ReadWrite } else { Rights::Read };
-        let from = Operand::new(self, from, what, rights)?;
+        let from = Operand::new(self, from, argument, rights)?;
         Ok(Operands { from, to: Operand::new(self, to, "the output", Rights::ReadWrite)? })
     }
 
@@ -85,7 +90,7 @@ impl CommState {
         dtype: Dtype,
         op: ReduceOp,
     ) -> PyResult<()> {
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             Ok(self.symmetric()?.all_reduce(on, from.buffer(), to.buffer(), dtype, op)?)
         })
     }
@@ -96,7 +101,7 @@ impl CommState {
         on: &Stream,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             Ok(self.symmetric()?.all_gather(on, from.buffer(), to.buffer())?)
         })
     }
@@ -108,24 +113,24 @@ impl CommState {
         root: Rank,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             Ok(self.symmetric()?.broadcast(on, root, from.buffer(), to.buffer())?)
         })
     }
 }
 
-/// A collective called with arrays.
-struct Call<'py> {
+/// The arguments of a collective that was called with arrays.
+struct CollectiveArgs<'py> {
     state: Arc<CommState>,
     on: CallStream,
     operands: Operands,
     element: Element,
-    /// What the caller gets.
+    /// The object that the call returns.
     out: Bound<'py, PyAny>,
 }
 
-impl<'py> Call<'py> {
-    /// The output has the input's shape behind the dimensions `outer`.
+impl<'py> CollectiveArgs<'py> {
+    /// Checks the arguments. The output has the shape `outer` followed by the input's shape.
     fn prepare(
         comm: &Communicator,
         array: &Bound<'py, PyAny>,
@@ -133,54 +138,67 @@ impl<'py> Call<'py> {
         stream: Option<&Bound<'py, PyAny>>,
         outer: &[i64],
     ) -> PyResult<Self> {
-        let state = comm.state().raised()?;
+        let state = comm.state().into_py()?;
         let framework = Framework::of(array)?;
         let on = CallStream::for_call(&state, stream, &framework)?;
-        let input = on.take(array)?;
+        let input = on.import(array)?;
         let out = match out {
             Some(out) => out,
             None => {
                 let shape = [outer, &input.layout.shape].concat();
-                let layout = Layout::contiguous(input.layout.element, &shape).raised()?;
+                let layout = Layout::contiguous(input.layout.element, &shape).into_py()?;
                 framework.output(array.py(), &state, layout)?
             }
         };
-        let output = if out.is(array) { input.clone() } else { on.take(&out)? };
+        let output = if out.is(array) { input.clone() } else { on.import(&out)? };
         let (from, to) = (RawTensor::of(&input), RawTensor::of(&output));
-        let operands = state.operands("the array", &from, &to, outer).raised()?;
+        let operands = state.operands("the array", &from, &to, outer).into_py()?;
         Ok(Self { state, on, operands, element: input.layout.element, out })
     }
 }
 
-/// A reduction by its name.
+/// A reduction operation, parsed from its name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reduction(pub(crate) ReduceOp);
 
 impl<'py> FromPyObject<'_, 'py> for Reduction {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let Ok(name) = given.cast::<PyString>() else {
-            return Err(Raised::new(
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(name) = object.cast::<PyString>() else {
+            return Err(Exception::new(
                 "WrongType",
-                format!("the operation is a `{}`", given.get_type().name()?),
+                format!("the operation is a `{}`, not a str", object.get_type().name()?),
             )
-            .hint("give its name: `sum`, `avg`, `min`, `max` and so on")
+            .hint("pass its name, such as `sum`, `avg`, `min` or `max`")
             .into());
         };
-        let unknown = |unknown: UnknownReduceOp| Raised::new("WrongValue", unknown.to_string());
+        let unknown = |unknown: UnknownReduceOp| Exception::new("WrongValue", unknown.to_string());
         Ok(Self(name.to_cow()?.parse().map_err(unknown)?))
     }
 }
 
 #[pymethods]
 impl Communicator {
-    /// Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
+    /// Reduces arrays over all ranks. All ranks call it and get a bitwise equal result.
     ///
-    /// ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
-    /// which may be ``array`` itself, or in a new array of the same framework: a tensor of torch for one of torch, an array of
-    /// numpy for one of numpy, else an :class:`Array`. Arrays that lie in a window are read where they are; all ranks give
-    /// such ones, at the same place, or none does.
+    /// If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks
+    /// or on none.
+    ///
+    /// Args:
+    ///     array: The array of this rank.
+    ///     out: The output, of the same shape and type. It may be ``array``. ``None`` creates an array of the same framework: a
+    ///         torch tensor, a numpy array, or an :class:`Array`.
+    ///     op: ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
+    ///     stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+    ///
+    /// Returns:
+    ///     ``out``, or the new array.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
+    ///     wholemem.errors.WrongType: The element type does not support the operation.
     #[pyo3(
         signature = (array, out=None, *, op=Reduction(ReduceOp::Sum), stream=None),
         text_signature = "($self, array, out=None, *, op='sum', stream=None)"
@@ -193,12 +211,25 @@ impl Communicator {
         op: Reduction,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let Call { state, on, operands, element, out } = Call::prepare(self, array, out, stream, &[])?;
-        state.all_reduce(py, &on.stream, &operands, element.number().raised()?, op.0)?;
+        let CollectiveArgs { state, on, operands, element, out } =
+            CollectiveArgs::prepare(self, array, out, stream, &[])?;
+        state.all_reduce(py, &on.stream, &operands, element.arithmetic_dtype().into_py()?, op.0)?;
         Ok(out)
     }
 
-    /// Gives every rank's array to all ranks, one after the other, in ``out`` or in a new array of the same framework.
+    /// Concatenates the arrays of all ranks along a new first dimension, in the order of ranks. All ranks call it.
+    ///
+    /// Args:
+    ///     array: The array of this rank.
+    ///     out: The output, of the shape ``(size, *array.shape)``. ``None`` creates an array of the same framework.
+    ///     stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+    ///
+    /// Returns:
+    ///     ``out``, or the new array.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (array, out=None, *, stream=None))]
     fn all_gather<'py>(
         &self,
@@ -208,31 +239,51 @@ impl Communicator {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let ranks = [i64::from(self.size())];
-        let Call { state, on, operands, out, .. } = Call::prepare(self, array, out, stream, &ranks)?;
+        let CollectiveArgs { state, on, operands, out, .. } =
+            CollectiveArgs::prepare(self, array, out, stream, &ranks)?;
         state.all_gather(py, &on.stream, &operands)?;
         Ok(out)
     }
 
-    /// Makes every rank's array what the root's is, and returns it.
+    /// Copies the root's array to the arrays of all ranks. All ranks call it.
+    ///
+    /// Args:
+    ///     array: The array of this rank, which is overwritten except on the root.
+    ///     root: The rank whose array is copied.
+    ///     stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+    ///
+    /// Returns:
+    ///     ``array``.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (array, root=0, *, stream=None))]
     fn broadcast<'py>(
         &self,
         py: Python<'py>,
         array: Bound<'py, PyAny>,
-        #[pyo3(from_py_with = natural)] root: u32,
+        #[pyo3(from_py_with = unsigned)] root: u32,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let out = Some(array.clone());
-        let Call { state, on, operands, out, .. } = Call::prepare(self, &array, out, stream, &[])?;
+        let CollectiveArgs { state, on, operands, out, .. } =
+            CollectiveArgs::prepare(self, &array, out, stream, &[])?;
         state.broadcast(py, &on.stream, Rank(root), &operands)?;
         Ok(out)
     }
 
-    /// A barrier for what is enqueued on a stream: on a GPU nobody waits but the streams.
+    /// Enqueues a barrier of all ranks on a stream. On a GPU the streams wait, and the call returns immediately.
+    ///
+    /// Args:
+    ///     stream: The CUDA stream. ``None`` is the default stream.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
     #[pyo3(signature = (*, stream=None))]
     fn stream_barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let state = self.state().raised()?;
+        let state = self.state().into_py()?;
         let on = CallStream::of(&state, stream)?;
-        waiting(py, || -> Result<(), Raised> { Ok(state.symmetric()?.barrier(&on.stream)?) })
+        run_blocking(py, || -> Result<(), Exception> { Ok(state.symmetric()?.barrier(&on.stream)?) })
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that have devices, as Python joins them: see `wholemem.Communicator` there.
+//! `wholemem.Communicator`: joins ranks into a group, each with a device.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,64 +10,64 @@ use wholemem_comm::{Bootstrap, UniqueId};
 use wholemem_hal::{CudaMallocBuffer, Device, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
-use crate::array::{Layout, Place, View};
+use crate::array::{DlDevice, Layout, View};
 use crate::device::DeviceName;
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::handle::Handle;
-use crate::number::natural;
+use crate::number::unsigned;
 use crate::raw_tensor::BorrowedMemory;
-use crate::stream::{CallStream, Streams};
-use crate::wait::waiting;
-use crate::window::Windows;
+use crate::stream::{CallStream, StreamCache};
+use crate::wait::run_blocking;
+use crate::window::WindowRegistry;
 
-/// What a communicator has until it is closed, and what was made through it keeps.
+/// The state of a communicator until it is closed. Tables and windows share it.
 #[derive(Debug)]
 pub(crate) struct CommState {
     pub(crate) comm: wholemem::Communicator,
-    /// Where work runs for which the caller names no stream.
+    /// The stream for calls without a `stream` argument.
     pub(crate) stream: Stream,
-    /// What the ranks meet through, made by the first call that needs it.
+    /// The group's symmetric memory, created by the first call that needs it.
     pub(crate) symmetric: OnceLock<SymmetricMemory>,
-    pub(crate) windows: Windows,
-    pub(crate) streams: Streams,
-    /// Memory that callers keep, as the device reaches it.
+    pub(crate) windows: WindowRegistry,
+    pub(crate) streams: StreamCache,
+    /// Memory that callers keep alive, as spans of the device.
     pub(crate) borrowed_memory: BorrowedMemory,
-    /// Where the device is.
-    pub(crate) place: Place,
+    /// The device, in DLPack's terms.
+    pub(crate) dl_device: DlDevice,
 }
 
 impl CommState {
-    fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
+    fn new(comm: wholemem::Communicator) -> Result<Self, Exception> {
         let stream = comm.device().stream()?;
-        let streams = Streams::new()?;
-        let (borrowed_memory, place) = (BorrowedMemory::new(comm.device()), Place::of(comm.device()));
+        let streams = StreamCache::new()?;
+        let (borrowed_memory, dl_device) = (BorrowedMemory::new(comm.device()), DlDevice::of(comm.device()));
         Ok(Self {
             comm,
             stream,
             symmetric: OnceLock::new(),
-            windows: Windows::default(),
+            windows: WindowRegistry::default(),
             streams,
             borrowed_memory,
-            place,
+            dl_device,
         })
     }
 
-    /// New memory where this rank's device reaches it.
-    pub(crate) fn make(&self, layout: Layout) -> Result<View, Raised> {
+    /// Allocates memory that this rank's device can access.
+    pub(crate) fn allocate(&self, layout: Layout) -> Result<View, Exception> {
         let device = self.comm.device();
-        if Place::of(device) == Place::CPU || layout.len() == 0 {
+        if DlDevice::of(device) == DlDevice::CPU || layout.len() == 0 {
             return View::zeroed(layout);
         }
         let buffer = CudaMallocBuffer::create(device, layout.len())?;
-        View::of_span(buffer.all(), Place::of(device), layout)
+        View::of_span(buffer.all(), DlDevice::of(device), layout)
     }
 }
 
 /// A rank's membership in a group of ranks, each with a device.
 ///
-/// Ranks are processes as a rule, or threads of one. What they do together, all of them call, in the same order. A rank
-/// that dies or does not come is an exception that names it. Used as a context, it leaves the group at the end; memory
-/// that was made through it stays until it is dropped.
+/// A rank is usually a process; :meth:`local` makes threads ranks. All ranks make collective calls in the same order. If a
+/// rank exits or does not respond, calls raise an exception with its number. As a context manager, it leaves the group at the
+/// end. Tables and windows that were created through it stay valid until they are dropped.
 ///
 /// >>> import wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -87,7 +87,7 @@ pub(crate) struct Communicator {
 }
 
 impl Communicator {
-    fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
+    fn new(comm: wholemem::Communicator) -> Result<Self, Exception> {
         let (rank, size, device) = (comm.rank().0, comm.size(), comm.device().clone());
         let (state, epoch) = (CommState::new(comm)?, ForkEpoch::current()?);
         Ok(Self {
@@ -100,9 +100,9 @@ impl Communicator {
         })
     }
 
-    /// The group, unless it was closed, or this is a forked child.
-    pub(crate) fn state(&self) -> Result<Arc<CommState>, Raised> {
-        // Before the lock, which in a child may be held by a thread that is not there.
+    /// The state, unless the communicator was closed or this is a forked child.
+    pub(crate) fn state(&self) -> Result<Arc<CommState>, Exception> {
+        // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
         if !self.epoch.is_current() {
             return Err(wholemem_comm::Error::Forked.into());
         }
@@ -111,27 +111,39 @@ impl Communicator {
     }
 }
 
-/// How long to wait for other ranks: as long as asked for, or as the environment says.
-fn patience(seconds: Option<f64>) -> Result<Duration, Raised> {
+/// The timeout for other ranks: the argument, or the value of `WHOLEMEM_TIMEOUT`.
+fn timeout_of(seconds: Option<f64>) -> Result<Duration, Exception> {
     let Some(seconds) = seconds else { return Ok(Bootstrap::timeout_from_env()?) };
     let duration = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
-    duration.ok_or_else(|| Raised::new("WrongValue", format!("cannot wait for {seconds} seconds")))
+    duration
+        .ok_or_else(|| Exception::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
 }
 
-/// The group of ranks that have found each other.
-fn group_of(ranks: Bootstrap, name: DeviceName) -> Result<Communicator, Raised> {
-    // A rank without a device leaves, and the others are told.
+/// Creates the communicator of ranks that have joined.
+fn create_in_group(ranks: Bootstrap, name: DeviceName) -> Result<Communicator, Exception> {
+    // If this fails, the rank leaves the group, and the other ranks get an error.
     let device = name.device_of(&name.open()?, &ranks)?;
     Communicator::new(wholemem::Communicator::create(ranks, &device)?)
 }
 
 #[pymethods]
 impl Communicator {
-    /// Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun.
+    /// Joins the group for which a launcher started this process: ``wholemem launch``, torchrun, srun or mpirun.
     ///
-    /// If no ``device`` is given, or one without a number, the number is the launcher's local rank (``LOCAL_RANK``), else the
-    /// rank, modulo the number of visible devices. ``timeout`` is in seconds, also for later calls; if none is given,
-    /// ``WHOLEMEM_TIMEOUT`` says it. Ranks on several nodes are refused.
+    /// All ranks must be on one node.
+    ///
+    /// Args:
+    ///     device: ``cpu``, ``cuda`` or ``cuda:1``. Without a number, it is the launcher's local rank (``LOCAL_RANK``), else the
+    ///         rank, modulo the number of visible devices. ``None`` selects the backend too.
+    ///     timeout: Seconds to wait for other ranks, now and in later calls. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+    ///
+    /// Returns:
+    ///     The communicator of this rank.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadEnvironment: The launcher's variables are missing or invalid, or the ranks are on several nodes.
+    ///     wholemem.errors.Timeout: A rank did not join in time.
+    ///     wholemem.errors.WrongDevice: The device does not exist.
     #[classmethod]
     #[pyo3(signature = (*, device=None, timeout=None))]
     fn from_env(
@@ -140,32 +152,59 @@ impl Communicator {
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
-        waiting(py, || group_of(Bootstrap::from_env_within(timeout)?, name))
+        let (name, timeout) = (device.unwrap_or_default(), timeout_of(timeout).into_py()?);
+        run_blocking(py, || create_in_group(Bootstrap::from_env_within(timeout)?, name))
     }
 
-    /// Joins the group of an id, and returns when all ranks have. ``timeout`` is in seconds, also for later calls.
+    /// Joins the group of a unique id, and returns when all ranks have joined.
+    ///
+    /// Args:
+    ///     unique_id: The id that one rank created with :func:`unique_id`.
+    ///     rank: The number of this rank.
+    ///     size: The number of ranks.
+    ///     device: ``cpu``, ``cuda`` or ``cuda:1``. ``None`` selects one.
+    ///     timeout: Seconds to wait for other ranks, now and in later calls. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+    ///
+    /// Returns:
+    ///     The communicator of this rank.
+    ///
+    /// Raises:
+    ///     wholemem.errors.RanksDisagree: Ranks were given different sizes, or the same number.
+    ///     wholemem.errors.Timeout: A rank did not join in time.
+    ///     wholemem.errors.WrongDevice: The device does not exist.
     #[classmethod]
     #[pyo3(signature = (unique_id, rank, size, *, device=None, timeout=None))]
     fn create(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
         unique_id: &str,
-        #[pyo3(from_py_with = natural)] rank: u32,
-        #[pyo3(from_py_with = natural)] size: u32,
+        #[pyo3(from_py_with = unsigned)] rank: u32,
+        #[pyo3(from_py_with = unsigned)] size: u32,
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
-        let id: UniqueId = unique_id.parse().raised()?;
-        waiting(py, || {
+        let (name, timeout) = (device.unwrap_or_default(), timeout_of(timeout).into_py()?);
+        let id: UniqueId = unique_id.parse().into_py()?;
+        run_blocking(py, || {
             let mut ranks = Bootstrap::create(&id, Rank(rank), size, Deadline::after(timeout))?;
             ranks.set_timeout(timeout);
-            group_of(ranks, name)
+            create_in_group(ranks, name)
         })
     }
 
-    /// Joins with the ranks of a group of ``torch.distributed``; of the default one, if none is given.
+    /// Joins the ranks of a process group of ``torch.distributed``, which is used to exchange the unique id.
+    ///
+    /// Args:
+    ///     group: The process group. ``None`` is the default group.
+    ///     device: ``cpu``, ``cuda`` or ``cuda:1``. ``None`` selects one.
+    ///     timeout: Seconds to wait for other ranks, now and in later calls. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+    ///
+    /// Returns:
+    ///     The communicator of this rank.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadEnvironment: The ranks are on several nodes.
+    ///     wholemem.errors.Timeout: A rank did not join in time.
     #[classmethod]
     #[pyo3(signature = (group=None, *, device=None, timeout=None))]
     fn from_torch<'py>(
@@ -174,22 +213,34 @@ impl Communicator {
         device: Option<Bound<'py, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let meet = class.py().import("wholemem.rendezvous")?.getattr("through_torch")?;
-        meet.call1((class, group, device, timeout))
+        let join = class.py().import("wholemem.rendezvous")?.getattr("through_torch")?;
+        join.call1((class, group, device, timeout))
     }
 
-    /// A group within this process: a communicator for each thread that is a rank.
+    /// Creates a group of threads of this process.
+    ///
+    /// Args:
+    ///     size: The number of ranks.
+    ///     device: ``cpu``, ``cuda`` or ``cuda:1``. Without a number, ranks use the devices round-robin.
+    ///     timeout: Seconds to wait for other ranks. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+    ///
+    /// Returns:
+    ///     One communicator for each rank.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongDevice: The device does not exist.
+    ///     wholemem.errors.WrongValue: ``size`` is 0.
     #[classmethod]
     #[pyo3(signature = (size, *, device=None, timeout=None))]
     fn local(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
-        #[pyo3(from_py_with = natural)] size: u32,
+        #[pyo3(from_py_with = unsigned)] size: u32,
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Vec<Self>> {
-        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
-        waiting(py, || {
+        let (name, timeout) = (device.unwrap_or_default(), timeout_of(timeout).into_py()?);
+        run_blocking(py, || {
             if size == 0 {
                 return Err(wholemem::Error::NoRanks.into());
             }
@@ -197,7 +248,7 @@ impl Communicator {
             let devices: Vec<_> =
                 (0..size).map(|rank| name.device_of_thread(&backend, rank)).collect::<Result<_, _>>()?;
             let ranks = Bootstrap::local(size)?;
-            // Making a group is what all ranks do together.
+            // Creating a communicator is a collective call, so each rank needs a thread.
             std::thread::scope(|scope| {
                 let join = |(mut ranks, device): (Bootstrap, Device)| {
                     scope.spawn(move || {
@@ -206,78 +257,91 @@ impl Communicator {
                     })
                 };
                 let threads: Vec<_> = ranks.into_iter().zip(devices).map(join).collect();
-                let panicked = |_| Err(Raised::new("Error", "a thread has panicked"));
+                let panicked = |_| Err(Exception::new("Error", "the thread of a rank panicked"));
                 threads
                     .into_iter()
                     .map(|thread| thread.join().unwrap_or_else(panicked))
-                    .collect::<Result<_, Raised>>()
+                    .collect::<Result<_, Exception>>()
             })
         })
     }
 
-    /// This rank.
+    /// The number of this rank.
     #[getter]
     fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[getter]
     pub(crate) fn size(&self) -> u32 {
         self.size
     }
 
-    /// This rank's device.
+    /// The device of this rank.
     #[getter]
     fn device(&self) -> String {
-        Place::of(&self.device).to_string()
+        DlDevice::of(&self.device).to_string()
     }
 
-    /// The number by which torch's operators find this object: see ``wholemem._handles``.
+    /// The handle of this object for torch operators: see ``wholemem._handles``.
     #[getter(_handle)]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
 
-    /// Whether this rank has left.
+    /// Whether this communicator was closed.
     #[getter]
     fn closed(&self) -> bool {
         self.epoch.is_current() && self.state.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Waits until all ranks are here, and what they have done so far, on that stream too, can be seen by all.
+    /// Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+    ///
+    /// Args:
+    ///     stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let state = self.state().raised()?;
+        let state = self.state().into_py()?;
         let on = CallStream::of(&state, stream)?;
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             on.finish()?;
             Ok(state.comm.barrier_on(&on.stream)?)
         })
     }
 
-    /// Raises what keeps the group from going on, if anything does, without waiting.
+    /// Raises the error that made the group fail, if any, without waiting.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Aborted: A rank aborted the group.
+    ///     wholemem.errors.Timeout: A call timed out.
     fn check(&self) -> PyResult<()> {
-        let state = self.state().raised()?;
-        state.comm.bootstrap().check().raised()?;
-        state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).raised()
+        let state = self.state().into_py()?;
+        state.comm.bootstrap().check().into_py()?;
+        state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).into_py()
     }
 
-    /// Ends the group for all ranks, from whichever thread.
+    /// Ends the group on all ranks. It may be called from any thread.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let state = self.state().raised()?;
-        // Those who wait are woken by it, and may want the interpreter's lock.
+        let state = self.state().into_py()?;
+        // Waiting threads wake up and may need the GIL.
         py.detach(|| state.comm.bootstrap().abort());
         Ok(())
     }
 
-    /// Leaves the group. What waits for its ranks ends, but for kernels on GPUs, which wait their time. Memory stays.
+    /// Leaves the group. Calls that wait for this rank end with an error; kernels on GPUs end at their timeout. Memory stays
+    /// valid.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
-            // Leaving takes a thread its time, which needs no lock of ours or of the interpreter.
+            // Leaving joins a thread, which takes time. It needs neither the GIL nor the mutex.
             py.detach(|| {
                 let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
-                // Tables and windows have it too, and may stay for long.
+                // Tables and windows also hold the state, so dropping it here is not enough.
                 if let Some(state) = state {
                     state.comm.bootstrap().leave();
                 }
@@ -300,8 +364,11 @@ impl Communicator {
     }
 }
 
-/// What ranks find each other by: made by one of them, and passed on to the others.
+/// Creates a unique id, by which ranks join one group. One rank calls it and sends the id to the others.
+///
+/// Returns:
+///     The id as text. It contains a secret.
 #[pyfunction]
 pub(crate) fn unique_id() -> PyResult<String> {
-    UniqueId::create().map(|id| id.to_string()).raised()
+    UniqueId::create().map(|id| id.to_string()).into_py()
 }

@@ -1,7 +1,7 @@
-//! Every error of the layers below as an exception of `wholemem.errors`, with its values and its hint.
+//! Converts the errors of the crates below into exceptions of `wholemem.errors`, with attributes and hints.
 //!
-//! The classes are written in Python, where each is also one of the builtin exceptions that fits; here is which error
-//! becomes which of them. What matters to a program is an attribute: `rank`, `missing`, `position`.
+//! The exception classes are written in Python; each also derives from a matching builtin exception. This module maps
+//! errors to classes. Values that programs need are attributes: `rank`, `missing`, `position`.
 
 use std::error::Error as _;
 
@@ -13,75 +13,81 @@ use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{BackendError, Error as HalError};
 use wholemem_os::{Errno, Error as OsError};
 
-/// What a forked child can do.
-const IN_A_CHILD: &str = "gather in the main process; a worker, which is better started by `spawn`, makes a communicator of its \
-                          own, or gets what is in a store by its name, through a `store.Client` of its own";
+/// The hint for a forked child.
+const IN_A_CHILD: &str = "gather in the main process; a worker, preferably started with `spawn`, creates its own communicator, \
+                          or gets objects of a store by name through its own `store.Client`";
 
-/// How ranks get onto one node.
+/// The hint for starting all ranks on one node.
 const ON_ONE_NODE: &str =
     "`torchrun --nnodes 1`, `srun --nodes 1` and `wholemem launch` start all ranks on one node";
 
-/// An exception to be.
+/// An exception of `wholemem.errors` before it is created in the interpreter.
 #[derive(Debug)]
-pub(crate) struct Raised(Box<Says>);
+pub(crate) struct Exception(Box<ExceptionArgs>);
 
 #[derive(Debug)]
-struct Says {
+struct ExceptionArgs {
     class: &'static str,
     message: String,
     hint: Option<String>,
     code: Option<String>,
-    detail: Detail,
+    detail: ExceptionDetail,
 }
 
-/// What else an exception says, as an attribute.
+/// The attributes of an exception besides message, hint and code.
 #[derive(Debug)]
-enum Detail {
+enum ExceptionDetail {
     None,
     Rank(Rank),
     Missing(Vec<Rank>),
     Index { position: u64, index: Option<i64>, rows: Option<u64> },
 }
 
-impl Raised {
+impl Exception {
     /// An exception of a class of `wholemem.errors`.
     pub(crate) fn new(class: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self(Box::new(Says { class, message, hint: None, code: None, detail: Detail::None }))
+        Self(Box::new(ExceptionArgs {
+            class,
+            message,
+            hint: None,
+            code: None,
+            detail: ExceptionDetail::None,
+        }))
     }
 
-    /// What a person can do about it.
+    /// Sets the hint: what the user can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// The same for an exception of a class, if nothing was said yet.
+    /// Sets the hint if the exception is of this class and has none.
     pub(crate) fn hint_for(self, class: &str, hint: &str) -> Self {
         if self.0.class == class && self.0.hint.is_none() { self.hint(hint) } else { self }
     }
 
-    /// What programs tell this error by.
+    /// Sets the code, by which programs identify the error.
     pub(crate) fn code(mut self, code: impl ToString) -> Self {
         self.0.code = Some(code.to_string());
         self
     }
 
-    fn with(mut self, detail: Detail) -> Self {
+    fn with(mut self, detail: ExceptionDetail) -> Self {
         self.0.detail = detail;
         self
     }
 
     fn rank(self, rank: Rank) -> Self {
-        self.with(Detail::Rank(rank))
+        self.with(ExceptionDetail::Rank(rank))
     }
 
     fn missing(self, missing: &[Rank]) -> Self {
-        self.with(Detail::Missing(missing.to_vec()))
+        self.with(ExceptionDetail::Missing(missing.to_vec()))
     }
 
-    /// What a layer below says that can be done about it, if it does.
-    fn hinted(self, hint: Option<&str>) -> Self {
+    /// Sets the hint of an error of the crates below, if it has one.
+    fn with_hint_of(self, hint: Option<&str>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),
             None => self,
@@ -89,71 +95,73 @@ impl Raised {
     }
 
     fn exception(self, py: Python<'_>) -> PyResult<PyErr> {
-        let Says { class, message, hint, code, detail } = *self.0;
-        let says = PyDict::new(py);
-        says.set_item("hint", hint)?;
-        says.set_item("code", code)?;
+        let ExceptionArgs { class, message, hint, code, detail } = *self.0;
+        let kwargs = PyDict::new(py);
+        kwargs.set_item("hint", hint)?;
+        kwargs.set_item("code", code)?;
         match detail {
-            Detail::None => {}
-            Detail::Rank(rank) => says.set_item("rank", rank.0)?,
-            Detail::Missing(ranks) => {
-                says.set_item("missing", ranks.iter().map(|rank| rank.0).collect::<Vec<_>>())?
+            ExceptionDetail::None => {}
+            ExceptionDetail::Rank(rank) => kwargs.set_item("rank", rank.0)?,
+            ExceptionDetail::Missing(ranks) => {
+                kwargs.set_item("missing", ranks.iter().map(|rank| rank.0).collect::<Vec<_>>())?
             }
-            Detail::Index { position, index, rows } => {
-                says.set_item("position", position)?;
-                says.set_item("index", index)?;
-                says.set_item("rows", rows)?;
+            ExceptionDetail::Index { position, index, rows } => {
+                kwargs.set_item("position", position)?;
+                kwargs.set_item("index", index)?;
+                kwargs.set_item("rows", rows)?;
             }
         }
         let class = py.import("wholemem.errors")?.getattr(class)?;
-        Ok(PyErr::from_value(class.call((message,), Some(&says))?))
+        Ok(PyErr::from_value(class.call((message,), Some(&kwargs))?))
     }
 }
 
-impl From<Raised> for PyErr {
-    fn from(raised: Raised) -> Self {
-        let made = Python::try_attach(|py| raised.exception(py).unwrap_or_else(|error| error));
-        // Nobody catches it while the interpreter is ending.
-        made.unwrap_or_else(|| PyRuntimeError::new_err("the interpreter is ending"))
+impl From<Exception> for PyErr {
+    fn from(raised: Exception) -> Self {
+        let exception = Python::try_attach(|py| raised.exception(py).unwrap_or_else(|error| error));
+        // No code can catch an exception while the interpreter is finalizing.
+        exception.unwrap_or_else(|| PyRuntimeError::new_err("the interpreter is ending"))
     }
 }
 
-/// Whether an exception says that an index names no row.
+/// Whether an exception is `BadIndex`.
 pub(crate) fn is_bad_index(py: Python<'_>, error: &PyErr) -> bool {
-    is_of(py, error, "BadIndex")
+    is_instance(py, error, "BadIndex")
 }
 
-/// Whether an exception is of a class of `wholemem.errors`.
-fn is_of(py: Python<'_>, error: &PyErr, class: &str) -> bool {
+/// Whether an exception is an instance of a class of `wholemem.errors`.
+fn is_instance(py: Python<'_>, error: &PyErr, class: &str) -> bool {
     let class = py.import("wholemem.errors").and_then(|errors| errors.getattr(class));
     class.is_ok_and(|class| error.is_instance(py, &class))
 }
 
-/// The same exception, which says what it is about.
-pub(crate) fn about(py: Python<'_>, what: &str, error: PyErr) -> PyErr {
+/// Adds to an exception which argument it concerns.
+pub(crate) fn name_argument(py: Python<'_>, argument: &str, error: PyErr) -> PyErr {
     let value = error.value(py);
     let message = value.getattr("args").and_then(|args| args.get_item(0));
     let _ = match message {
-        Ok(message) if is_of(py, &error, "Error") => value.setattr("args", (format!("{what}: {message}"),)),
-        // Somebody else's may have any arguments; before Python 3.11 there is no other place for it.
-        _ => value.call_method1("add_note", (format!("it is about {what}"),)).map(drop),
+        Ok(message) if is_instance(py, &error, "Error") => {
+            value.setattr("args", (format!("{argument}: {message}"),))
+        }
+        // An exception of another package may have any arguments; `add_note` requires Python 3.11.
+        _ => value.call_method1("add_note", (format!("this concerns {argument}"),)).map(drop),
     };
     error
 }
 
-/// Something below that failed, and what Python is told of it.
-pub(crate) trait Raises<T> {
-    /// The same outcome, as Python takes it.
-    fn raised(self) -> PyResult<T>;
+/// Converts a result of the crates below into a `PyResult`.
+pub(crate) trait IntoPyResult<T> {
+    /// The same result with the error as a Python exception.
+    fn into_py(self) -> PyResult<T>;
 }
 
-impl<T, E: Into<Raised>> Raises<T> for Result<T, E> {
-    fn raised(self) -> PyResult<T> {
+impl<T, E: Into<Exception>> IntoPyResult<T> for Result<T, E> {
+    fn into_py(self) -> PyResult<T> {
         self.map_err(|error| error.into().into())
     }
 }
 
-impl From<wholemem::Error> for Raised {
+impl From<wholemem::Error> for Exception {
     fn from(error: wholemem::Error) -> Self {
         use wholemem::Error;
         let class = match error {
@@ -164,11 +172,11 @@ impl From<wholemem::Error> for Raised {
             Error::OnRank { rank, code, .. } => {
                 let (class, detail) = on_rank(rank, code);
                 let raised = Self::new(class, error.to_string()).code(code).with(detail);
-                return raised.hinted(error.hint());
+                return raised.with_hint_of(error.hint());
             }
             Error::BadIndex { position, index, rows } => {
                 let raised = Self::new("BadIndex", error.to_string()).code(error.code());
-                return raised.with(Detail::Index { position, index, rows });
+                return raised.with(ExceptionDetail::Index { position, index, rows });
             }
             Error::Differs { .. } | Error::SavesDiffer { .. } => "RanksDisagree",
             Error::TypesDiffer { .. } | Error::NotConvertible { .. } | Error::OpNotForType { .. } => {
@@ -179,50 +187,50 @@ impl From<wholemem::Error> for Raised {
             Error::Environment { .. } => "BadEnvironment",
             _ => "WrongValue",
         };
-        Self::new(class, error.to_string()).code(error.code()).hinted(error.hint())
+        Self::new(class, error.to_string()).code(error.code()).with_hint_of(error.hint())
     }
 }
 
-/// The class of what one rank met with in a call of all, by its [code](wholemem::Error::code): the same as where there are
-/// no other ranks.
-fn on_rank(rank: Rank, code: u32) -> (&'static str, Detail) {
+/// The class for an error that one rank had in a collective call, by its [code](wholemem::Error::code). The class is the
+/// same as for the error in a call without other ranks.
+fn on_rank(rank: Rank, code: u32) -> (&'static str, ExceptionDetail) {
     match code {
-        7 | 8 | 25 => ("WrongDevice", Detail::None),
-        14 | 20 | 21 => ("Unsupported", Detail::None),
-        105 => ("OutOfMemory", Detail::None),
-        1002..=1008 | 1013..=1016 | 1031..=1032 => ("WrongValue", Detail::None),
-        1017 => ("BadFile", Detail::None),
-        1018 => ("Aborted", Detail::Rank(rank)),
-        _ => ("RankFailed", Detail::Rank(rank)),
+        7 | 8 | 25 => ("WrongDevice", ExceptionDetail::None),
+        14 | 20 | 21 => ("Unsupported", ExceptionDetail::None),
+        105 => ("OutOfMemory", ExceptionDetail::None),
+        1002..=1008 | 1013..=1016 | 1031..=1032 => ("WrongValue", ExceptionDetail::None),
+        1017 => ("BadFile", ExceptionDetail::None),
+        1018 => ("Aborted", ExceptionDetail::Rank(rank)),
+        _ => ("RankFailed", ExceptionDetail::Rank(rank)),
     }
 }
 
-impl From<CommError> for Raised {
+impl From<CommError> for Exception {
     fn from(error: CommError) -> Self {
         let raised = |class| Self::new(class, error.to_string()).code(error.code());
-        let again = "make a new communicator among the ranks that live";
+        let hint = "create a new communicator of the remaining ranks";
         match &error {
-            CommError::PeerLost { rank } => raised("PeerLost").rank(*rank).hint(again),
+            CommError::PeerLost { rank } => raised("PeerLost").rank(*rank).hint(hint),
             CommError::PeerLeft { rank } => raised("PeerLost").rank(*rank),
-            CommError::Closed => raised("Closed").hint("make another one"),
-            CommError::Aborted { by } => raised("Aborted").rank(*by).hint(again),
+            CommError::Closed => raised("Closed").hint("create another communicator"),
+            CommError::Aborted { by } => raised("Aborted").rank(*by).hint(hint),
             CommError::Timeout { missing, joining, .. } => {
                 let hint = if *joining {
-                    "start all ranks, and give each the same id and number of ranks"
+                    "start all ranks, and pass the same id and number of ranks to each"
                 } else {
-                    "a rank is stopped, slow, or elsewhere in its program; `timeout=`, or `WHOLEMEM_TIMEOUT`, sets the seconds"
+                    "a rank is stopped, slow, or at another place of its program; `timeout=` or `WHOLEMEM_TIMEOUT` sets the seconds"
                 };
                 raised("Timeout").missing(missing).hint(hint)
             }
-            CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(again),
-            CommError::Mismatch { .. } | CommError::Protocol { .. } => raised("RanksDisagree").hint(again),
+            CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(hint),
+            CommError::Mismatch { .. } | CommError::Protocol { .. } => raised("RanksDisagree").hint(hint),
             CommError::SizeDiffers { .. } | CommError::RankTaken { .. } => raised("RanksDisagree"),
             CommError::Environment { .. }
             | CommError::SocketDir { .. }
             | CommError::OtherNamespace { .. } => raised("BadEnvironment"),
             CommError::SeveralNodes { .. } => raised("BadEnvironment").hint(ON_ONE_NODE),
             CommError::Busy => {
-                raised("Busy").hint("a thread that calls at the same time needs a communicator of its own")
+                raised("Busy").hint("threads that call at the same time need one communicator each")
             }
             CommError::Forked => raised("Forked").hint(IN_A_CHILD),
             CommError::Os(error) => os(error, error.to_string()).code("os"),
@@ -232,7 +240,7 @@ impl From<CommError> for Raised {
     }
 }
 
-impl From<HalError> for Raised {
+impl From<HalError> for Exception {
     fn from(error: HalError) -> Self {
         let mut message = error.to_string();
         if let Some(source) = error.source() {
@@ -260,31 +268,31 @@ impl From<HalError> for Raised {
             HalError::Denied { .. } | HalError::ReadOnlyHandle { .. } => Self::new("ReadOnly", message),
             _ => Self::new("WrongValue", message),
         };
-        raised.code(error.code()).hinted(error.hint())
+        raised.code(error.code()).with_hint_of(error.hint())
     }
 }
 
-impl From<OsError> for Raised {
+impl From<OsError> for Exception {
     fn from(error: OsError) -> Self {
         os(&error, error.to_string()).code("os")
     }
 }
 
-impl From<FileError> for Raised {
+impl From<FileError> for Exception {
     fn from(error: FileError) -> Self {
         let mut message = error.to_string();
         if let Some(source) = error.source() {
             message = format!("{message}: {source}");
         }
-        Self::new("BadFile", message).code("file").hinted(error.hint())
+        Self::new("BadFile", message).code("file").with_hint_of(error.hint())
     }
 }
 
-fn os(error: &OsError, message: String) -> Raised {
+fn os(error: &OsError, message: String) -> Exception {
     let full = [Errno::NOMEM, Errno::NOSPC];
     match error {
-        OsError::Call { errno, .. } if full.contains(errno) => Raised::new("OutOfMemory", message),
-        OsError::TimedOut => Raised::new("Timeout", message).missing(&[]),
-        _ => Raised::new("Error", message),
+        OsError::Call { errno, .. } if full.contains(errno) => Exception::new("OutOfMemory", message),
+        OsError::TimedOut => Exception::new("Timeout", message).missing(&[]),
+        _ => Exception::new("Error", message),
     }
 }

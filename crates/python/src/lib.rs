@@ -1,29 +1,29 @@
-//! The Python package `wholemem`: its native half, which Python loads as `wholemem._native`.
+//! The native half of the Python package `wholemem`, which Python loads as `wholemem._native`.
 //!
-//! | room | what it holds |
+//! | module | content |
 //! |---|---|
-//! | `error` | every error of the layers below as an exception of `wholemem.errors` |
-//! | `wait` | calls that may wait: without the interpreter's lock, and ended by Ctrl-C |
-//! | `array` | memory with a shape, a type and an owner, in and out by DLPack and its like |
-//! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
-//! | `number` | ranks, rows, bytes and shapes, as Python gives them |
-//! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
-//! | `framework` | the framework of an argument, and outputs of the same |
-//! | `raw_tensor` | the one form in which gathers, scatters and collectives take a tensor |
-//! | `operators`, `handle` | the kernels of torch's operators, and numbers for tables and communicators, which operators take |
-//! | `shortcut` | calls from torch that bypass its dispatcher |
-//! | `doctor` | what this machine can do |
-//! | `pool` | memory for `torch.cuda.MemPool`, which can be published as it is |
-//! | `store` | named objects that outlive their makers, as arrays |
-//! | `process` | what stays in its process, and says so where it is pickled |
-//! | `window`, `collective` | memory that every rank has, and what ranks do together through it |
+//! | `error` | converts errors of the crates below into exceptions of `wholemem.errors` |
+//! | `wait` | runs blocking calls without the GIL; Ctrl-C interrupts them |
+//! | `array` | memory with a shape, a type and an owner; import and export through DLPack and similar protocols |
+//! | `communicator`, `device`, `stream` | ranks, their devices, and the streams of their work |
+//! | `number` | conversion of ranks, rows, bytes and shapes from Python |
+//! | `tensor`, `rows` | tables over many ranks; gathers and scatters |
+//! | `framework` | the framework of an argument, and outputs of the same framework |
+//! | `raw_tensor` | the common form of tensors in gathers, scatters and collectives |
+//! | `operators`, `handle` | the kernels of torch operators, and the integer handles by which operators refer to objects |
+//! | `shortcut` | fast path for calls from torch that bypasses its dispatcher |
+//! | `doctor` | the capabilities of this machine |
+//! | `pool` | an allocator for `torch.cuda.MemPool` whose memory can be published without a copy |
+//! | `store` | named objects that outlive the process that created them, as arrays |
+//! | `pickling` | the error for objects that cannot be pickled |
+//! | `window`, `collective` | memory that every rank has mapped, and collectives over it |
 //!
-//! What it keeps true: importing it touches no driver and starts nothing. An object of Python holds what it needs below,
-//! so that the order in which they are dropped, or collected, does not matter. Whatever may wait gives up the
-//! interpreter's lock first. A forked child that uses what it inherited gets an exception.
+//! Importing the module loads no driver and starts no thread. A Python object owns the Rust objects it needs, so objects may
+//! be dropped in any order. Calls that may block release the GIL first. Using an inherited object in a forked child raises an
+//! exception.
 //!
-//! What it will not do: decide anything. It says in Python what the crates below say in Rust; documentation for users is
-//! in `python/wholemem/`, beside the types. What Python sees of the rooms has the same words above it, for `help` to show.
+//! This crate converts arguments and results and contains no logic of its own. The documentation for users is in
+//! `python/wholemem/`; the stubs there repeat the doc comments of the classes here, which `help` shows.
 
 #![allow(unsafe_code, reason = "Python and torch pass arrays by address")]
 
@@ -37,8 +37,8 @@ mod framework;
 mod handle;
 mod number;
 mod operators;
+mod pickling;
 mod pool;
-mod process;
 mod raw_tensor;
 mod rows;
 mod shortcut;
@@ -48,8 +48,8 @@ mod tensor;
 mod wait;
 mod window;
 
-/// The native half of the package. Its parts are used by the names they have in ``wholemem``.
-// With the lock: what is seen of a framework's tensors stays so while it is held.
+/// The native half of the package ``wholemem``, which re-exports its public names.
+// Uses the GIL: the shape and storage of a framework's tensor do not change while the GIL is held.
 #[pyo3::pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]

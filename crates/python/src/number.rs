@@ -1,4 +1,4 @@
-//! Numbers that Python gives and that are none below zero: ranks, rows, bytes, shapes.
+//! Converts unsigned numbers from Python: ranks, rows, bytes and shapes.
 
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
@@ -6,40 +6,42 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use wholemem_os::width::to_usize;
 
-use crate::error::Raised;
+use crate::error::Exception;
 
-/// A number of a type that has no negative ones.
-pub(crate) fn natural<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
-    given: &Bound<'py, PyAny>,
+/// Extracts an unsigned number, with an error that gives its range.
+pub(crate) fn unsigned<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
+    object: &Bound<'py, PyAny>,
 ) -> PyResult<T> {
-    given.extract::<T>().map_err(|error| {
-        if !error.is_instance_of::<PyOverflowError>(given.py()) {
+    object.extract::<T>().map_err(|error| {
+        if !error.is_instance_of::<PyOverflowError>(object.py()) {
             return error;
         }
-        let (number, bits) = (given.to_string(), 8 * size_of::<T>());
+        let (number, bits) = (object.to_string(), 8 * size_of::<T>());
         let hint = if number.starts_with('-') {
-            "give a number that is not negative".to_owned()
+            "pass a number that is not negative".to_owned()
         } else {
-            format!("give one of at most {bits} bits")
+            format!("pass a number of at most {bits} bits")
         };
-        Raised::new("WrongValue", format!("{number} is out of range")).hint(hint).into()
+        Exception::new("WrongValue", format!("{number} is out of range")).hint(hint).into()
     })
 }
 
-/// A length in memory or a count of elements there, as DLPack and numpy have it.
+/// A length or count in memory as `i64`, which DLPack and numpy use.
 pub(crate) fn signed(len: usize) -> i64 {
     i64::try_from(len).expect("memory has fewer than 2^63 bytes")
 }
 
-/// One length of a shape.
-fn length(given: &Bound<'_, PyAny>) -> PyResult<i64> {
-    let len: u64 = natural(given)?;
+/// Extracts one length of a shape.
+fn length(object: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let len: u64 = unsigned(object)?;
     i64::try_from(len).map_err(|_| {
-        Raised::new("WrongValue", format!("{len} is out of range")).hint("give one of at most 63 bits").into()
+        Exception::new("WrongValue", format!("{len} is out of range"))
+            .hint("pass a number of at most 63 bits")
+            .into()
     })
 }
 
-/// A shape: as many numbers as there are dimensions, or the one that there is.
+/// A shape: an iterable of lengths, or one length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape(pub(crate) Vec<u64>);
 
@@ -48,7 +50,7 @@ impl Shape {
         Self(lens.into_iter().map(i64::cast_unsigned).collect())
     }
 
-    /// The same as DLPack has it.
+    /// The lengths as `i64`, which DLPack uses.
     pub(crate) fn signed(&self) -> Vec<i64> {
         self.0.iter().map(|len| signed(to_usize(*len))).collect()
     }
@@ -57,24 +59,24 @@ impl Shape {
 impl<'py> FromPyObject<'_, 'py> for Shape {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let py = given.py();
-        // Letters and bytes would be taken for lengths.
-        let is_text = given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>();
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        // Iterating over text or bytes would give characters or byte values.
+        let is_text = object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>();
         let refused = |error: PyErr| {
             if !error.get_type(py).is(py.get_type::<PyTypeError>()) {
                 return error;
             }
-            let said = given.repr().map_or_else(|_| "this".to_owned(), |said| said.to_string());
-            let raised = Raised::new("WrongType", format!("{said} is no shape"));
-            raised.hint("give whole numbers, such as `(2, 3)`, or one").into()
+            let text = object.repr().map_or_else(|_| "this object".to_owned(), |text| text.to_string());
+            let raised = Exception::new("WrongType", format!("{text} is not a shape"));
+            raised.hint("pass ints such as `(2, 3)`, or one int").into()
         };
         if is_text {
             return Err(refused(PyTypeError::new_err(())));
         }
-        match given.try_iter() {
+        match object.try_iter() {
             Ok(lens) => lens.map(|len| length(&len?)).collect::<PyResult<_>>().map(Self::of).map_err(refused),
-            Err(_) => length(&given).map(|len| Self::of(vec![len])).map_err(refused),
+            Err(_) => length(&object).map(|len| Self::of(vec![len])).map_err(refused),
         }
     }
 }

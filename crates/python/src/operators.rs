@@ -1,8 +1,7 @@
-//! The kernels of torch's operators: calls on tensors that the framework's exchange API describes, on its current stream.
+//! The kernels of the torch operators: they read tensors through the exchange API and run on torch's current stream.
 //!
-//! An operator of torch receives tensors, and the number of a table or a communicator, which `wholemem._handles` finds. Here
-//! the tensors are passed as they are. The dispatcher has resolved views of negated or conjugated elements before, and
-//! autograd has seen the call.
+//! A torch operator receives tensors and the handle of a table or communicator, which `wholemem._handles` resolves. The
+//! dispatcher has already resolved lazily negated and conjugated tensors, and autograd has recorded the call.
 
 use std::sync::Arc;
 
@@ -12,14 +11,25 @@ use wholemem::Rank;
 use crate::array::{Element, Exchange};
 use crate::collective::{Operands, Reduction};
 use crate::communicator::{CommState, Communicator};
-use crate::error::Raises;
-use crate::number::natural;
+use crate::error::IntoPyResult;
+use crate::number::unsigned;
 use crate::rows::{Scatter, order_of};
 use crate::tensor::WholeTensor;
 
 #[pymethods]
 impl Exchange {
     /// Gathers rows of a table into a tensor, and converts them to its type.
+    ///
+    /// Args:
+    ///     table: The table.
+    ///     indices: A tensor of int32 or int64.
+    ///     out: The output tensor.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The types cannot be converted.
+    ///     wholemem.errors.WrongValue: ``out`` has another shape.
     #[pyo3(signature = (table, indices, out))]
     fn gather(
         &self,
@@ -28,17 +38,30 @@ impl Exchange {
         indices: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        // SAFETY: the caller of the operator keeps the tensor during the call, and the work goes to the framework's current
+        // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
         // stream, in whose order its allocator reuses memory.
-        let indices = unsafe { self.look("the tensor of indices", indices) }?;
-        // SAFETY: the output is kept by the operator, and used on the same stream, as the indices are.
-        let rows = unsafe { self.look("the output", out) }?;
-        let (indices, rows) = table.gather_operands(&indices, &rows, true, false).raised()?;
+        let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
+        // SAFETY: the operator keeps the output alive, and it is used on the same stream as the indices.
+        let rows = unsafe { self.inspect("the output", out) }?;
+        let (indices, rows) = table.gather_operands(&indices, &rows, true, false).into_py()?;
         let on = self.call_stream(py, &table.state)?;
         table.gather_rows(py, &on, &indices.indices, &rows)
     }
 
-    /// Writes rows of a table, or adds to them, converted to its type.
+    /// Writes or adds rows to a table, converted to its type.
+    ///
+    /// Args:
+    ///     table: The table.
+    ///     indices: A tensor of int32 or int64.
+    ///     values: One row for each index.
+    ///     add: Whether to add instead of write.
+    ///     order: ``any`` or ``fixed``.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The types cannot be converted.
+    ///     wholemem.errors.WrongValue: ``values`` has another shape, or the order does not exist.
     #[pyo3(signature = (table, indices, values, add, order))]
     fn scatter(
         &self,
@@ -49,18 +72,28 @@ impl Exchange {
         add: bool,
         order: &str,
     ) -> PyResult<()> {
-        let order = order_of(order).raised()?;
-        // SAFETY: the caller of the operator keeps the tensor during the call, and the work goes to the framework's current
+        let order = order_of(order).into_py()?;
+        // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
         // stream, in whose order its allocator reuses memory.
-        let indices = unsafe { self.look("the tensor of indices", indices) }?;
-        // SAFETY: the values are kept by the operator, and used on the same stream, as the indices are.
-        let rows = unsafe { self.look("the tensor of values", values) }?;
-        let (indices, rows) = table.scatter_operands(&indices, &rows, true, false).raised()?;
+        let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
+        // SAFETY: the operator keeps the values alive, and they are used on the same stream as the indices.
+        let rows = unsafe { self.inspect("the tensor of values", values) }?;
+        let (indices, rows) = table.scatter_operands(&indices, &rows, true, false).into_py()?;
         let on = self.call_stream(py, &table.state)?;
         table.scatter_rows(py, &on, &indices.indices, &rows, Scatter { add, order })
     }
 
-    /// Reduces a tensor of all ranks to another, or in its place.
+    /// Reduces tensors over all ranks.
+    ///
+    /// Args:
+    ///     comm: The communicator.
+    ///     input: The tensor of this rank.
+    ///     output: The output tensor, which may be ``input``.
+    ///     op: The name of the operation.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (comm, input, output, op))]
     fn all_reduce(
         &self,
@@ -71,11 +104,20 @@ impl Exchange {
         op: Reduction,
     ) -> PyResult<()> {
         let (state, operands, element) = self.operands(comm, input, output, &[])?;
-        let dtype = element.number().raised()?;
+        let dtype = element.arithmetic_dtype().into_py()?;
         state.all_reduce(py, &self.call_stream(py, &state)?, &operands, dtype, op.0)
     }
 
-    /// Gives every rank's tensor to all ranks.
+    /// Concatenates the tensors of all ranks along a new first dimension.
+    ///
+    /// Args:
+    ///     comm: The communicator.
+    ///     input: The tensor of this rank.
+    ///     output: The output tensor.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (comm, input, output))]
     fn all_gather(
         &self,
@@ -88,7 +130,17 @@ impl Exchange {
         state.all_gather(py, &self.call_stream(py, &state)?, &operands)
     }
 
-    /// Gives the root's tensor to all ranks.
+    /// Copies the root's tensor to all ranks.
+    ///
+    /// Args:
+    ///     comm: The communicator.
+    ///     input: The tensor that the root sends.
+    ///     output: The output tensor.
+    ///     root: The rank whose tensor is copied.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (comm, input, output, root))]
     fn broadcast(
         &self,
@@ -96,7 +148,7 @@ impl Exchange {
         comm: &Communicator,
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = natural)] root: u32,
+        #[pyo3(from_py_with = unsigned)] root: u32,
     ) -> PyResult<()> {
         let (state, operands, _) = self.operands(comm, input, output, &[])?;
         state.broadcast(py, &self.call_stream(py, &state)?, Rank(root), &operands)
@@ -104,7 +156,7 @@ impl Exchange {
 }
 
 impl Exchange {
-    /// The operands of a collective. They keep addresses, and no shape.
+    /// Checks and builds the operands of a collective. They hold addresses, but no shapes.
     fn operands(
         &self,
         comm: &Communicator,
@@ -112,13 +164,13 @@ impl Exchange {
         output: &Bound<'_, PyAny>,
         outer: &[i64],
     ) -> PyResult<(Arc<CommState>, Operands, Element)> {
-        let state = comm.state().raised()?;
-        // SAFETY: the caller of the operator keeps the tensor during the call, and the work goes to the framework's current
+        let state = comm.state().into_py()?;
+        // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
         // stream, in whose order its allocator reuses memory.
-        let from = unsafe { self.look("the tensor", input) }?;
-        // SAFETY: the output is kept by the operator, and used on the same stream, as the input is.
-        let to = unsafe { self.look("the output", output) }?;
-        let operands = state.operands("the tensor", &from, &to, outer).raised()?;
+        let from = unsafe { self.inspect("the tensor", input) }?;
+        // SAFETY: the operator keeps the output alive, and it is used on the same stream as the input.
+        let to = unsafe { self.inspect("the output", output) }?;
+        let operands = state.operands("the tensor", &from, &to, outer).into_py()?;
         Ok((state, operands, from.dtype))
     }
 }

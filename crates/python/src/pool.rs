@@ -1,11 +1,11 @@
-//! Memory for `torch.cuda.MemPool`: two functions that torch calls, whose memory can be shared and so be published.
+//! An allocator for `torch.cuda.MemPool`: torch calls its two functions, and its memory can be shared and published.
 //!
-//! torch asks for large pieces and divides them among its tensors. Each is an allocation of its own, mapped where torch
-//! is told that it lies. The pieces are known here by their addresses, each with what was published of it, so that a
-//! second tensor of a piece is one more part of what the store has already.
+//! torch requests large segments and divides them among tensors. Each segment is a separate allocation, mapped at the address
+//! that torch receives. A table maps addresses to segments and to the object that was published from each, so that a second
+//! tensor of a segment becomes another part of the memory that the store already has.
 //!
-//! What it keeps true: nothing here waits for a store or for Python, since torch calls with its own lock held; memory is
-//! unmapped after the work that torch had enqueued on it.
+//! torch calls these functions with its allocator lock held, so they wait neither for a store nor for Python. Memory is
+//! unmapped after the work that torch enqueued on it.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -15,23 +15,23 @@ use wholemem_hal::{Allocation, Backend, BackendKind, Device, Mapping, Rights, St
 use wholemem_os::Deadline;
 use wholemem_store::{Client, ObjectId};
 
-/// A piece of memory that torch has.
+/// A segment of torch's pool.
 #[derive(Debug)]
-struct Piece {
+struct PoolSegment {
     mapping: Mapping,
     allocation: Allocation,
-    /// The stores that hold it, each with the object that was made of it last.
+    /// For each store that holds the segment, the object that was published from it last.
     published: Vec<(Client, ObjectId)>,
 }
 
-/// All pieces, by their first address.
-fn pieces() -> MutexGuard<'static, BTreeMap<u64, Piece>> {
-    static PIECES: Mutex<BTreeMap<u64, Piece>> = Mutex::new(BTreeMap::new());
-    PIECES.lock().unwrap_or_else(PoisonError::into_inner)
+/// All segments, by their first address.
+fn segments() -> MutexGuard<'static, BTreeMap<u64, PoolSegment>> {
+    static SEGMENTS: Mutex<BTreeMap<u64, PoolSegment>> = Mutex::new(BTreeMap::new());
+    SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn device(number: c_int) -> wholemem_hal::Result<Device> {
-    // One for all pieces: torch makes many.
+    // One backend for all segments, because torch allocates many.
     static CUDA: OnceLock<Backend> = OnceLock::new();
     let backend = match CUDA.get() {
         Some(backend) => backend,
@@ -40,34 +40,34 @@ fn device(number: c_int) -> wholemem_hal::Result<Device> {
             CUDA.get_or_init(|| opened)
         }
     };
-    // A negative number is none of a device, and neither is this one.
+    // A negative number becomes one that no device has.
     backend.device(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
-fn make(len: usize, number: c_int) -> wholemem_hal::Result<u64> {
+fn allocate(len: usize, number: c_int) -> wholemem_hal::Result<u64> {
     let device = device(number)?;
     let granule = device.granularity()?.minimum.len();
     let allocation = device.allocate(len.max(1).next_multiple_of(granule))?;
     let mapping = allocation.map(Rights::ReadWrite)?;
     let address = mapping.address();
-    pieces().insert(address, Piece { mapping, allocation, published: Vec::new() });
+    segments().insert(address, PoolSegment { mapping, allocation, published: Vec::new() });
     Ok(address)
 }
 
-/// Makes memory on a GPU, as `CUDAPluggableAllocator` asks for it; null where there is none.
+/// Allocates memory on a GPU for `CUDAPluggableAllocator`. Returns null on failure.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn wholemem_torch_alloc(
     len: isize,
     device: c_int,
     _stream: *mut c_void,
 ) -> *mut c_void {
-    // torch says that there is no memory; nobody would hear more of it.
-    let made = usize::try_from(len).ok().and_then(|len| make(len, device).ok());
-    let address = made.and_then(|address| usize::try_from(address).ok()).unwrap_or(0);
+    // torch raises `OutOfMemoryError`; the interface cannot report the cause.
+    let allocated = usize::try_from(len).ok().and_then(|len| allocate(len, device).ok());
+    let address = allocated.and_then(|address| usize::try_from(address).ok()).unwrap_or(0);
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Gives memory back that [`wholemem_torch_alloc`] made, behind what torch has enqueued on the stream it was used on.
+/// Frees memory of [`wholemem_torch_alloc`] after the work that torch enqueued on the stream that used it.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn wholemem_torch_free(
     at: *mut c_void,
@@ -75,47 +75,47 @@ pub(crate) extern "C" fn wholemem_torch_free(
     number: c_int,
     stream: *mut c_void,
 ) {
-    let Some(piece) = pieces().remove(&(at.addr() as u64)) else { return };
+    let Some(segment) = segments().remove(&(at.addr() as u64)) else { return };
     let finished = device(number).and_then(|device| {
-        // SAFETY: torch names the stream that it has used the memory on, which it keeps.
+        // SAFETY: torch passes the stream that used the memory, and never destroys it.
         let stream = unsafe { Stream::from_foreign(&device, stream.addr() as u64) };
         stream.synchronize(Deadline::NEVER)
     });
     if finished.is_err() {
-        // Its work is not known to be over: better that it stays than that a kernel finds nothing.
-        std::mem::forget(piece);
+        // The work may still run: leak the memory rather than unmap it under a kernel.
+        std::mem::forget(segment);
     }
 }
 
-/// Memory of a piece: where the piece begins, and what it is.
+/// The first address and the allocation of a segment.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct SegmentLocation {
     pub(crate) base: u64,
     pub(crate) allocation: Allocation,
 }
 
-/// The piece that some bytes lie in, if torch has got it here.
-pub(crate) fn find(address: u64, len: usize) -> Option<Found> {
-    let pieces = pieces();
-    let (base, piece) = pieces.range(..=address).next_back()?;
+/// The segment that contains a range of bytes, if torch allocated it here.
+pub(crate) fn find(address: u64, len: usize) -> Option<SegmentLocation> {
+    let segments = segments();
+    let (base, segment) = segments.range(..=address).next_back()?;
     let end = address.checked_add(len as u64)?;
-    let found = Found { base: *base, allocation: piece.allocation.clone() };
-    (end <= base + piece.mapping.len() as u64).then_some(found)
+    let location = SegmentLocation { base: *base, allocation: segment.allocation.clone() };
+    (end <= base + segment.mapping.len() as u64).then_some(location)
 }
 
-/// What was published last of a piece in a store.
-pub(crate) fn published(base: u64, client: &Client) -> Option<ObjectId> {
-    let pieces = pieces();
-    let known = pieces.get(&base)?.published.iter().find(|(known, _)| known == client)?;
-    Some(known.1)
+/// The object that was published last from a segment in a store.
+pub(crate) fn published_object(base: u64, client: &Client) -> Option<ObjectId> {
+    let segments = segments();
+    let entry = segments.get(&base)?.published.iter().find(|(store, _)| store == client)?;
+    Some(entry.1)
 }
 
-/// Something was published of a piece.
-pub(crate) fn note(base: u64, client: &Client, object: ObjectId) {
-    let mut pieces = pieces();
-    let Some(piece) = pieces.get_mut(&base) else { return };
-    match piece.published.iter_mut().find(|(known, _)| known == client) {
-        Some(known) => known.1 = object,
-        None => piece.published.push((client.clone(), object)),
+/// Records the object that was published from a segment.
+pub(crate) fn record_published(base: u64, client: &Client, object: ObjectId) {
+    let mut segments = segments();
+    let Some(segment) = segments.get_mut(&base) else { return };
+    match segment.published.iter_mut().find(|(store, _)| store == client) {
+        Some(entry) => entry.1 = object,
+        None => segment.published.push((client.clone(), object)),
     }
 }

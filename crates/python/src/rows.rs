@@ -1,7 +1,7 @@
-//! Rows moved by their indices: the gathers and scatters of a `WholeTensor`.
+//! The gathers and scatters of a `WholeTensor`.
 //!
-//! Every way to them ends in [`WholeTensor::gather_operands`] or [`WholeTensor::scatter_operands`], which check, and in
-//! [`WholeTensor::gather_rows`] or [`WholeTensor::scatter_rows`], which run or enqueue the work.
+//! Every call path ends in [`WholeTensor::gather_operands`] or [`WholeTensor::scatter_operands`], which check the
+//! arguments, and in [`WholeTensor::gather_rows`] or [`WholeTensor::scatter_rows`], which run or enqueue the work.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -10,21 +10,21 @@ use wholemem::{Indices, OnBadIndex, Order, RowBuffer};
 use wholemem_hal::{Rights, Stream};
 
 use crate::array::{Element, Layout, View};
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::framework::Framework;
 use crate::number::signed;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
 use crate::tensor::WholeTensor;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
-/// Indices, and the shape they have.
+/// Indices and their shape.
 pub(crate) struct IndexArg<'a> {
     pub(crate) indices: Indices,
     shape: &'a [i64],
 }
 
-/// How rows are scattered.
+/// The variant of a scatter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scatter {
     pub(crate) add: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Scatter {
 }
 
 impl WholeTensor {
-    /// The operands of a gather.
+    /// Checks and builds the operands of a gather.
     #[inline]
     pub(crate) fn gather_operands<'a>(
         &self,
@@ -40,70 +40,74 @@ impl WholeTensor {
         rows: &RawTensor<'_>,
         convert: bool,
         skip_bad: bool,
-    ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
+    ) -> Result<(IndexArg<'a>, RowBuffer), Exception> {
         let indices = self.index_arg(indices, skip_bad)?;
         let rows = self.row_operand(rows, "the output", indices.shape, Rights::ReadWrite, convert)?;
         Ok((indices, rows))
     }
 
-    /// The operands of a scatter.
+    /// Checks and builds the operands of a scatter.
     pub(crate) fn scatter_operands<'a>(
         &self,
         indices: &RawTensor<'a>,
         rows: &RawTensor<'_>,
         convert: bool,
         skip_bad: bool,
-    ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
+    ) -> Result<(IndexArg<'a>, RowBuffer), Exception> {
         let is_swapped = !indices.dtype.is_index() && rows.dtype.is_index();
         let indices = self.index_arg(indices, skip_bad).map_err(|error| {
-            if is_swapped { error.hint("give the indices first, then the rows") } else { error }
+            if is_swapped { error.hint("pass the indices first, then the rows") } else { error }
         })?;
         let rows = self.row_operand(rows, "the array of rows", indices.shape, Rights::Read, convert)?;
         Ok((indices, rows))
     }
 
     #[inline]
-    fn index_arg<'a>(&self, given: &RawTensor<'a>, skip_bad: bool) -> Result<IndexArg<'a>, Raised> {
-        let what = "the array of indices";
-        if !given.dtype.is_index() {
-            let message = format!("indices are int32 or int64, and not {}", given.dtype.name);
-            let hint = match given.dtype.name {
-                "bool" => "`numpy.flatnonzero(mask)` gives the indices that a mask selects",
+    fn index_arg<'a>(&self, tensor: &RawTensor<'a>, skip_bad: bool) -> Result<IndexArg<'a>, Exception> {
+        let argument = "the array of indices";
+        if !tensor.dtype.is_index() {
+            let message = format!("indices must be int32 or int64, but are {}", tensor.dtype.name);
+            let hint = match tensor.dtype.name {
+                "bool" => "`numpy.flatnonzero(mask)` returns the indices that a mask selects",
                 _ => "convert them to int64",
             };
-            return Err(Raised::new("WrongType", message).hint(hint));
+            return Err(Exception::new("WrongType", message).hint(hint));
         }
-        given.check_contiguous(what, Rights::Read)?;
-        let span = given.span(what, &self.state, Rights::Read)?;
-        let indices = if given.dtype.len() == 8 { Indices::i64(span) } else { Indices::i32(span) };
+        tensor.check_contiguous(argument, Rights::Read)?;
+        let span = tensor.span(argument, &self.state, Rights::Read)?;
+        let indices = if tensor.dtype.len() == 8 { Indices::i64(span) } else { Indices::i32(span) };
         let indices = if skip_bad { indices.on_bad(OnBadIndex::Skip) } else { indices };
-        Ok(IndexArg { indices, shape: given.shape })
+        Ok(IndexArg { indices, shape: tensor.shape })
     }
 
-    /// A row for each index of an array of this shape.
+    /// The rows of a gather or scatter: one for each index.
     #[inline]
     fn row_operand(
         &self,
-        given: &RawTensor<'_>,
-        what: &str,
+        tensor: &RawTensor<'_>,
+        argument: &str,
         indices: &[i64],
         rights: Rights,
         convert: bool,
-    ) -> Result<RowBuffer, Raised> {
-        given.check_shape(what, indices, &self.row_shape)?;
-        let is_converted = convert && given.dtype != self.element;
+    ) -> Result<RowBuffer, Exception> {
+        tensor.check_shape(argument, indices, &self.row_shape)?;
+        let is_converted = convert && tensor.dtype != self.element;
         let (own, dtype) = if is_converted {
-            // Both must be numbers.
-            (self.element.number()?, given.dtype.number()?)
+            // A conversion requires that both types are numbers.
+            (self.element.arithmetic_dtype()?, tensor.dtype.arithmetic_dtype()?)
         } else {
-            given.check_dtype(what, self.element, "the tensor")?;
-            let own = self.element.stored()?;
+            tensor.check_dtype(argument, self.element, "the tensor")?;
+            let own = self.element.table_dtype()?;
             (own, own)
         };
-        let span = given.span(what, &self.state, rights)?;
+        let span = tensor.span(argument, &self.state, rights)?;
         let row_len = self.rows.row_len() / own.len() * dtype.len();
-        let rows =
-            RowBuffer::new(span, dtype).stride(given.row_stride(what, indices.len(), row_len, rights)?);
+        let rows = RowBuffer::new(span, dtype).stride(tensor.row_stride(
+            argument,
+            indices.len(),
+            row_len,
+            rights,
+        )?);
         Ok(if is_converted { rows.converted() } else { rows })
     }
 
@@ -118,7 +122,7 @@ impl WholeTensor {
         if indices.count() == 0 {
             return Ok(());
         }
-        waiting(py, || {
+        run_blocking(py, || {
             if on.runs_inline() {
                 self.rows.gather_on_sync(on, indices, rows)
             } else {
@@ -138,9 +142,9 @@ impl WholeTensor {
     ) -> PyResult<()> {
         let table = &self.rows;
         if add {
-            self.element.number().raised()?;
+            self.element.arithmetic_dtype().into_py()?;
         }
-        waiting(py, || match (add, on.runs_inline()) {
+        run_blocking(py, || match (add, on.runs_inline()) {
             (false, true) => table.scatter_on_sync(on, indices, rows, order),
             (false, false) => table.scatter_on(on, indices, rows, order),
             (true, true) => table.scatter_add_on_sync(on, indices, rows, order),
@@ -151,23 +155,36 @@ impl WholeTensor {
 
 #[pymethods]
 impl WholeTensor {
-    /// The rows that the indices name, in ``out`` or in a new array of the framework that the indices belong to.
+    /// Gathers the rows that the indices name.
     ///
-    /// Indices are a tensor of torch, an array of numpy or of another framework, an int, or a list, tuple or range of ints. Indices
-    /// of torch give a tensor of torch, on torch's current stream if no ``stream`` is given; indices of numpy give an array of
-    /// numpy; others give an :class:`Array`, and so does numpy where it has no type like the tensor's. No stream of torch waits for
-    /// another ``stream``: the caller orders them.
+    /// Indices of torch return a torch tensor, and the work runs on torch's current stream unless ``stream`` is given. Indices of
+    /// numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
+    /// :class:`Array`. If ``stream`` is given, torch's streams do not wait for it: the caller orders them.
     ///
-    /// If the tensor is on a GPU, indices in host memory are copied there, and an array of numpy is copied back: each is one copy,
-    /// for which the call waits. Tensors of torch are not copied: one on another device raises.
+    /// If the table is on a GPU, indices in host memory are copied to it and a numpy output is copied back; the call waits for
+    /// each copy. torch tensors are not copied: a tensor on another device raises an error.
     ///
-    /// Rows are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
+    /// Rows are copied in any order. If ``out`` is part of a table, it must not overlap the gathered rows.
     ///
-    /// Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
-    /// index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
-    /// :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nothing is raised.
+    /// Args:
+    ///     indices: An array or tensor of int32 or int64, an int, or a list, tuple or range of ints.
+    ///     out: The output, of the shape of the indices followed by the shape of a row. ``None`` creates it.
+    ///     dtype: The element type of the output. Floats convert to floats, and integers to integers.
+    ///     convert: Whether to convert to the element type of ``out``.
+    ///     skip_bad: Whether to ignore bad indices. Their rows are zero.
+    ///     stream: The CUDA stream of the work.
+    ///
+    /// Returns:
+    ///     ``out``, or the new array.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table. Its row is zero, and the other rows are valid. On a GPU, the
+    ///         next call or :meth:`check` raises it.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The element types differ, or the indices are not integers.
+    ///     wholemem.errors.WrongValue: ``out`` has another shape, or another type than ``dtype``.
     #[pyo3(signature = (indices, out=None, *, dtype=None, convert=false, skip_bad=false, stream=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn gather<'py>(
         &self,
         py: Python<'py>,
@@ -180,7 +197,8 @@ impl WholeTensor {
     ) -> PyResult<Bound<'py, PyAny>> {
         let framework = Framework::of(indices)?;
         let on = CallStream::for_call(&self.state, stream, &framework)?;
-        let indices = self.taken(py, &on, &framework, "the array of indices", index_view(indices, &on)?)?;
+        let indices =
+            self.stage_input(py, &on, &framework, "the array of indices", index_view(indices, &on)?)?;
         let (out, to) = match out {
             Some(out) => {
                 let framework = Framework::of(&out)?;
@@ -188,40 +206,52 @@ impl WholeTensor {
             }
             None => {
                 let shape = self.shape_of(&indices.layout.shape);
-                let layout = Layout::contiguous(dtype.unwrap_or(self.element), &shape).raised()?;
+                let layout = Layout::contiguous(dtype.unwrap_or(self.element), &shape).into_py()?;
                 (framework.output(py, &self.state, layout)?, framework)
             }
         };
-        let rows = on.take(&out)?;
-        check_asked(dtype, rows.layout.element).raised()?;
+        let rows = on.import(&out)?;
+        check_requested_dtype(dtype, rows.layout.element).into_py()?;
         let staged = if to.is_staged() && on.needs_copy(&self.state, &rows) {
-            rows.check_writable("the output").raised()?;
-            Some(self.state.make(rows.layout.clone()).raised()?)
+            rows.check_writable("the output").into_py()?;
+            Some(self.state.allocate(rows.layout.clone()).into_py()?)
         } else {
             None
         };
         let (from, into) = (RawTensor::of(&indices), RawTensor::of(staged.as_ref().unwrap_or(&rows)));
         let convert = convert || dtype.is_some();
-        let (from, into) = self.gather_operands(&from, &into, convert, skip_bad).raised()?;
+        let (from, into) = self.gather_operands(&from, &into, convert, skip_bad).into_py()?;
         self.gather_rows(py, &on.stream, &from.indices, &into)?;
         if let Some(staged) = &staged {
             on.read_back(py, &self.state, staged, &rows)?;
-            // The work has run: what it met with need not wait for the next call.
-            self.rows.check().raised()?;
+            // The work has run, so a bad index is reported now instead of by the next call.
+            self.rows.check().into_py()?;
         }
         Ok(out)
     }
 
-    /// Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
+    /// Writes rows to the rows that the indices name. Other ranks see them after the next :meth:`barrier`.
     ///
-    /// Indices are what :meth:`gather` takes, and come first there and here. If the tensor is on a GPU, indices and rows in host
-    /// memory are copied there, and the call waits for the copies; tensors of torch are not.
+    /// If the table is on a GPU, indices and rows in host memory are copied to it, and the call waits for the copies. torch
+    /// tensors are not copied. Rows are written in any order. If ``array`` is part of a table, it must not overlap the written
+    /// rows.
     ///
-    /// Rows are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
+    /// Args:
+    ///     indices: As for :meth:`gather`.
+    ///     array: One row for each index.
+    ///     order: If several rows go to one index, ``any`` stores one of them. ``fixed`` stores the last row of the last rank; it
+    ///         is a collective call.
+    ///     convert: Whether to convert the rows to the element type of the table.
+    ///     skip_bad: Whether to ignore bad indices.
+    ///     stream: The CUDA stream of the work.
     ///
-    /// Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or :meth:`check` raises it.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The element types differ, or the indices are not integers.
+    ///     wholemem.errors.WrongValue: ``array`` has another shape.
     #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -232,15 +262,30 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let how = Scatter { add: false, order: order_of(order).raised()? };
-        self.scatter_arrays(py, [indices, array], how, convert, skip_bad, stream)
+        let scatter = Scatter { add: false, order: order_of(order).into_py()? };
+        self.scatter_arrays(py, [indices, array], scatter, convert, skip_bad, stream)
     }
 
-    /// Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks.
+    /// Adds rows to the rows that the indices name. Other ranks see the sums after the next :meth:`barrier`.
     ///
-    /// Its arguments are those of :meth:`scatter`.
+    /// With the order ``fixed``, and for a table in host memory, it is a collective call. Otherwise it behaves as
+    /// :meth:`scatter`.
+    ///
+    /// Args:
+    ///     indices: As for :meth:`gather`.
+    ///     array: One row for each index.
+    ///     order: ``any`` adds in any order. ``fixed`` adds in a fixed order, so that sums are bitwise reproducible.
+    ///     convert: Whether to convert the rows to the element type of the table.
+    ///     skip_bad: Whether to ignore bad indices.
+    ///     stream: The CUDA stream of the work.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or :meth:`check` raises it.
+    ///     wholemem.errors.WrongDevice: A tensor is on another device.
+    ///     wholemem.errors.WrongType: The element types differ, or are not numbers, or the indices are not integers.
+    ///     wholemem.errors.WrongValue: ``array`` has another shape.
     #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn scatter_add(
         &self,
         py: Python<'_>,
@@ -251,8 +296,8 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let how = Scatter { add: true, order: order_of(order).raised()? };
-        self.scatter_arrays(py, [indices, array], how, convert, skip_bad, stream)
+        let scatter = Scatter { add: true, order: order_of(order).into_py()? };
+        self.scatter_arrays(py, [indices, array], scatter, convert, skip_bad, stream)
     }
 }
 
@@ -261,97 +306,101 @@ impl WholeTensor {
         &self,
         py: Python<'_>,
         [indices, array]: [&Bound<'_, PyAny>; 2],
-        how: Scatter,
+        scatter: Scatter,
         convert: bool,
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (of_indices, of_rows) = (Framework::of(indices)?, Framework::of(array)?);
         let on = CallStream::for_call(&self.state, stream, &of_rows)?;
-        let indices = self.taken(py, &on, &of_indices, "the array of indices", index_view(indices, &on)?)?;
-        let rows = self.taken(py, &on, &of_rows, "the array of rows", on.take(array)?)?;
+        let indices =
+            self.stage_input(py, &on, &of_indices, "the array of indices", index_view(indices, &on)?)?;
+        let rows = self.stage_input(py, &on, &of_rows, "the array of rows", on.import(array)?)?;
         let (indices, rows) = (RawTensor::of(&indices), RawTensor::of(&rows));
-        let (indices, rows) = self.scatter_operands(&indices, &rows, convert, skip_bad).raised()?;
-        self.scatter_rows(py, &on.stream, &indices.indices, &rows, how)
+        let (indices, rows) = self.scatter_operands(&indices, &rows, convert, skip_bad).into_py()?;
+        self.scatter_rows(py, &on.stream, &indices.indices, &rows, scatter)
     }
 
-    /// An array that is read, copied to the device if the framework's arrays are.
-    fn taken(
+    /// An input array, copied to the device if arrays of its framework are staged.
+    fn stage_input(
         &self,
         py: Python<'_>,
         on: &CallStream,
         framework: &Framework<'_>,
-        what: &str,
+        argument: &str,
         view: View,
     ) -> PyResult<View> {
-        if framework.is_staged() { on.on_device(py, &self.state, what, view) } else { Ok(view) }
+        if framework.is_staged() { on.on_device(py, &self.state, argument, view) } else { Ok(view) }
     }
 }
 
-/// How many ints are read between two looks at whether the caller is interrupted.
+/// The number of ints that are converted between two checks for signals.
 const CHECKED_EVERY: usize = 1 << 16;
 
-/// Indices as a view: those of an array, or of ints.
-fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
-    if given.is_instance_of::<PyInt>() && !given.is_instance_of::<PyBool>() {
-        let (view, index) = (View::of_indices(&[]).raised()?, index_of(given)?);
-        view.write_index(0, index).raised()?;
+/// Imports indices: an array, an int, or a sequence of ints.
+fn index_view(object: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
+    if object.is_instance_of::<PyInt>() && !object.is_instance_of::<PyBool>() {
+        let (view, index) = (View::of_indices(&[]).into_py()?, index_of(object)?);
+        view.write_index(0, index).into_py()?;
         return Ok(view);
     }
-    let is_ints = given.is_instance_of::<PyList>()
-        || given.is_instance_of::<PyTuple>()
-        || given.is_instance_of::<PyRange>();
+    let is_ints = object.is_instance_of::<PyList>()
+        || object.is_instance_of::<PyTuple>()
+        || object.is_instance_of::<PyRange>();
     if !is_ints {
-        return on.take(given);
+        return on.import(object);
     }
-    let count = given.len()?;
-    let (view, mut written) = (View::of_indices(&[signed(count)]).raised()?, 0);
-    for index in given.try_iter()? {
+    let count = object.len()?;
+    let (view, mut written) = (View::of_indices(&[signed(count)]).into_py()?, 0);
+    for index in object.try_iter()? {
         if written % CHECKED_EVERY == 0 {
-            given.py().check_signals()?;
+            object.py().check_signals()?;
         }
-        view.write_index(written, index_of(&index?)?).raised()?;
+        view.write_index(written, index_of(&index?)?).into_py()?;
         written += 1;
     }
     if written < count {
-        let message = format!("{count} indices were {written} when they were read");
-        return Err(Raised::new("WrongValue", message).hint("do not change them meanwhile").into());
+        let message = format!("expected {count} indices, but the sequence had {written} when it was read");
+        return Err(Exception::new("WrongValue", message)
+            .hint("do not change the sequence during the call")
+            .into());
     }
     Ok(view)
 }
 
-/// An index that is an int, or can stand for one; truth values cannot.
-fn index_of(given: &Bound<'_, PyAny>) -> PyResult<i64> {
-    if !given.is_instance_of::<PyBool>() {
-        match given.extract::<i64>() {
+/// Converts an index to an int. `bool` is not accepted.
+fn index_of(object: &Bound<'_, PyAny>) -> PyResult<i64> {
+    if !object.is_instance_of::<PyBool>() {
+        match object.extract::<i64>() {
             Ok(index) => return Ok(index),
-            Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => {
-                let message = format!("no row has the index {given}");
-                return Err(Raised::new("WrongValue", message).into());
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                let message = format!("the index {object} does not fit in 64 bits");
+                return Err(Exception::new("WrongValue", message).into());
             }
             Err(_) => {}
         }
     }
-    let message = format!("an index is a `{}`", given.get_type().name()?);
-    Err(Raised::new("WrongType", message).hint("give ints, or one array of indices").into())
+    let message = format!("an index is a `{}`, not an int", object.get_type().name()?);
+    Err(Exception::new("WrongType", message).hint("pass ints, or one array of indices").into())
 }
 
-/// An order by its name.
-pub(crate) fn order_of(name: &str) -> Result<Order, Raised> {
+/// Parses the name of an order.
+pub(crate) fn order_of(name: &str) -> Result<Order, Exception> {
     match name {
         "any" => Ok(Order::Any),
         "fixed" => Ok(Order::Fixed),
-        _ => Err(Raised::new("WrongValue", format!("no order is called `{name}`"))
-            .hint("it is `any`, or `fixed`: the same in every run, and a call of all ranks")),
+        _ => Err(Exception::new("WrongValue", format!("the order `{name}` does not exist"))
+            .hint("use `any`, or `fixed`: the same result in every run, by a collective call")),
     }
 }
 
-/// An error unless an output holds what was asked for, if anything was.
-fn check_asked(asked: Option<Element>, given: Element) -> Result<(), Raised> {
-    match asked {
-        Some(asked) if asked != given => {
-            let message = format!("the output holds {}, and {} was asked for", given.name, asked.name);
-            Err(Raised::new("WrongValue", message).hint("leave out `dtype`"))
+/// Returns an error unless the output has the requested type, if one was requested.
+fn check_requested_dtype(requested: Option<Element>, output: Element) -> Result<(), Exception> {
+    match requested {
+        Some(requested) if requested != output => {
+            let message =
+                format!("the output has the type {}, but `dtype` is {}", output.name, requested.name);
+            Err(Exception::new("WrongValue", message).hint("omit `dtype`"))
         }
         _ => Ok(()),
     }

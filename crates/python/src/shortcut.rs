@@ -1,12 +1,12 @@
-//! The way around a framework's dispatcher, for calls that nobody but the caller has to see.
+//! Fast path from torch: gathers and all-reduces that bypass the framework's dispatcher.
 //!
-//! A dispatcher takes longer than a launch on a GPU, and so does asking in Python whether anybody needs it. Here both are
-//! spared: whoever must not see a call twice is asked first, then tensors are looked at, and the call is made; all others are
-//! asked while it runs. Where anything is not plain, the caller goes the long way, which also says what is wrong: rows that were
-//! gathered in vain are gathered again.
+//! The dispatcher takes longer than a kernel launch, and so does a check in Python whether a call may bypass it. Here both
+//! are native. Observers of calls (modes, profilers, tracers) that must not see a call twice are checked first; then the
+//! tensors are read and the call runs; the other observers are checked while the work runs. If a check fails, the caller
+//! repeats the call through the dispatcher, which also reports errors; a gather is then repeated.
 //!
-//! Also what is called is native, since a function of Python that is not warm takes a microsecond before it does anything:
-//! [`ShortGather`] stands before a function, and [`ShortReduction`] below a class. Both know the long way, in Python.
+//! The callables are native too, because a cold Python function takes a microsecond before its first instruction:
+//! [`ShortGather`] wraps a function, and [`ShortReduction`] is a base class. Both fall back to Python.
 
 use std::sync::OnceLock;
 
@@ -15,18 +15,27 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use wholemem::ReduceOp;
 
-use crate::array::{Element, Exchange, Layout, Place};
+use crate::array::{DlDevice, Element, Exchange, Layout};
 use crate::communicator::Communicator;
-use crate::error::{Raises, is_bad_index};
+use crate::error::{IntoPyResult, is_bad_index};
 use crate::tensor::WholeTensor;
 
-/// The way around the dispatcher of a framework.
+/// Runs gathers and all-reduces of a framework's tensors without its dispatcher.
 ///
-/// It is for tensors that ``exchange`` knows, of the ``types``, and while nobody looks: neither ``first``, who are asked before a call
-/// is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or the names of a
-/// module, one of them, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
-/// memory, and ``written`` is told which were written. ``new`` is a function that makes one of a size, strides, a type and a device's
-/// number, and, if there are such, two that do without the number, for the processor and for the GPU whose number the last one tells.
+/// A call takes the fast path only if no observer (mode, profiler, tracer) is active and the tensors are plain: of the classes
+/// that ``exchange`` accepts, contiguous and without lazy negation.
+///
+/// Args:
+///     exchange: Reads the tensors.
+///     checked_before: Observers that are checked before a call. Each is a function that returns whether the observer is active,
+///         or a tuple of a module's ``__dict__``, the name of a variable and the value it has while the observer is inactive.
+///     checked_during: Observers that are checked while a call runs, because they may see it again. As ``checked_before``.
+///     types: The framework's dtypes that are supported.
+///     is_negated: A function that returns whether a tensor is a lazily negated view of its memory.
+///     factories: A function that creates a tensor from size, strides, dtype and device number (-1 for the CPU), and ``None``
+///         or a tuple of two functions without the device number, for the CPU and for the current GPU, and one that returns the
+///         number of the current GPU.
+///     mark_written: A function that is called with a tuple of the tensors that were written.
 ///
 /// >>> from wholemem._native import Shortcut
 /// >>> callable(Shortcut.gather)
@@ -35,46 +44,46 @@ use crate::tensor::WholeTensor;
 #[derive(Debug)]
 pub(crate) struct Shortcut {
     exchange: Py<Exchange>,
-    first: Vec<Watcher>,
-    then: Vec<Watcher>,
+    checked_before: Vec<CallObserver>,
+    checked_during: Vec<CallObserver>,
     types: Vec<(Element, Py<PyAny>)>,
-    is_other: Py<PyAny>,
-    new: Maker,
-    written: Py<PyAny>,
+    is_negated: Py<PyAny>,
+    factories: TensorFactory,
+    mark_written: Py<PyAny>,
 }
 
-/// Who may look at calls of the framework.
+/// An observer of the framework's calls.
 #[derive(Debug, FromPyObject)]
-enum Watcher {
-    /// The names of a module, one of them, and what that is while nobody looks.
+enum CallObserver {
+    /// The variable of a module: the module's `__dict__`, the name, and the value while the observer is inactive.
     Flag(Py<PyDict>, Py<PyString>, Py<PyAny>),
-    /// A function that says so.
+    /// A function that returns whether the observer is active.
     #[pyo3(transparent)]
     Call(Py<PyAny>),
 }
 
-impl Watcher {
-    fn looks(&self, py: Python<'_>) -> PyResult<bool> {
+impl CallObserver {
+    fn is_active(&self, py: Python<'_>) -> PyResult<bool> {
         match self {
-            Self::Flag(names, name, quiet) => {
+            Self::Flag(names, name, inactive) => {
                 let found = names.bind(py).get_item(name.bind(py))?;
-                Ok(!found.is_some_and(|found| found.is(quiet)))
+                Ok(!found.is_some_and(|found| found.is(inactive)))
             }
-            Self::Call(asked) => asked.bind(py).call0()?.is_truthy(),
+            Self::Call(check) => check.bind(py).call0()?.is_truthy(),
         }
     }
 }
 
-/// Makes tensors: a function that makes any, and those that make them quickly where they can.
+/// Creates tensors: a general function, and faster ones for the CPU and the current GPU.
 #[derive(Debug, FromPyObject)]
-struct Maker(Py<PyAny>, Option<Quick>);
+struct TensorFactory(Py<PyAny>, Option<FastFactories>);
 
-/// For the processor, and for the GPU whose number the last function tells.
+/// Functions for the CPU and for the current GPU, and one that returns the number of the current GPU.
 #[derive(Debug, FromPyObject)]
-struct Quick(Py<PyAny>, Py<PyAny>, Py<PyAny>);
+struct FastFactories(Py<PyAny>, Py<PyAny>, Py<PyAny>);
 
-impl Maker {
-    fn make<'py>(
+impl TensorFactory {
+    fn create<'py>(
         &self,
         size: Bound<'py, PyTuple>,
         strides: Bound<'py, PyTuple>,
@@ -83,8 +92,10 @@ impl Maker {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, Self(any, quick)) = (size.py(), self);
         let quick = match quick {
-            Some(Quick(cpu, ..)) if device < 0 => Some(cpu),
-            Some(Quick(_, cuda, current)) if current.bind(py).call0()?.extract::<i32>()? == device => {
+            Some(FastFactories(cpu, ..)) if device < 0 => Some(cpu),
+            Some(FastFactories(_, cuda, current))
+                if current.bind(py).call0()?.extract::<i32>()? == device =>
+            {
                 Some(cuda)
             }
             _ => None,
@@ -99,22 +110,31 @@ impl Maker {
 #[pymethods]
 impl Shortcut {
     #[new]
-    #[pyo3(signature = (exchange, *, first, then, types, is_other, new, written))]
+    #[pyo3(signature = (exchange, *, checked_before, checked_during, types, is_negated, factories, mark_written))]
     fn new(
         exchange: Py<Exchange>,
-        first: Vec<Watcher>,
-        then: Vec<Watcher>,
+        checked_before: Vec<CallObserver>,
+        checked_during: Vec<CallObserver>,
         types: Vec<Bound<'_, PyAny>>,
-        is_other: Py<PyAny>,
-        new: Maker,
-        written: Py<PyAny>,
+        is_negated: Py<PyAny>,
+        factories: TensorFactory,
+        mark_written: Py<PyAny>,
     ) -> PyResult<Self> {
         let named = |kind: Bound<'_, PyAny>| Ok((kind.extract()?, kind.unbind()));
         let types = types.into_iter().map(named).collect::<PyResult<_>>()?;
-        Ok(Self { exchange, first, then, types, is_other, new, written })
+        Ok(Self { exchange, checked_before, checked_during, types, is_negated, factories, mark_written })
     }
 
-    /// The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual.
+    /// Gathers rows of a table without the dispatcher.
+    ///
+    /// Args:
+    ///     table: A :class:`wholemem.WholeTensor`.
+    ///     indices: A tensor of int32 or int64.
+    ///     out: The output tensor; ``None`` creates one.
+    ///     dtype: The requested dtype; ``None`` is the dtype of the table.
+    ///
+    /// Returns:
+    ///     The rows, or ``None`` if the call must go through the dispatcher.
     #[pyo3(signature = (table, indices, out, dtype))]
     fn gather<'py>(
         &self,
@@ -126,44 +146,55 @@ impl Shortcut {
         let (py, exchange) = (table.py(), self.exchange.get());
         let Ok(table) = table.cast::<WholeTensor>() else { return Ok(None) };
         let table = table.get();
-        if !exchange.knows(indices) || is_watched(py, &self.first)? || !self.is_asked(table, dtype) {
+        if !exchange.accepts(indices)
+            || is_observed(py, &self.checked_before)?
+            || !self.is_table_dtype(table, dtype)
+        {
             return Ok(None);
         }
         let Some(out) = out else {
             let Some(rows) = self.new_rows(table, indices)? else { return Ok(None) };
-            let is_done = self.gather_plain(table, indices, &rows)? && !is_watched(py, &self.then)?;
-            return Ok(is_done.then_some(rows));
+            let is_complete =
+                self.gather_tensors(table, indices, &rows)? && !is_observed(py, &self.checked_during)?;
+            return Ok(is_complete.then_some(rows));
         };
-        if !exchange.knows(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+        if !exchange.accepts(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
-        // Negatives are views of complex numbers, with gaps, but for those of one number; and those that are laid out by hand, which
-        // are refused when they have been written.
-        let may_be_other = table.rows.row_len() <= table.element.len();
-        if may_be_other && self.is_other(out, table.element)? {
+        // Lazily negated tensors are views of complex tensors, so they have gaps unless they have one element. A contiguous one
+        // that was built by hand is detected after the write, and the call then goes through the dispatcher.
+        let may_be_negated = table.rows.row_len() <= table.element.len();
+        if may_be_negated && self.is_negated(out, table.element)? {
             return Ok(None);
         }
-        // Rows as long as an index may take the place of their indices, which are then not there to be gathered by again.
-        if table.rows.row_len() <= size_of::<u64>() && is_watched(py, &self.then)? {
+        // A row of up to 8 bytes may overwrite its index in place, and the gather could then not be repeated.
+        if table.rows.row_len() <= size_of::<u64>() && is_observed(py, &self.checked_during)? {
             return Ok(None);
         }
-        let gathered = self.gather_plain(table, indices, out);
-        // Of a bad index, the other rows are there.
+        let gathered = self.gather_tensors(table, indices, out);
+        // With a bad index, the other rows are written.
         let is_written = match &gathered {
             Ok(is_filled) => *is_filled,
             Err(error) => is_bad_index(py, error),
         };
         if is_written {
-            self.written.bind(py).call1(((out,),))?;
+            self.mark_written.bind(py).call1(((out,),))?;
         }
-        let is_done = gathered?
-            && !is_watched(py, &self.then)?
-            && (may_be_other || !self.is_other(out, table.element)?);
-        Ok(is_done.then(|| out.clone()))
+        let is_complete = gathered?
+            && !is_observed(py, &self.checked_during)?
+            && (may_be_negated || !self.is_negated(out, table.element)?);
+        Ok(is_complete.then(|| out.clone()))
     }
 
-    /// Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher. Returns ``False`` and does
-    /// nothing if the tensors differ in shape or type, or if they are not plain strided tensors.
+    /// Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher.
+    ///
+    /// Args:
+    ///     comm: The communicator.
+    ///     input: The tensor of this rank.
+    ///     output: The output tensor, which may be ``input``.
+    ///
+    /// Returns:
+    ///     ``False``, without any effect, if the tensors differ in shape or type or are not plain strided tensors.
     #[pyo3(signature = (comm, input, output))]
     fn all_reduce(
         &self,
@@ -172,21 +203,21 @@ impl Shortcut {
         output: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let (py, exchange) = (input.py(), self.exchange.get());
-        let state = comm.get().state().raised()?;
-        // SAFETY: the caller of the reduction keeps the tensor during the call, and the work goes to the framework's current stream,
-        // in whose order its allocator reuses memory. No Python code runs before the operands are made, which keep no shape.
-        let Some(from) = (unsafe { exchange.look_plain(input) }) else { return Ok(false) };
+        let state = comm.get().state().into_py()?;
+        // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
+        // order its allocator reuses memory. No Python code runs before the operands are built, which hold no shape.
+        let Some(from) = (unsafe { exchange.inspect_plain(input) }) else { return Ok(false) };
         let to = if input.is(output) {
             Some(from)
         } else {
-            // SAFETY: the output is kept by the caller, and used on the same stream, as the input is.
-            unsafe { exchange.look_plain(output) }
+            // SAFETY: the caller keeps the output alive, and it is used on the same stream as the input.
+            unsafe { exchange.inspect_plain(output) }
         };
         let element = from.dtype;
         let operands = to.and_then(|to| state.operands("the tensor", &from, &to, &[]).ok());
-        let (Some(operands), Ok(dtype)) = (operands, element.number()) else { return Ok(false) };
-        // Not while it runs: the other ranks would not do it again.
-        if self.is_other(input, element)? || (!input.is(output) && self.is_other(output, element)?) {
+        let (Some(operands), Ok(dtype)) = (operands, element.arithmetic_dtype()) else { return Ok(false) };
+        // This check cannot run during the call: the other ranks would not repeat the reduction.
+        if self.is_negated(input, element)? || (!input.is(output) && self.is_negated(output, element)?) {
             return Ok(false);
         }
         let on = exchange.call_stream(py, &state)?;
@@ -195,9 +226,13 @@ impl Shortcut {
     }
 }
 
-/// A gather that goes the short way where it can, and else calls the function that goes the long one.
+/// A gather function that takes the fast path if possible, and otherwise calls the wrapped Python function.
 ///
-/// To those who hold it it is that function: it binds, pickles and is described as one.
+/// It binds, pickles and is documented like the wrapped function.
+///
+/// Args:
+///     shortcut: The fast path.
+///     function: The function that goes through the dispatcher.
 ///
 /// >>> from wholemem._native import ShortGather
 /// >>> callable(ShortGather)
@@ -215,9 +250,9 @@ impl ShortGather {
     #[pyo3(signature = (shortcut, function))]
     fn new(shortcut: Py<Shortcut>, function: Bound<'_, PyAny>) -> PyResult<Py<Self>> {
         let py = function.py();
-        let made = Bound::new(py, Self { shortcut, function: function.clone().unbind() })?;
-        py.import("functools")?.call_method1("update_wrapper", (&made, function))?;
-        Ok(made.unbind())
+        let gather = Bound::new(py, Self { shortcut, function: function.clone().unbind() })?;
+        py.import("functools")?.call_method1("update_wrapper", (&gather, function))?;
+        Ok(gather.unbind())
     }
 
     #[pyo3(signature = (*args, **kwargs))]
@@ -238,25 +273,25 @@ impl ShortGather {
                 _ => PyResult::Ok(None),
             };
             let (out, dtype) = (named(intern!(py, "out"))?, named(intern!(py, "dtype"))?);
-            let given = |found: Option<Bound<'py, PyAny>>| found.filter(|found| !found.is_none());
+            let not_none = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
             let (table, indices) = (args.get_item(0)?, args.get_item(1)?);
             if left == 0
                 && let Some(rows) = self.shortcut.get().gather(
                     &table,
                     &indices,
-                    given(out).as_ref(),
-                    given(dtype).as_ref(),
+                    not_none(out).as_ref(),
+                    not_none(dtype).as_ref(),
                 )?
             {
                 return Ok(rows);
             }
         }
-        // Also with other arguments than it takes, which it says better.
+        // Wrong arguments are also passed on: the Python function raises the better error.
         self.function.bind(py).call(args, kwargs)
     }
 
-    /// What is native cannot be compiled; this and the next say that a compiler is to take the function instead. The names are
-    /// torch's, for `torch.jit.script_if_tracing`. They are the class's, so that who wraps a gather does not take them over.
+    /// torch cannot compile a native callable. This attribute and the next make `torch.jit.script_if_tracing` compile the
+    /// wrapped function instead. They belong to the class, so that `functools.wraps` does not copy them.
     #[classattr]
     fn __script_if_tracing_wrapper() -> bool {
         true
@@ -267,12 +302,12 @@ impl ShortGather {
         self.function.clone_ref(py)
     }
 
-    /// What else a function has: its code, its defaults.
+    /// Forwards other attributes of a function, such as its code and defaults.
     fn __getattr__<'py>(&self, py: Python<'py>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
         self.function.bind(py).getattr(name)
     }
 
-    /// As a function that is part of a class is bound.
+    /// Binds as a method, like a function in a class.
     fn __get__<'py>(
         slf: &Bound<'py, Self>,
         instance: Option<&Bound<'py, PyAny>>,
@@ -284,7 +319,7 @@ impl ShortGather {
         }
     }
 
-    /// As a function is found again by another process: by its name.
+    /// Pickles by qualified name, like a function.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.getattr(intern!(slf.py(), "__qualname__"))
     }
@@ -295,15 +330,16 @@ impl ShortGather {
     }
 }
 
-/// Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one, and has the ranks as
-/// ``comm``.
+/// Base class for sums over all ranks that take the fast path if possible.
+///
+/// A subclass has the communicator as ``comm``, and the method ``_all_reduce``, which goes through the dispatcher.
 ///
 /// >>> from wholemem._native import ShortReduction
 /// >>> class Sums(ShortReduction):
 /// ...     def _all_reduce(self, tensor, out):
-/// ...         return "the long way"
+/// ...         return "dispatched"
 /// >>> Sums().all_reduce(None)
-/// 'the long way'
+/// 'dispatched'
 #[pyclass(frozen, subclass, module = "wholemem._native")]
 #[derive(Debug, Default)]
 pub(crate) struct ShortReduction {
@@ -318,13 +354,22 @@ impl ShortReduction {
         Self::default()
     }
 
-    /// The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
+    /// Returns the sum of all ranks' tensors. All ranks call it.
     ///
-    /// The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
-    /// ranks, is read where it is; others are copied on the way.
+    /// The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read in place; other tensors are
+    /// staged. torch does not see the call: it is not differentiable, and autograd does not notice that ``out`` was overwritten.
+    /// Use :func:`wholemem.torch.all_reduce` for training and in compiled code.
     ///
-    /// torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
-    /// told that it is gone. :func:`wholemem.torch.all_reduce` is for training, and for what is compiled.
+    /// Args:
+    ///     tensor: The tensor of this rank.
+    ///     out: The output tensor, of the same shape. It may be ``tensor``. ``None`` creates one.
+    ///
+    /// Returns:
+    ///     ``out``, or the new tensor.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (tensor, out=None))]
     fn all_reduce<'py>(
         slf: &Bound<'py, Self>,
@@ -336,8 +381,8 @@ impl ShortReduction {
             && let Ok(comm) = slf.getattr(intern!(py, "comm"))?.cast::<Communicator>()
         {
             let shortcut = shortcut.get();
-            let made = if out.is_none() { shortcut.new_like(tensor)? } else { None };
-            if let Some(out) = out.or(made.as_ref())
+            let new = if out.is_none() { shortcut.new_like(tensor)? } else { None };
+            if let Some(out) = out.or(new.as_ref())
                 && shortcut.all_reduce(comm, tensor, out)?
             {
                 return Ok(out.clone());
@@ -346,18 +391,21 @@ impl ShortReduction {
         slf.call_method1(intern!(py, "_all_reduce"), (tensor, out))
     }
 
-    /// Goes the short way from now on.
+    /// Enables the fast path.
+    ///
+    /// Args:
+    ///     shortcut: The fast path of this process.
     #[pyo3(signature = (shortcut))]
-    fn _go_short(&self, shortcut: Py<Shortcut>) {
-        // Once is enough: there is one.
+    fn _use_shortcut(&self, shortcut: Py<Shortcut>) {
+        // Later calls have no effect: a process has one fast path.
         drop(self.shortcut.set(shortcut));
     }
 }
 
-/// Whether somebody else looks at calls of the framework now.
-fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
-    for watcher in watchers {
-        if watcher.looks(py)? {
+/// Whether an observer of the framework's calls is active.
+fn is_observed(py: Python<'_>, observers: &[CallObserver]) -> PyResult<bool> {
+    for observer in observers {
+        if observer.is_active(py)? {
             return Ok(true);
         }
     }
@@ -365,56 +413,56 @@ fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
 }
 
 impl Shortcut {
-    /// Whether elements come out as they are in the table.
-    fn is_asked(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
-        dtype.is_none_or(|asked| self.type_of(table.element).is_some_and(|own| asked.is(own)))
+    /// Whether the requested dtype is the dtype of the table.
+    fn is_table_dtype(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
+        dtype.is_none_or(|requested| self.type_of(table.element).is_some_and(|own| requested.is(own)))
     }
 
     fn type_of(&self, element: Element) -> Option<&Py<PyAny>> {
-        self.types.iter().find(|(known, _)| *known == element).map(|(_, kind)| kind)
+        self.types.iter().find(|(own, _)| *own == element).map(|(_, kind)| kind)
     }
 
-    /// Whether elements of a tensor are not those in its memory.
-    fn is_other(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
-        Ok(element.is_part_of_complex() && self.is_other.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
+    /// Whether a tensor is a lazily negated view of its memory.
+    fn is_negated(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
+        Ok(element.is_part_of_complex() && self.is_negated.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
     }
 
-    /// Gathers if indices and rows are plain tensors that fit; if not, it does nothing and returns false.
-    fn gather_plain(
+    /// Gathers if indices and rows are plain tensors of matching shape and type; otherwise returns false without any effect.
+    fn gather_tensors(
         &self,
         table: &WholeTensor,
         indices: &Bound<'_, PyAny>,
         rows: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let (py, exchange) = (indices.py(), self.exchange.get());
-        // SAFETY: the caller of the gather keeps the tensor during the call, and the work goes to the framework's current stream, in
-        // whose order its allocator reuses memory. No Python code runs before the operands are made.
-        let Some(from) = (unsafe { exchange.look_plain(indices) }) else { return Ok(false) };
-        // SAFETY: the rows are kept by the caller, and used on the same stream, as the indices are.
-        let Some(to) = (unsafe { exchange.look_plain(rows) }) else { return Ok(false) };
+        // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
+        // order its allocator reuses memory. No Python code runs before the operands are built.
+        let Some(from) = (unsafe { exchange.inspect_plain(indices) }) else { return Ok(false) };
+        // SAFETY: the caller keeps the rows alive, and they are used on the same stream as the indices.
+        let Some(to) = (unsafe { exchange.inspect_plain(rows) }) else { return Ok(false) };
         let Ok((indices, rows)) = table.gather_operands(&from, &to, false, false) else { return Ok(false) };
         let on = exchange.call_stream(py, &table.state)?;
         table.gather_rows(py, &on, &indices.indices, &rows)?;
         Ok(true)
     }
 
-    /// A tensor for the rows that indices name, if they can be indices.
+    /// A new tensor for the rows of these indices; `None` if the tensor cannot hold indices.
     fn new_rows<'py>(
         &self,
         table: &WholeTensor,
         indices: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // SAFETY: nothing is reached through the address, and the shape is copied before any Python code runs.
-        let seen = unsafe { self.exchange.get().look_plain(indices) };
-        let Some(seen) = seen.filter(|seen| seen.dtype.is_index()) else { return Ok(None) };
-        self.new_tensor(indices.py(), table.element, &table.shape_of(seen.shape), seen.device)
+        // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
+        let like = unsafe { self.exchange.get().inspect_plain(indices) };
+        let Some(like) = like.filter(|like| like.dtype.is_index()) else { return Ok(None) };
+        self.new_tensor(indices.py(), table.element, &table.shape_of(like.shape), like.device)
     }
 
-    /// A tensor like one that can be looked at.
+    /// A new tensor with the shape and type of another; `None` if that is not a plain tensor.
     fn new_like<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // SAFETY: nothing is reached through the address, and the shape is copied before any Python code runs.
-        let Some(seen) = (unsafe { self.exchange.get().look_plain(tensor) }) else { return Ok(None) };
-        self.new_tensor(tensor.py(), seen.dtype, seen.shape, seen.device)
+        // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
+        let Some(like) = (unsafe { self.exchange.get().inspect_plain(tensor) }) else { return Ok(None) };
+        self.new_tensor(tensor.py(), like.dtype, like.shape, like.device)
     }
 
     fn new_tensor<'py>(
@@ -422,14 +470,14 @@ impl Shortcut {
         py: Python<'py>,
         element: Element,
         shape: &[i64],
-        device: Place,
+        device: DlDevice,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // Of more elements than there can be, the framework says so.
+        // If there are too many elements, the framework raises the error.
         let (Some(kind), Ok(layout)) = (self.type_of(element), Layout::contiguous(element, shape)) else {
             return Ok(None);
         };
         let (size, strides) = (PyTuple::new(py, layout.shape)?, PyTuple::new(py, layout.strides)?);
         let device = if device.is_cuda() { device.id } else { -1 };
-        self.new.make(size, strides, kind, device).map(Some)
+        self.factories.create(size, strides, kind, device).map(Some)
     }
 }

@@ -1,7 +1,7 @@
-//! The stream that a call's work goes to.
+//! The stream on which the work of a call runs.
 //!
-//! On the host, work has run when the call returns. On a GPU it is enqueued: on the stream that the caller names, or on the
-//! default one, with which frameworks begin too.
+//! On the host, the work has run when the call returns. On a GPU it is enqueued on the stream that the caller passes, or on
+//! the default stream.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,85 +10,85 @@ use wholemem_hal::{BackendKind, Error as HalError, Rights, Stream};
 use wholemem_os::interrupt::{CHECK_INTERVAL, is_interrupted};
 use wholemem_os::{Deadline, ForkEpoch};
 
-use crate::array::{Array, Place, Turn, View, take};
+use crate::array::{Array, DlDevice, FrameworkStream, View, import};
 use crate::communicator::CommState;
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::framework::Framework;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
-/// A stream, and how DLPack calls it.
+/// The stream of a call, and its number in DLPack.
 #[derive(Debug)]
 pub(crate) struct CallStream {
     pub(crate) stream: Stream,
     dlpack: Option<i64>,
-    /// The stream as arrays remember who used them; `None` on the host, where nobody has to wait.
-    turn: Option<Turn>,
+    /// The stream for the last-use order of arrays; `None` on the host, where work runs immediately.
+    order: Option<FrameworkStream>,
 }
 
 impl CallStream {
-    /// The stream that was given: a number, or an object of torch, CuPy or cuda.core.
-    pub(crate) fn of(state: &CommState, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    /// The stream of a `stream` argument: a handle, or an object of torch, CuPy or cuda.core.
+    pub(crate) fn of(state: &CommState, object: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = state.comm.device();
         if device.backend().kind() == BackendKind::Host {
-            // Not used, but no excuse for what is none.
-            given.map(handle_of).transpose()?;
-            return Ok(Self { stream: state.stream.clone(), dlpack: None, turn: None });
+            // The host does not use the stream, but an invalid argument is still an error.
+            object.map(handle_of).transpose()?;
+            return Ok(Self { stream: state.stream.clone(), dlpack: None, order: None });
         }
-        let handle = given.map_or(Ok(0), handle_of)?;
-        // SAFETY: the calling Python code guarantees that the stream it names is one of the communicator's device, and that it is not
-        // destroyed while work is enqueued on it or an array remembers it.
-        let turn = unsafe { Turn::new(device, handle, given) };
-        // Zero is not taken by DLPack, where one is the default stream.
+        let handle = object.map_or(Ok(0), handle_of)?;
+        // SAFETY: the calling Python code guarantees that the stream belongs to the communicator's device, and that it is not
+        // destroyed while work is enqueued on it or while it is the last stream of an array.
+        let foreign = unsafe { FrameworkStream::new(device, handle, object) };
+        // DLPack does not allow 0; its number of the default stream is 1.
         let dlpack = i64::try_from(handle.max(1)).ok();
-        Ok(Self { stream: turn.stream(), dlpack, turn: Some(turn) })
+        Ok(Self { stream: foreign.stream(), dlpack, order: Some(foreign) })
     }
 
-    /// The same for a call on arrays of a framework, whose own stream is taken if none is given.
+    /// The same for a call on arrays of a framework, whose current stream is the default.
     pub(crate) fn for_call<'py>(
         state: &CommState,
-        given: Option<&Bound<'py, PyAny>>,
+        object: Option<&Bound<'py, PyAny>>,
         framework: &Framework<'py>,
     ) -> PyResult<Self> {
-        match given {
-            Some(_) => Self::of(state, given),
-            None => Self::of(state, framework.stream(state.place)?.as_ref()),
+        match object {
+            Some(_) => Self::of(state, object),
+            None => Self::of(state, framework.stream(state.dl_device)?.as_ref()),
         }
     }
 
-    /// An array, ready to be used on this stream.
-    pub(crate) fn take(&self, given: &Bound<'_, PyAny>) -> PyResult<View> {
-        if let (Some(turn), Ok(array)) = (&self.turn, given.cast::<Array>()) {
-            return array.get().used_in(given.py(), turn).raised();
+    /// Imports an array for use on this stream.
+    pub(crate) fn import(&self, object: &Bound<'_, PyAny>) -> PyResult<View> {
+        if let (Some(order), Ok(array)) = (&self.order, object.cast::<Array>()) {
+            return array.get().use_on(object.py(), order).into_py();
         }
-        take(given, self.dlpack)
+        import(object, self.dlpack)
     }
 
-    /// The same memory on the communicator's device: a copy if that is a GPU and the array is in host memory that the GPU does not
-    /// reach. The call waits for the copy.
+    /// The array in memory that the communicator's device can access. If that is a GPU and the array is in pageable host memory,
+    /// it is copied, and the call waits for the copy.
     pub(crate) fn on_device(
         &self,
         py: Python<'_>,
         state: &CommState,
-        what: &str,
+        argument: &str,
         view: View,
     ) -> PyResult<View> {
         if !self.needs_copy(state, &view) {
             return Ok(view);
         }
         let mut bytes = vec![0; view.layout.len()];
-        view.bytes(what).raised()?.read_at(0, &mut bytes).raised()?;
-        let copy = state.make(view.layout.clone()).raised()?;
-        let span = copy.span(what, state.comm.device(), Rights::ReadWrite).raised()?;
-        waiting(py, || self.stream.write(&span, &bytes))?;
+        view.bytes(argument).into_py()?.read_at(0, &mut bytes).into_py()?;
+        let copy = state.allocate(view.layout.clone()).into_py()?;
+        let span = copy.span(argument, state.comm.device(), Rights::ReadWrite).into_py()?;
+        run_blocking(py, || self.stream.write(&span, &bytes))?;
         Ok(copy)
     }
 
-    /// Whether a GPU does not reach a host array with elements.
+    /// Whether an array has elements in host memory that the GPU cannot access.
     pub(crate) fn needs_copy(&self, state: &CommState, view: &View) -> bool {
-        state.place.is_cuda() && view.place == Place::CPU && view.layout.count() > 0
+        state.dl_device.is_cuda() && view.dl_device == DlDevice::CPU && view.layout.count() > 0
     }
 
-    /// Copies from memory of the device to a host array of the same layout, and waits for what is enqueued before.
+    /// Copies device memory to a host array of the same layout, and waits for the work that is enqueued before.
     pub(crate) fn read_back(
         &self,
         py: Python<'_>,
@@ -96,26 +96,26 @@ impl CallStream {
         from: &View,
         to: &View,
     ) -> PyResult<()> {
-        let span = from.span("the output", state.comm.device(), Rights::Read).raised()?;
+        let span = from.span("the output", state.comm.device(), Rights::Read).into_py()?;
         let mut bytes = vec![0; from.layout.len()];
-        waiting(py, || self.stream.read(&span, &mut bytes))?;
-        to.write_bytes("the output", &bytes).raised()
+        run_blocking(py, || self.stream.read(&span, &mut bytes))?;
+        to.write_bytes("the output", &bytes).into_py()
     }
 
-    /// Waits until what is enqueued has run.
+    /// Waits until the enqueued work has run.
     pub(crate) fn finish(&self) -> Result<(), HalError> {
         finish(&self.stream)
     }
 }
 
-/// Waits until what is enqueued on a stream has run, or the wait is interrupted; and lets go of what was used by the calls
-/// that have run.
+/// Waits until the work that is enqueued on a stream has run, or the wait is interrupted. Releases the operands of the work
+/// that has run.
 pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     loop {
         match stream.synchronize(Deadline::after(CHECK_INTERVAL)) {
             Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
             Ok(()) => {
-                // Each call knew the stream by its number only, and left behind what it used.
+                // Calls create a `Stream` by handle each time, so their operands are released here.
                 stream.device().backend().collect();
                 return Ok(());
             }
@@ -124,57 +124,60 @@ pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     }
 }
 
-/// The driver's number of a stream: given as a number, or as an object of torch, CuPy or cuda.core.
-pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
-    if let Ok(handle) = given.extract::<u64>() {
+/// The driver's handle of a stream, from an int or an object of torch, CuPy or cuda.core.
+pub(crate) fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(handle) = object.extract::<u64>() {
         return Ok(handle);
     }
     for name in ["cuda_stream", "ptr", "handle"] {
-        if let Ok(handle) = given.getattr(name).and_then(|handle| handle.extract::<u64>()) {
+        if let Ok(handle) = object.getattr(name).and_then(|handle| handle.extract::<u64>()) {
             return Ok(handle);
         }
     }
-    if let Ok((_, handle)) =
-        given.call_method0("__cuda_stream__").and_then(|says| says.extract::<(u64, u64)>())
+    if let Ok((_, handle)) = object
+        .call_method0("__cuda_stream__")
+        .and_then(|version_handle| version_handle.extract::<(u64, u64)>())
     {
         return Ok(handle);
     }
-    let message = format!("`{}` is no stream", given.get_type().name()?);
-    Err(Raised::new("WrongType", message).hint("give a stream of torch or CuPy, or its number").into())
+    let message = format!("`{}` is not a stream", object.get_type().name()?);
+    Err(Exception::new("WrongType", message)
+        .hint("pass a stream of torch or CuPy, or its handle as an int")
+        .into())
 }
 
-/// The streams by whose numbers a framework has called so far, the latest one first. They are the framework's, which keeps them.
+/// Cached streams of a framework by handle, the latest first. The framework owns them.
 #[derive(Debug)]
-pub(crate) struct Streams {
+pub(crate) struct StreamCache {
     epoch: ForkEpoch,
-    known: Mutex<Vec<(u64, Stream)>>,
+    cached: Mutex<Vec<(u64, Stream)>>,
 }
 
-impl Streams {
-    pub(crate) fn new() -> Result<Self, Raised> {
-        Ok(Self { epoch: ForkEpoch::current()?, known: Mutex::default() })
+impl StreamCache {
+    pub(crate) fn new() -> Result<Self, Exception> {
+        Ok(Self { epoch: ForkEpoch::current()?, cached: Mutex::default() })
     }
 }
 
 impl CommState {
-    /// The stream that a framework calls by a number, remembered so that the next call finds it without allocating.
+    /// The stream with a framework's handle, cached so that the next call does not allocate.
     ///
     /// # Safety
-    /// The number is that of a stream of the communicator's device, which its framework does not destroy before the communicator
-    /// is closed and its memory dropped, as torch destroys none of its own. On the host the number has no meaning.
+    /// The handle is that of a stream of the communicator's device, which its framework does not destroy before the communicator
+    /// is closed and its memory is dropped; torch never destroys its streams. On the host the handle is ignored.
     pub(crate) unsafe fn stream_at(&self, handle: u64) -> Stream {
-        // In a child of a fork, which is told so by whatever it enqueues, the lock may be held by a thread that is not there.
-        if !self.place.is_cuda() || !self.streams.epoch.is_current() {
+        // In a forked child, the mutex may be held by a thread that was not forked; any enqueue in the child is an error.
+        if !self.dl_device.is_cuda() || !self.streams.epoch.is_current() {
             return self.stream.clone();
         }
-        let mut known = self.streams.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = known.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
-            // SAFETY: the caller guarantees that the number is that of a stream of this device, and that the stream outlives the
-            // communicator's memory, and so the last clone.
-            known.push((handle, unsafe { Stream::from_foreign_static(self.comm.device(), handle) }));
-            known.len() - 1
+        let mut cached = self.streams.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let position = cached.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
+            // SAFETY: the caller guarantees that the handle is that of a stream of this device, and that the stream outlives the
+            // communicator's memory, and so every clone.
+            cached.push((handle, unsafe { Stream::from_foreign_static(self.comm.device(), handle) }));
+            cached.len() - 1
         });
-        known.swap(0, place);
-        known[0].1.clone()
+        cached.swap(0, position);
+        cached[0].1.clone()
     }
 }

@@ -1,4 +1,4 @@
-//! Elements over many ranks: see `wholemem.WholeTensor` in Python.
+//! `wholemem.WholeTensor`: a table whose rows are divided among ranks.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -12,16 +12,16 @@ use wholemem_os::interrupt::is_interrupted;
 use wholemem_os::width::to_usize;
 use zerocopy::IntoBytes;
 
-use crate::array::{Array, Element, Layout, Place, View};
+use crate::array::{Array, DlDevice, Element, Layout, View};
 use crate::communicator::{CommState, Communicator};
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::handle::Handle;
-use crate::number::{Shape, natural, signed};
+use crate::number::{Shape, signed, unsigned};
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
-/// A tensor whose rows are divided among ranks: each stores its own, and reaches all.
+/// A table: a tensor whose rows are divided among ranks. Each rank stores its own rows and can access all rows.
 ///
 /// >>> import numpy, wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -36,10 +36,10 @@ pub(crate) struct WholeTensor {
     pub(crate) rows: wholemem::WholeTensor,
     /// The shape of one row.
     pub(crate) row_shape: Vec<i64>,
-    /// What the elements are to Python; the tensor below may only know how long they are.
+    /// The element type in Python.
     pub(crate) element: Element,
     pub(crate) state: Arc<CommState>,
-    /// What kernels find rows by, where they can read it.
+    /// The `ElementRef` of the table in pinned memory, for kernels of users.
     reference: OnceLock<PinnedBuffer>,
     handle: Handle,
 }
@@ -50,14 +50,14 @@ impl WholeTensor {
         Self { rows, row_shape, element, state, reference: OnceLock::new(), handle: Handle::default() }
     }
 
-    /// The shape of some of its rows.
+    /// The shape of rows of this table, given their outer shape.
     pub(crate) fn shape_of(&self, rows: &[i64]) -> Vec<i64> {
         [rows, &self.row_shape].concat()
     }
 
-    /// Rows that are one range of addresses, as an array.
-    fn array(&self, found: Option<LocalRows>) -> Result<Array, Raised> {
-        let Some(LocalRows { rows, span, stride }) = found else {
+    /// Rows in one range of addresses, as an array.
+    fn array(&self, rows: Option<LocalRows>) -> Result<Array, Exception> {
+        let Some(LocalRows { rows, span, stride }) = rows else {
             return Ok(Array::new(View::zeroed(Layout::contiguous(self.element, &self.shape_of(&[0]))?)?));
         };
         let count = signed(to_usize(rows.end - rows.start));
@@ -66,41 +66,56 @@ impl WholeTensor {
             layout.strides[0] = signed(stride / self.element.len());
         }
         let device = self.state.comm.device();
-        let place = match self.rows.memory().location() {
-            Location::Host => Place::beside(device),
-            _ => Place::of(device),
+        let dl_device = match self.rows.memory().location() {
+            Location::Host => DlDevice::pinned_for(device),
+            _ => DlDevice::of(device),
         };
-        Ok(Array::new(View::of_span(span, place, layout)?))
+        Ok(Array::new(View::of_span(span, dl_device, layout)?))
     }
 }
 
-fn kind_of(name: &str) -> Result<Kind, Raised> {
+fn kind_of(name: &str) -> Result<Kind, Exception> {
     match name {
         "continuous" => Ok(Kind::Continuous),
         "chunked" => Ok(Kind::Chunked),
-        _ => Err(Raised::new("WrongValue", format!("no kind of memory is called `{name}`"))
-            .hint("it is `continuous`: one range of addresses, or `chunked`: one for each rank")),
+        _ => Err(Exception::new("WrongValue", format!("the kind `{name}` does not exist"))
+            .hint("use `continuous` (one range of addresses) or `chunked` (one range for each rank)")),
     }
 }
 
-fn location_of(name: &str) -> Result<Location, Raised> {
+fn location_of(name: &str) -> Result<Location, Exception> {
     match name {
         "device" => Ok(Location::Device),
         "host" | "cpu" => Ok(Location::Host),
-        _ => Err(Raised::new("WrongValue", format!("memory is not at `{name}`"))
-            .hint("it is at the `device` of each rank, or at the `host`")),
+        _ => Err(Exception::new("WrongValue", format!("the location `{name}` does not exist"))
+            .hint("use `device` (the device of each rank) or `host`")),
     }
 }
 
 #[pymethods]
 impl WholeTensor {
-    /// Makes a tensor, zero. All ranks call it with the same arguments.
+    /// Creates a table filled with zeros. All ranks call it with the same arguments.
     ///
-    /// ``kind`` is ``continuous``, one range of addresses, or ``chunked``, one for each rank. ``location`` is the
-    /// ``device`` of each rank, or the ``host``. Rows are shared out evenly, or as ``rows_of_each`` says.
+    /// Args:
+    ///     comm: The communicator.
+    ///     shape: The shape, rows first.
+    ///     dtype: The element type: a name such as ``float32``, or a dtype of numpy or torch.
+    ///     kind: ``continuous`` has one range of addresses, ``chunked`` one range for each rank.
+    ///     location: ``device`` is the device of each rank, ``host`` is host memory.
+    ///     rows_of_each: The number of rows of each rank. ``None`` divides them evenly.
+    ///     equal_addresses: Whether the table has the same address on all ranks.
+    ///
+    /// Returns:
+    ///     The table.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+    ///     wholemem.errors.RanksDisagree: Ranks passed different arguments.
+    ///     wholemem.errors.WrongType: Tables cannot store the element type.
+    ///     wholemem.errors.WrongValue: The shape, kind, location or partition is invalid.
     #[classmethod]
     #[pyo3(signature = (comm, shape, dtype, *, kind="continuous", location="device", rows_of_each=None, equal_addresses=false))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn create(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
@@ -112,27 +127,43 @@ impl WholeTensor {
         rows_of_each: Option<Shape>,
         equal_addresses: bool,
     ) -> PyResult<Self> {
-        let state = comm.state().raised()?;
-        let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
+        let state = comm.state().into_py()?;
+        let (kind, location) = (kind_of(kind).into_py()?, location_of(location).into_py()?);
         let spec = TensorSpec {
-            dtype: dtype.stored().raised()?,
+            dtype: dtype.table_dtype().into_py()?,
             shape: shape.0,
             kind,
             location,
             rows_of_each: rows_of_each.map(|rows| rows.0),
             equal_addresses,
         };
-        let rows = waiting(py, || wholemem::WholeTensor::create(&state.comm, &spec))?;
+        let rows = run_blocking(py, || wholemem::WholeTensor::create(&state.comm, &spec))?;
         Ok(Self::new(rows, dtype, state))
     }
 
-    /// Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
+    /// Creates a table from a file: a saved table, a ``.npy`` file or a tensor of a ``.safetensors`` file.
     ///
-    /// All ranks call it; each reads the rows that it has. If the file is replaced between two ranks, all of them raise
-    /// :class:`~wholemem.errors.RanksDisagree`; if it is written while it is read, :class:`~wholemem.errors.BadFile`.
+    /// All ranks call it; each reads its own rows.
+    ///
+    /// Args:
+    ///     comm: The communicator.
+    ///     path: The file, or the folder of a saved table.
+    ///     name: The tensor in a ``.safetensors`` file.
+    ///     kind: ``continuous`` has one range of addresses, ``chunked`` one range for each rank.
+    ///     location: ``device`` is the device of each rank, ``host`` is host memory.
+    ///     rows_of_each: The number of rows of each rank. ``None`` divides them evenly.
+    ///
+    /// Returns:
+    ///     The table.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadFile: The file cannot be read, is invalid, or changed while it was read.
+    ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+    ///     wholemem.errors.RanksDisagree: The file was replaced, and ranks opened different versions; or ranks passed different
+    ///         arguments.
     #[classmethod]
     #[pyo3(signature = (comm, path, *, name=None, kind="continuous", location="device", rows_of_each=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by keyword")]
     fn load(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
@@ -143,86 +174,107 @@ impl WholeTensor {
         location: &str,
         rows_of_each: Option<Shape>,
     ) -> PyResult<Self> {
-        let state = comm.state().raised()?;
+        let state = comm.state().into_py()?;
         let source = match name {
             Some(name) => FileSource::tensor(path, name),
             None => FileSource::new(path),
         };
-        let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
+        let (kind, location) = (kind_of(kind).into_py()?, location_of(location).into_py()?);
         let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
-        let rows =
-            waiting(py, || wholemem::WholeTensor::load(&state.comm, &source, &spec, &unless_interrupted))?;
+        let rows = run_blocking(py, || {
+            wholemem::WholeTensor::load(&state.comm, &source, &spec, &unless_interrupted)
+        })?;
         let element = Element::of(rows.dtype());
         Ok(Self::new(rows, element, state))
     }
 
-    /// Saves the tensor as a folder, which appears when it is complete. All ranks call it.
+    /// Saves the table as a folder, which appears only when it is complete. All ranks call it.
+    ///
+    /// Args:
+    ///     path: The folder.
+    ///     overwrite: Whether to replace an existing saved table.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadFile: The folder exists or cannot be written.
     #[pyo3(signature = (path, *, overwrite=false))]
     fn save(&self, py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<()> {
-        waiting(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
+        run_blocking(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
     }
 
-    /// Makes a tensor like this one, zero. All ranks call it.
+    /// Creates a table of the same shape, type, kind, location and partition, filled with zeros. All ranks call it.
+    ///
+    /// Returns:
+    ///     The new table.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
     fn like(&self, py: Python<'_>) -> PyResult<Self> {
-        let rows = waiting(py, || self.rows.like())?;
+        let rows = run_blocking(py, || self.rows.like())?;
         Ok(Self::new(rows, self.element, Arc::clone(&self.state)))
     }
 
-    /// Waits until all ranks are here, and what they have done to it so far, on that stream too, can be seen by all.
+    /// Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+    ///
+    /// Args:
+    ///     stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let on = CallStream::of(&self.state, stream)?;
-        waiting(py, || -> Result<(), Raised> {
+        run_blocking(py, || -> Result<(), Exception> {
             on.finish()?;
             Ok(self.state.comm.barrier_on(&on.stream)?)
         })
     }
 
-    /// How many elements there are in each dimension, rows first.
+    /// The length of each dimension, rows first.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.rows.shape())
     }
 
-    /// How many elements lie from one to the next in each dimension.
+    /// The stride of each dimension, in elements.
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).raised()?.strides;
+        let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).into_py()?.strides;
         strides[0] = signed(self.rows.stride() / self.element.len());
         PyTuple::new(py, strides)
     }
 
-    /// The type of the elements, by numpy's name.
+    /// The name of the element type, as in numpy.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.element.name
     }
 
-    /// ``continuous`` or ``chunked``.
+    /// How the rows are addressed: ``continuous`` or ``chunked``.
     #[getter]
     fn kind(&self) -> String {
         self.rows.memory().kind().to_string()
     }
 
-    /// ``device`` or ``host``.
+    /// Where the rows are stored: ``device`` or ``host``.
     #[getter]
     fn location(&self) -> String {
         self.rows.memory().location().to_string()
     }
 
-    /// The device by which this rank reaches the rows.
+    /// The device with which this rank accesses the rows.
     #[getter]
     fn device(&self) -> String {
-        Place::of(self.state.comm.device()).to_string()
+        DlDevice::of(self.state.comm.device()).to_string()
     }
 
-    /// The number by which torch's operators find this object: see ``wholemem._handles``.
+    /// The handle of this object for torch operators: see ``wholemem._handles``.
     #[getter(_handle)]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
 
-    /// The first of this rank's rows, and the one behind the last.
+    /// This rank's rows: the first, and one past the last.
     #[getter]
     fn local_rows(&self) -> (u64, u64) {
         self.rows.local().map_or((0, 0), |local| (local.rows.start, local.rows.end))
@@ -237,8 +289,8 @@ impl WholeTensor {
         Ok(format!("WholeTensor(shape={shape}, dtype={dtype}, kind={kind}, location={})", self.location()))
     }
 
-    /// Called by numpy: all rows without a copy, if they are one range of addresses in host memory, as those of a continuous
-    /// tensor are; any other tensor raises. It does not wait for work on a GPU: call ``barrier`` first.
+    /// Called by numpy. Returns all rows without a copy if the table is continuous and in host memory; otherwise raises. It does
+    /// not wait for work on a GPU: call ``barrier`` first.
     #[pyo3(signature = (*arguments, **named))]
     fn __array__<'py>(
         &self,
@@ -249,98 +301,150 @@ impl WholeTensor {
         Array::__array__(&Bound::new(py, self.all()?)?, arguments, named)
     }
 
-    /// This rank's rows, without a copy.
+    /// Returns this rank's rows, without a copy.
     fn local(&self) -> PyResult<Array> {
-        self.array(self.rows.local()).raised()
+        self.array(self.rows.local()).into_py()
     }
 
-    /// A rank's rows, as this rank reaches them, without a copy.
-    fn rows_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<Array> {
-        self.array(self.rows.rows_of(Rank(rank)).raised()?).raised()
+    /// Returns another rank's rows, which this rank accesses directly, without a copy.
+    ///
+    /// Args:
+    ///     rank: The rank.
+    ///
+    /// Returns:
+    ///     An array that shares the memory.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The rank does not exist.
+    fn rows_of(&self, #[pyo3(from_py_with = unsigned)] rank: u32) -> PyResult<Array> {
+        self.array(self.rows.rows_of(Rank(rank)).into_py()?).into_py()
     }
 
-    /// All rows, without a copy: of a continuous tensor.
+    /// Returns all rows of a continuous table, without a copy.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The table is chunked.
     fn all(&self) -> PyResult<Array> {
         let all = self.rows.all_rows().map_err(|error| {
-            Raised::from(error)
-                .hint("rows of several chunks are no array: take those of each rank by `rows_of`")
+            Exception::from(error)
+                .hint("a chunked table is not one range of addresses: use `rows_of` for each rank")
         });
-        self.array(all.raised()?).raised()
+        self.array(all.into_py()?).into_py()
     }
 
-    /// Some of the rows, as a tensor.
+    /// Returns a range of rows as a table that shares the memory.
+    ///
+    /// Args:
+    ///     start: The first row.
+    ///     stop: One past the last row.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The range is not inside the table.
     fn rows(
         &self,
-        #[pyo3(from_py_with = natural)] start: u64,
-        #[pyo3(from_py_with = natural)] stop: u64,
+        #[pyo3(from_py_with = unsigned)] start: u64,
+        #[pyo3(from_py_with = unsigned)] stop: u64,
     ) -> PyResult<Self> {
-        Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, Arc::clone(&self.state)))
+        Ok(Self::new(self.rows.rows(start..stop).into_py()?, self.element, Arc::clone(&self.state)))
     }
 
-    /// Some of the columns, as a tensor: a range of the second dimension.
+    /// Returns a range of columns (the second dimension) as a table that shares the memory.
+    ///
+    /// Args:
+    ///     start: The first column.
+    ///     stop: One past the last column.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The range is not inside the table, or the table has one dimension.
     fn columns(
         &self,
-        #[pyo3(from_py_with = natural)] start: u64,
-        #[pyo3(from_py_with = natural)] stop: u64,
+        #[pyo3(from_py_with = unsigned)] start: u64,
+        #[pyo3(from_py_with = unsigned)] stop: u64,
     ) -> PyResult<Self> {
-        Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, Arc::clone(&self.state)))
+        Ok(Self::new(self.rows.columns(start..stop).into_py()?, self.element, Arc::clone(&self.state)))
     }
 
-    /// Copies the rows of an array to the rows from ``first`` on.
+    /// Copies the rows of an array to consecutive rows of the table.
+    ///
+    /// Args:
+    ///     first: The first row of the table.
+    ///     array: The rows, contiguous and of the table's element type, on this rank's device.
+    ///     stream: The CUDA stream of the copy. ``None`` is the default stream.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongStride: The array is not contiguous.
+    ///     wholemem.errors.WrongType: The element types differ.
+    ///     wholemem.errors.WrongValue: The shape differs, or the rows are not inside the table.
     #[pyo3(signature = (first, array, *, stream=None))]
     fn write(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = natural)] first: u64,
+        #[pyo3(from_py_with = unsigned)] first: u64,
         array: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let on = CallStream::of(&self.state, stream)?;
-        let span = self.whole_rows(&on, array, "the array", Rights::Read)?;
+        let span = self.import_rows(&on, array, "the array", Rights::Read)?;
         match span {
-            Some(span) => waiting(py, || self.rows.copy_rows_in(&on.stream, first, &span)),
+            Some(span) => run_blocking(py, || self.rows.copy_rows_in(&on.stream, first, &span)),
             None => Ok(()),
         }
     }
 
-    /// Copies the rows from ``first`` on to the rows of an array.
+    /// Copies consecutive rows of the table to an array.
+    ///
+    /// Args:
+    ///     first: The first row of the table.
+    ///     out: The output, contiguous and of the table's element type, on this rank's device.
+    ///     stream: The CUDA stream of the copy. ``None`` is the default stream.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongStride: The output is not contiguous.
+    ///     wholemem.errors.WrongType: The element types differ.
+    ///     wholemem.errors.WrongValue: The shape differs, or the rows are not inside the table.
     #[pyo3(signature = (first, out, *, stream=None))]
     fn read(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = natural)] first: u64,
+        #[pyo3(from_py_with = unsigned)] first: u64,
         out: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let on = CallStream::of(&self.state, stream)?;
-        let span = self.whole_rows(&on, out, "the output", Rights::ReadWrite)?;
+        let span = self.import_rows(&on, out, "the output", Rights::ReadWrite)?;
         match span {
-            Some(span) => waiting(py, || self.rows.copy_rows_out(&on.stream, first, &span)),
+            Some(span) => run_blocking(py, || self.rows.copy_rows_out(&on.stream, first, &span)),
             None => Ok(()),
         }
     }
 
-    /// Enters all rows into the page table of this process at once, as large pages where the kernel can: worth it once they
-    /// are written, before gathering from host memory. On a GPU's there is nothing to do.
+    /// Maps all rows into the page table of this process, as huge pages if the kernel supports it.
+    ///
+    /// Call it after the rows are written and before gathers from host memory. It has no effect on GPU memory.
     fn populate(&self, py: Python<'_>) -> PyResult<()> {
-        waiting(py, || self.rows.memory().populate())
+        run_blocking(py, || self.rows.memory().populate())
     }
 
-    /// Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row.
+    /// Raises the error of a bad index in work that has run, if any.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index was outside the table.
     fn check(&self) -> PyResult<()> {
-        self.rows.check().raised()
+        self.rows.check().into_py()
     }
 
-    /// The address of the ``wholemem::ElementRef`` by which kernels find rows and elements, also those of a view of some rows
-    /// and columns: a ``PtrGen`` made of it visits the elements of this tensor. It is good as long as this lives.
+    /// Returns the address of the ``wholemem::ElementRef`` of this table, for kernels of users.
+    ///
+    /// A ``PtrGen`` of it computes the addresses of elements, also for a table that is a range of rows and columns. The address
+    /// is valid while this object lives.
     fn reference_ptr(&self) -> PyResult<u64> {
         let reference = match self.reference.get() {
             Some(reference) => reference,
             None => {
                 let elements = self.rows.element_ref();
                 let bytes = elements.as_bytes();
-                let buffer = PinnedBuffer::create(self.state.comm.device(), bytes.len()).raised()?;
-                buffer.bytes().raised()?.write_at(0, bytes).raised()?;
+                let buffer = PinnedBuffer::create(self.state.comm.device(), bytes.len()).into_py()?;
+                buffer.bytes().into_py()?.write_at(0, bytes).into_py()?;
                 self.reference.get_or_init(|| buffer)
             }
         };
@@ -349,25 +453,25 @@ impl WholeTensor {
 }
 
 impl WholeTensor {
-    /// An array of whole contiguous rows, of this tensor's elements; `None` if it has none.
-    fn whole_rows(
+    /// Imports an array of whole contiguous rows of this table's type; `None` if it has no elements.
+    fn import_rows(
         &self,
         on: &CallStream,
-        given: &Bound<'_, PyAny>,
-        what: &str,
+        object: &Bound<'_, PyAny>,
+        argument: &str,
         rights: Rights,
     ) -> PyResult<Option<wholemem_hal::Span>> {
-        let view = on.take(given)?;
+        let view = on.import(object)?;
         let rows = RawTensor::of(&view);
-        rows.check_dtype(what, self.element, "the tensor").raised()?;
-        rows.check_shape(what, rows.shape.get(..1).unwrap_or(&[0]), &self.row_shape).raised()?;
-        rows.check_contiguous(what, rights).raised()?;
-        let span = rows.span(what, &self.state, rights).raised()?;
+        rows.check_dtype(argument, self.element, "the tensor").into_py()?;
+        rows.check_shape(argument, rows.shape.get(..1).unwrap_or(&[0]), &self.row_shape).into_py()?;
+        rows.check_contiguous(argument, rights).into_py()?;
+        let span = rows.span(argument, &self.state, rights).into_py()?;
         Ok((!span.is_empty()).then_some(span))
     }
 }
 
-/// Goes on until a signal's handler has raised.
+/// Continues a copy unless a signal handler has raised an exception.
 fn unless_interrupted(_: wholemem::files::CopyProgress) -> std::ops::ControlFlow<()> {
     if is_interrupted() { std::ops::ControlFlow::Break(()) } else { std::ops::ControlFlow::Continue(()) }
 }

@@ -1,8 +1,8 @@
-//! Calls that may wait: without the interpreter's lock, and ended by Ctrl-C, or by whoever closes what they wait for.
+//! Runs blocking calls without the GIL, interruptible by Ctrl-C and by closing the object they wait for.
 //!
-//! A handler of Python runs in the main thread, which may be the one that waits. So the waits below look now and then
-//! whether a signal has come; where its handler raises, they give up, and what it raised is what the call raises. They
-//! look at the same time whether another thread has closed what they wait for.
+//! Python runs signal handlers in the main thread, which may be the thread that waits. So the waits of the crates below
+//! call an interrupt check at intervals, which runs pending signal handlers. If a handler raises, the wait ends and the
+//! call raises the handler's exception. The check also ends the wait if another thread has closed the object.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
 use wholemem_os::interrupt::{InterruptCheck, interruptible, interruptible_by};
 
-use crate::error::Raised;
+use crate::error::Exception;
 
-/// Whether something was closed, by whatever thread.
+/// A flag that any thread sets when an object is closed.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Closed(Arc<AtomicBool>);
+pub(crate) struct ClosedFlag(Arc<AtomicBool>);
 
-impl Closed {
+impl ClosedFlag {
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -28,77 +28,77 @@ impl Closed {
     }
 }
 
-/// What a wait asks, and what a handler has raised meanwhile.
-struct Asking {
+/// The interrupt check of a blocking call, and the exception that a signal handler raised.
+struct SignalCheck {
     raised: Rc<RefCell<Option<PyErr>>>,
     question: InterruptCheck,
 }
 
 thread_local! {
-    /// Kept for the next call: most have nothing to wait for, and would take as long as the making of it.
-    static IDLE: Cell<Option<Asking>> = const { Cell::new(None) };
+    /// Cached for the next call: most calls do not block, and allocating a check would take as long as the call.
+    static CACHED: Cell<Option<SignalCheck>> = const { Cell::new(None) };
 }
 
-impl Asking {
+impl SignalCheck {
     fn new() -> Self {
         let raised = Rc::new(RefCell::new(None));
-        let kept = Rc::clone(&raised);
+        let in_check = Rc::clone(&raised);
         let question = move || {
-            // An interpreter that is ending has no handlers to run.
-            let seen = Python::try_attach(|py| py.check_signals());
-            if let Some(Err(error)) = seen {
-                *kept.borrow_mut() = Some(error);
+            // An interpreter that is finalizing runs no handlers.
+            let result = Python::try_attach(|py| py.check_signals());
+            if let Some(Err(error)) = result {
+                *in_check.borrow_mut() = Some(error);
             }
-            kept.borrow().is_some()
+            in_check.borrow().is_some()
         };
         Self { raised, question: Rc::new(question) }
     }
 
-    /// The one that no other call of this thread uses now. A thread that is ending keeps none.
-    fn idle() -> Self {
-        IDLE.try_with(Cell::take).ok().flatten().unwrap_or_else(Self::new)
+    /// The cached check, or a new one if another call of this thread uses it or the thread is ending.
+    fn cached() -> Self {
+        CACHED.try_with(Cell::take).ok().flatten().unwrap_or_else(Self::new)
     }
 
-    /// What was raised, once the call is over.
+    /// Returns the check to the cache, and returns the exception of a handler.
     fn end(self) -> Option<PyErr> {
         let raised = self.raised.take();
-        let _ = IDLE.try_with(|idle| idle.set(Some(self)));
+        let _ = CACHED.try_with(|cached| cached.set(Some(self)));
         raised
     }
 }
 
-/// Makes a call that may wait.
-pub(crate) fn waiting<T, E>(py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
+/// Runs a call that may block.
+pub(crate) fn run_blocking<T, E>(py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
-    E: Into<Raised> + Send,
+    E: Into<Exception> + Send,
 {
-    asking(py, |question| interruptible_by(question, call))
+    run_detached(py, |question| interruptible_by(question, call))
 }
 
-/// The same, given up as soon as something is said to be closed.
-pub(crate) fn waiting_unless<T, E>(
+/// Runs a call that may block, and interrupts it when `is_closed` returns true.
+pub(crate) fn run_blocking_unless<T, E>(
     py: Python<'_>,
     is_closed: impl Fn() -> bool + Send + 'static,
     call: impl FnOnce() -> Result<T, E> + Send,
 ) -> PyResult<T>
 where
     T: Send,
-    E: Into<Raised> + Send,
+    E: Into<Exception> + Send,
 {
-    asking(py, |question| interruptible(move || question() || is_closed(), call))
+    run_detached(py, |question| interruptible(move || question() || is_closed(), call))
 }
 
-/// Makes a call without the interpreter's lock; what a handler raises meanwhile is what it raises.
-fn asking<T, E>(py: Python<'_>, call: impl FnOnce(InterruptCheck) -> Result<T, E> + Send) -> PyResult<T>
+/// Runs a call without the GIL. If a signal handler raises, its exception replaces the result.
+fn run_detached<T, E>(py: Python<'_>, call: impl FnOnce(InterruptCheck) -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
-    E: Into<Raised> + Send,
+    E: Into<Exception> + Send,
 {
     let (outcome, raised) = py.detach(|| {
-        let asking = Asking::idle();
-        let outcome = call(Rc::clone(&asking.question));
-        (outcome, asking.end())
+        let check = SignalCheck::cached();
+        let outcome = call(Rc::clone(&check.question));
+        (outcome, check.end())
     });
     match (outcome, raised) {
         (_, Some(raised)) => Err(raised),

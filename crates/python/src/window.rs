@@ -1,4 +1,4 @@
-//! Memory that every rank has and every rank reaches: see `wholemem.Window` in Python.
+//! `wholemem.Window`: memory that every rank has a part of and every rank has mapped.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -6,56 +6,61 @@ use pyo3::prelude::*;
 use wholemem::Rank;
 use wholemem_comm::Error as CommError;
 
-use crate::array::{Array, Element, Layout, Place, View};
+use crate::array::{Array, DlDevice, Element, Layout, View};
 use crate::communicator::{CommState, Communicator};
-use crate::error::{Raised, Raises};
-use crate::number::{Shape, natural, signed};
+use crate::error::{Exception, IntoPyResult};
+use crate::number::{Shape, signed, unsigned};
 use crate::stream::CallStream;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
-/// The windows of a communicator that something still holds.
+/// The windows of a communicator that are still in use.
 ///
-/// An array that lies in one is a part of it, whatever it went through on its way: so all ranks find the same.
+/// An array whose address is in a window is part of the window, regardless of how the caller obtained it. So all ranks
+/// decide alike.
 #[derive(Debug, Default)]
-pub(crate) struct Windows(Mutex<Vec<Known>>);
+pub(crate) struct WindowRegistry(Mutex<Vec<WindowEntry>>);
 
 /// This rank's part of a window.
 #[derive(Debug)]
-struct Known {
-    begins: u64,
+struct WindowEntry {
+    address: u64,
     len: usize,
-    kept: Weak<Kept>,
+    shared: Weak<SharedWindow>,
 }
 
-/// A window, held by Python's object and by every array that was made of it.
+/// A window, shared by the Python object and all arrays of it.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct SharedWindow {
     pub(crate) window: wholemem::Window,
 }
 
-impl Windows {
-    fn keep(&self, window: wholemem::Window) -> Arc<Kept> {
+impl WindowRegistry {
+    fn insert(&self, window: wholemem::Window) -> Arc<SharedWindow> {
         let len = window.len();
-        let begins = window.local().map_or(0, wholemem_hal::Span::address);
-        let kept = Arc::new(Kept { window });
+        let address = window.local().map_or(0, wholemem_hal::Span::address);
+        let shared = Arc::new(SharedWindow { window });
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        windows.retain(|window| window.kept.strong_count() > 0);
-        windows.push(Known { begins, len, kept: Arc::downgrade(&kept) });
-        kept
+        windows.retain(|window| window.shared.strong_count() > 0);
+        windows.push(WindowEntry { address, len, shared: Arc::downgrade(&shared) });
+        shared
     }
 
-    /// The window in whose part of this rank some bytes lie, and where.
-    pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<Kept>, usize)> {
+    /// The window whose part of this rank contains a range of bytes, and the offset in it.
+    pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<SharedWindow>, usize)> {
         let windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.iter().find_map(|window| {
-            let offset = usize::try_from(address.checked_sub(window.begins)?).ok()?;
-            // One that is gone may have lain where another is now.
-            if offset.checked_add(len)? <= window.len { Some((window.kept.upgrade()?, offset)) } else { None }
+            let offset = usize::try_from(address.checked_sub(window.address)?).ok()?;
+            // The memory of a dropped window may have been reused by another one.
+            if offset.checked_add(len)? <= window.len {
+                Some((window.shared.upgrade()?, offset))
+            } else {
+                None
+            }
         })
     }
 }
 
-/// Memory that every rank has, and that all of them reach. It stays while it, or an array made of it, lives.
+/// Memory of which every rank has a part, and which all ranks have mapped. It is freed with the last array of it.
 ///
 /// >>> import wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -66,84 +71,114 @@ impl Windows {
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Window {
-    kept: Arc<Kept>,
+    shared: Arc<SharedWindow>,
     state: Arc<CommState>,
 }
 
-/// Why memory that is there does not become a window: on whichever rank, it was not made to be shared.
-fn unregistered(error: wholemem::Error) -> Raised {
-    let hint = "`mem_alloc` makes a window of new memory, also on the host; what is registered is memory of a GPU, made \
-                under `wholemem.torch.pool.mem_pool()` or torch's expandable segments";
-    Raised::from(error).hint_for("Unsupported", hint)
+/// Adds a hint to the error for memory that cannot be registered, because it was not allocated to be shared.
+fn with_register_hint(error: wholemem::Error) -> Exception {
+    let hint = "`mem_alloc` creates a window of new memory, also on the host; memory that is registered must be on a GPU, \
+            allocated in `wholemem.torch.pool.mem_pool()` or in torch's expandable segments";
+    Exception::from(error).hint_for("Unsupported", hint)
 }
 
 impl Window {
-    /// A rank, if there is one.
-    fn rank(&self, rank: u32) -> Result<Rank, Raised> {
+    /// Checks the number of a rank.
+    fn rank(&self, rank: u32) -> Result<Rank, Exception> {
         let (rank, size) = (Rank(rank), self.state.comm.size());
         if rank.0 < size { Ok(rank) } else { Err(CommError::NoSuchRank { rank, size }.into()) }
     }
 
-    /// Some bytes of a rank's part, as an array.
+    /// A range of a rank's part, as an array.
     fn array(
         &self,
         rank: u32,
         element: Element,
         shape: Option<Vec<i64>>,
         offset: usize,
-    ) -> Result<Array, Raised> {
+    ) -> Result<Array, Exception> {
         let rank = self.rank(rank)?;
-        let has = self.kept.window.len_of(rank).saturating_sub(offset);
+        let has = self.shared.window.len_of(rank).saturating_sub(offset);
         let all = || vec![signed(has / element.len())];
         let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
-        let span = self.kept.window.part_of(rank, offset, layout.len())?;
+        let span = self.shared.window.part_of(rank, offset, layout.len())?;
         if !span.address().is_multiple_of(element.len() as u64) {
-            let message = format!("{} cannot begin at offset {offset}", element.name);
+            let message = format!("an array of {} cannot begin at offset {offset}", element.name);
             return Err(
-                Raised::new("WrongValue", message).hint(format!("take a multiple of {}", element.len()))
+                Exception::new("WrongValue", message).hint(format!("use a multiple of {}", element.len()))
             );
         }
-        let place = Place::of(self.state.comm.device());
-        let owner = Arc::clone(&self.kept);
-        Ok(Array::new(View { address: span.address(), layout, place, readonly: false, owner }))
+        let dl_device = DlDevice::of(self.state.comm.device());
+        let owner = Arc::clone(&self.shared);
+        Ok(Array::new(View { address: span.address(), layout, dl_device, readonly: false, owner }))
     }
 }
 
 #[pymethods]
 impl Window {
-    /// How many bytes this rank has of it.
+    /// The size of this rank's part in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.kept.window.len()
+        self.shared.window.len()
     }
 
-    /// How many bytes a rank has of it.
-    fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<usize> {
-        Ok(self.kept.window.len_of(self.rank(rank).raised()?))
+    /// Returns the size of a rank's part in bytes.
+    ///
+    /// Args:
+    ///     rank: The rank.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The rank does not exist.
+    fn nbytes_of(&self, #[pyo3(from_py_with = unsigned)] rank: u32) -> PyResult<usize> {
+        Ok(self.shared.window.len_of(self.rank(rank).into_py()?))
     }
 
-    /// This rank's part from some byte on, as an array: of bytes, if nothing else is asked for.
+    /// Returns an array of this rank's part.
+    ///
+    /// Args:
+    ///     dtype: The element type. ``None`` is ``uint8``.
+    ///     shape: The shape. ``None`` is one dimension, up to the end of the part.
+    ///     offset: The first byte.
+    ///
+    /// Returns:
+    ///     An array that shares the memory and keeps the window alive.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The array does not fit in the part, or ``offset`` is not aligned.
     #[pyo3(signature = (dtype=None, shape=None, *, offset=0))]
     fn local(
         &self,
         dtype: Option<Element>,
         shape: Option<Shape>,
-        #[pyo3(from_py_with = natural)] offset: usize,
+        #[pyo3(from_py_with = unsigned)] offset: usize,
     ) -> PyResult<Array> {
         self.peer(self.state.comm.rank().0, dtype, shape, offset)
     }
 
-    /// A rank's part, as this rank reaches it.
+    /// Returns an array of another rank's part, which this rank accesses directly.
+    ///
+    /// Args:
+    ///     rank: The rank.
+    ///     dtype: The element type. ``None`` is ``uint8``.
+    ///     shape: The shape. ``None`` is one dimension, up to the end of the part.
+    ///     offset: The first byte.
+    ///
+    /// Returns:
+    ///     An array that shares the memory and keeps the window alive.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The rank does not exist, the array does not fit in the part, or ``offset`` is not
+    ///         aligned.
     #[pyo3(signature = (rank, dtype=None, shape=None, *, offset=0))]
     fn peer(
         &self,
-        #[pyo3(from_py_with = natural)] rank: u32,
+        #[pyo3(from_py_with = unsigned)] rank: u32,
         dtype: Option<Element>,
         shape: Option<Shape>,
-        #[pyo3(from_py_with = natural)] offset: usize,
+        #[pyo3(from_py_with = unsigned)] offset: usize,
     ) -> PyResult<Array> {
         let element = dtype.unwrap_or(Element::BYTE);
-        self.array(rank, element, shape.map(|shape| shape.signed()), offset).raised()
+        self.array(rank, element, shape.map(|shape| shape.signed()), offset).into_py()
     }
 
     fn __repr__(&self) -> String {
@@ -154,14 +189,36 @@ impl Window {
 
 #[pymethods]
 impl Communicator {
-    /// Makes a window of new memory, zero, with so many bytes on this rank. All ranks call it; a rank may have none.
-    fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = natural)] nbytes: usize) -> PyResult<Window> {
-        let state = self.state().raised()?;
-        let window = waiting(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
-        Ok(Window { kept: state.windows.keep(window), state })
+    /// Allocates a window filled with zeros. All ranks call it.
+    ///
+    /// Args:
+    ///     nbytes: The size of this rank's part. It may be 0.
+    ///
+    /// Returns:
+    ///     The window.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+    ///     wholemem.errors.PeerLost: A rank exited.
+    fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = unsigned)] nbytes: usize) -> PyResult<Window> {
+        let state = self.state().into_py()?;
+        let window = run_blocking(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Exception::from))?;
+        Ok(Window { shared: state.windows.insert(window), state })
     }
 
-    /// Makes a window of memory that is there: of a GPU, mapped in segments. All ranks call it.
+    /// Registers existing GPU memory as a window, so that collectives read it in place. All ranks call it.
+    ///
+    /// Args:
+    ///     array: A contiguous array on this rank's GPU, allocated in :func:`wholemem.torch.pool.mem_pool` or in torch's
+    ///         expandable segments.
+    ///     stream: The CUDA stream that used the array last. ``None`` is the default stream.
+    ///
+    /// Returns:
+    ///     The window.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Unsupported: On some rank, the memory was not allocated to be shared.
+    ///     wholemem.errors.WrongStride: The array is not contiguous.
     #[pyo3(signature = (array, *, stream=None))]
     fn window_register(
         &self,
@@ -169,12 +226,13 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Window> {
-        let state = self.state().raised()?;
-        let view = CallStream::of(&state, stream)?.take(array)?;
-        view.check_contiguous("the array").raised()?;
+        let state = self.state().into_py()?;
+        let view = CallStream::of(&state, stream)?.import(array)?;
+        view.check_contiguous("the array").into_py()?;
         let (address, len) = (view.address, view.layout.len());
-        let window =
-            waiting(py, || state.symmetric()?.window_register_mapped(address, len).map_err(unregistered))?;
-        Ok(Window { kept: state.windows.keep(window), state })
+        let window = run_blocking(py, || {
+            state.symmetric()?.window_register_mapped(address, len).map_err(with_register_hint)
+        })?;
+        Ok(Window { shared: state.windows.insert(window), state })
     }
 }

@@ -1,4 +1,4 @@
-"""What tests of several files use."""
+"""Fixtures that several test files use."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Iterator, Optional
 
 import pytest
 
-from served import Served
+from store_server import StoreServer
 from wholemem import store
 
-# How long a test on a GPU may take, in seconds: whatever hangs there is interrupted, and the next one begins.
+# The timeout of a GPU test in seconds. A test that hangs is interrupted, and the next one runs.
 LIMIT = 60
 
-# Why a test may be skipped in a run that must have torch.
+# The reasons for which a test may be skipped in a run that requires torch.
 EXCUSES = ("no GPU", "needs cuda", "has nothing of torch")
 
 
@@ -23,22 +23,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a GPU where there is none, unless one must be there."""
+    """Skips GPU tests if there is no GPU, unless the run requires one."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    missing = why_no_gpu() if on_gpu and "WHOLEMEM_REQUIRE_CUDA" not in os.environ else None
+    missing = reason_without_gpu() if on_gpu and "WHOLEMEM_REQUIRE_CUDA" not in os.environ else None
     for item in on_gpu if missing else []:
         item.add_marker(pytest.mark.skip(reason=missing))
 
 
-def why_no_gpu() -> Optional[str]:
-    """Why tests cannot run on a GPU here, if so."""
+def reason_without_gpu() -> Optional[str]:
+    """Returns why GPU tests cannot run, or ``None``."""
     import torch
 
     return None if torch.cuda.is_available() else "there is no GPU that PyTorch can use"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails a run that must have torch if a test was skipped, unless for lack of a GPU."""
+    """Fails a run that requires torch if a test was skipped for another reason than a missing GPU."""
     if "WHOLEMEM_REQUIRE_TORCH" not in os.environ:
         return
     reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -49,16 +49,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def within_the_limit(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Bounds how long a test on a GPU takes."""
+def time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Limits the duration of a GPU test."""
     if request.node.get_closest_marker("gpu") is None:
         yield
         return
 
-    def late(*_: Any) -> None:
+    def on_alarm(*_: Any) -> None:
         raise TimeoutError(f"the test has taken {LIMIT} s")
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, on_alarm)
     signal.alarm(LIMIT)
     yield
     signal.alarm(0)
@@ -66,22 +66,22 @@ def within_the_limit(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served() -> Iterator[StoreServer]:
     """A store that the tests of a file share."""
-    with Served() as served:
+    with StoreServer() as served:
         yield served
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[store.Client]:
-    """A connection to it."""
+def client(served: StoreServer) -> Iterator[store.Client]:
+    """A connection to the store."""
     with served.client() as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def store_of_examples() -> Iterator[None]:
-    """A store where clients find one that name no socket."""
-    with Served() as served, pytest.MonkeyPatch.context() as patch:
+    """A store at the default socket, for examples."""
+    with StoreServer() as served, pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHOLEMEM_SOCKET", served.socket)
         yield

@@ -1,4 +1,4 @@
-"""Windows, and what ranks do together, against numpy."""
+"""Windows and collectives, compared with numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import descriptors, each, resident
+from launcher import descriptors, resident, run_ranks
 
 import wholemem
 from wholemem import Communicator, errors
@@ -30,59 +30,59 @@ def inputs(size: int, shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "float32", "float64"])
-def test_all_reduce_is_what_numpy_finds(op: str, dtype: str) -> None:
-    given = inputs(3, (7, 11), dtype)
+def test_all_reduce_matches_numpy(op: str, dtype: str) -> None:
+    operand = inputs(3, (7, 11), dtype)
 
     def work(comm: Communicator) -> Any:
-        return comm.all_reduce(given[comm.rank], op=op)
+        return comm.all_reduce(operand[comm.rank], op=op)
 
     if dtype.startswith("float") and op in ("and", "or", "xor"):
         with pytest.raises(errors.WrongType, match="bitwise operations need integers"):
-            each(3, work)
+            run_ranks(3, work)
         return
     with np.errstate(all="ignore"):
-        expected = OPS[op](np.stack(given), axis=0, **({"dtype": dtype} if op in ("sum", "prod") else {}))
-    for outcome in each(3, work):
+        expected = OPS[op](np.stack(operand), axis=0, **({"dtype": dtype} if op in ("sum", "prod") else {}))
+    for outcome in run_ranks(3, work):
         assert outcome.dtype == dtype
         np.testing.assert_array_equal(outcome, expected)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1000, 300_000])
-def test_any_length_in_place_and_into_an_output(count: int) -> None:
-    given = inputs(2, (count,), "int32")
-    expected = given[0] + given[1]
+def test_all_reduce_works_in_place_and_with_an_output_of_any_length(count: int) -> None:
+    operand = inputs(2, (count,), "int32")
+    expected = operand[0] + operand[1]
 
     def work(comm: Communicator) -> None:
-        mine, out = given[comm.rank].copy(), np.zeros(count, np.int32)
+        mine, out = operand[comm.rank].copy(), np.zeros(count, np.int32)
         assert comm.all_reduce(mine, out) is out
         np.testing.assert_array_equal(out, expected)
         assert comm.all_reduce(mine, mine, op="sum") is mine
         np.testing.assert_array_equal(mine, expected)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_all_gather_and_broadcast() -> None:
-    given = inputs(3, (2, 5), "float32")
+def test_all_gather_and_broadcast_return_the_expected_arrays() -> None:
+    operand = inputs(3, (2, 5), "float32")
 
     def work(comm: Communicator) -> None:
-        all_of_them = comm.all_gather(given[comm.rank])
+        all_of_them = comm.all_gather(operand[comm.rank])
         assert all_of_them.shape == (3, 2, 5)
-        np.testing.assert_array_equal(all_of_them, np.stack(given))
+        np.testing.assert_array_equal(all_of_them, np.stack(operand))
         out = np.empty((3, 2, 5), np.float32)
-        assert comm.all_gather(given[comm.rank], out) is out
-        np.testing.assert_array_equal(out, np.stack(given))
-        mine = given[comm.rank].copy()
+        assert comm.all_gather(operand[comm.rank], out) is out
+        np.testing.assert_array_equal(out, np.stack(operand))
+        mine = operand[comm.rank].copy()
         assert comm.broadcast(mine, 2) is mine
-        np.testing.assert_array_equal(mine, given[2])
+        np.testing.assert_array_equal(mine, operand[2])
         comm.stream_barrier()
         with pytest.raises(errors.WrongValue, match="rank 3 does not exist: the group has 3 ranks"):
             comm.broadcast(mine, 3)
 
-    each(3, work)
+    run_ranks(3, work)
 
 
-def test_halves_are_reduced_in_single_precision() -> None:
+def test_half_precision_is_reduced_in_single_precision() -> None:
     ones = np.full(8, 0x3F80, np.uint16).view(np.uint8)  # 1 in bfloat16
 
     def work(comm: Communicator) -> bytes:
@@ -93,10 +93,10 @@ def test_halves_are_reduced_in_single_precision() -> None:
         comm.all_reduce(array, array)
         return bytes(window.local().memoryview())
 
-    assert each(2, work) == [b"\x00\x40" * 8] * 2
+    assert run_ranks(2, work) == [b"\x00\x40" * 8] * 2
 
 
-def test_a_window_is_one_memory_for_all() -> None:
+def test_all_ranks_share_the_memory_of_a_window() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(4096)
         assert (window.nbytes, window.nbytes_of(1 - comm.rank)) == (4096, 4096)
@@ -109,25 +109,25 @@ def test_a_window_is_one_memory_for_all() -> None:
         assert window.local("float64", offset=8).shape == (511,)
         assert "Window(nbytes=4096" in repr(window)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_arrays_that_lie_in_a_window_are_found_whatever_they_went_through() -> None:
+def test_arrays_in_a_window_are_recognised_after_conversions() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(1 << 20)
         mine = window.local("int32", (1000,), offset=4096)
-        # One rank gives the array itself, the other what numpy made of it.
-        given = mine if comm.rank == 0 else mine.numpy()
+        # One rank passes the array itself, the other a numpy view of it.
+        operand = mine if comm.rank == 0 else mine.numpy()
         mine.numpy()[:] = comm.rank + 1
-        comm.all_reduce(given, given)
+        comm.all_reduce(operand, operand)
         assert (mine.numpy() == 3).all()
-        out = comm.all_reduce(given)
-        assert type(out) is type(given) and (np.asarray(out) == 6).all()
+        out = comm.all_reduce(operand)
+        assert type(out) is type(operand) and (np.asarray(out) == 6).all()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_parts_of_a_window_that_there_are_not() -> None:
+def test_invalid_parts_of_a_window_are_rejected() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(4096 if comm.rank == 0 else 0)
         assert window.nbytes_of(0) == 4096 and window.nbytes_of(1) == 0
@@ -144,12 +144,12 @@ def test_parts_of_a_window_that_there_are_not() -> None:
             comm.mem_alloc(0)
         with pytest.raises(errors.Unsupported) as caught:
             comm.window_register(np.zeros(4096, np.uint8))
-        assert "`mem_alloc` makes a window" in (caught.value.hint or "")
+        assert "`mem_alloc` creates a window" in (caught.value.hint or "")
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_a_window_lives_as_long_as_an_array_of_it() -> None:
+def test_an_array_keeps_its_window_alive() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     before = descriptors()
     array = comm.mem_alloc(1 << 16).local("uint8").numpy()
@@ -166,7 +166,7 @@ def test_a_window_lives_as_long_as_an_array_of_it() -> None:
     assert descriptors() <= before
 
 
-def test_windows_leave_nothing() -> None:
+def test_windows_leak_nothing() -> None:
     (comm,) = Communicator.local(1, device="cpu")
 
     def cycle(times: int) -> None:
@@ -184,30 +184,30 @@ def test_windows_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "out", "kind", "says"),
+    ("array", "out", "kind", "message"),
     [
         (np.zeros(8, np.float32)[::2], None, errors.WrongStride, "the array is not contiguous"),
         (np.zeros(4, np.float32), np.zeros(8, np.float32)[::2], errors.WrongStride, "the output is not contiguous"),
         (np.zeros(4, np.float32), np.zeros(5, np.float32), errors.WrongValue, "must have the shape"),
-        (np.zeros(4, np.float32), np.zeros(4, np.float64), errors.WrongType, "the output holds float64"),
+        (np.zeros(4, np.float32), np.zeros(4, np.float64), errors.WrongType, "the output has the type float64"),
         (np.zeros(4, np.complex64), None, errors.WrongType, "cannot compute with complex64"),
         (np.zeros(4, bool), None, errors.WrongType, "cannot compute with bool"),
-        (b"1234", b"1234", errors.ReadOnly, "would be written"),
-        ("text", None, errors.WrongType, "`str` is no array"),
+        (b"1234", b"1234", errors.ReadOnly, "cannot write to"),
+        ("text", None, errors.WrongType, "`str` is not an array"),
     ],
 )
-def test_bad_arrays_are_refused(array: Any, out: Any, kind: type, says: str) -> None:
+def test_bad_arrays_are_rejected(array: Any, out: Any, kind: type, message: str) -> None:
     (comm,) = Communicator.local(1, device="cpu")
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         comm.all_reduce(array, out)
     with pytest.raises(errors.WrongValue, match="`median`"):
         comm.all_reduce(np.zeros(1), op="median")
-    with pytest.raises(errors.WrongType, match="the operation is a `int`\nhint: give its name"):
+    with pytest.raises(errors.WrongType, match="the operation is a `int`, not a str\nhint: pass its name"):
         comm.all_reduce(np.zeros(1), op=3)  # type: ignore[arg-type]
     assert comm.all_reduce(np.ones(1)) == [1]
 
 
-def test_what_to_do_about_gaps_depends_on_what_is_written() -> None:
+def test_the_hint_for_strided_arrays_depends_on_the_operand() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     whole, cut = np.zeros(4, np.float32), np.zeros(8, np.float32)[::2]
     with pytest.raises(errors.WrongStride) as caught:
@@ -215,13 +215,13 @@ def test_what_to_do_about_gaps_depends_on_what_is_written() -> None:
     assert caught.value.hint == "make it contiguous first"
     with pytest.raises(errors.WrongStride) as caught:
         comm.all_reduce(whole, cut)
-    assert caught.value.hint == "give one without gaps, and copy from it"
+    assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongStride) as caught:
         comm.broadcast(cut)
-    assert caught.value.hint == "give one without gaps, and copy from it"
+    assert caught.value.hint == "pass a contiguous tensor, and copy from it"
 
 
-def test_partly_overlapping_arrays_are_refused() -> None:
+def test_partly_overlapping_arrays_are_rejected() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     memory = np.zeros(10, np.float32)
     with pytest.raises(errors.WrongValue, match="overlap"):

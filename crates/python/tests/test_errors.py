@@ -1,4 +1,4 @@
-"""Exceptions: what they are, what they say, and that they travel."""
+"""Exceptions: their classes, messages and hints, and that they can be pickled."""
 
 import builtins
 import copy
@@ -38,15 +38,15 @@ from wholemem import ChunkedTensor, Communicator, WholeTensor, errors, store
         (errors.Forked, RuntimeError),
     ],
 )
-def test_each_is_ours_and_a_builtin(kind: type, builtin: type) -> None:
+def test_every_exception_derives_from_error_and_a_builtin(kind: type, builtin: type) -> None:
     assert issubclass(kind, errors.Error)
     assert issubclass(kind, builtin)
     assert builtin in vars(builtins).values()
 
 
-def test_all_are_named() -> None:
+def test_all_exceptions_are_exported() -> None:
     ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
-    assert ours - {"_OfRank"} == set(errors.__all__)
+    assert ours - {"_RankError"} == set(errors.__all__)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_all_are_named() -> None:
         errors.OutOfMemory("no room", hint="drop something"),
     ],
 )
-def test_they_travel_between_processes(error: errors.Error) -> None:
+def test_exceptions_can_be_pickled(error: errors.Error) -> None:
     for there in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(there) is type(error)
         assert str(there) == str(error)
@@ -68,20 +68,20 @@ def test_they_travel_between_processes(error: errors.Error) -> None:
 
 
 @pytest.mark.parametrize("name", errors.__all__)
-def test_they_are_made_anew_of_their_words_alone(name: str) -> None:
-    error = getattr(errors, name)("it was said\nelsewhere")
-    assert str(error) == "it was said\nelsewhere"
+def test_exceptions_can_be_created_from_a_message_alone(name: str) -> None:
+    error = getattr(errors, name)("first line\nsecond line")
+    assert str(error) == "first line\nsecond line"
     assert not any(vars(error).values())
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 
 
-def test_a_backend_that_is_none_is_told_with_those_there_are() -> None:
-    with pytest.raises(errors.WrongValue, match="there is no backend `gpu`") as caught:
+def test_an_unknown_backend_error_lists_the_backends() -> None:
+    with pytest.raises(errors.WrongValue, match="the backend `gpu` does not exist") as caught:
         wholemem.doctor().backend("gpu")
-    assert caught.value.hint == "there are `cuda`, `host`"
+    assert caught.value.hint == "the backends are `cuda`, `host`"
 
 
-def test_what_stays_in_its_process_says_so_where_it_is_pickled(client: store.Client) -> None:
+def test_pickling_process_local_objects_raises(client: store.Client) -> None:
     (comm,) = Communicator.local(1, device="cpu")
     chunked = ChunkedTensor(comm, (5, 3), "float32")
     watch = client.watch("travel")
@@ -95,15 +95,15 @@ def test_what_stays_in_its_process_says_so_where_it_is_pickled(client: store.Cli
         for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(errors.WrongType, match=f"cannot pickle this `{type(stays).__name__}`") as caught:
                 travel(stays)
-            assert "main process" in str(caught.value) and "`store.Client` of its own" in str(caught.value)
+            assert "main process" in str(caught.value) and "its own `store.Client`" in str(caught.value)
     for travel in (pickle.dumps, copy.deepcopy):
         with pytest.raises(errors.WrongType, match="cannot pickle this `WholeTensor`"):
             travel(chunked)
-    # Another object about the same memory is no other memory.
+    # A copy of the wrapper refers to the same table.
     assert copy.copy(chunked).tensor is chunked.tensor
 
 
-def test_the_hint_is_a_line_of_its_own() -> None:
+def test_the_hint_is_on_its_own_line() -> None:
     assert str(errors.Error("it is gone", hint="look for it")) == "it is gone\nhint: look for it"
     assert str(errors.Error("it is gone")) == "it is gone"
 
@@ -122,7 +122,7 @@ print(wholemem.__version__)
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda comm, table: WholeTensor.create(comm, (-1, 3), "float32"), "-1 is out of range"),
         (lambda comm, table: table.rows(-2, 5), "-2 is out of range"),
@@ -135,29 +135,29 @@ print(wholemem.__version__)
         (lambda comm, table: wholemem.zeros((-3,), "int8"), "-3 is out of range"),
         (
             lambda comm, table: table.gather(np.array([0]), np.ones((1, 3), np.float32), dtype="float64"),
-            "the output holds float32, and float64 was asked for",
+            "the output has the type float32, but `dtype` is float64",
         ),
-        (lambda comm, table: comm.all_reduce(np.ones(2, "datetime64[s]")), "does not give its memory away"),
+        (lambda comm, table: comm.all_reduce(np.ones(2, "datetime64[s]")), "cannot be imported"),
     ],
 )
-def test_values_that_cannot_be_are_told_with_a_hint(call: Any, says: str) -> None:
+def test_invalid_arguments_raise_with_a_hint(call: Any, message: str) -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (5, 3), "float32")
-    with pytest.raises(errors.WrongValue, match=says) as caught:
+    with pytest.raises(errors.WrongValue, match=message) as caught:
         call(comm, table)
     assert caught.value.hint
 
 
-def test_a_stream_that_is_none_is_told_also_where_there_are_none() -> None:
+def test_an_invalid_stream_is_rejected_on_the_cpu_too() -> None:
     (comm,) = Communicator.local(1, device="cpu")
-    with pytest.raises(errors.WrongType, match="`str` is no stream"):
+    with pytest.raises(errors.WrongType, match="`str` is not a stream"):
         comm.all_reduce(np.ones(2), stream="nonsense")
     assert comm.all_reduce(np.ones(2), stream=0).sum() == 2
 
 
-def test_what_is_closed_says_what_to_do() -> None:
+def test_errors_of_closed_objects_have_a_hint() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     comm.close()
     with pytest.raises(errors.Closed, match="the communicator is closed") as caught:
         comm.barrier()
-    assert caught.value.hint == "make another one"
+    assert caught.value.hint == "create another communicator"

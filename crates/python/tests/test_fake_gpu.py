@@ -1,4 +1,4 @@
-"""Arrays of a GPU, over a driver without one: where they say they are, and which stream they are asked for."""
+"""Arrays on a GPU, with the fake driver: their devices, and the streams that producers get."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from world import run
+from launcher import run
 
 FAKE = os.environ.get("WHOLEMEM_FAKE_CUDA")
 
@@ -20,9 +20,9 @@ class Relay:
     streams = []
     def __init__(self, array): self.array = array
     def __dlpack_device__(self): return self.array.__dlpack_device__()
-    def __dlpack__(self, **asked):
-        self.streams.append(asked.pop("stream", "none"))
-        return self.array.__dlpack__(**asked)
+    def __dlpack__(self, **kwargs):
+        self.streams.append(kwargs.pop("stream", "none"))
+        return self.array.__dlpack__(**kwargs)
 
 def refused(kind, call):
     try:
@@ -33,7 +33,7 @@ def refused(kind, call):
 
 
 def on_a_gpu(tmp_path: Path, text: str) -> str:
-    """What a program prints that finds the driver which has no GPU."""
+    """Runs a program with the fake driver, and returns its output."""
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)
@@ -42,15 +42,15 @@ def on_a_gpu(tmp_path: Path, text: str) -> str:
     return ended.stdout
 
 
-def test_an_array_of_a_gpu_says_so(tmp_path: Path) -> None:
-    said = on_a_gpu(
+def test_an_array_on_a_gpu_reports_its_device(tmp_path: Path) -> None:
+    output = on_a_gpu(
         tmp_path,
         """
 local = table.local()
 print(comm.device, local.device, local.__dlpack_device__(), hasattr(local, "__array_interface__"))
-says = local.__cuda_array_interface__
-assert says["data"] == (local.data_ptr(), False)
-print(says["version"], says["shape"], says["typestr"], says["strides"], says["stream"])
+interface = local.__cuda_array_interface__
+assert interface["data"] == (local.data_ptr(), False)
+print(interface["version"], interface["shape"], interface["typestr"], interface["strides"], interface["stream"])
 print(table.columns(1, 3).local().__cuda_array_interface__["strides"])
 again = wholemem.asarray(Relay(local))
 assert (again.data_ptr(), again.device) == (local.data_ptr(), "cuda:0")
@@ -58,18 +58,18 @@ refused(errors.Unsupported, local.numpy)
 refused(errors.Unsupported, local.memoryview)
 """,
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "cuda:0 cuda:0 (2, 0) False",
         "3 (100, 4) <f4 None None",
         "(16, 4)",
-        "numpy does not reach memory of cuda:0",
-        "hint: take it with torch or CuPy: `torch.from_dlpack(array)`",
-        "the processor does not reach memory of cuda:0",
+        "numpy cannot access memory on cuda:0",
+        "hint: use torch or CuPy: `torch.from_dlpack(array)`",
+        "the CPU cannot access memory on cuda:0",
     ]
 
 
-def test_arrays_are_asked_for_the_stream_that_uses_them(tmp_path: Path) -> None:
-    said = on_a_gpu(
+def test_dlpack_producers_get_the_stream_of_the_call(tmp_path: Path) -> None:
+    output = on_a_gpu(
         tmp_path,
         """
 other = wholemem.WholeTensor.create(comm, (3, 4), "float32")
@@ -77,22 +77,22 @@ class Stream:
     cuda_stream = 9
 class NewStream:
     def __cuda_stream__(self): return (0, 11)
-given = Relay(other.local())
-table.write(0, given)
+operand = Relay(other.local())
+table.write(0, operand)
 comm.barrier()
-# No such streams: the driver is asked, and the array was asked before.
+# These streams do not exist: the driver reports an error after the producer got the stream.
 for stream in [7, Stream(), NewStream()]:
-    refused(errors.Error, lambda: table.write(0, given, stream=stream))
+    refused(errors.Error, lambda: table.write(0, operand, stream=stream))
 print(Relay.streams)
-refused(errors.WrongType, lambda: table.write(0, given, stream="fast"))
+refused(errors.WrongType, lambda: table.write(0, operand, stream="fast"))
 """,
     )
-    assert "[1, 7, 9, 11]" in said
-    assert said.splitlines()[-2:] == ["`str` is no stream", "hint: give a stream of torch or CuPy, or its number"]
+    assert "[1, 7, 9, 11]" in output
+    assert output.splitlines()[-2:] == ["`str` is not a stream", "hint: pass a stream of torch or CuPy, or its handle as an int"]
 
 
-def test_who_takes_an_array_comes_behind_the_stream_that_used_it(tmp_path: Path) -> None:
-    said = on_a_gpu(
+def test_an_exported_array_is_ordered_after_its_last_stream(tmp_path: Path) -> None:
+    output = on_a_gpu(
         tmp_path,
         """
 array = wholemem.WholeTensor.create(comm, (3, 4), "float32").local()
@@ -100,7 +100,7 @@ stream = lambda: array.__cuda_array_interface__["stream"]
 print(stream(), repr(array.__dlpack__(stream=7, max_version=(1, 0)))[:36])
 table.write(0, array)
 print(stream(), array.as_readonly().__cuda_array_interface__["stream"])
-# Of the same stream nothing is waited for, nor by who sees to the order himself; of another, the driver is asked.
+# The same stream, and -1, do not wait; another stream makes the driver report an error.
 for same in [None, 0, 1, -1]:
     array.__dlpack__(stream=same)
 refused(errors.Error, lambda: array.__dlpack__(stream=7))
@@ -108,41 +108,41 @@ refused(errors.Error, lambda: table.write(0, array, stream=7))
 print(stream())
 """,
     )
-    assert said.splitlines()[:2] == ['None <capsule object "dltensor_versioned"', "1 1"]
-    assert said.splitlines()[2:] and said.splitlines()[-1] == "1"
+    assert output.splitlines()[:2] == ['None <capsule object "dltensor_versioned"', "1 1"]
+    assert output.splitlines()[2:] and output.splitlines()[-1] == "1"
 
 
-def test_what_an_interface_points_to_is_asked_of_the_driver(tmp_path: Path) -> None:
-    said = on_a_gpu(
+def test_the_driver_reports_the_device_of_an_interface_address(tmp_path: Path) -> None:
+    output = on_a_gpu(
         tmp_path,
         """
 (second,) = wholemem.Communicator.local(1, device="cuda:1")
-class Says:
-    def __init__(self, array, **says):
-        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **says}
+class WithInterface:
+    def __init__(self, array, **overrides):
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **overrides}
         self.keeps = array
 local = wholemem.WholeTensor.create(second, (10, 4), "float32").local()
-again = wholemem.asarray(Says(local))
+again = wholemem.asarray(WithInterface(local))
 print(again.device, again.shape, again.data_ptr() == local.data_ptr())
 refused(errors.WrongDevice, lambda: table.write(0, again.as_readonly()))
 own = np.zeros(8)
-refused(errors.WrongDevice, lambda: wholemem.asarray(Says(local, data=(own.ctypes.data, False))))
-wholemem.asarray(Says(local, stream=1))
-refused(errors.Error, lambda: wholemem.asarray(Says(local, stream=7)))
+refused(errors.WrongDevice, lambda: wholemem.asarray(WithInterface(local, data=(own.ctypes.data, False))))
+wholemem.asarray(WithInterface(local, stream=1))
+refused(errors.Error, lambda: wholemem.asarray(WithInterface(local, stream=7)))
 """,
     ).splitlines()
-    assert said[:2] == ["cuda:1 (10, 4) True", "the array is on cuda:1, and the communicator on cuda:0"]
-    assert said[3].endswith("is no memory of a GPU") and len(said) > 5
+    assert output[:2] == ["cuda:1 (10, 4) True", "the array is on cuda:1, but the communicator is on cuda:0"]
+    assert output[3].endswith("is not memory of a GPU") and len(output) > 5
 
 
-def test_a_copy_is_made_on_the_stream_that_uses_it(tmp_path: Path) -> None:
-    said = on_a_gpu(
+def test_a_dlpack_copy_runs_on_the_consumers_stream(tmp_path: Path) -> None:
+    output = on_a_gpu(
         tmp_path,
         """
 class Copying:
     def __init__(self, array): self.array = array
     def __dlpack_device__(self): return self.array.__dlpack_device__()
-    def __dlpack__(self, **asked): return self.array.__dlpack__(**asked, copy=True)
+    def __dlpack__(self, **kwargs): return self.array.__dlpack__(**kwargs, copy=True)
 other = wholemem.WholeTensor.create(comm, (2, 4), "float32", location="host")
 other.local().numpy()[:] = 5
 table.write(0, other.local())
@@ -155,11 +155,11 @@ comm.barrier()
 print(other.local().numpy().tolist())
 """,
     )
-    assert said.splitlines() == ["cuda:0 (2, 4) True False", "[[5.0, 5.0, 5.0, 5.0], [5.0, 5.0, 5.0, 5.0]]"]
+    assert output.splitlines() == ["cuda:0 (2, 4) True False", "[[5.0, 5.0, 5.0, 5.0], [5.0, 5.0, 5.0, 5.0]]"]
 
 
-def test_memory_of_the_machine_is_the_processors_too(tmp_path: Path) -> None:
-    said = on_a_gpu(
+def test_host_tables_of_a_gpu_rank_are_cpu_memory(tmp_path: Path) -> None:
+    output = on_a_gpu(
         tmp_path,
         """
 table = wholemem.WholeTensor.create(comm, (10, 2), "int32", location="host")
@@ -169,19 +169,19 @@ local.numpy()[:] = 7
 assert np.from_dlpack(local).sum() == 140
 """,
     )
-    assert said == "cuda_host (1, 0)\n"
+    assert output == "cuda_host (1, 0)\n"
 
 
-def test_an_array_of_the_machine_is_refused(tmp_path: Path) -> None:
-    said = on_a_gpu(tmp_path, 'refused(errors.WrongDevice, lambda: table.write(0, np.zeros((1, 4), "float32")))')
-    assert said == "the array is on cpu, and the communicator on cuda:0\nhint: move it to cuda:0 first\n"
+def test_a_host_tensor_is_rejected_by_a_gpu_table(tmp_path: Path) -> None:
+    output = on_a_gpu(tmp_path, 'refused(errors.WrongDevice, lambda: table.write(0, np.zeros((1, 4), "float32")))')
+    assert output == "the array is on cpu, but the communicator is on cuda:0\nhint: move it to cuda:0 first\n"
 
 
-def test_the_local_rank_chooses_the_gpu_among_the_visible_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_rank_selects_a_visible_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     for name, value in {**described, "WHOLEMEM_RENDEZVOUS": tmp_path.name, "WHOLEMEM_FAKE_CUDA_DEVICES": "2"}.items():
         monkeypatch.setenv(name, value)
-    said = on_a_gpu(
+    output = on_a_gpu(
         tmp_path,
         """
 for device in (None, "cuda", "cuda:0"):
@@ -189,4 +189,4 @@ for device in (None, "cuda", "cuda:0"):
         print(joined.device)
 """,
     )
-    assert said.split() == ["cuda:1", "cuda:1", "cuda:0"]
+    assert output.split() == ["cuda:1", "cuda:1", "cuda:0"]

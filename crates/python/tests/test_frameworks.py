@@ -1,4 +1,4 @@
-"""What a call gives is of the framework that it was given: torch, numpy, or arrays of our own."""
+"""Calls return arrays of the framework of their arguments: torch, numpy, or this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_fake_gpu import on_a_gpu
-from world import each, run
+from launcher import run, run_ranks
 
 import wholemem
 from wholemem import Array, Communicator, WholeTensor, errors
@@ -22,13 +22,13 @@ def filled(dtype: str = "float32") -> tuple[WholeTensor, np.ndarray]:
     return table, whole
 
 
-def test_arrays_of_numpy_give_arrays_of_numpy() -> None:
+def test_numpy_arguments_return_numpy_arrays() -> None:
     table, whole = filled()
     for indices in (np.array([3, 1]), np.array([[5], [7]], np.int32), np.array(4), np.zeros(0, np.int64)):
         rows = table.gather(indices)
         assert type(rows) is np.ndarray and rows.dtype == np.float32
         np.testing.assert_array_equal(rows, whole[indices])
-    # numpy has no such type.
+    # numpy does not have this type.
     assert isinstance(table.gather(np.array([1]), dtype="bfloat16"), Array)
 
     def work(comm: Communicator) -> None:
@@ -36,10 +36,10 @@ def test_arrays_of_numpy_give_arrays_of_numpy() -> None:
         assert type(total) is np.ndarray and total.tolist() == [2, 2, 2]
         assert type(every) is np.ndarray and every.tolist() == [[0, 0], [1, 1]]
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_tensors_of_torch_give_tensors_of_torch() -> None:
+def test_torch_arguments_return_torch_tensors() -> None:
     torch: Any = pytest.importorskip("torch", reason="torch is not installed")
     for dtype in ("float32", "bfloat16"):
         table, whole = filled(dtype)
@@ -52,13 +52,13 @@ def test_tensors_of_torch_give_tensors_of_torch() -> None:
         assert torch.equal(table.gather(indices, dtype=torch.float64), rows.double())
     (comm,) = Communicator.local(1, device="cpu")
     assert type(comm.all_reduce(rows)) is torch.Tensor and comm.all_gather(rows).shape == (1, 1, 2, 3)
-    # A gradient would be lost silently.
-    with pytest.raises(errors.WrongValue, match="does not give its memory away") as caught:
+    # The gradient would be lost silently.
+    with pytest.raises(errors.WrongValue, match="cannot be imported") as caught:
         table.scatter(indices[0], rows[0].requires_grad_())
     assert "tensor.detach()" in str(caught.value.hint)
 
 
-def test_everything_else_gives_arrays_of_our_own() -> None:
+def test_other_arguments_return_arrays_of_this_package() -> None:
     table, whole = filled()
     for indices in (wholemem.asarray(np.array([3, 1])), [3, 1], (3, 1), range(3, 0, -2)):
         rows = table.gather(indices)
@@ -73,34 +73,34 @@ def test_everything_else_gives_arrays_of_our_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "kind", "says"),
+    ("indices", "kind", "message"),
     [
         ([True, False], errors.WrongType, "an index is a `bool`"),
-        (True, errors.WrongType, "`bool` is no array"),
+        (True, errors.WrongType, "`bool` is not an array"),
         ([0.5], errors.WrongType, "an index is a `float`"),
         ([[1, 2]], errors.WrongType, "an index is a `list`"),
-        (1 << 70, errors.WrongValue, "no row has the index 1180591620717411303424"),
-        ("12", errors.WrongType, "`str` is no array"),
+        (1 << 70, errors.WrongValue, "the index 1180591620717411303424 does not fit"),
+        ("12", errors.WrongType, "`str` is not an array"),
         ([0, 20], errors.BadIndex, "index 20 at position 1 is out of range"),
         (-1, errors.BadIndex, "index -1 at position 0 is out of range"),
     ],
 )
-def test_ints_that_name_no_rows_are_refused(indices: Any, kind: type, says: str) -> None:
+def test_invalid_int_indices_are_rejected(indices: Any, kind: type, message: str) -> None:
     table, _ = filled()
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         table.gather(indices)
 
 
-def test_rows_before_their_indices_are_told() -> None:
+def test_swapped_scatter_arguments_get_a_hint() -> None:
     table, whole = filled()
     for call in (table.scatter, table.scatter_add):
-        with pytest.raises(errors.WrongType, match="indices are int32 or int64, and not float32") as caught:
+        with pytest.raises(errors.WrongType, match="indices must be int32 or int64, but are float32") as caught:
             call(whole[:2], np.array([0, 1]))
-        assert caught.value.hint == "give the indices first, then the rows"
+        assert caught.value.hint == "pass the indices first, then the rows"
         call(array=whole[:2], indices=np.array([0, 1]))
 
 
-def test_nothing_is_imported() -> None:
+def test_calls_import_no_framework() -> None:
     text = """
     import sys, wholemem
     (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -112,7 +112,7 @@ def test_nothing_is_imported() -> None:
 
 
 def test_host_arrays_are_copied_to_a_gpu_before_the_launch(tmp_path: Path) -> None:
-    said = on_a_gpu(
+    output = on_a_gpu(
         tmp_path,
         """
 indices, rows = np.array([1, 2]), np.ones((2, 4), "float32")
@@ -120,7 +120,7 @@ nothing = table.gather(indices[:0])
 print(type(nothing).__name__, nothing.shape, table.gather([]).device)
 refused(errors.WrongStride, lambda: table.gather(np.arange(4)[::2]))
 refused(errors.ReadOnly, lambda: table.gather(indices, wholemem.asarray(rows).as_readonly()))
-# The driver has no GPU to launch a kernel on.
+# The fake driver cannot launch this kernel.
 for call in [
     lambda: table.gather(indices),
     lambda: table.gather([1, 2]),
@@ -131,11 +131,11 @@ for call in [
     refused(errors.Error, call)
 """,
     ).splitlines()
-    assert said[:5] == [
+    assert output[:5] == [
         "ndarray (0, 4) cpu",
-        "the array of indices is not contiguous: strides [2] of shape [2]",
+        "the array of indices is not contiguous: it has strides [2] and shape [2]",
         "hint: make it contiguous first",
-        "the output would be written, and is read-only",
-        "hint: give an array that can be written",
+        "cannot write to the output: it is read-only",
+        "hint: pass a writable array",
     ]
-    assert len(said) == 10 and all("launch" in line for line in said[5:]), said
+    assert len(output) == 10 and all("launch" in line for line in output[5:]), output

@@ -1,4 +1,4 @@
-"""Arrays and tensors on a GPU: handed on without a copy, in the order of streams, and the same rows as on the host."""
+"""Arrays and tables on a GPU: exchanged without copies, ordered by streams, with the same results as on the host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import wholemem
-from gpu import NUMBERS, NUMPY_TYPES, TORCH_TYPES, any_bits, bits, free_bytes, settle, torch
+from gpu import NUMBERS, NUMPY_TYPES, TORCH_TYPES, any_bits, bits, free_bytes, release_unused, torch
 from wholemem import WholeTensor, errors
-from world import descriptors, resident
+from launcher import descriptors, resident
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +26,7 @@ def comm() -> Iterator[wholemem.Communicator]:
 
 
 class ByDlpack:
-    """An array that is known only by DLPack, and tells which streams it was asked for."""
+    """An object with only DLPack. It records the streams that consumers name."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -35,24 +35,24 @@ class ByDlpack:
     def __dlpack_device__(self) -> Any:
         return self.array.__dlpack_device__()
 
-    def __dlpack__(self, **asked: Any) -> Any:
-        self.streams.append(asked.get("stream", "none"))
-        return self.array.__dlpack__(**asked)
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        self.streams.append(kwargs.get("stream", "none"))
+        return self.array.__dlpack__(**kwargs)
 
 
 class ByInterface:
-    """An array that is known only by CUDA's interface."""
+    """An object with only the CUDA array interface."""
 
-    def __init__(self, array: Any, **says: Any) -> None:
-        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **says}
+    def __init__(self, array: Any, **overrides: Any) -> None:
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **overrides}
         self.keeps = array
 
 
-# In and out.
+# Import and export.
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
-def test_a_tensor_of_torch_is_the_same_memory_on_both_sides(dtype: str) -> None:
+def test_a_torch_tensor_shares_memory_in_both_directions(dtype: str) -> None:
     there = any_bits((2, 3, 4), dtype)
     here = wholemem.asarray(there)
     assert (here.data_ptr(), here.shape, here.stride) == (there.data_ptr(), (2, 3, 4), (12, 4, 1))
@@ -63,7 +63,7 @@ def test_a_tensor_of_torch_is_the_same_memory_on_both_sides(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("cut", ["[::2]", "[:, 1:]", "[:, ::3]", ".T", "[1, 1:2]", "[:0]", "[0, 0, ...]"])
-def test_strides_come_through(cut: str) -> None:
+def test_strides_are_preserved(cut: str) -> None:
     there = eval(f"whole{cut}", {"whole": torch.arange(60, device="cuda").reshape(5, 12)})
     back = torch.from_dlpack(wholemem.asarray(there))
     assert torch.equal(back, there)
@@ -72,12 +72,12 @@ def test_strides_come_through(cut: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in NUMPY_TYPES])
-def test_an_array_of_cupy_is_the_same_memory_on_both_sides(dtype: str) -> None:
+def test_a_cupy_array_shares_memory_in_both_directions(dtype: str) -> None:
     cupy: Any = pytest.importorskip("cupy")
     there = cupy.arange(24).reshape(4, 6).astype(dtype)[1:, ::2]
     where, strides = there.data.ptr, tuple(step // there.itemsize for step in there.strides)
-    for given in [there, ByDlpack(there), ByInterface(there)]:
-        here = wholemem.asarray(given)
+    for operand in [there, ByDlpack(there), ByInterface(there)]:
+        here = wholemem.asarray(operand)
         assert (here.data_ptr(), here.shape, here.stride) == (where, there.shape, strides)
         assert (here.dtype, here.device) == (dtype, "cuda:0")
         for back in [cupy.from_dlpack(here), cupy.asarray(here)]:
@@ -86,7 +86,7 @@ def test_an_array_of_cupy_is_the_same_memory_on_both_sides(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "bfloat16", "float32"])
-def test_an_array_of_jax_is_the_same_memory_on_both_sides(dtype: str) -> None:
+def test_a_jax_array_shares_memory_in_both_directions(dtype: str) -> None:
     jax: Any = pytest.importorskip("jax")
     if jax.default_backend() != "gpu":
         pytest.skip(f"JAX works on the {jax.default_backend()} here")
@@ -99,15 +99,15 @@ def test_an_array_of_jax_is_the_same_memory_on_both_sides(dtype: str) -> None:
     assert (back.dtype, back.tolist()) == (there.dtype, there.tolist())
 
 
-def test_the_interface_of_an_array_says_what_it_is(comm: wholemem.Communicator) -> None:
+def test_the_cuda_array_interface_describes_the_array(comm: wholemem.Communicator) -> None:
     local = WholeTensor.create(comm, (100, 4), "float32").local()
-    says = local.__cuda_array_interface__
-    assert (says["data"], says["shape"], says["typestr"]) == ((local.data_ptr(), False), (100, 4), "<f4")
+    interface = local.__cuda_array_interface__
+    assert (interface["data"], interface["shape"], interface["typestr"]) == ((local.data_ptr(), False), (100, 4), "<f4")
     there = torch.as_tensor(local, device="cuda")
     assert (there.data_ptr(), there.shape) == (local.data_ptr(), (100, 4))
 
 
-def test_what_an_interface_points_to_is_asked_of_the_driver() -> None:
+def test_the_driver_reports_the_device_of_an_interface_address() -> None:
     last = torch.cuda.device_count() - 1
     there = torch.arange(8, device=f"cuda:{last}")
     assert wholemem.asarray(ByInterface(there)).device == f"cuda:{last}"
@@ -115,24 +115,24 @@ def test_what_an_interface_points_to_is_asked_of_the_driver() -> None:
     pointing = {"data": (host.data_ptr(), False)}
     assert wholemem.asarray(ByInterface(there, **pointing)).device.startswith("cuda:")
     lying = {"data": (np.zeros(8).__array_interface__["data"][0], False)}
-    with pytest.raises(errors.WrongDevice, match="is no memory of a GPU"):
+    with pytest.raises(errors.WrongDevice, match="is not memory of a GPU"):
         wholemem.asarray(ByInterface(there, **lying))
 
 
-def test_read_only_arrays_say_so() -> None:
+def test_read_only_arrays_are_exported_as_read_only() -> None:
     array = wholemem.asarray(any_bits((8,), "int32")).as_readonly()
     assert array.readonly and array.__cuda_array_interface__["data"][1]
     assert wholemem.asarray(ByDlpack(array)).readonly
     with pytest.raises(errors.CannotExport, match="read-only"):
         array.__dlpack__()
-    # What torch makes of it: a tensor of the same memory, which it would write if asked to.
+    # torch imports the same memory, and would write to it.
     assert torch.from_dlpack(array).data_ptr() == array.data_ptr()
 
 
-def test_what_no_processor_reads_is_refused() -> None:
+def test_cpu_access_to_gpu_memory_is_rejected() -> None:
     array = wholemem.asarray(any_bits((8,), "int32"))
     for call in [array.numpy, array.memoryview]:
-        with pytest.raises(errors.Unsupported, match="memory of cuda:0"):
+        with pytest.raises(errors.Unsupported, match="memory on cuda:0"):
             call()
     with pytest.raises((AttributeError, TypeError)):
         np.from_dlpack(ByInterface(any_bits((8,), "int32")))
@@ -140,7 +140,7 @@ def test_what_no_processor_reads_is_refused() -> None:
         array.__dlpack__(dl_device=(1, 0))
 
 
-def test_a_copy_is_one() -> None:
+def test_a_dlpack_copy_does_not_share_memory() -> None:
     there = any_bits((6, 4), "bfloat16")[::2]
     copied = torch.from_dlpack(wholemem.asarray(there), copy=True)
     assert copied.data_ptr() != there.data_ptr()
@@ -153,8 +153,8 @@ def test_a_copy_is_one() -> None:
 # Lifetimes.
 
 
-def test_an_array_keeps_the_tensor_it_was_made_of() -> None:
-    settle()
+def test_an_array_keeps_its_source_tensor_alive() -> None:
+    release_unused()
     before = torch.cuda.memory_allocated()
     there = torch.full((1 << 20,), 7, device="cuda")
     here = wholemem.asarray(there)
@@ -170,7 +170,7 @@ def test_an_array_keeps_the_tensor_it_was_made_of() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-def test_a_tensor_keeps_the_array_it_was_made_of() -> None:
+def test_a_tensor_keeps_its_source_array_alive() -> None:
     (comm,) = wholemem.Communicator.local(1, device="cuda")
     before = free_bytes()
     table = WholeTensor.create(comm, (1 << 20, 32), "float32")
@@ -191,25 +191,25 @@ def test_a_tensor_keeps_the_array_it_was_made_of() -> None:
 # Streams.
 
 
-def test_work_waits_for_the_stream_that_made_an_array(comm: wholemem.Communicator) -> None:
+def test_work_waits_for_the_stream_that_wrote_an_array(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (64, 1024), "int32")
     made, used = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(made):
         there = torch.zeros((64, 1024), dtype=torch.int32, device="cuda")
         torch.cuda._sleep(400_000_000)
         there.fill_(7)
-        given = ByDlpack(there)
-        table.write(0, given, stream=used)
-    assert given.streams == [used.cuda_stream]
+        operand = ByDlpack(there)
+        table.write(0, operand, stream=used)
+    assert operand.streams == [used.cuda_stream]
     used.synchronize()
     assert int(torch.from_dlpack(table.local()).sum()) == 7 * 64 * 1024
 
 
-def test_who_takes_an_array_waits_for_the_stream_that_writes_it(comm: wholemem.Communicator) -> None:
+def test_a_consumer_waits_for_the_stream_that_writes_an_array(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (64, 1024), "int32")
     table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
     comm.barrier()
-    # As an array of wholemem, which remembers its streams; for a tensor of torch there would be a tensor.
+    # An array of wholemem records its last stream; a torch tensor does not.
     rows = wholemem.asarray(torch.arange(64, device="cuda"))
     torch.cuda.synchronize()
     wrote, took = torch.cuda.Stream(), torch.cuda.Stream()
@@ -219,7 +219,7 @@ def test_who_takes_an_array_waits_for_the_stream_that_writes_it(comm: wholemem.C
             gathered = table.gather(rows, stream=wrote)
         assert gathered.__cuda_array_interface__["stream"] == wrote.cuda_stream
         if take is not torch.from_dlpack:
-            # torch does not look at what the interface says of streams.
+            # torch ignores the stream of the interface.
             wrote.synchronize()
         with torch.cuda.stream(took):
             sum = take(gathered).sum()
@@ -236,7 +236,7 @@ def same(here: Any, there: Any) -> None:
 
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", [dtype for dtype in TORCH_TYPES if dtype != "complex128"])
-def test_rows_are_gathered_and_scattered_as_on_the_host(
+def test_gather_and_scatter_match_the_host(
     comm: wholemem.Communicator, dtype: str, index: str
 ) -> None:
     table = WholeTensor.create(comm, (1000, 12), dtype)
@@ -247,20 +247,20 @@ def test_rows_are_gathered_and_scattered_as_on_the_host(
     gathered = table.gather(torch.from_numpy(rows).cuda())
     same(torch.from_dlpack(gathered), whole.cpu().view(torch.uint8)[torch.from_numpy(rows).long()])
 
-    given = torch.empty((700, 12), dtype=getattr(torch, dtype), device="cuda")
-    assert table.gather(torch.from_numpy(rows).cuda(), given) is given
-    same(given, torch.from_dlpack(gathered))
+    operand = torch.empty((700, 12), dtype=getattr(torch, dtype), device="cuda")
+    assert table.gather(torch.from_numpy(rows).cuda(), operand) is operand
+    same(operand, torch.from_dlpack(gathered))
 
     places = rng.permutation(1000)[:700].astype(index)
-    table.scatter(torch.from_numpy(places).cuda(), given)
+    table.scatter(torch.from_numpy(places).cuda(), operand)
     expected = whole.cpu().view(torch.uint8).clone()
-    expected[torch.from_numpy(places).long()] = given.cpu().view(torch.uint8)
+    expected[torch.from_numpy(places).long()] = operand.cpu().view(torch.uint8)
     same(torch.from_dlpack(table.local()), expected)
     table.check()
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_rows_are_added_as_on_the_host(comm: wholemem.Communicator, dtype: str) -> None:
+def test_scatter_add_matches_the_host(comm: wholemem.Communicator, dtype: str) -> None:
     table = WholeTensor.create(comm, (50, 6), dtype)
     rng = np.random.default_rng(3)
     added = torch.from_numpy(rng.integers(0, 4, (300, 6))).to(getattr(torch, dtype))
@@ -279,7 +279,7 @@ def test_rows_are_converted(comm: wholemem.Communicator) -> None:
     same(torch.from_dlpack(table.gather(rows, dtype="bfloat16")), whole.flip(0).bfloat16())
 
 
-def test_rows_at_the_host_are_reached_from_the_gpu(comm: wholemem.Communicator) -> None:
+def test_the_gpu_gathers_rows_in_host_memory(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (100, 4), "int64", location="host")
     table.local().numpy()[:] = np.arange(400).reshape(100, 4)
     gathered = torch.from_dlpack(table.gather(torch.tensor([99, 0, 99], device="cuda")))
@@ -287,7 +287,7 @@ def test_rows_at_the_host_are_reached_from_the_gpu(comm: wholemem.Communicator) 
 
 
 @pytest.mark.parametrize("index", ["int32", "int64"])
-def test_arrays_of_numpy_are_copied_to_the_gpu_and_back(comm: wholemem.Communicator, index: str) -> None:
+def test_numpy_arrays_are_staged_through_the_gpu(comm: wholemem.Communicator, index: str) -> None:
     table = WholeTensor.create(comm, (100, 4), "float32")
     whole = np.arange(400, dtype=np.float32).reshape(100, 4)
     table.scatter(range(100), whole)
@@ -304,7 +304,7 @@ def test_arrays_of_numpy_are_copied_to_the_gpu_and_back(comm: wholemem.Communica
         table.gather(np.array([100]))
 
 
-def test_tensors_of_torch_are_gathered_on_its_current_stream(comm: wholemem.Communicator) -> None:
+def test_torch_tensors_use_torchs_current_stream(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (64, 1024), "int32")
     table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
     comm.barrier()
@@ -315,29 +315,29 @@ def test_tensors_of_torch_are_gathered_on_its_current_stream(comm: wholemem.Comm
         assert type(gathered) is torch.Tensor and int(gathered.sum()) == 7 * 64 * 1024
 
 
-# Mistakes.
+# Errors.
 
 
-def test_what_does_not_fit_is_refused(comm: wholemem.Communicator) -> None:
+def test_mismatched_arguments_are_rejected(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (10, 4), "float32")
     rows = torch.zeros(3, dtype=torch.int64, device="cuda")
     fits = torch.zeros((3, 4), device="cuda")
-    for kind, says, call in [
-        (errors.WrongDevice, "is on cpu, and the communicator on cuda:0", lambda: table.gather(rows.cpu())),
+    for kind, message, call in [
+        (errors.WrongDevice, "is on cpu, but the communicator is on cuda:0", lambda: table.gather(rows.cpu())),
         (errors.WrongDevice, "is on cpu", lambda: table.scatter(rows, fits.cpu())),
-        (errors.WrongType, "indices are int32 or int64", lambda: table.gather(rows.float())),
-        (errors.WrongType, "holds float64, and the tensor float32", lambda: table.scatter(rows, fits.double())),
+        (errors.WrongType, "indices must be int32 or int64", lambda: table.gather(rows.float())),
+        (errors.WrongType, "has the type float64, but the tensor has float32", lambda: table.scatter(rows, fits.double())),
         (errors.WrongStride, "not contiguous", lambda: table.gather(torch.zeros(6, dtype=int, device="cuda")[::2])),
-        (errors.WrongStride, "have gaps", lambda: table.gather(rows, torch.zeros((4, 3), device="cuda").T)),
+        (errors.WrongStride, "are not contiguous", lambda: table.gather(rows, torch.zeros((4, 3), device="cuda").T)),
         (errors.WrongValue, "must have the shape", lambda: table.gather(rows, fits[:2])),
         (errors.ReadOnly, "read-only", lambda: table.gather(rows, wholemem.asarray(fits).as_readonly())),
     ]:  # fmt: skip
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             call()
     table.gather(rows, fits)
 
 
-def test_an_index_that_names_no_row_is_told(comm: wholemem.Communicator) -> None:
+def test_a_bad_index_is_reported(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (10, 4), "float32")
     table.write(0, torch.ones((10, 4), device="cuda"))
     rows = torch.tensor([1, 10, -1], device="cuda")
@@ -349,25 +349,25 @@ def test_an_index_that_names_no_row_is_told(comm: wholemem.Communicator) -> None
     table.check()
 
 
-# Nothing is left behind.
+# Leaks.
 
 
-def test_ten_thousand_rounds_leave_nothing(comm: wholemem.Communicator) -> None:
+def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
     table = WholeTensor.create(comm, (1000, 64), "float32")
     rows = torch.arange(500, device="cuda")
-    given = torch.zeros((500, 64), device="cuda")
+    operand = torch.zeros((500, 64), device="cuda")
 
     def rounds(count: int) -> None:
         for _ in range(count):
-            table.gather(rows, given)
-            torch.from_dlpack(wholemem.asarray(given))
+            table.gather(rows, operand)
+            torch.from_dlpack(wholemem.asarray(operand))
             torch.from_dlpack(table.local())
-            wholemem.asarray(ByInterface(given))
+            wholemem.asarray(ByInterface(operand))
         for _ in range(count // 20):
             torch.from_dlpack(table.gather(rows))
 
     def left() -> tuple[int, int, int]:
-        # What the last calls used is let go when the stream is seen to have done them.
+        # The operands of the last calls are released when the stream is found idle.
         comm.barrier()
         return free_bytes(), resident(), descriptors()
 
@@ -375,14 +375,14 @@ def test_ten_thousand_rounds_leave_nothing(comm: wholemem.Communicator) -> None:
     before = left()
     rounds(10_000)
     after = left()
-    # What was made new on the GPU alone is 64 MB.
+    # The new arrays on the GPU alone have 64 MB.
     assert before[0] - after[0] <= 2 << 20
     assert after[1] - before[1] < 8 << 20
     assert after[2] == before[2]
 
 
-def test_a_process_that_ends_with_arrays_ends_well() -> None:
-    from world import run
+def test_a_process_with_live_arrays_exits_cleanly() -> None:
+    from launcher import run
 
     ended = run(
         """

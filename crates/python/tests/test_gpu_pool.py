@@ -1,4 +1,4 @@
-"""Tensors of torch that become objects where they lie: of the pool, and of expandable segments."""
+"""torch tensors that are published without a copy: of the pool, and of expandable segments."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Iterator
 
 import pytest
 
-from gpu import any_bits, bits, free_bytes, settle, torch
-from served import Served
+from gpu import any_bits, bits, free_bytes, release_unused, torch
+from store_server import StoreServer
 from wholemem import errors, store
 from wholemem.torch import pool
-from world import run
+from launcher import run
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(device_size="2GiB") as served:
+def served() -> Iterator[StoreServer]:
+    with StoreServer(device_size="2GiB") as served:
         yield served
 
 
@@ -28,8 +28,8 @@ def memory() -> Any:
     return pool.mem_pool()
 
 
-def elsewhere(served: Served, text: str, **environment: str) -> str:
-    """What another process prints, which has the store and torch."""
+def elsewhere(served: StoreServer, text: str, **environment: str) -> str:
+    """Runs another process with the store and torch, and returns its output."""
     beginning = "import torch, wholemem\nfrom wholemem import errors, store\nclient = store.Client()\n"
     environment = {**os.environ, "WHOLEMEM_SOCKET": served.socket, **environment}
     ended = run(beginning + text, env=environment, timeout=50)
@@ -38,40 +38,40 @@ def elsewhere(served: Served, text: str, **environment: str) -> str:
 
 
 def test_a_tensor_of_the_pool_is_published_without_a_copy(
-    served: Served, client: store.Client, memory: Any
+    served: StoreServer, client: store.Client, memory: Any
 ) -> None:
     with torch.cuda.use_mem_pool(memory):
         there = torch.empty((3000, 1000), dtype=torch.bfloat16, device="cuda")
     there.copy_(any_bits((3000, 1000), "bfloat16"))
-    settle()
+    release_unused()
     before = torch.cuda.mem_get_info()[0]
     assert pool.publish(client, "weights", there) == 1
-    # Nothing was made for it: 6 MB would show.
+    # Nothing was allocated: 6 MB would be visible.
     assert before - torch.cuda.mem_get_info()[0] < 4 << 20
     array = client.get("weights")
     assert (array.shape, array.dtype, array.readonly) == ((3000, 1000), "bfloat16", True)
     assert (bits(torch.from_dlpack(array)) == bits(there)).all()
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 x = torch.from_dlpack(client.get("weights"))
 print(int(x.view(torch.uint8).long().sum()))
 """,
     )
-    assert said == f"{int(there.view(torch.uint8).long().sum())}\n"
+    assert output == f"{int(there.view(torch.uint8).long().sum())}\n"
 
 
-def test_it_is_the_same_memory(client: store.Client, memory: Any) -> None:
+def test_a_published_tensor_shares_memory_with_the_object(client: store.Client, memory: Any) -> None:
     with torch.cuda.use_mem_pool(memory):
         there = torch.zeros(1 << 20, device="cuda")
     pool.publish(client, "same", there)
     seen = torch.from_dlpack(client.get("same"))
-    # Its maker should not, and this is how one sees whose memory it is.
+    # Writing to a published tensor is not allowed, but shows that the memory is shared.
     there.fill_(3)
     assert int(seen.sum()) == 3 << 20
 
 
-def test_what_is_enqueued_is_waited_for(client: store.Client, memory: Any) -> None:
+def test_publishing_waits_for_enqueued_work(client: store.Client, memory: Any) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.use_mem_pool(memory), torch.cuda.stream(stream):
         there = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
@@ -81,7 +81,7 @@ def test_what_is_enqueued_is_waited_for(client: store.Client, memory: Any) -> No
     assert int(torch.from_dlpack(client.get("late")).sum()) == 7 << 20
 
 
-def test_a_tensor_that_was_dropped_is_not_overwritten(served: Served, client: store.Client) -> None:
+def test_the_memory_of_a_dropped_published_tensor_is_not_reused(served: StoreServer, client: store.Client) -> None:
     own = pool.mem_pool()
     with torch.cuda.use_mem_pool(own):
         there = torch.full((3 << 20,), 5, dtype=torch.int32, device="cuda")
@@ -89,7 +89,7 @@ def test_a_tensor_that_was_dropped_is_not_overwritten(served: Served, client: st
         address = there.data_ptr()
         del there
         gc.collect()
-        # torch would use the memory again at once.
+        # torch would reuse the memory immediately.
         others = [torch.full((3 << 20,), 9, dtype=torch.int32, device="cuda") for _ in range(3)]
         assert address not in [other.data_ptr() for other in others]
     assert int(torch.from_dlpack(client.get("dropped")).sum()) == 5 * (3 << 20)
@@ -101,7 +101,7 @@ def test_a_tensor_that_was_dropped_is_not_overwritten(served: Served, client: st
     assert address in [other.data_ptr() for other in again]
 
 
-def test_tensors_of_one_piece_are_counted_once(client: store.Client) -> None:
+def test_tensors_of_one_segment_are_counted_once(client: store.Client) -> None:
     own = pool.mem_pool()
     before = client.status().device_used
     with torch.cuda.use_mem_pool(own):
@@ -115,7 +115,7 @@ def test_tensors_of_one_piece_are_counted_once(client: store.Client) -> None:
     assert client.status().device_used == before
 
 
-def test_memory_comes_back(served: Served) -> None:
+def test_memory_is_returned_to_the_pool(served: StoreServer) -> None:
     before = free_bytes()
     with served.client() as client:
         own = pool.mem_pool()
@@ -125,8 +125,8 @@ def test_memory_comes_back(served: Served) -> None:
         assert before - free_bytes() >= 64 << 20
         seen = torch.from_dlpack(client.get("back"))
         del there, own
-        settle()
-        # Its maker has let it go, and its name: who has it keeps it.
+        release_unused()
+        # The creator dropped the tensor and deleted the name; the client still holds the object.
         client.delete("back")
         assert int(seen.sum(dtype=torch.int64)) == 64 << 20
         del seen
@@ -135,7 +135,7 @@ def test_memory_comes_back(served: Served) -> None:
     assert before - free_bytes() < 16 << 20
 
 
-def test_what_was_published_outlives_its_maker(served: Served, client: store.Client) -> None:
+def test_a_published_tensor_outlives_its_process(served: StoreServer, client: store.Client) -> None:
     elsewhere(
         served,
         """
@@ -148,8 +148,8 @@ pool.publish(client, "left", x)
     assert torch.equal(torch.from_dlpack(client.get("left")), torch.arange(1 << 20, device="cuda"))
 
 
-def test_other_memory_is_refused(client: store.Client) -> None:
-    with pytest.raises(errors.Unsupported, match="not made to be shared") as caught:
+def test_tensors_outside_of_a_pool_are_rejected(client: store.Client) -> None:
+    with pytest.raises(errors.Unsupported, match="not allocated to be shared") as caught:
         pool.publish(client, "x", torch.zeros(1 << 20, device="cuda"))
     assert "mem_pool()" in str(caught.value)
     with pytest.raises(errors.Unsupported, match="on cpu"):
@@ -162,8 +162,8 @@ EXPANDABLE = {
 }
 
 
-def test_tensors_of_expandable_segments_are_put_and_shared(served: Served, client: store.Client) -> None:
-    said = elsewhere(
+def test_tensors_of_expandable_segments_can_be_put_and_shared(served: StoreServer, client: store.Client) -> None:
+    output = elsewhere(
         served,
         """
 small, large = torch.arange(1000, device="cuda"), torch.arange(32 << 20, device="cuda")
@@ -175,19 +175,19 @@ try:
     client.share("large", large)
     print(torch.equal(torch.from_dlpack(client.get("large")), large))
 except errors.Unsupported as error:
-    print("pieces of memory" in str(error), error.hint)
+    print("allocations instead of one" in str(error), error.hint)
 client.delete("put")
 """,
         **EXPANDABLE,
     )
-    assert said.splitlines()[:2] == ["True", "True"]
-    assert said.splitlines()[2].startswith("True")
-    # It outlives the process whose torch has made it.
+    assert output.splitlines()[:2] == ["True", "True"]
+    assert output.splitlines()[2].startswith("True")
+    # The object outlives the process whose torch allocated it.
     assert torch.equal(torch.from_dlpack(client.get("small")), torch.arange(1000, device="cuda"))
 
 
-def test_the_pool_serves_beside_expandable_segments(served: Served) -> None:
-    said = elsewhere(
+def test_the_pool_works_with_expandable_segments(served: StoreServer) -> None:
+    output = elsewhere(
         served,
         """
 from wholemem.torch import pool
@@ -199,10 +199,10 @@ client.delete("whole")
 """,
         **EXPANDABLE,
     )
-    assert said == "True\n"
+    assert output == "True\n"
 
 
-def test_a_thousand_rounds_leave_nothing(client: store.Client) -> None:
+def test_a_thousand_rounds_leak_nothing(client: store.Client) -> None:
     own = pool.mem_pool()
 
     def rounds(count: int) -> None:

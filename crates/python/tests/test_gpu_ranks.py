@@ -1,4 +1,4 @@
-"""Processes that share a GPU, or have one each: what they reduce, gather and reach of each other."""
+"""Processes that share a GPU, or have one each: collectives, windows and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gpu import torch  # noqa: F401
-from world import PROGRAM, script
+from launcher import PROGRAM, script
 
 pytestmark = pytest.mark.gpu
 
@@ -32,41 +32,41 @@ def refused(kind, call):
 
 
 def ranks(size: int, text: str, **environment: str) -> None:
-    """Runs a program as ranks, each of which must end well."""
+    """Runs a program as ranks. Every rank must succeed."""
     command = [PROGRAM, "launch", "-n", str(size), "--", *script(BEGINNING + text)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, text=True, env={**os.environ, **environment}, **pipes) as launched:
         try:
-            said, _ = launched.communicate(timeout=50)
+            output, _ = launched.communicate(timeout=50)
         except BaseException:
             # The launcher ends its ranks.
             launched.terminate()
             raise
-    sys.stdout.write(said)
-    assert launched.returncode == 0, said
+    sys.stdout.write(output)
+    assert launched.returncode == 0, output
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_reduce_gather_and_broadcast(size: int) -> None:
+def test_collectives_return_the_expected_arrays(size: int) -> None:
     ranks(
         size,
         """
 for dtype in [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.float64]:
-    given = mine(rank, dtype=dtype)
+    operand = mine(rank, dtype=dtype)
     expected = sum(mine(of, dtype=torch.float64) for of in range(size)).to(dtype)
-    total = torch.from_dlpack(comm.all_reduce(given))
+    total = torch.from_dlpack(comm.all_reduce(operand))
     assert total.dtype == dtype and torch.equal(total, expected), dtype
-    out = torch.empty_like(given)
-    assert comm.all_reduce(given, out, op="max") is out
+    out = torch.empty_like(operand)
+    assert comm.all_reduce(operand, out, op="max") is out
     assert torch.equal(out, torch.stack([mine(of, dtype=dtype) for of in range(size)]).amax(0))
-    comm.all_reduce(given, given)
-    assert torch.equal(given, expected)
+    comm.all_reduce(operand, operand)
+    assert torch.equal(operand, expected)
 for dtype in [torch.uint8, torch.bfloat16, torch.float8_e4m3fn]:
-    given = torch.full((33,), float(rank + 1), device="cuda").to(dtype)
-    every = torch.from_dlpack(comm.all_gather(given))
+    operand = torch.full((33,), float(rank + 1), device="cuda").to(dtype)
+    every = torch.from_dlpack(comm.all_gather(operand))
     assert every.shape == (size, 33) and every.float()[:, 5].tolist() == [of + 1 for of in range(size)]
-    assert comm.broadcast(given, size - 1) is given
-    assert given.float().unique().tolist() == [size]
+    assert comm.broadcast(operand, size - 1) is operand
+    assert operand.float().unique().tolist() == [size]
 comm.stream_barrier()
 comm.barrier()
 comm.check()
@@ -74,7 +74,7 @@ comm.check()
     )
 
 
-def test_the_stream_that_is_named_is_the_one_that_works() -> None:
+def test_collectives_run_on_the_given_stream() -> None:
     ranks(
         2,
         """
@@ -82,10 +82,10 @@ stream = torch.cuda.Stream()
 comm.all_reduce(mine(rank))
 for turn in range(20):
     with torch.cuda.stream(stream):
-        given = mine(rank + turn)
+        operand = mine(rank + turn)
         torch.cuda._sleep(20_000_000)
-        given += 1
-        total = torch.from_dlpack(comm.all_reduce(given, stream=stream))
+        operand += 1
+        total = torch.from_dlpack(comm.all_reduce(operand, stream=stream))
         expected = sum(mine(of + turn) + 1 for of in range(size))
         assert torch.equal(total, expected), turn
 """,
@@ -93,7 +93,7 @@ for turn in range(20):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_window_is_every_ranks(size: int) -> None:
+def test_every_rank_accesses_a_window(size: int) -> None:
     ranks(
         size,
         """
@@ -106,7 +106,7 @@ for of in range(size):
     there = torch.from_dlpack(window.peer(of, "float32", (1000, 7)))
     assert torch.equal(there, mine(of)), of
 comm.barrier()
-# Read where it is, on every rank.
+# Read in place on every rank.
 comm.all_reduce(here, here)
 assert torch.equal(here, sum(mine(of) for of in range(size)))
 comm.barrier()
@@ -115,7 +115,7 @@ comm.barrier()
 
 
 @pytest.mark.parametrize("kind", ["continuous", "chunked"])
-def test_rows_of_all_ranks_are_reached_by_each(kind: str) -> None:
+def test_every_rank_accesses_the_rows_of_all_ranks(kind: str) -> None:
     ranks(
         4,
         f"""
@@ -135,7 +135,7 @@ comm.barrier()
     )
 
 
-def test_ranks_that_give_different_things_are_told() -> None:
+def test_ranks_with_different_arguments_get_an_error() -> None:
     ranks(
         2,
         """
@@ -150,17 +150,17 @@ comm.barrier()
     )
 
 
-def test_memory_of_expandable_segments_becomes_a_window() -> None:
+def test_memory_of_expandable_segments_can_be_registered() -> None:
     ranks(
         2,
         """
-given = mine(rank, (1 << 20, 3))
-window = comm.window_register(given)
+operand = mine(rank, (1 << 20, 3))
+window = comm.window_register(operand)
 for of in range(size):
     assert torch.equal(torch.from_dlpack(window.peer(of, "float32", (1 << 20, 3))), mine(of, (1 << 20, 3))), of
 comm.barrier()
-comm.all_reduce(given, given)
-assert torch.equal(given, mine(0, (1 << 20, 3)) + mine(1, (1 << 20, 3)))
+comm.all_reduce(operand, operand)
+assert torch.equal(operand, mine(0, (1 << 20, 3)) + mine(1, (1 << 20, 3)))
 comm.barrier()
 """,
         PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",

@@ -1,4 +1,4 @@
-"""The store on a GPU: what torch, CuPy and JAX put is got by others as the same memory, and nothing is left behind."""
+"""The store on a GPU: torch, CuPy and JAX put and get the same memory, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Iterator
 import numpy as np
 import pytest
 
-from gpu import TORCH_TYPES, any_bits, bits, free_bytes, settle, torch
-from served import Served
+from gpu import TORCH_TYPES, any_bits, bits, free_bytes, release_unused, torch
+from store_server import StoreServer
 from wholemem import errors, store
-from world import descriptors, resident, run
+from launcher import descriptors, resident, run
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(device_size="2GiB") as served:
+def served() -> Iterator[StoreServer]:
+    with StoreServer(device_size="2GiB") as served:
         yield served
 
 
-def elsewhere(served: Served, text: str) -> str:
-    """What another process prints, which has the store and torch."""
+def elsewhere(served: StoreServer, text: str) -> str:
+    """Runs another process with the store and torch, and returns its output."""
     beginning = "import torch, wholemem\nfrom wholemem import store\nclient = store.Client()\n"
     ended = run(beginning + text, env={**os.environ, "WHOLEMEM_SOCKET": served.socket}, timeout=50)
     assert ended.returncode == 0, ended.stderr
@@ -31,7 +31,7 @@ def elsewhere(served: Served, text: str) -> str:
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
-def test_a_tensor_is_put_and_got(client: store.Client, dtype: str) -> None:
+def test_a_tensor_can_be_put_and_got(client: store.Client, dtype: str) -> None:
     there = any_bits((33, 5), dtype)
     client.put("x", there)
     array = client.get("x")
@@ -39,14 +39,14 @@ def test_a_tensor_is_put_and_got(client: store.Client, dtype: str) -> None:
     back = torch.from_dlpack(array)
     assert (back.dtype, back.data_ptr(), back.device) == (there.dtype, array.data_ptr(), there.device)
     assert (bits(back) == bits(there)).all()
-    # Got again, it is the same memory.
+    # A second get returns the same memory.
     assert client.get("x").data_ptr() == array.data_ptr()
 
 
-def test_another_process_has_the_same_bytes(served: Served, client: store.Client) -> None:
+def test_another_process_gets_the_same_bytes(served: StoreServer, client: store.Client) -> None:
     there = any_bits((1 << 20, 3), "bfloat16")
     client.put("shared", there)
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 x = torch.from_dlpack(client.get("shared"))
@@ -54,13 +54,13 @@ print(x.dtype, tuple(x.shape), int(x.view(torch.uint8).long().sum()))
 client.put("answer", x.view(torch.int16) + 1)
 """,
     )
-    assert said == f"torch.bfloat16 (1048576, 3) {int(there.view(torch.uint8).long().sum())}\n"
-    # Its maker has ended, and it is there.
+    assert output == f"torch.bfloat16 (1048576, 3) {int(there.view(torch.uint8).long().sum())}\n"
+    # The creator has exited, and the object still exists.
     answer = torch.from_dlpack(client.get("answer"))
     assert torch.equal(answer, there.view(torch.int16) + 1)
 
 
-def test_what_is_enqueued_is_waited_for(client: store.Client) -> None:
+def test_put_waits_for_enqueued_work(client: store.Client) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         there = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
@@ -70,7 +70,7 @@ def test_what_is_enqueued_is_waited_for(client: store.Client) -> None:
     assert int(torch.from_dlpack(client.get("late")).sum()) == 7 << 20
 
 
-def test_cupy_and_jax_put_and_get(client: store.Client) -> None:
+def test_cupy_and_jax_arrays_can_be_put_and_got(client: store.Client) -> None:
     tried = 0
     try:
         import cupy
@@ -87,7 +87,7 @@ def test_cupy_and_jax_put_and_get(client: store.Client) -> None:
 
         client.put("jax", jax.numpy.arange(1000).astype("bfloat16"))
         array = client.get("jax")
-        # JAX never writes an array, and does not understand who tells it so.
+        # JAX never writes to an array, and rejects read-only ones.
         back = jax.dlpack.from_dlpack(array.lent())
         assert back.unsafe_buffer_pointer() == array.data_ptr()
         assert float(back.astype("float32")[999]) == 1000.0
@@ -98,10 +98,10 @@ def test_cupy_and_jax_put_and_get(client: store.Client) -> None:
         pytest.skip("there is neither CuPy nor JAX")
 
 
-def test_a_model_is_one_pack(served: Served, client: store.Client) -> None:
+def test_a_state_dict_can_be_put_as_a_pack(served: StoreServer, client: store.Client) -> None:
     model = {f"layers.{i}.weight": torch.full((64, i + 1), i, dtype=torch.bfloat16, device="cuda") for i in range(50)}
     client.put("model", model)
-    said = elsewhere(
+    output = elsewhere(
         served,
         """
 model = client.get("model")
@@ -113,10 +113,10 @@ print(layer.weight.data_ptr() == model["layers.49.weight"].data_ptr())
 print(float(layer(torch.ones(50, dtype=torch.bfloat16, device="cuda"))[0]))
 """,
     )
-    assert said == "50 50\nTrue\n2448.0\n"
+    assert output == "50 50\nTrue\n2448.0\n"
 
 
-def test_what_is_got_outlives_its_client_and_its_name(served: Served) -> None:
+def test_an_object_outlives_its_client_and_its_name(served: StoreServer) -> None:
     client = served.client()
     client.put("gone", torch.full((1 << 20,), 3, device="cuda"))
     there = torch.from_dlpack(client.get("gone"))
@@ -125,7 +125,7 @@ def test_what_is_got_outlives_its_client_and_its_name(served: Served) -> None:
     assert int(there.sum()) == 3 << 20
 
 
-def test_drafts_and_mirrors(client: store.Client) -> None:
+def test_drafts_and_mirrors_work_on_a_gpu(client: store.Client) -> None:
     draft = client.create("draft", (1000, 4), "float32", device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -138,17 +138,17 @@ def test_drafts_and_mirrors(client: store.Client) -> None:
         assert (mirror.array.numpy() == 5).all()
 
 
-def test_mistakes_are_told(client: store.Client) -> None:
+def test_mistakes_raise_the_expected_errors(client: store.Client) -> None:
     with pytest.raises(errors.WrongStride, match="not contiguous"):
         client.put("x", torch.zeros((4, 4), device="cuda").T[1:])
-    with pytest.raises(errors.WrongDevice, match="is on cuda:0, and `b` on cpu"):
+    with pytest.raises(errors.WrongDevice, match="is on cuda:0, but `b` is on cpu"):
         client.put("x", {"a": torch.zeros(4, device="cuda"), "b": np.zeros(4)})
     with pytest.raises(errors.OverQuota):
         client.put("x", torch.empty(3 << 30, dtype=torch.uint8, device="cuda"))
-    settle()
+    release_unused()
 
 
-def test_ten_thousand_rounds_leave_nothing(client: store.Client) -> None:
+def test_ten_thousand_rounds_leak_nothing(client: store.Client) -> None:
     there = torch.zeros(1 << 18, device="cuda")
 
     def rounds(count: int) -> None:
@@ -165,7 +165,7 @@ def test_ten_thousand_rounds_leave_nothing(client: store.Client) -> None:
         torch.from_dlpack(client.get("small"))
     client.delete("small")
     after = (free_bytes(), resident(), descriptors(), client.status().device_used)
-    # An arena of the small ones may stay.
+    # An arena of small objects may remain.
     assert before[0] - after[0] <= 64 << 20
     assert after[1] - before[1] < 8 << 20
     assert after[2] - before[2] <= 1

@@ -1,4 +1,4 @@
-"""Examples, tutorials and the README: they run as they are written, and print what they say."""
+"""Examples, tutorials and the README run as written and print the documented output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from world import PROGRAM, launch, run, script
+from launcher import PROGRAM, launch, run, script
 
 import wholemem
 
-# Of the repository, or of what was taken along to another machine.
+# The root of the repository, or of a bundle on another machine.
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "examples/python").is_dir())
-# What it needs, the command, and what it prints.
+# Requirement, command and output of each example.
 EXAMPLES = re.findall(
     r"^```console(?: (\w+))?\n\$ (.*?)\n(.*?)^```",
     (ROOT / "examples/python/README.md").read_text(),
@@ -28,7 +28,7 @@ TUTORIALS = sorted((ROOT / "docs/python").glob("*.md"))
 
 
 def there_is(needed: str) -> bool:
-    """Whether what an example or a tutorial needs is here: a GPU that torch can use, or something to import."""
+    """Returns whether the requirement of an example or tutorial is met: a GPU for torch, or a module."""
     if needed == "cuda":
         torch = find_spec("torch") and import_module("torch")
         return bool(torch and torch.cuda.is_available())
@@ -36,31 +36,31 @@ def there_is(needed: str) -> bool:
 
 
 @pytest.mark.parametrize(("needs", "command", "prints"), EXAMPLES, ids=[command for _, command, _ in EXAMPLES])
-def test_an_example_prints_what_its_description_says(needs: str, command: str, prints: str) -> None:
+def test_an_example_prints_the_documented_output(needs: str, command: str, prints: str) -> None:
     if not there_is(needs):
         pytest.skip(f"needs {needs}")
     programs = {"python": sys.executable, "wholemem": PROGRAM}
     words = [programs.get(word, word) for word in shlex.split(command)]
     environment = {**os.environ, "WHOLEMEM_PROGRAM": PROGRAM, "NO_COLOR": "1"}
     ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-    # Ranks write when they come to it.
+    # The order of the ranks' lines varies.
     order = sorted if words[0] == PROGRAM else list
     assert (order(ended.stdout.splitlines()), ended.stderr) == (order(prints.splitlines()), "")
 
 
-def test_every_example_is_described() -> None:
+def test_every_example_is_documented() -> None:
     described = {word for _, command, _ in EXAMPLES for word in shlex.split(command) if word.endswith(".py")}
     assert described == {str(path.relative_to(ROOT)) for path in (ROOT / "examples/python").glob("*.py")}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/python").glob("*.py")), ids=lambda path: str(path.stem))
-def test_an_example_tells_what_it_does_and_who_must_start_it(path: Path) -> None:
+def test_the_help_of_an_example_names_its_launcher(path: Path) -> None:
     if path.stem == "transformer" and not there_is("torch"):
         pytest.skip("needs torch")
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    asked = subprocess.run([sys.executable, path, "--help"], env=environment, capture_output=True, text=True)
-    assert (asked.returncode, asked.stderr) == (0, "")
-    assert f"python examples/python/{path.name}" in asked.stdout
+    process = subprocess.run([sys.executable, path, "--help"], env=environment, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert f"python examples/python/{path.name}" in process.stdout
     wrong = subprocess.run([sys.executable, path, "--device", "tpu"], env=environment, capture_output=True, text=True)
     assert wrong.returncode == 2 and "usage:" in wrong.stderr
 
@@ -69,7 +69,7 @@ INTERRUPTED = """
 import runpy, signal, sys
 
 def handle(number, frame):
-    # What Ctrl-C does, once the example is at work, and no longer at its imports.
+    # Does what Ctrl-C does, after the imports of the example.
     if frame.f_code.co_name == "main":
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_ctrl_c_ends_an_example_without_a_traceback() -> None:
-    # It waits for a rank that never comes.
+    # The example waits for a rank that does not exist.
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "WHOLEMEM_ID": wholemem.unique_id()}
     command = [*script(INTERRUPTED), str(ROOT / "examples/python/tensor_parallel.py")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -95,20 +95,20 @@ def test_the_readme_runs(needs: str) -> None:
         pytest.skip(f"needs {needs}")
     block = rf"^```python{needs and ' ' + needs}\n(.*?)^```"
     (text,) = re.findall(block, (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    # What is in numpy is for the host, also where there is a GPU.
+    # Arrays of numpy are for the host, also if there is a GPU.
     environment = {**os.environ, **({} if needs else {"CUDA_VISIBLE_DEVICES": ""})}
     ended = launch(4, text, env=environment)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
 def blocks(path: Path, has: set[str]) -> str:
-    """The Python of a tutorial that needs nothing else, or what is named."""
+    """Returns the Python blocks of a tutorial that need nothing else than ``has``."""
     found = re.findall(r"^```python(?: (\w+))?\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
     return "\n".join(text for needs, text in found if not needs or needs in has)
 
 
 def play(path: Path, text: str, folder: Path) -> None:
-    """Runs a tutorial as its first command starts it: as ranks, or as a process."""
+    """Runs a tutorial as its first command does: as ranks, or as one process."""
     launched = re.search(r"^wholemem launch -n (\d+) ", path.read_text(), re.MULTILINE)
     ended = launch(int(launched[1]), text, cwd=folder) if launched else run(text, cwd=folder)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", ""), ended.stderr

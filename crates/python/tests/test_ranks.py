@@ -1,4 +1,4 @@
-"""Communicators: how ranks join and leave, die, fork, and are interrupted."""
+"""Communicators: ranks join, leave, die, fork and are interrupted."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import PROGRAM, descriptors, each, launch, run
+from launcher import PROGRAM, descriptors, launch, run, run_ranks
 
 import wholemem
 from wholemem import Communicator, WholeTensor, errors
 
 
-def test_ranks_of_one_process() -> None:
+def test_threads_can_be_ranks() -> None:
     def work(comm: Communicator) -> tuple[int, int, str]:
         assert not comm.closed
         comm.check()
         comm.barrier()
         return comm.rank, comm.size, comm.device
 
-    assert each(3, work) == [(0, 3, "cpu"), (1, 3, "cpu"), (2, 3, "cpu")]
+    assert run_ranks(3, work) == [(0, 3, "cpu"), (1, 3, "cpu"), (2, 3, "cpu")]
     with pytest.raises(errors.WrongValue, match="at least one rank"):
         Communicator.local(0, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cpu:one", "cuda:-1", ""])
-def test_devices_that_there_are_not(name: str) -> None:
-    with pytest.raises(errors.WrongDevice, match="no device is called"):
+def test_unknown_devices_are_rejected(name: str) -> None:
+    with pytest.raises(errors.WrongDevice, match="the device `.*` does not exist"):
         Communicator.local(1, device=name)
 
 
-def test_a_device_beyond_the_last_is_named() -> None:
+def test_a_device_number_out_of_range_is_in_the_error() -> None:
     with pytest.raises(errors.WrongDevice, match="there is no device 99 on host"):
         Communicator.local(1, device="cpu:99")
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
-def test_a_wait_that_makes_no_sense(timeout: float) -> None:
-    with pytest.raises(errors.WrongValue, match="cannot wait"):
+def test_an_invalid_timeout_is_rejected(timeout: float) -> None:
+    with pytest.raises(errors.WrongValue, match="a timeout of"):
         Communicator.local(1, device="cpu", timeout=timeout)
 
 
-def test_who_closes_leaves_although_its_memory_stays() -> None:
+def test_a_closed_communicator_leaves_while_its_memory_stays_valid() -> None:
     left, stays = threading.Event(), threading.Event()
 
     def work(comm: Communicator) -> None:
@@ -76,7 +76,7 @@ def test_who_closes_leaves_although_its_memory_stays() -> None:
             with pytest.raises(errors.PeerLost if comm.rank == 0 else errors.Closed):
                 call()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 def test_a_wait_ends_when_its_communicator_is_closed() -> None:
@@ -105,7 +105,7 @@ def test_collectives_end_when_a_rank_leaves() -> None:
 
 
 @pytest.mark.parametrize("verb", ["close", "abort"])
-def test_a_signal_handler_ends_what_its_thread_waits_in(verb: str) -> None:
+def test_an_exception_of_a_signal_handler_ends_a_wait(verb: str) -> None:
     ended = run(
         f"""
         import signal, threading, numpy as np, wholemem
@@ -126,7 +126,7 @@ def test_a_signal_handler_ends_what_its_thread_waits_in(verb: str) -> None:
     assert ended.stdout.strip() == ("closed" if verb == "close" else "aborted"), ended.stderr
 
 
-def test_who_waits_for_the_interpreter_holds_nobody_up_who_aborts() -> None:
+def test_abort_does_not_deadlock_with_threads_that_wait_for_the_gil() -> None:
     ended = run(
         """
         import sys, threading, time, numpy as np, wholemem
@@ -144,7 +144,7 @@ def test_who_waits_for_the_interpreter_holds_nobody_up_who_aborts() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.1)
-        # From here on no other thread gets the interpreter, which the one that waits asks for now and then.
+        # From here on no other thread gets the GIL, which the waiting thread requests at intervals.
         sys.setswitchinterval(1000)
         began = time.monotonic()
         while time.monotonic() - began < 0.3:
@@ -157,7 +157,7 @@ def test_who_waits_for_the_interpreter_holds_nobody_up_who_aborts() -> None:
     assert (ended.stdout, ended.returncode) == ("aborted\n", 0), ended.stderr
 
 
-def test_what_is_closed_says_so() -> None:
+def test_a_closed_communicator_raises_closed() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     with comm as same:
         assert same is comm
@@ -171,7 +171,7 @@ def test_what_is_closed_says_so() -> None:
     assert table.gather(np.array([1])).shape == (1, 2)
 
 
-def test_joining_by_an_id_and_who_does_not_come() -> None:
+def test_a_missing_rank_is_reported_when_joining_by_id() -> None:
     unique_id = wholemem.unique_id()
     with pytest.raises(errors.Timeout) as caught:
         Communicator.create(unique_id, 0, 2, device="cpu", timeout=0.2)
@@ -186,7 +186,7 @@ def test_joining_by_an_id_and_who_does_not_come() -> None:
 
 
 class Torch(ModuleType):
-    """What joining asks of torch, for ranks that are threads. torch itself is too large to be fetched for a test."""
+    """The functions of torch that joining uses, for ranks that are threads. The real torch is too large for this test."""
 
     def __init__(self, size: int) -> None:
         super().__init__("torch")
@@ -213,7 +213,7 @@ class Torch(ModuleType):
         all_of_them[:] = self.objects
 
 
-def test_ranks_of_torch_join(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_torch_distributed_join(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch(3)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch)
@@ -236,19 +236,19 @@ def test_ranks_of_torch_join(monkeypatch: pytest.MonkeyPatch) -> None:
         Communicator.from_torch(device="cpu")
 
 
-def test_ranks_of_torch_on_several_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_ranks_on_several_nodes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch(2)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch)
-    # What rank 1, on another node, has told; rank 0 comes to it last.
+    # The entry of rank 1, which is on another node; rank 0 is the last to call.
     torch.objects[1] = (None, "another kernel")
     torch.met = threading.Barrier(1)
     torch.rank.number = 0
-    with pytest.raises(errors.BadEnvironment, match="the 2 ranks are on several nodes\\b.*\nhint: give a group"):
+    with pytest.raises(errors.BadEnvironment, match="the 2 ranks are on several nodes\\b.*\nhint: pass a group"):
         Communicator.from_torch("group", device="cpu", timeout=3600)
 
 
-def test_ranks_of_a_launcher_on_several_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launched_ranks_on_several_nodes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     described = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     for name, value in {**described, "WHOLEMEM_TIMEOUT": "3600"}.items():
         monkeypatch.setenv(name, value)
@@ -257,7 +257,7 @@ def test_ranks_of_a_launcher_on_several_nodes_are_refused(monkeypatch: pytest.Mo
     assert caught.value.code == "several-nodes"
 
 
-def test_the_environment_says_how_long_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wholemem_timeout_sets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHOLEMEM_TIMEOUT", "0.25")
     first, _ = Communicator.local(2, device="cpu")
     with pytest.raises(errors.Timeout, match="within 250ms"):
@@ -275,37 +275,37 @@ def test_the_environment_says_how_long_ranks_wait(monkeypatch: pytest.MonkeyPatc
         Communicator.local(1, device="cpu")
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_rank_missing_from_a_barrier_is_reported() -> None:
     ranks = Communicator.local(2, device="cpu", timeout=5)
     with pytest.raises(errors.Timeout, match="no answer from rank 1") as caught:
         ranks[0].barrier()
     assert caught.value.missing == (1,)
-    # And so says every later call.
+    # Every later call raises the same.
     with pytest.raises(TimeoutError):
         ranks[0].check()
     with pytest.raises(TimeoutError):
         WholeTensor.create(ranks[0], (1, 1), "int8")
 
 
-def test_a_rank_that_does_not_come_to_a_collective_is_named() -> None:
-    told = threading.Event()
+def test_a_rank_missing_from_a_collective_is_reported() -> None:
+    reported = threading.Event()
 
     def work(comm: Communicator) -> None:
         comm.all_reduce(np.ones(4))
         if comm.rank == 1:
-            told.wait()
+            reported.wait()
             return
         try:
             with pytest.raises(errors.Timeout) as caught:
                 comm.all_reduce(np.ones(4))
             assert caught.value.missing == (1,)
         finally:
-            told.set()
+            reported.set()
 
-    each(2, work, timeout=5)
+    run_ranks(2, work, timeout=5)
 
 
-def test_abort_ends_what_another_thread_waits_for() -> None:
+def test_abort_ends_the_wait_of_another_thread() -> None:
     ranks = Communicator.local(2, device="cpu")
     caught: list[BaseException] = []
 
@@ -322,7 +322,7 @@ def test_abort_ends_what_another_thread_waits_for() -> None:
     assert [getattr(error, "rank", None) for error in caught] == [1]
 
 
-def test_a_rank_without_a_device_leaves_and_the_others_are_told() -> None:
+def test_a_rank_without_a_device_fails_on_all_ranks() -> None:
     unique_id = wholemem.unique_id()
     caught: list[BaseException] = []
 
@@ -340,7 +340,7 @@ def test_a_rank_without_a_device_leaves_and_the_others_are_told() -> None:
     assert sorted(type(error).__name__ for error in caught) == ["PeerLost", "WrongDevice"]
 
 
-def test_ranks_at_different_calls_are_told() -> None:
+def test_ranks_in_different_calls_get_an_error() -> None:
     def work(comm: Communicator) -> None:
         with pytest.raises((errors.RanksDisagree, errors.PeerLost)):
             if comm.rank == 0:
@@ -348,10 +348,10 @@ def test_ranks_at_different_calls_are_told() -> None:
             else:
                 WholeTensor.create(comm, (1, 1), "int8")
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_the_environment_is_needed_and_named() -> None:
+def test_a_missing_environment_variable_is_named() -> None:
     ended = run(
         """
         import wholemem
@@ -365,7 +365,7 @@ def test_the_environment_is_needed_and_named() -> None:
     assert ended.stdout.startswith("`RANK` is not set"), ended.stderr
 
 
-def test_ranks_that_are_processes() -> None:
+def test_processes_can_be_ranks() -> None:
     ended = launch(
         3,
         """
@@ -401,7 +401,7 @@ def survive(unique_id: str, rank: int, ready: Any, outcome: Any) -> None:
         outcome.put((error.rank, error.hint))
 
 
-def test_a_rank_that_dies_is_named() -> None:
+def test_a_killed_rank_is_reported() -> None:
     context = multiprocessing.get_context("spawn")
     ready, outcome, unique_id = context.Event(), context.Queue(), wholemem.unique_id()
     ranks = [context.Process(target=survive, args=(unique_id, rank, ready, outcome)) for rank in range(2)]
@@ -409,12 +409,12 @@ def test_a_rank_that_dies_is_named() -> None:
         process.start()
     ready.wait()
     ranks[1].kill()
-    assert outcome.get() == (1, "make a new communicator among the ranks that live")
+    assert outcome.get() == (1, "create a new communicator of the remaining ranks")
     for process in ranks:
         process.join()
 
 
-def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
+def test_a_forked_child_gets_an_error_and_its_parent_continues() -> None:
     ended = run(
         """
         import os, sys, numpy as np, wholemem
@@ -427,7 +427,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
         indices = np.array([1])
         child = os.fork()
         if child == 0:
-            told = 0
+            reported = 0
             for use in [
                 comm.barrier,
                 comm.check,
@@ -440,9 +440,9 @@ def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
                 try:
                     use()
                 except errors.Forked as error:
-                    told += bool(error.hint)
-            # Memory that is mapped is shared with the parent, and its drop is the parent's.
-            fine = told == 7 and local.sum() == 140
+                    reported += bool(error.hint)
+            # The child shares the mapped memory with its parent, and only the parent frees it.
+            fine = reported == 7 and local.sum() == 140
             comm.close()
             del table, window, local, comm
             os._exit(0 if fine else 1)
@@ -456,7 +456,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
     assert (ended.stdout, ended.returncode) == ("0\n", 0), ended.stderr
 
 
-def test_a_forked_child_ends_in_peace_with_all_it_has_inherited() -> None:
+def test_a_forked_child_exits_cleanly_with_inherited_objects() -> None:
     ended = run(
         """
         import os, sys, wholemem
@@ -483,7 +483,7 @@ seen = []
 interrupted = threading.Event()
 
 def handle(number, frame):
-    # One or two may come before the wait has begun. It goes on when a handler does not raise.
+    # One or two signals may arrive before the wait begins. The wait continues if a handler does not raise.
     if frame.f_code.co_name == "wait_for" and not interrupted.is_set():
         seen.append(number)
         if len(seen) == 4:
@@ -526,7 +526,7 @@ def test_ctrl_c_ends_a_wait(wait: str, prepare: str) -> None:
     assert ended.stdout == "interrupted\n", ended.stderr
 
 
-def test_a_handler_may_wait_itself_and_what_it_raises_is_raised_once() -> None:
+def test_a_signal_handler_may_block_and_its_exception_is_raised_once() -> None:
     (alone,) = Communicator.local(1, device="cpu")
     handled, is_last, raises = threading.Semaphore(0), False, False
 
@@ -538,7 +538,7 @@ def test_a_handler_may_wait_itself_and_what_it_raises_is_raised_once() -> None:
 
     def others(rank: Communicator) -> None:
         nonlocal is_last
-        # Each is handled before the next comes, so that the last one finds a wait that has begun.
+        # Each signal is handled before the next is sent, so the last one interrupts a wait that has begun.
         for is_last in (False, False, False, True):
             os.kill(os.getpid(), signal.SIGUSR1)
             handled.acquire()
@@ -562,17 +562,17 @@ def test_a_handler_may_wait_itself_and_what_it_raises_is_raised_once() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_other_threads_run_while_one_waits() -> None:
+def test_other_threads_run_during_a_wait() -> None:
     ranks = Communicator.local(2, device="cpu")
     thread = threading.Thread(target=ranks[0].barrier)
     thread.start()
-    # It could not be reached if the waiting thread held the interpreter's lock.
+    # This line is only reached if the waiting thread releases the GIL.
     ranks[1].barrier()
     thread.join()
     ranks[0].check()
 
 
-def test_communicators_leave_nothing() -> None:
+def test_communicators_leak_nothing() -> None:
     def cycle(times: int) -> None:
         for _ in range(times):
             for comm in Communicator.local(2, device="cpu"):
@@ -587,7 +587,7 @@ def test_communicators_leave_nothing() -> None:
     assert len(os.listdir("/proc/self/task")) == threads
 
 
-def test_any_order_of_dropping_also_in_cycles_and_at_the_end() -> None:
+def test_objects_can_be_dropped_in_any_order() -> None:
     ended = run(
         """
         import gc, itertools, os, numpy as np, wholemem
@@ -616,7 +616,7 @@ def test_any_order_of_dropping_also_in_cycles_and_at_the_end() -> None:
     assert (ended.stdout, ended.stderr, ended.returncode) == ("True\n", "", 0)
 
 
-def test_doctor_says_what_the_program_says() -> None:
+def test_doctor_reports_the_same_as_the_program() -> None:
     report = dataclasses.asdict(wholemem.doctor())
     program = json.loads(subprocess.run([PROGRAM, "doctor", "--json"], capture_output=True, check=True).stdout)
     assert json.loads(json.dumps(report)) == program

@@ -1,4 +1,4 @@
-"""What every call takes a tensor as: raw addresses that an object states, strides, devices; and handles."""
+"""Tensors as raw addresses: strides and devices are checked in every call; handles of objects."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import each
+from launcher import run_ranks
 
 from wholemem import Communicator, WholeTensor, _handles, errors
 
 
 class Stated:
-    """An array known by its address only: it keeps nothing."""
+    """An array known only by its address. It keeps nothing alive."""
 
-    def __init__(self, array: Any, **says: Any) -> None:
-        self.__array_interface__ = {**array.__array_interface__, **says}
+    def __init__(self, array: Any, **overrides: Any) -> None:
+        self.__array_interface__ = {**array.__array_interface__, **overrides}
 
 
 def filled() -> tuple[WholeTensor, np.ndarray]:
@@ -47,7 +47,7 @@ def test_rows_are_gathered_and_scattered_by_address(dtype: Any) -> None:
     np.testing.assert_array_equal(table.all().numpy(), whole)
 
 
-def test_ranks_meet_by_address() -> None:
+def test_collectives_work_by_address() -> None:
     def work(comm: Communicator) -> None:
         own = np.full(1000, comm.rank + 1, np.float32)
         out, every = np.zeros(1000, np.float32), np.zeros((2, 1000), np.float32)
@@ -55,54 +55,54 @@ def test_ranks_meet_by_address() -> None:
         assert (out == 3).all()
         comm.all_gather(Stated(own), Stated(every))
         assert (every == [[1], [2]]).all()
-        # In a window, where the others read it.
+        # In a window, where other ranks read it.
         window = comm.mem_alloc(4000)
         mine = window.local("float32").numpy()
         mine[:] = own
         comm.all_reduce(Stated(mine), Stated(mine))
         assert (mine == 3).all()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_strides_that_no_row_has_are_refused() -> None:
+def test_strides_without_contiguous_rows_are_rejected() -> None:
     table, _ = filled()
     indices, wide = np.array([1, 2]), np.zeros((2, 6), np.float32)
-    for out, says in (
-        (wide[:, ::2], r"the rows of the output have gaps: strides \[6, 2\] of shape \[2, 3\]"),
-        (wide[::-1, :3], r"the rows of the output have gaps: strides \[-6, 1\] of shape \[2, 3\]"),
+    for out, message in (
+        (wide[:, ::2], r"the rows of the output are not contiguous: it has strides \[6, 2\] and shape \[2, 3\]"),
+        (wide[::-1, :3], r"the rows of the output are not contiguous: it has strides \[-6, 1\] and shape \[2, 3\]"),
     ):
-        with pytest.raises(errors.WrongStride, match=says) as caught:
+        with pytest.raises(errors.WrongStride, match=message) as caught:
             table.gather(indices, out)
-        assert caught.value.hint == "give one without gaps, and copy from it"
+        assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongStride, match="the output is not contiguous") as caught:
         table.gather(indices.reshape(2, 1), wide[:, None, :3])
-    # One row has no distance to the next, and no rows have no gaps.
+    # The stride of a single row has no meaning, and an empty array is contiguous.
     table.gather(indices[:1], wide[1:, :3])
     table.gather(indices[:0], wide[:0, ::2])
 
 
-def test_memory_that_is_not_there_is_refused() -> None:
+def test_a_tensor_without_memory_is_rejected() -> None:
     table, _ = filled()
-    with pytest.raises(errors.WrongValue, match="the interface of the array says that it lies at 0x0"):
+    with pytest.raises(errors.WrongValue, match="the array interface has the invalid address 0x0"):
         table.gather(np.array([1]), Stated(np.zeros((1, 3), np.float32), data=(0, False)))
 
 
-def test_a_handle_finds_what_somebody_keeps() -> None:
+def test_a_handle_resolves_while_its_object_lives() -> None:
     table, _ = filled()
     (comm,) = Communicator.local(1, device="cpu")
     handle = table._handle
     assert handle == table._handle and len({handle, comm._handle, table.rows(0, 1)._handle}) == 3
     assert _handles.find(handle, WholeTensor) is table
-    with pytest.raises(errors.WrongType, match=f"handle {handle} is of a WholeTensor, and not of a Communicator"):
+    with pytest.raises(errors.WrongType, match=f"handle {handle} belongs to a WholeTensor, not a Communicator"):
         _handles.find(handle, Communicator)
     del table
     gc.collect()
-    with pytest.raises(errors.Closed, match=f"the WholeTensor of handle {handle} is gone"):
+    with pytest.raises(errors.Closed, match=f"the WholeTensor of handle {handle} was dropped"):
         _handles.find(handle, WholeTensor)
 
 
-def test_a_table_like_another() -> None:
+def test_like_creates_an_equal_table() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (10, 2), "bfloat16", kind="chunked", location="host", rows_of_each=[7, 3])
         like = table.like()
@@ -114,4 +114,4 @@ def test_a_table_like_another() -> None:
         assert part.shape == (4, 2) and part.local_rows == [(0, 2), (2, 4)][comm.rank]
         like.barrier()
 
-    each(2, work)
+    run_ranks(2, work)

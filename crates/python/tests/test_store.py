@@ -1,4 +1,4 @@
-"""The store: arrays put, got, drafted, published, watched and deleted, and shared with the program."""
+"""The store: arrays are put, got, drafted, published, watched, deleted and shared with the program."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import wholemem
-from served import Served, address, map_of
+from store_server import StoreServer, address, map_of
 from wholemem import errors, store
-from world import run
+from launcher import run
 
 LARGE = 3 << 20
 
@@ -29,7 +29,7 @@ NUMPY_TYPES = [
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
-def test_an_array_is_got_as_it_was_put(client: store.Client, dtype: str) -> None:
+def test_an_array_survives_put_and_get(client: store.Client, dtype: str) -> None:
     there = np.arange(24).reshape(2, 3, 4).astype(dtype)
     client.put("typed", there)
     here = client.get("typed")
@@ -42,7 +42,7 @@ def test_an_array_is_got_as_it_was_put(client: store.Client, dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"])
-def test_types_that_numpy_lacks_are_kept(client: store.Client, dtype: str) -> None:
+def test_element_types_that_numpy_lacks_are_preserved(client: store.Client, dtype: str) -> None:
     there = wholemem.zeros((3, 2), dtype)
     there.memoryview().cast("B")[1] = 7
     client.put("small floats", there)
@@ -52,7 +52,7 @@ def test_types_that_numpy_lacks_are_kept(client: store.Client, dtype: str) -> No
 
 
 @pytest.mark.parametrize("there", [np.array(7.5), np.zeros((0, 5)), np.zeros((3, 0, 2), "int8")], ids=str)
-def test_arrays_of_one_element_or_none_are_arrays(client: store.Client, there: np.ndarray) -> None:
+def test_arrays_of_one_or_no_element_are_supported(client: store.Client, there: np.ndarray) -> None:
     client.put("few", there)
     here = client.get("few").numpy()
     assert (here.shape, here.dtype) == (there.shape, there.dtype)
@@ -65,29 +65,29 @@ def test_bytes_are_an_array(client: store.Client, there: Any) -> None:
     assert client.get("bytes").memoryview().tobytes() == b"hello"
 
 
-def test_read_only_is_told_to_frameworks(client: store.Client) -> None:
+def test_objects_are_exported_as_read_only(client: store.Client) -> None:
     client.put("sealed", np.arange(3))
     here = client.get("sealed")
     assert '"dltensor_versioned"' in repr(here.__dlpack__(max_version=(1, 0)))
-    # What cannot be told may write: its writes stay with it, as tests of `test_store_writes.py` show.
+    # A consumer without the read-only flag may write: its writes are private, as `test_store_writes.py` tests.
     assert '"dltensor"' in repr(here.__dlpack__())
     with pytest.raises(ValueError, match="read-only"):
         here.numpy()[0] = 1
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_nothing_is_copied(served: Served, client: store.Client, count: int) -> None:
+def test_get_copies_nothing(served: StoreServer, client: store.Client, count: int) -> None:
     client.put("once", np.arange(count, dtype=np.uint8))
     first, second = client.get("once"), client.get("once")
     assert first.data_ptr() == second.data_ptr() == address(first.numpy()) == address(second.numpy())
     access, inode = map_of(first.data_ptr())
     assert access == "r--s"
     assert map_of(address(np.from_dlpack(second))) == ("rw-p", inode)
-    # Another process has the same memory.
+    # Another process maps the same memory.
     ended = run(
         f"""
         from wholemem import store
-        from served import map_of
+        from store_server import map_of
         array = store.Client({served.socket!r}).get("once")
         print(map_of(array.data_ptr())[1], array.numpy()[9])
         """,
@@ -96,7 +96,7 @@ def test_nothing_is_copied(served: Served, client: store.Client, count: int) -> 
     assert (ended.stdout.split(), ended.stderr) == ([inode, "9"], "")
 
 
-def test_putting_again_is_a_new_version_and_readers_keep_theirs(client: store.Client) -> None:
+def test_put_creates_a_new_version_and_readers_keep_the_old_one(client: store.Client) -> None:
     before = client.put("versions", np.array([1]))
     old = client.get("versions").numpy()
     assert client.put("versions", np.array([2])) == before + 1 == client.stat("versions").version
@@ -104,7 +104,7 @@ def test_putting_again_is_a_new_version_and_readers_keep_theirs(client: store.Cl
     assert (old[0], client.get("versions").numpy()[0]) == (1, 3)
 
 
-def test_publishing_what_is_in_the_store_copies_nothing(served: Served, client: store.Client) -> None:
+def test_publishing_an_object_copies_nothing(served: StoreServer, client: store.Client) -> None:
     client.put("original", np.arange(LARGE, dtype=np.uint8))
     original = client.get("original")
     client.publish("alias", original)
@@ -118,7 +118,7 @@ def test_publishing_what_is_in_the_store_copies_nothing(served: Served, client: 
         there = client.get("alias of " + name)
         assert (there.shape, there.dtype, there.numpy().tolist()) == (array.shape, array.dtype, array.numpy().tolist())
         assert (there.data_ptr() == array.data_ptr()) == (array.nbytes > 0)
-    # What another connection got, or only a part, is an array like any other.
+    # An array of another connection, or a part of an object, is copied.
     client.publish("copy", served.client().get("alias"))
     client.publish("part", np.asarray(alias)[5:8])
     assert map_of(client.get("copy").data_ptr()) != map_of(alias.data_ptr())
@@ -127,7 +127,7 @@ def test_publishing_what_is_in_the_store_copies_nothing(served: Served, client: 
 
 @pytest.mark.parametrize("in_pack", [False, True])
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_what_the_store_has_no_more_is_published_as_a_copy(
+def test_publishing_a_deleted_object_copies_it(
     client: store.Client, in_pack: bool, is_replaced: bool
 ) -> None:
     value: Any = {"array": np.arange(4)} if in_pack else np.arange(4)
@@ -142,14 +142,14 @@ def test_what_the_store_has_no_more_is_published_as_a_copy(
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_a_draft_is_written_and_sealed(client: store.Client, count: int) -> None:
+def test_a_draft_can_be_written_and_sealed(client: store.Client, count: int) -> None:
     draft = client.create("drafted", (count,), np.uint8)
     assert not draft.array.readonly and not draft.array.numpy().any()
     kept = draft.array.numpy()
     kept[:] = 5
     with pytest.raises(errors.NotFound):
         client.get("drafted")
-    with pytest.raises(errors.InUse, match="arrays made of the draft of `drafted` are still there") as caught:
+    with pytest.raises(errors.InUse, match="cannot seal the draft of `drafted`: arrays of it still exist") as caught:
         draft.seal()
     assert caught.value.hint and caught.value.code == "still-mapped"
     del kept
@@ -162,18 +162,18 @@ def test_a_draft_is_written_and_sealed(client: store.Client, count: int) -> None
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_a_draft_is_a_context(client: store.Client, count: int) -> None:
+def test_a_draft_is_a_context_manager(client: store.Client, count: int) -> None:
     with client.create("context", (count,), "uint8") as draft:
         draft.array.numpy()[:] = 1
     assert client.get("context").numpy().all()
     with pytest.raises(ZeroDivisionError):
         with client.create("failed", (count,), "uint8"):
             raise ZeroDivisionError
-    with client.create("given up", (count,), "uint8") as draft:
+    with client.create("abandoned", (count,), "uint8") as draft:
         draft.abandon()
     with client.create("sealed within", (count,), "uint8") as draft:
         draft.seal()
-    assert {entry.name for entry in client.list()}.isdisjoint({"failed", "given up"})
+    assert {entry.name for entry in client.list()}.isdisjoint({"failed", "abandoned"})
     assert client.status().unsealed == 0
 
 
@@ -200,7 +200,7 @@ def test_a_mirror_is_written_back(client: store.Client) -> None:
         assert mirror.array.data_ptr() != sealed.data_ptr()
 
 
-def test_a_mirror_that_was_written_back_is_done_with_at_the_end_of_its_block(client: store.Client) -> None:
+def test_a_block_does_not_write_a_mirror_back_twice(client: store.Client) -> None:
     with client.create("written", (LARGE,), "uint8") as draft:
         with store.Mirror(draft, copy_in=False) as mirror:
             mirror.array.numpy()[:] = 3
@@ -209,7 +209,7 @@ def test_a_mirror_that_was_written_back_is_done_with_at_the_end_of_its_block(cli
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_a_mirror_is_given_up_where_something_is_raised(client: store.Client, is_held: bool) -> None:
+def test_a_mirror_is_abandoned_if_its_block_raises(client: store.Client, is_held: bool) -> None:
     draft = client.create("half", (LARGE,), "uint8")
     draft.array.numpy()[:] = 1
     with pytest.raises(ZeroDivisionError):
@@ -219,7 +219,7 @@ def test_a_mirror_is_given_up_where_something_is_raised(client: store.Client, is
             if not is_held:
                 del shown
             raise ZeroDivisionError
-    with pytest.raises(errors.Closed, match="written back, or given up"):
+    with pytest.raises(errors.Closed, match="written back or abandoned"):
         mirror.write_back()
     draft.seal()
     assert (client.get("half").numpy() == 1).all()
@@ -228,7 +228,7 @@ def test_a_mirror_is_given_up_where_something_is_raised(client: store.Client, is
         assert shown.sum() == 3 * LARGE
 
 
-def test_a_mirror_that_is_only_read_may_be_held(client: store.Client) -> None:
+def test_arrays_of_a_read_only_mirror_may_remain(client: store.Client) -> None:
     client.put("read", np.arange(5))
     with store.Mirror(client.get("read")) as mirror:
         shown = mirror.array.numpy()
@@ -238,14 +238,14 @@ def test_a_mirror_that_is_only_read_may_be_held(client: store.Client) -> None:
     assert shown.tolist() == again.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_has_no_mirror_is_refused(client: store.Client) -> None:
+def test_unsupported_mirror_sources_are_rejected(client: store.Client) -> None:
     with pytest.raises(errors.Unsupported, match="needs no mirror"):
         store.Mirror(client.create("small", (3,), "uint8"))
     with pytest.raises(errors.WrongType, match="only a draft, or an array that was got"):
         store.Mirror(wholemem.zeros((3,), "uint8"))
 
 
-def test_entries_say_what_there_is(client: store.Client) -> None:
+def test_entries_describe_objects(client: store.Client) -> None:
     client.put("entries/b", np.zeros((4, 5), "float32"))
     client.put("entries/a", {"x": np.zeros(3)})
     pack, member, array = client.list("entries/")
@@ -262,14 +262,14 @@ def test_entries_say_what_there_is(client: store.Client) -> None:
     assert [entry.name for entry in client.list("entries/")] == ["entries/b"]
 
 
-def test_what_is_told_travels(client: store.Client) -> None:
+def test_entries_events_and_status_can_be_pickled(client: store.Client) -> None:
     watch = client.watch("travels")
     client.put("travels/a", np.zeros((4, 5), "float32"))
     client.put("travels/b", {})
     client.delete("travels/a")
     client.put("travels/c", {"x": b"abc"})
-    told = [watch.next() for _ in range(5)]
-    there = [*told, *client.list("travels"), client.status()]
+    reported = [watch.next() for _ in range(5)]
+    there = [*reported, *client.list("travels"), client.status()]
     for value in there:
         for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps):
             again = pickle.loads(travel(value))
@@ -277,10 +277,10 @@ def test_what_is_told_travels(client: store.Client) -> None:
             fields = [name for name in dir(value) if not name.startswith("_")]
             assert [getattr(again, name) for name in fields] == [getattr(value, name) for name in fields]
         assert copy.copy(value) == copy.deepcopy(value) == value
-    assert len(set(there)) == len(there) and there[0] != told[0].name
+    assert len(set(there)) == len(there) and there[0] != reported[0].name
 
 
-def test_a_watch_tells_what_happens(served: Served, client: store.Client) -> None:
+def test_a_watch_returns_events(served: StoreServer, client: store.Client) -> None:
     with client.watch("watched") as watch:
         other = served.client()
         other.put("elsewhere", b"1")
@@ -302,15 +302,15 @@ def test_a_watch_tells_what_happens(served: Served, client: store.Client) -> Non
 
 
 def wait_for_clients(client: store.Client, count: int) -> None:
-    """Until so many connections are there: who waits has one more, and who has waited says goodbye to it."""
+    """Waits until the store has ``count`` connections; a waiting call has its own connection."""
     while client.status().clients != count:
         pass
 
 
-def test_a_name_is_waited_for() -> None:
-    with Served() as served:
+def test_get_waits_for_a_name() -> None:
+    with StoreServer() as served:
         client = served.client()
-        with pytest.raises(errors.Timeout, match="no object named `late` came within 0.05 seconds"):
+        with pytest.raises(errors.Timeout, match="the name `late` did not appear within 0.05 seconds"):
             client.get("late", 0.05)
         wait_for_clients(client, 1)
         got: list[Any] = []
@@ -325,8 +325,8 @@ def test_a_name_is_waited_for() -> None:
         assert [int(array.numpy()[0]) for array in got] == [9, 9, 9]
 
 
-def test_room_is_waited_for() -> None:
-    with Served("64MiB") as served:
+def test_put_waits_for_quota() -> None:
+    with StoreServer("64MiB") as served:
         client = served.client()
         client.put("first", np.zeros(40 << 20, np.uint8))
         with pytest.raises(errors.OverQuota, match="cannot allocate 40 MiB") as caught:
@@ -334,7 +334,7 @@ def test_room_is_waited_for() -> None:
         assert "timeout=10" in str(caught.value) and caught.value.code == "over-quota"
         with pytest.raises(errors.OverQuota) as caught:
             client.put("all", np.zeros(65 << 20, np.uint8), timeout=600)
-        assert "hint: it is larger than the whole store, and no waiting helps" in str(caught.value)
+        assert "hint: it is larger than the whole store, so waiting does not help" in str(caught.value)
         with pytest.raises(errors.OverQuota):
             client.create("second", (40 << 20,), "uint8", timeout=0.05)
         wait_for_clients(client, 1)
@@ -351,7 +351,7 @@ def test_room_is_waited_for() -> None:
         assert client.stat("second").nbytes == 40 << 20
 
 
-def test_what_is_being_written_shows_what_it_is(client: store.Client) -> None:
+def test_drafts_and_mirrors_have_a_repr(client: store.Client) -> None:
     draft = client.create("shown", (2, 1 << 20), "uint8")
     mirror = store.Mirror(draft)
     zeros = "[0, 0, 0, ..., 0, 0, 0]"
@@ -365,7 +365,7 @@ def test_what_is_being_written_shows_what_it_is(client: store.Client) -> None:
     assert repr(mirror) == "Mirror(closed)"
 
 
-def test_a_client_that_is_closed_says_so(served: Served) -> None:
+def test_a_closed_client_raises_closed(served: StoreServer) -> None:
     with served.client() as client:
         client.put("stays", np.arange(4))
         array = client.get("stays")
@@ -380,7 +380,7 @@ def test_a_client_that_is_closed_says_so(served: Served) -> None:
     assert array.numpy().tolist() == [0, 1, 2, 3]
 
 
-def test_holding_too_much_at_once_is_said(served: Served) -> None:
+def test_too_many_pins_raise_an_error(served: StoreServer) -> None:
     client = served.client()
     client.put("held", b"1")
     held = [client.get("held") for _ in range(8190)]
@@ -392,7 +392,7 @@ def test_holding_too_much_at_once_is_said(served: Served) -> None:
 
 
 def safetensors(path: Path, arrays: dict[str, np.ndarray], types: dict[str, str]) -> None:
-    """Writes a file as others do."""
+    """Writes a `.safetensors` file as other programs do."""
     header: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
@@ -403,7 +403,7 @@ def safetensors(path: Path, arrays: dict[str, np.ndarray], types: dict[str, str]
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(array.tobytes() for array in arrays.values()))
 
 
-def test_files_that_the_program_put_are_arrays(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_files_put_by_the_program_are_arrays(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     there = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "half": np.arange(4, dtype=np.uint16)}
     safetensors(tmp_path / "model.safetensors", there, {"w": "F32", "half": "BF16"})
     served.run("put", "file", str(tmp_path / "model.safetensors"))
@@ -421,8 +421,8 @@ def test_files_that_the_program_put_are_arrays(served: Served, client: store.Cli
     assert client.get("plain").memoryview().tobytes() == b"hello"
 
 
-def test_an_array_whose_columns_come_first_is_mirrored_and_published(
-    served: Served, client: store.Client, tmp_path: Path
+def test_a_fortran_order_array_is_mirrored_and_published(
+    served: StoreServer, client: store.Client, tmp_path: Path
 ) -> None:
     there = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     np.save(tmp_path / "columns.npy", there)
@@ -438,7 +438,7 @@ def test_an_array_whose_columns_come_first_is_mirrored_and_published(
     assert (tmp_path / "again.npy").read_bytes() == (tmp_path / "columns.npy").read_bytes()
 
 
-def test_a_file_that_is_shorter_than_it_says_is_refused(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     np.save(tmp_path / "whole.npy", np.arange(10.0))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:-8])
     with pytest.raises(subprocess.CalledProcessError):
@@ -447,7 +447,7 @@ def test_a_file_that_is_shorter_than_it_says_is_refused(served: Served, client: 
         client.get("cut")
 
 
-def test_arrays_are_files_to_the_program(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_the_program_gets_arrays_as_files(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     there = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([True, False])}
     client.put("out", there)
     served.run("get", "out", str(tmp_path / "out.safetensors"))
@@ -463,7 +463,7 @@ def test_arrays_are_files_to_the_program(served: Served, client: store.Client, t
         assert (back.dtype, back.shape) == (array.dtype, array.shape)
 
 
-def test_drafts_are_listed_and_deleted_by_their_entries(client: store.Client) -> None:
+def test_drafts_can_be_listed_and_deleted_by_entry(client: store.Client) -> None:
     draft = client.create("weights", (1 << 20,), "float32")
     assert client.list("weights") == []
     (entry,) = client.drafts("wei")
@@ -478,13 +478,13 @@ def test_drafts_are_listed_and_deleted_by_their_entries(client: store.Client) ->
     assert version and client.list("weights") == []
 
 
-def test_the_program_says_what_python_put(served: Served, client: store.Client) -> None:
-    client.put("told", np.zeros((2, 3), "float16"))
-    told = json.loads(served.run("stat", "told", "--json").stdout)
-    assert json.loads(told["description"]) == {"dtype": "F16", "shape": [2, 3]}
+def test_the_program_describes_arrays_of_python(served: StoreServer, client: store.Client) -> None:
+    client.put("described", np.zeros((2, 3), "float16"))
+    reported = json.loads(served.run("stat", "described", "--json").stdout)
+    assert json.loads(reported["description"]) == {"dtype": "F16", "shape": [2, 3]}
 
 
-def test_the_socket_is_found_as_the_program_finds_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_socket_is_that_of_the_program(served: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHOLEMEM_SOCKET", served.socket)
     assert str(store.Client().socket) == served.socket
     monkeypatch.delenv("WHOLEMEM_SOCKET")
@@ -497,8 +497,8 @@ def test_the_socket_is_found_as_the_program_finds_it(served: Served, monkeypatch
         store.Client()
 
 
-def test_the_program_ends_without_a_store() -> None:
-    # What the other tests rely on: a failing program is an exception.
+def test_the_program_fails_without_a_store() -> None:
+    # The other tests rely on this: a failing program raises an exception.
     with pytest.raises(subprocess.CalledProcessError):
-        with Served() as served:
+        with StoreServer() as served:
             served.run("stat", "nothing")

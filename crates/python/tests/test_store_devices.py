@@ -1,4 +1,4 @@
-"""Objects on a GPU, over a driver without one: arrays of GPUs are put, got, drafted and mirrored where they are."""
+"""Objects on a GPU, with the fake driver: arrays are put, got, drafted and mirrored on their GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Callable, Iterator
 
 import pytest
 
-from served import Served
-from world import run
+from store_server import StoreServer
+from launcher import run
 
 FAKE = os.environ.get("WHOLEMEM_FAKE_CUDA")
 
@@ -42,12 +42,12 @@ Program = Callable[[str], str]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
-    """Runs a program that has a store, and finds the driver which has no GPU."""
+    """Runs a program with a store and the fake driver."""
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    with Served(device_size="64MiB", env=environment) as served:
+    with StoreServer(device_size="64MiB", env=environment) as served:
 
         def runs(text: str) -> str:
             ended = run(BEGINNING + text, env={**environment, "WHOLEMEM_SOCKET": served.socket})
@@ -58,21 +58,21 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 
 def test_an_array_of_a_gpu_stays_on_it(program: Program) -> None:
-    said = program(
+    output = program(
         """
-given = np.arange(3 << 20, dtype=np.float32).reshape(-1, 4)
-print(client.put("large", on_gpu(given)), client.put("small", on_gpu(given[:10])))
-for name, expected in [("large", given), ("small", given[:10])]:
+operand = np.arange(3 << 20, dtype=np.float32).reshape(-1, 4)
+print(client.put("large", on_gpu(operand)), client.put("small", on_gpu(operand[:10])))
+for name, expected in [("large", operand), ("small", operand[:10])]:
     array = client.get(name)
     print(array.device, array.shape, array.readonly, client.stat(name).device)
     assert (values(array) == expected).all()
     assert client.get(name).data_ptr() == array.data_ptr()
 before = client.status()
 client.delete("large")
-print(before.host_used, before.device_used - client.status().device_used == given.nbytes)
+print(before.host_used, before.device_used - client.status().device_used == operand.nbytes)
 """
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "1 1",
         "cuda:0 (786432, 4) True cuda",
         "cuda:0 (10, 4) True cuda",
@@ -80,8 +80,8 @@ print(before.host_used, before.device_used - client.status().device_used == give
     ]
 
 
-def test_types_that_numpy_lacks_are_kept(program: Program) -> None:
-    said = program(
+def test_element_types_that_numpy_lacks_are_preserved(program: Program) -> None:
+    output = program(
         """
 for dtype in ["bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"]:
     table = wholemem.WholeTensor.create(comm, (6, 2), dtype)
@@ -91,46 +91,46 @@ client.put("none", wholemem.WholeTensor.create(comm, (6, 2), "int8").rows(3, 3).
 print(client.get("none").shape)
 """
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         *(f"{dtype} (6, 2)" for dtype in ["bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"]),
         "(0, 2)",
     ]
 
 
-def test_a_pack_lies_on_one_gpu(program: Program) -> None:
-    said = program(
+def test_a_pack_is_on_one_gpu(program: Program) -> None:
+    output = program(
         """
-given = {f"layer{i}": np.full((1000 * i, 3), i, np.int16) for i in range(1, 40)}
-client.put("model", {name: on_gpu(array) for name, array in given.items()})
+operand = {f"layer{i}": np.full((1000 * i, 3), i, np.int16) for i in range(1, 40)}
+client.put("model", {name: on_gpu(array) for name, array in operand.items()})
 model = client.get("model")
 for name, array in model.items():
     assert array.device == "cuda:0" and array.readonly
-    assert (values(client.get("model/" + name)) == given[name]).all()
+    assert (values(client.get("model/" + name)) == operand[name]).all()
 print(len(model), client.stat("model").device)
 (second,) = wholemem.Communicator.local(1, device="cuda:1")
-refused(errors.WrongDevice, lambda: client.put("mixed", {"a": on_gpu(given["layer1"]), "b": given["layer2"]}))
+refused(errors.WrongDevice, lambda: client.put("mixed", {"a": on_gpu(operand["layer1"]), "b": operand["layer2"]}))
 refused(errors.WrongDevice, lambda: client.put("mixed", {
-    "a": on_gpu(given["layer1"]), "b": on_gpu(given["layer2"], second)}))
+    "a": on_gpu(operand["layer1"]), "b": on_gpu(operand["layer2"], second)}))
 refused(errors.WrongStride, lambda: client.put("cut", {
     "a": wholemem.WholeTensor.create(comm, (9, 9), "int8").columns(1, 3).local()}))
 print(client.list("mixed"), client.list("cut"), client.status().unsealed)
 """
     )
-    hint = "hint: a pack lies in one place: move them to one device, or put two"
-    assert said.splitlines() == [
+    hint = "hint: a pack is on one device: move the arrays to one device, or put two packs"
+    assert output.splitlines() == [
         "39 cuda",
-        "`a` is on cuda:0, and `b` on cpu",
+        "`a` is on cuda:0, but `b` is on cpu",
         hint,
-        "`a` is on cuda:0, and `b` on cuda:1",
+        "`a` is on cuda:0, but `b` is on cuda:1",
         hint,
-        "`a` is not contiguous: strides [9, 1] of shape [9, 2]",
+        "`a` is not contiguous: it has strides [9, 1] and shape [9, 2]",
         "hint: make it contiguous first",
         "[] [] 0",
     ]
 
 
-def test_drafts_on_a_gpu_are_written_there(program: Program) -> None:
-    said = program(
+def test_drafts_on_a_gpu_are_written_in_place(program: Program) -> None:
+    output = program(
         """
 with client.create("drafted", (1000, 7), "int32", device="cuda") as draft:
     print(draft.array[0])
@@ -148,40 +148,40 @@ with client.create_pack("pack", {"a": ((3,), "float64"), "b": ((4,), "bfloat16")
     print(draft["a"].device, draft["b"].dtype)
 print(client.get("pack/b"))
 draft = client.create("kept", (4,), "int8", device="cuda")
-# On a GPU who has an array left is trusted, and it stays where it is.
+# On a GPU, remaining arrays do not prevent sealing, and stay valid.
 array = draft.array
 print(draft.seal(stream=0), client.publish("again", client.get("kept")))
 refused(errors.WrongDevice, lambda: client.create("x", (1,), "int8", device="tpu"))
 """
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "Array([0, 0, 0, 0, 0, 0, 0], shape=(7,), dtype=int32, device=cuda:0)",
         "True",
         "cuda:1 True",
         "cuda:0 bfloat16",
         "Array([0., 0., 0., 0.], shape=(4,), dtype=bfloat16, device=cuda:0, readonly)",
         "1 1",
-        "no device is called `tpu`",
-        "hint: devices are `cpu`, `cuda`, or `cuda:1` and so on",
+        "the device `tpu` does not exist",
+        "hint: use `cpu`, `cuda`, or a number such as `cuda:1`",
     ]
 
 
-def test_an_array_is_shared_where_it_lies(program: Program) -> None:
-    said = program(
+def test_an_array_is_shared_without_a_copy(program: Program) -> None:
+    output = program(
         """
-given = np.arange(3 << 20, dtype=np.float32).reshape(-1, 4)
-array = on_gpu(given)
+operand = np.arange(3 << 20, dtype=np.float32).reshape(-1, 4)
+array = on_gpu(operand)
 print(client.share("shared", array), client.share("row", wholemem.asarray(array)))
 there = client.get("shared")
-assert (values(there) == given).all() and there.data_ptr() != array.data_ptr()
+assert (values(there) == operand).all() and there.data_ptr() != array.data_ptr()
 print(there, wholemem._native.collect_shared())
-# It is the same memory: its maker, who should not, writes it.
+# The memory is shared: a write of the creator, which is not allowed, is visible.
 zero = wholemem.WholeTensor.create(comm, (1 << 10, 4), "float32").local()
 client.share("zero", zero)
 wholemem.WholeTensor.create(comm, (1 << 10, 4), "float32").read(0, zero)
-# Dropped here, and kept.
+# Dropped here, but held for the object.
 del array, zero
-print((values(client.get("shared")) == given).all())
+print((values(client.get("shared")) == operand).all())
 client.delete("shared")
 print(wholemem._native.collect_shared())
 del there
@@ -190,7 +190,7 @@ client.delete("row")
 print(wholemem._native.collect_shared(), client.status().device_used)
 """
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "1 1",
         "Array(shape=(786432, 4), dtype=float32, device=cuda:0, readonly) 2",
         "True",
@@ -199,23 +199,23 @@ print(wholemem._native.collect_shared(), client.status().device_used)
     ]
 
 
-def test_memory_that_cannot_be_shared_is_told(program: Program) -> None:
-    said = program(
+def test_memory_that_cannot_be_shared_is_rejected(program: Program) -> None:
+    output = program(
         """
 table = wholemem.WholeTensor.create(comm, (100, 4), "float32")
 class Copying:
     def __dlpack_device__(self): return table.local().__dlpack_device__()
-    def __dlpack__(self, **asked): return table.local().__dlpack__(**asked, copy=True)
+    def __dlpack__(self, **kwargs): return table.local().__dlpack__(**kwargs, copy=True)
 for array in [np.zeros(4), Copying(), table.rows(5, 5).local()]:
     refused(errors.Unsupported, lambda: client.share("x", array))
 refused(errors.WrongStride, lambda: client.share("x", table.columns(1, 3).local()))
 print(client.list(), client.status().device_used)
 """
     )
-    hint = "hint: make the tensor under `wholemem.torch.pool.mem_pool()`, or `put` it, which copies"
-    lines = said.splitlines()
-    assert lines[0] == "an array on cpu cannot become an object where it lies"
-    assert lines[2].startswith("the memory of the array was not made to be shared")
+    hint = "hint: create the tensor in `wholemem.torch.pool.mem_pool()`, or use `put`, which copies"
+    lines = output.splitlines()
+    assert lines[0] == "an array on cpu cannot be shared without a copy"
+    assert lines[2].startswith("the memory of the array was not allocated to be shared")
     assert lines[1] == lines[3] == lines[5] == hint
     assert lines[-3].startswith("the array is not contiguous") and lines[-1] == "[] 0"
 
@@ -240,7 +240,7 @@ def fill(tensor, value):
 
 
 def test_tensors_of_the_pool_are_published_without_a_copy(program: Program) -> None:
-    said = program(
+    output = program(
         POOL
         + """
 print(alloc(1 << 60, 0, None), alloc(4096, 99, None), alloc(-1, 0, None))
@@ -250,41 +250,41 @@ one, two = Tensor(piece, (1 << 20,), "<f4"), Tensor(piece + (8 << 20), (1000, 3)
 fill(one, 1), fill(two, 2)
 print(client.share("one", one), client.status().device_used >> 20)
 print(client.share("two", two), client.status().device_used >> 20)
-# A later one, when the first has gone.
+# A later tensor, after the first was released.
 client.delete("one")
 print(client.share("one", one), client.status().device_used >> 20)
 client.delete("one")
 client.delete("two")
 print(wholemem._native.collect_shared(), client.status().device_used >> 20)
 print(client.share("one", one), client.status().device_used >> 20)
-# torch gives the piece back, and it stays in the store.
+# torch frees the segment, and the store keeps it.
 free(piece, 20 << 20, 0, None)
 free(piece, 20 << 20, 0, None)
 print((values(client.get("one")) == 1).all())
 client.close()
 """
     )
-    assert said.splitlines() == ["None None None", "1 20", "1 20", "1 20", "0 0", "1 20", "True"]
+    assert output.splitlines() == ["None None None", "1 20", "1 20", "1 20", "0 0", "1 20", "True"]
 
 
-def test_what_was_shared_outlives_the_process(program: Program) -> None:
+def test_shared_memory_outlives_its_process(program: Program) -> None:
     program(POOL + 'piece = alloc(2 << 20, 1, None)\nclient.share("left", wholemem.asarray(Tensor(piece, (7,), "<f4")))')
-    said = program('print(client.get("left"))')
-    assert said == "Array([0., 0., 0., 0., 0., 0., 0.], shape=(7,), dtype=float32, device=cuda:1, readonly)\n"
+    output = program('print(client.get("left"))')
+    assert output == "Array([0., 0., 0., 0., 0., 0., 0.], shape=(7,), dtype=float32, device=cuda:1, readonly)\n"
 
 
-def test_more_than_the_gpu_may_give_is_refused(program: Program) -> None:
-    said = program(
+def test_the_device_quota_is_enforced(program: Program) -> None:
+    output = program(
         """
 refused(errors.OverQuota, lambda: client.put("x", wholemem.WholeTensor.create(comm, (65 << 20,), "int8").local()))
 print(client.status().device_used)
 """
     )
-    assert "hint: it is larger than the whole store, and no waiting helps" in said
-    assert said.splitlines()[-1] == "0"
+    assert "hint: it is larger than the whole store, so waiting does not help" in output
+    assert output.splitlines()[-1] == "0"
 
 
-def test_a_store_without_gpus_says_so(tmp_path: Path, served: Served) -> None:
+def test_a_store_without_gpus_rejects_gpu_arrays(tmp_path: Path, served: StoreServer) -> None:
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)

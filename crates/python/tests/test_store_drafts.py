@@ -1,4 +1,4 @@
-"""Drafts that are not sealed at once, and their mirrors: what is refused leaves them as they are."""
+"""Drafts that cannot be sealed at first, and their mirrors: a failed call leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from served import Served
+from store_server import StoreServer
 from wholemem import errors, store
 
 LARGE = 3 << 20
@@ -24,7 +24,7 @@ DRAFTS: list[Any] = [
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """A child that has what there is now, until the end of the block."""
+    """Forks a child that inherits all objects and exits at the end of the block."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -40,21 +40,21 @@ def forked() -> Iterator[None]:
 
 
 def array_of(value: Any) -> Any:
-    """The array of a draft or an object, or the first of a pack."""
+    """Returns the array of a draft or object, or the first array of a pack."""
     if isinstance(value, (store.PackDraft, store.Pack)):
         return value["array"].numpy()
     return value.array.numpy() if isinstance(value, store.Draft) else value.numpy()
 
 
 @pytest.mark.parametrize("create", DRAFTS)
-def test_what_a_child_can_write_is_sealed_when_the_child_has_ended(client: store.Client, create: Any) -> None:
+def test_a_draft_mapped_by_a_forked_child_is_sealed_after_its_exit(client: store.Client, create: Any) -> None:
     draft = create(client)
     array_of(draft)[:] = 7
     with forked():
         for _ in range(2):
             with pytest.raises(errors.InUse, match="still mapped for writing") as caught:
                 draft.seal()
-            assert "end children" in (caught.value.hint or "") and caught.value.code == "still-mapped"
+            assert "end child processes" in (caught.value.hint or "") and caught.value.code == "still-mapped"
         array_of(draft)[0] = 8
     version = draft.seal()
     sealed = client.get("draft")
@@ -63,7 +63,7 @@ def test_what_a_child_can_write_is_sealed_when_the_child_has_ended(client: store
 
 
 @pytest.mark.parametrize("create", DRAFTS)
-def test_a_block_that_cannot_be_sealed_leaves_the_draft(client: store.Client, create: Any) -> None:
+def test_a_failed_seal_at_block_exit_keeps_the_draft_open(client: store.Client, create: Any) -> None:
     with pytest.raises(errors.InUse, match="still mapped for writing"):
         with contextlib.ExitStack() as child, create(client) as draft:
             array_of(draft)[:] = 7
@@ -71,15 +71,15 @@ def test_a_block_that_cannot_be_sealed_leaves_the_draft(client: store.Client, cr
     with draft:
         array_of(draft)[0] = 8
     assert array_of(client.get("draft"))[:3].tolist() == [8, 7, 7]
-    with pytest.raises(errors.InUse, match="arrays made of the draft of `draft` are still there"):
+    with pytest.raises(errors.InUse, match="cannot seal the draft of `draft`: arrays of it still exist"):
         with create(client) as draft:
             kept = array_of(draft)
     del kept
     draft.seal()
 
 
-def test_a_small_draft_without_room_is_sealed_when_there_is_some() -> None:
-    with Served("32MiB") as served, served.client() as client:
+def test_a_small_draft_over_quota_can_be_sealed_later() -> None:
+    with StoreServer("32MiB") as served, served.client() as client:
         draft = client.create("small", (3,), "uint8")
         draft.array.numpy()[:] = 7
         client.create("large", (32 << 20,), "uint8").seal()
@@ -90,8 +90,8 @@ def test_a_small_draft_without_room_is_sealed_when_there_is_some() -> None:
         assert client.get("small").numpy().tolist() == [7, 7, 7]
 
 
-def test_what_is_given_up_while_it_cannot_be_sealed_is_gone(client: store.Client) -> None:
-    draft = client.create("given up", (LARGE,), "uint8")
+def test_a_draft_abandoned_during_a_failing_seal_is_closed(client: store.Client) -> None:
+    draft = client.create("abandoned", (LARGE,), "uint8")
     with forked():
         with pytest.raises(errors.InUse):
             draft.seal()
@@ -101,11 +101,11 @@ def test_what_is_given_up_while_it_cannot_be_sealed_is_gone(client: store.Client
     assert client.status().unsealed == 0
 
 
-def test_an_array_of_a_mirror_that_is_gone_keeps_the_draft_from_being_sealed(client: store.Client) -> None:
+def test_an_array_of_a_dropped_mirror_prevents_sealing(client: store.Client) -> None:
     draft = client.create("mirrored", (LARGE,), "uint8")
     shown = store.Mirror(draft).array
     shown.numpy()[:] = 7
-    with pytest.raises(errors.InUse, match="arrays made of the draft of `mirrored` are still there") as caught:
+    with pytest.raises(errors.InUse, match="cannot seal the draft of `mirrored`: arrays of it still exist") as caught:
         draft.seal()
     assert "mirrors" in (caught.value.hint or "")
     del shown
@@ -114,11 +114,11 @@ def test_an_array_of_a_mirror_that_is_gone_keeps_the_draft_from_being_sealed(cli
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_other_threads_run_while_a_mirror_is_made_or_dropped(client: store.Client, is_made: bool) -> None:
+def test_creating_or_dropping_a_mirror_releases_the_gil(client: store.Client, is_made: bool) -> None:
     draft = client.create("looked at", (128 << 20,), "uint8")
 
     def longest() -> float:
-        """What part of the time that it took somebody waited who looked at the draft."""
+        """Returns the longest wait of a thread that uses the draft, as a fraction of the total time."""
         took: list[float] = []
         over = threading.Event()
 
@@ -141,11 +141,11 @@ def test_other_threads_run_while_a_mirror_is_made_or_dropped(client: store.Clien
         thread.join()
         return max(gaps) / took[0]
 
-    # On a busy machine anybody may wait for a processor.
+    # On a busy machine any thread may wait for a CPU.
     assert min(longest() for _ in range(5)) < 0.5
 
 
-def test_a_mirror_that_is_dropped_is_written_back_also_where_something_was_raised(client: store.Client) -> None:
+def test_a_dropped_mirror_is_written_back_even_after_an_exception(client: store.Client) -> None:
     draft = client.create("dropped", (LARGE,), "uint8")
 
     def half() -> None:

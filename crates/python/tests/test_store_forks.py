@@ -1,4 +1,4 @@
-"""Arrays that a forked child inherits: it holds pins of its own, or cannot read them at all."""
+"""Arrays that a forked child inherits: it holds its own pins, or cannot read the arrays at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from served import Served
+from store_server import StoreServer
 from wholemem import errors, store
-from world import run
+from launcher import run
 
 HERE = Path(__file__).parent
 COUNT = 1000
@@ -24,14 +24,14 @@ LARGE = 3 << 20
 
 
 class Child:
-    """A forked child that waits to be told to run ``work``, and says what it returned."""
+    """A forked child that runs ``work`` on request and returns the result as text."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         (go, self.tell), (self.hear, say) = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                # One that is meant to be killed says nothing.
+                # A child that is killed sends nothing.
                 faulthandler.disable()
                 os.close(self.tell)
                 os.close(self.hear)
@@ -43,17 +43,17 @@ class Child:
         os.close(say)
 
     def run(self) -> str:
-        """Lets it work, and waits for its end."""
+        """Starts the work, and waits until the child exits."""
         os.write(self.tell, b"!")
         os.close(self.tell)
         with os.fdopen(self.hear) as file:
-            said = file.read()
+            output = file.read()
         _, status = os.waitpid(self.pid, 0)
-        return said if status == 0 else signal.Signals(status & 0x7F).name
+        return output if status == 0 else signal.Signals(status & 0x7F).name
 
 
 def refill(client: store.Client) -> None:
-    """Puts so much that what was free is taken."""
+    """Puts so many objects that free memory is reused."""
     for number in range(200):
         client.put(f"refill {number}", np.full(COUNT, 9, np.uint8))
     for number in range(200):
@@ -66,8 +66,8 @@ def until_nothing_is_retired(client: store.Client) -> None:
         assert time.monotonic() < limit, "what was held is free again"
 
 
-def test_a_child_reads_what_its_parent_has_dropped() -> None:
-    with Served() as served:
+def test_a_child_reads_objects_that_its_parent_dropped() -> None:
+    with StoreServer() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
         client.put("packed", {"a": np.full(COUNT, 6, np.uint8)})
@@ -82,8 +82,8 @@ def test_a_child_reads_what_its_parent_has_dropped() -> None:
         until_nothing_is_retired(client)
 
 
-def test_a_child_reads_what_it_inherited_when_its_parent_is_gone() -> None:
-    with Served() as served:
+def test_a_child_reads_inherited_objects_after_its_parent_exits() -> None:
+    with StoreServer() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
         (go, tell), (hear, say) = os.pipe(), os.pipe()
@@ -92,7 +92,7 @@ def test_a_child_reads_what_it_inherited_when_its_parent_is_gone() -> None:
         from wholemem import errors, store
         held = store.Client({served.socket!r}).get("small").numpy()
         if os.fork() == 0:
-            # Whoever reads what the parent prints does not wait for this process.
+            # The reader of the parent's output must not wait for this process.
             os.closerange(0, 3)
             os.close({tell})
             os.read({go}, 1)
@@ -112,12 +112,12 @@ def test_a_child_reads_what_it_inherited_when_its_parent_is_gone() -> None:
         assert client.status().clients == 1
 
 
-def test_a_child_of_a_child_reads_what_both_have_dropped() -> None:
-    with Served() as served, Served() as other:
-        client, beside = served.client(), other.client()
+def test_a_grandchild_reads_objects_that_its_ancestors_dropped() -> None:
+    with StoreServer() as served, StoreServer() as other:
+        client, other_client = served.client(), other.client()
         client.put("first", np.full(COUNT, 5, np.uint8))
-        beside.put("of another store", np.full(COUNT, 6, np.uint8))
-        arrays = [client.get("first"), beside.get("of another store")]
+        other_client.put("of another store", np.full(COUNT, 6, np.uint8))
+        arrays = [client.get("first"), other_client.get("of another store")]
         (go, tell), (hear, say) = os.pipe(), os.pipe()
         if os.fork() == 0:
             own = served.client()
@@ -133,26 +133,26 @@ def test_a_child_of_a_child_reads_what_both_have_dropped() -> None:
         arrays.clear()
         for name in ["first", "second"]:
             client.delete(name)
-        beside.delete("of another store")
+        other_client.delete("of another store")
         refill(client)
-        refill(beside)
-        retired = client.status().retired, beside.status().retired
+        refill(other_client)
+        retired = client.status().retired, other_client.status().retired
         os.close(go)
         os.close(tell)
         with os.fdopen(hear) as file:
             assert (file.read(), retired) == ("[{5}, {6}, {7}]", (2, 1))
         until_nothing_is_retired(client)
-        until_nothing_is_retired(beside)
+        until_nothing_is_retired(other_client)
 
 
-def test_a_child_holds_what_it_inherited_without_a_descriptor(served: Served, client: store.Client) -> None:
+def test_a_child_holds_inherited_objects_without_a_descriptor(served: StoreServer, client: store.Client) -> None:
     client.put("small", np.full(COUNT, 5, np.uint8))
     held = client.get("small")
 
     def read() -> tuple[set[int], set[int]]:
         return set(os.listdir("/proc/self/fd")) - before, set(held.numpy().tolist())
 
-    # The folder that is listed has one itself.
+    # Listing the folder itself uses a descriptor.
     before = {*os.listdir("/proc/self/fd"), *(str(number) for number in range(100))}
     spare = [number for number in range(3, 1000) if str(number) not in before]
     child = Child(lambda: [os.closerange(spare[0], 1000), read()][1])
@@ -163,7 +163,7 @@ def test_a_child_holds_what_it_inherited_without_a_descriptor(served: Served, cl
     until_nothing_is_retired(client)
 
 
-def test_workers_that_are_forked_read_what_their_parent_held(served: Served, client: store.Client) -> None:
+def test_forked_workers_read_objects_of_their_parent(served: StoreServer, client: store.Client) -> None:
     import multiprocessing
 
     client.put("small", np.arange(COUNT))
@@ -180,14 +180,14 @@ def test_workers_that_are_forked_read_what_their_parent_held(served: Served, cli
 
 
 def until(holds: Callable[[], bool], thread: threading.Thread) -> None:
-    """Waits until something holds that a thread brings about."""
+    """Waits until a condition holds that a thread establishes."""
     while not holds():
         assert thread.is_alive(), "the thread has ended"
         time.sleep(0.0001)
 
 
-def test_children_hold_what_threads_get_and_drop_while_servers_are_killed() -> None:
-    with Served() as served:
+def test_children_hold_objects_while_threads_and_server_kills_race() -> None:
+    with StoreServer() as served:
         client = served.client()
         stop = threading.Event()
         latest: list[Any] = []
@@ -213,7 +213,7 @@ def test_children_hold_what_threads_get_and_drop_while_servers_are_killed() -> N
                 number, array = latest[0]
                 child = Child(lambda: read(number, array))
                 del array
-                # So often that what it held would be written over.
+                # Often enough that unprotected memory would be overwritten.
                 before = client.stat("flipping").version
                 until(lambda: client.stat("flipping").version >= before + 100, thread)
                 assert child.run() == "True"
@@ -226,21 +226,21 @@ def test_children_hold_what_threads_get_and_drop_while_servers_are_killed() -> N
 
 
 def test_a_child_that_cannot_hold_small_objects_cannot_read_them() -> None:
-    with Served() as served:
+    with StoreServer() as served:
         client = served.client()
         client.put("small", np.full(COUNT, 5, np.uint8))
         client.put("large", np.full(LARGE, 6, np.uint8))
         small, large = client.get("small"), client.get("large")
         exported = np.from_dlpack(small)
-        # No connection can be made.
+        # No connection can be created.
         os.rename(served.socket, served.socket + ".away")
         children = [Child(lambda: int(view[0])) for view in [small.numpy(), exported]]
         assert [child.run() for child in children] == ["SIGSEGV", "SIGSEGV"]
         assert Child(lambda: (int(large.numpy()[7]), int(np.from_dlpack(large)[7]))).run() == "(6, 6)"
-        # The child of such a child cannot either.
+        # A child of such a child cannot read them either.
         assert Child(lambda: Child(lambda: int(small.numpy()[0])).run()).run() == "'SIGSEGV'"
         os.rename(served.socket + ".away", served.socket)
-        # Nothing has changed for the parent, nor for children from now on.
+        # The parent and later children are not affected.
         assert int(small.numpy()[0]) == int(exported[0]) == 5
         assert Child(lambda: int(small.numpy()[0])).run() == "5"
         text = f"""
@@ -259,8 +259,8 @@ def test_a_child_that_cannot_hold_small_objects_cannot_read_them() -> None:
         assert (ended.returncode, ended.stderr[: len(expected)]) == (0, expected)
 
 
-def test_arrays_of_a_store_that_was_killed_stay_in_children() -> None:
-    served = Served()
+def test_arrays_of_a_killed_store_stay_valid_in_children() -> None:
+    served = StoreServer()
     client = served.client()
     client.put("small", np.full(COUNT, 5, np.uint8))
     held = client.get("small")
@@ -281,7 +281,7 @@ def test_arrays_of_a_store_that_was_killed_stay_in_children() -> None:
     assert Child(lambda: (read(), Child(read).run())).run() == "(5, '5')"
 
 
-def test_a_fork_leaves_nothing_behind_in_the_parent(served: Served, client: store.Client) -> None:
+def test_a_fork_leaks_nothing_in_the_parent(served: StoreServer, client: store.Client) -> None:
     client.put("small", np.zeros(COUNT, np.uint8))
     held = client.get("small")
     clients, open_before = client.status().clients, os.listdir("/proc/self/fd")
@@ -295,20 +295,20 @@ def test_a_fork_leaves_nothing_behind_in_the_parent(served: Served, client: stor
         assert time.monotonic() < limit, "children that have exited are forgotten"
 
 
-def test_a_page_is_not_claimed_without_its_secret(served: Served, client: store.Client) -> None:
+def test_a_pin_page_cannot_be_claimed_without_its_secret(served: StoreServer, client: store.Client) -> None:
     def varint(number: int) -> bytes:
         return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
 
     client.put("small", np.zeros(COUNT, np.uint8))
     held = client.get("small")
     child = Child(lambda: int(held.numpy()[0]))
-    # Whatever ids the first server has given to its clients.
+    # All ids that the first server may have assigned to clients.
     for number in range(1 << 32, (1 << 32) + 20):
         for secret in [0, 1, 1 << 63]:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(served.socket)
                 stranger.send(b"\x02" + varint(1) + b"\x00" + varint(15) + varint(number) + varint(secret))
-                # The answer to request 1 is a refusal, and the end.
+                # The response to request 1 is a refusal, and then the connection ends.
                 assert stranger.recv(1024)[:3] == bytes([2, 1, 7])
                 assert stranger.recv(1024) == b""
     assert child.run() == "0"

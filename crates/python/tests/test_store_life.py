@@ -1,4 +1,4 @@
-"""How long things live: leases beyond clients and stores, nothing beyond its last user, in any order and at exit."""
+"""Lifetimes: arrays outlive clients and stores, memory is freed with its last user, in any order and at exit."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from served import Served, map_of
+from store_server import StoreServer, map_of
 from wholemem import errors, store
-from world import descriptors, resident, run
+from launcher import descriptors, resident, run
 
 LARGE = 3 << 20
 
 
 def mapped() -> int:
-    """How many objects, and arenas of them, this process has mapped."""
+    """Returns the number of mapped objects and arenas of this process."""
     with open("/proc/self/maps") as file:
         return sum("wholemem-object" in line for line in file)
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_a_lease_outlives_its_name_its_client_and_the_store(count: int) -> None:
-    served = Served()
+def test_an_array_outlives_its_name_its_client_and_the_store(count: int) -> None:
+    served = StoreServer()
     client = served.client()
     client.put("held", np.arange(count, dtype=np.uint8))
     client.put("pack", {"a": np.full(count, 3, np.uint8)})
@@ -42,7 +42,7 @@ def test_a_lease_outlives_its_name_its_client_and_the_store(count: int) -> None:
     client.delete("held")
     client.delete("pack")
     assert client.status().retired >= 2
-    # Whatever takes its place, it is not this memory.
+    # A new object does not reuse this memory.
     for _ in range(20):
         client.put("other", np.zeros(count, dtype=np.uint8))
         client.put("another", np.zeros(count, dtype=np.uint8))
@@ -57,7 +57,7 @@ def test_a_lease_outlives_its_name_its_client_and_the_store(count: int) -> None:
     assert member[0] == 3
 
 
-def test_memory_goes_with_the_last_who_holds_it(served: Served, client: store.Client) -> None:
+def test_memory_is_freed_with_its_last_holder(served: StoreServer, client: store.Client) -> None:
     before = client.status()
     client.put("going", np.zeros(LARGE, np.uint8))
     array = client.get("going")
@@ -73,28 +73,28 @@ def test_memory_goes_with_the_last_who_holds_it(served: Served, client: store.Cl
     assert not any(entry.name == "going" for entry in client.list())
 
 
-def test_the_server_is_killed_and_nobody_notices() -> None:
-    with Served() as served:
+def test_clients_survive_a_killed_server() -> None:
+    with StoreServer() as served:
         client = served.client()
         client.put("stays", np.arange(LARGE, dtype=np.uint8))
         held = client.get("stays")
         draft = client.create("drafted", (LARGE,), "uint8")
-        told: list[store.Event] = []
+        reported: list[store.Event] = []
         watch = client.watch("seen")
 
         def listen() -> None:
-            while not told or told[-1].kind == "missed":
-                told.append(next(watch))
+            while not reported or reported[-1].kind == "missed":
+                reported.append(next(watch))
 
         watcher = threading.Thread(target=listen)
         watcher.start()
         for _ in range(3):
             before = client.status().servers
             served.kill_server()
-            # Of what was mapped before, with a server or without.
+            # A get of mapped objects works with or without a server.
             for _ in range(1000):
                 assert client.get("stays").data_ptr() == held.data_ptr()
-            # The first that needs a server is answered by the next one.
+            # The first call that needs a server is answered by the restarted one.
             client.put("later", np.array([before]))
             assert client.get("later").numpy()[0] == before
             assert client.status().servers == before + 1
@@ -102,16 +102,16 @@ def test_the_server_is_killed_and_nobody_notices() -> None:
         draft.array.numpy()[:] = 1
         draft.seal()
         assert client.get("drafted").numpy().all()
-        # The watch goes on too, and says that it may have missed something.
+        # The watch also continues, and reports that it may have missed events.
         while watcher.is_alive():
             client.put("seen", b"")
         watcher.join()
-        assert {(event.name, event.kind, event.id, event.version) for event in told[:-1]} == {("seen", "missed", 0, None)}
-        assert told[-1].kind == "published"
+        assert {(event.name, event.kind, event.id, event.version) for event in reported[:-1]} == {("seen", "missed", 0, None)}
+        assert reported[-1].kind == "published"
 
 
-def test_a_dead_store_is_said() -> None:
-    served = Served()
+def test_a_dead_store_raises_server_lost() -> None:
+    served = StoreServer()
     client = served.client()
     client.put("cached", np.arange(3))
     client.put("not cached", np.arange(LARGE, dtype=np.uint8))
@@ -124,7 +124,7 @@ def test_a_dead_store_is_said() -> None:
         assert caught.value.hint and isinstance(caught.value, ConnectionError)
     with pytest.raises(errors.ServerLost, match="no store is served"):
         served.client()
-    # Also of what the client could still find: it may be another store's by now.
+    # This also applies to objects that the client could find: the memory may belong to another store now.
     calls: list[Callable[[], Any]] = [
         lambda: client.get("cached"),
         lambda: client.get("cached", timeout=1),
@@ -137,7 +137,7 @@ def test_a_dead_store_is_said() -> None:
     for call in calls:
         with pytest.raises(errors.ServerLost):
             call()
-    # What is held is still there.
+    # Held objects are still valid.
     assert cached.numpy().tolist() == [0, 1, 2]
 
 
@@ -150,8 +150,8 @@ def test_a_dead_store_is_said() -> None:
         lambda client: client.create("new", (3,), "int8"),
     ],
 )
-def test_a_dead_store_is_noticed_by_who_only_looks(look: Any) -> None:
-    served = Served()
+def test_a_cached_get_detects_a_dead_store(look: Any) -> None:
+    served = StoreServer()
     client = served.client()
     client.put("cached", np.arange(3))
     client.get("cached")
@@ -161,8 +161,8 @@ def test_a_dead_store_is_noticed_by_who_only_looks(look: Any) -> None:
             look(client)
 
 
-def test_ten_thousand_cycles_leave_nothing() -> None:
-    with Served() as served:
+def test_ten_thousand_cycles_leak_nothing() -> None:
+    with StoreServer() as served:
         client = served.client()
         small, large = np.arange(100), np.zeros(2 << 20, np.uint8)
 
@@ -178,8 +178,8 @@ def test_ten_thousand_cycles_leave_nothing() -> None:
                     client.put("pack", {"a": small, "b": small})
                     pack = client.get("pack")
                     assert pack["b"].numpy()[99] == 99
-                    client.create("given up", (4,), "uint8")
-                    client.create("given up", (LARGE,), "uint8")
+                    client.create("abandoned", (4,), "uint8")
+                    client.create("abandoned", (LARGE,), "uint8")
                     del pack
                 del array, view
             for name in ("small", "large", "pack"):
@@ -196,11 +196,11 @@ def test_ten_thousand_cycles_leave_nothing() -> None:
         assert before[:2] == after[:2]
         for what in ["objects", "unsealed", "retired", "clients", "host_used"]:
             assert getattr(before[2], what) == getattr(after[2], what), what
-        # 10,000 objects are 8 MB, and the large ones a gigabyte.
+        # 10,000 leaked objects would be 8 MB, and the large ones a gigabyte.
         assert resident() - memory < 4 << 20
 
 
-def test_clients_that_go_leave_nothing(served: Served, client: store.Client) -> None:
+def test_dropped_clients_leak_nothing(served: StoreServer, client: store.Client) -> None:
     client.put("got", np.arange(3))
 
     def cycle(times: int) -> None:
@@ -223,7 +223,7 @@ def test_clients_that_go_leave_nothing(served: Served, client: store.Client) -> 
 
 
 @pytest.mark.parametrize("order", range(6))
-def test_things_are_dropped_in_any_order(served: Served, order: int) -> None:
+def test_objects_can_be_dropped_in_any_order(served: StoreServer, order: int) -> None:
     client: Any = served.client()
     client.put("any order", {"a": np.arange(LARGE, dtype=np.uint8)})
     pack = client.get("any order")
@@ -251,7 +251,7 @@ def test_things_are_dropped_in_any_order(served: Served, order: int) -> None:
         assert (other.status().unsealed, other.status().retired) == (0, 0)
 
 
-def test_cycles_are_collected(served: Served, client: store.Client) -> None:
+def test_cycles_are_collected(served: StoreServer, client: store.Client) -> None:
     client.put("cyclic", np.zeros(LARGE, np.uint8))
 
     class Node:
@@ -271,7 +271,7 @@ def test_cycles_are_collected(served: Served, client: store.Client) -> None:
     assert (client.status().retired, client.status().unsealed) == (0, 0)
 
 
-def test_what_lives_at_the_end_of_the_interpreter_does_no_harm(served: Served, client: store.Client) -> None:
+def test_objects_alive_at_interpreter_exit_do_not_crash(served: StoreServer, client: store.Client) -> None:
     script = f"""
         import sys, threading, numpy as np
         from wholemem import store
@@ -295,7 +295,7 @@ def test_what_lives_at_the_end_of_the_interpreter_does_no_harm(served: Served, c
     assert client.status().unsealed == 0
 
 
-def test_a_cached_get_makes_no_system_call(served: Served, client: store.Client) -> None:
+def test_a_cached_get_makes_no_system_call(served: StoreServer, client: store.Client) -> None:
     client.put("cached", np.arange(3))
     text = f"""
         import ctypes, gc, os
@@ -307,7 +307,7 @@ def test_a_cached_get_makes_no_system_call(served: Served, client: store.Client)
                 client.get("cached")
         get(1000)
         gc.disable()
-        # From here on the kernel kills for anything but reading and writing.
+        # From here on the kernel kills the process for any system call but read and write.
         assert call(22, 1, 0, 0, 0) == 0
         get(1000)
         os.write(1, b"done")
@@ -315,7 +315,7 @@ def test_a_cached_get_makes_no_system_call(served: Served, client: store.Client)
         client.status()
         os.write(1, b"never")
         """
-    # Every tenth of a second one of them looks at the connection, and would be killed for that: then another thousand.
+    # Every tenth of a second a get checks the connection and would be killed for it: then try another thousand.
     outcomes = ((ended.stdout, ended.returncode) for ended in (run(text) for _ in range(10)))
     assert ("done", -9) in outcomes
 

@@ -1,4 +1,4 @@
-"""Packs: arrays by name in one piece of memory, put, written in place and got together."""
+"""Packs: arrays by name in one allocation, put, written in place and got together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from served import Served, map_of
+from store_server import StoreServer, map_of
 from wholemem import errors, store
 
 LARGE = 3 << 20
@@ -30,14 +30,14 @@ def test_a_pack_is_a_mapping_over_one_memory(client: store.Client, count: int) -
         assert array.data_ptr() == pack[name].data_ptr() == client.get(f"pack/{name}").data_ptr()
     assert len({map_of(array.data_ptr()) for array in pack.values()}) == 1
     assert ("z" in pack, "y" in pack, pack.get("y"), pack.get("y", 7)) == (True, False, None, 7)
-    with pytest.raises(KeyError, match="there is no array named `y` in the pack `pack`"):
+    with pytest.raises(KeyError, match="the pack `pack` has no array `y`"):
         pack["y"]
-    # A pack is put again like any other mapping.
+    # A pack can be put again like any other mapping.
     client.put("again", pack)
     assert client.get("again")["n"].numpy() == 5
 
 
-def test_a_pack_of_no_arrays_is_a_pack(served: Served, client: store.Client, tmp_path: Path) -> None:
+def test_an_empty_pack_is_a_pack(served: StoreServer, client: store.Client, tmp_path: Path) -> None:
     client.put("none", {})
     client.create_pack("none drafted", {}).seal()
     text = b'{"__metadata__":{"made":"by hand"}}'
@@ -47,15 +47,15 @@ def test_a_pack_of_no_arrays_is_a_pack(served: Served, client: store.Client, tmp
         pack, entry = client.get(name), client.stat(name)
         assert isinstance(pack, store.Pack) and (dict(pack), pack.name, pack.nbytes) == ({}, name, 0)
         assert (entry.is_pack, entry.pack, entry.shape, entry.dtype) == (True, entry.id, None, None)
-    # What has no bytes is no pack by that.
+    # An empty object is not a pack.
     client.put("no bytes", b"")
     assert client.get("no bytes").shape == (0,) and not client.stat("no bytes").is_pack
 
 
 @pytest.mark.parametrize("count", [10, LARGE])
-def test_a_pack_keeps_the_order_of_arrays_without_elements(client: store.Client, count: int) -> None:
+def test_a_pack_preserves_the_order_of_empty_arrays(client: store.Client, count: int) -> None:
     names = ["z", "y", "last", "b", "first", "x", "a"]
-    # Slots that were used before come in another order.
+    # Reused slots have another order.
     for number in range(100):
         client.put(f"before {number}", b"")
     for number in random.Random(1).sample(range(100), 100):
@@ -65,7 +65,7 @@ def test_a_pack_keeps_the_order_of_arrays_without_elements(client: store.Client,
         assert list(client.get("ordered")) == names
 
 
-def test_a_pack_of_thousands(client: store.Client) -> None:
+def test_a_pack_can_have_thousands_of_arrays(client: store.Client) -> None:
     client.put("many", {f"layer.{number}": np.full(3, number) for number in range(3000)})
     many = client.get("many")
     assert [int(array.numpy()[2]) for array in many.values()] == list(range(3000))
@@ -79,7 +79,7 @@ def test_a_pack_is_written_in_place(client: store.Client, count: int) -> None:
         assert (len(draft), list(draft)) == (2, ["a", "b"])
         draft["a"].numpy()[:] = 3
         draft["b"].numpy()[:] = 4
-        with pytest.raises(errors.NotFound, match="no array named `c`"):
+        with pytest.raises(errors.NotFound, match="has no array `c`"):
             draft["c"]
         kept = draft["a"]
         with pytest.raises(errors.InUse):

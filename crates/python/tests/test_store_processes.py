@@ -1,4 +1,4 @@
-"""The store among processes and threads: forks, Ctrl-C, and many at once."""
+"""The store with processes and threads: forks, Ctrl-C and concurrency."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, Callable, Optional
 import numpy as np
 import pytest
 
-from served import Served
+from store_server import StoreServer
 from wholemem import errors, store
-from world import script
+from launcher import script
 
 LARGE = 3 << 20
 
 
 def in_child(work: Callable[[], Any]) -> str:
-    """What a forked child says of it: what it returned, or what was raised."""
+    """Runs ``work`` in a forked child, and returns its result or exception as text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -38,7 +38,7 @@ def in_child(work: Callable[[], Any]) -> str:
     return outcome
 
 
-def test_a_forked_child_is_told_and_makes_its_own_client(served: Served, client: store.Client) -> None:
+def test_a_forked_child_gets_an_error_and_can_create_a_client(served: StoreServer, client: store.Client) -> None:
     client.put("forked", np.arange(LARGE, dtype=np.uint8))
     held = client.get("forked")
     draft = client.create("draft", (LARGE,), "uint8")
@@ -54,8 +54,8 @@ def test_a_forked_child_is_told_and_makes_its_own_client(served: Served, client:
     ]
     for use in uses:
         assert in_child(use).startswith("Forked: ")
-    assert "hint: make a client in the child itself" in in_child(uses[0])
-    # What it inherited can be read, and let go.
+    assert "hint: create a client in the child process" in in_child(uses[0])
+    # Inherited arrays can be read and dropped.
     assert in_child(lambda: int(held.numpy()[251])) == "251"
     assert in_child(lambda: client.close()) == "None"
 
@@ -65,7 +65,7 @@ def test_a_forked_child_is_told_and_makes_its_own_client(served: Served, client:
             return int(mine.get("forked").numpy()[5]), int(mine.get("of the child").numpy()[0])
 
     assert in_child(own) == "(5, 7)"
-    # And nothing of it was felt here.
+    # The parent is not affected.
     assert client.get("of the child").numpy()[0] == 7
     client.delete("forked")
     assert client.status().retired == 1 and held.numpy()[251] == 251
@@ -77,7 +77,7 @@ def read_in_worker(socket: str) -> int:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_pool_read_the_same_memory(served: Served, client: store.Client, method: str) -> None:
+def test_workers_of_a_pool_read_the_same_memory(served: StoreServer, client: store.Client, method: str) -> None:
     client.put("shared", np.ones(1000, np.int64))
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.map(read_in_worker, [served.socket] * 4) == [1000] * 4
@@ -93,7 +93,7 @@ def test_workers_of_a_pool_read_the_same_memory(served: Served, client: store.Cl
     ],
 )
 def test_ctrl_c_ends_a_wait(wait: str) -> None:
-    with Served("64MiB") as served:
+    with StoreServer("64MiB") as served:
         mine = served.client()
         mine.put("first", np.zeros(40 << 20, np.uint8))
         text = f"""
@@ -107,10 +107,10 @@ def test_ctrl_c_ends_a_wait(wait: str) -> None:
                 print("interrupted", client.get("after").numpy()[0])
             """
         process = subprocess.Popen(script(text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        # Its client, and the connection on which it waits.
+        # The client, and the connection on which it waits.
         while mine.status().clients < 3:
             assert process.poll() is None, process.communicate()
-        # Asleep, where no answer comes.
+        # The process sleeps, because no response arrives.
         state = ""
         while state != "S":
             with open(f"/proc/{process.pid}/stat") as file:
@@ -130,7 +130,7 @@ def test_threads_share_a_client(client: store.Client) -> None:
                 client.put(name, np.full(50, number))
                 assert client.get(name).numpy()[49] == number
                 assert client.get("common").numpy()[number] in (0, 1)
-                # Dropped while other threads ask.
+                # Dropped while other threads make requests.
                 client.create(f"{name} draft", (LARGE,), "uint8")
                 if number % 10 == 0:
                     client.put("common", np.full(LARGE, number // 10 % 2, np.uint8))
@@ -148,7 +148,7 @@ def test_threads_share_a_client(client: store.Client) -> None:
     assert (status.unsealed, status.retired) == (0, 0)
 
 
-def test_a_watch_is_one_threads(client: store.Client) -> None:
+def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
     watch = client.watch("own")
 
     def wait() -> None:
@@ -157,7 +157,7 @@ def test_a_watch_is_one_threads(client: store.Client) -> None:
                 next(watch)
                 return
             except errors.Busy:
-                # The test below was asking just then.
+                # The check below was using the watch at that moment.
                 pass
 
     waiting = threading.Thread(target=wait)
@@ -171,21 +171,21 @@ def test_a_watch_is_one_threads(client: store.Client) -> None:
         except errors.Timeout:
             pass
     assert busy.hint
-    # It may come before the other thread waits for it, which waits for the next then.
+    # The event may arrive before the other thread waits; the thread then waits for the next one.
     while waiting.is_alive():
         client.put("own", b"")
     waiting.join()
 
 
-def test_other_threads_run_while_one_waits(client: store.Client) -> None:
+def test_other_threads_run_during_a_wait(client: store.Client) -> None:
     waits = threading.Thread(target=lambda: client.get("for all", timeout=float("inf")))
     waits.start()
-    # Were the interpreter's lock held, nobody would put it.
+    # If the GIL were held, no thread could put the object.
     client.put("for all", b"")
     waits.join()
 
 
-def test_deletions_race_with_readers(served: Served) -> None:
+def test_deletions_during_reads_are_safe(served: StoreServer) -> None:
     writer, reader = served.client(), served.client()
     over = threading.Event()
     seen = []
@@ -214,7 +214,7 @@ def test_deletions_race_with_readers(served: Served) -> None:
 
 @pytest.mark.parametrize("close", [lambda client, watch: watch.close(), lambda client, watch: client.close()])
 @pytest.mark.parametrize("timeout", [None, 600])
-def test_a_watch_is_closed_while_another_thread_waits(served: Served, close: Any, timeout: Optional[float]) -> None:
+def test_closing_a_watch_ends_the_wait_of_another_thread(served: StoreServer, close: Any, timeout: Optional[float]) -> None:
     client, other = served.client(), served.client()
     name = f"closed {timeout} {close}"
     watch = client.watch(name)
@@ -233,7 +233,7 @@ def test_a_watch_is_closed_while_another_thread_waits(served: Served, close: Any
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    # It waits, and goes on to wait.
+    # The thread waits and keeps waiting.
     other.put(name, b"")
     while not seen:
         pass
@@ -247,8 +247,8 @@ def test_a_watch_is_closed_while_another_thread_waits(served: Served, close: Any
     watch.close()
 
 
-def test_a_client_is_closed_while_another_thread_waits() -> None:
-    with Served() as served:
+def test_closing_a_client_ends_the_wait_of_another_thread() -> None:
+    with StoreServer() as served:
         mine, client = served.client(), served.client()
         raised: list[errors.Error] = []
 
@@ -260,7 +260,7 @@ def test_a_client_is_closed_while_another_thread_waits() -> None:
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        # Both clients, and the connection on which it waits.
+        # Both clients, and the connection on which one waits.
         while mine.status().clients < 3:
             pass
         client.close()

@@ -1,4 +1,4 @@
-"""Frameworks that write what they must not: exports of read-only objects, and faults that are named."""
+"""Frameworks that write to read-only objects: copy-on-write exports, and faults that name the object."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from served import Served, address, map_of
+from store_server import StoreServer, address, map_of
 from wholemem import errors, store
-from world import run
+from launcher import run
 
 HERE = Path(__file__).parent
 LARGE = 3 << 20
@@ -54,10 +54,10 @@ pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ct
 
 
 class Careless:
-    """A framework that writes what it takes, as torch does: it does not look at the flag, or knows of none."""
+    """A framework that writes to what it imports, as torch does: it ignores the read-only flag, or does not know it."""
 
-    def __init__(self, array: store.Array, max_version: Any = (1, 0), **asked: Any) -> None:
-        self.capsule = array.__dlpack__(max_version=max_version, **asked)
+    def __init__(self, array: store.Array, max_version: Any = (1, 0), **kwargs: Any) -> None:
+        self.capsule = array.__dlpack__(max_version=max_version, **kwargs)
         if max_version is None:
             tensor = Tensor.from_address(pointer_of(self.capsule, b"dltensor"))
             self.flags = None
@@ -75,7 +75,7 @@ class Careless:
 
 @pytest.mark.parametrize("max_version", [None, (1, 0), (1, 3)])
 @pytest.mark.parametrize("count", [10, 5000, LARGE])
-def test_what_a_framework_writes_stays_in_its_own_tensor(client: store.Client, count: int, max_version: Any) -> None:
+def test_writes_of_a_framework_stay_in_its_own_tensor(client: store.Client, count: int, max_version: Any) -> None:
     expected = np.arange(count, dtype=np.uint8)
     client.put("before", np.full(count, 7, np.uint8))
     client.put("written", expected)
@@ -92,7 +92,7 @@ def test_what_a_framework_writes_stays_in_its_own_tensor(client: store.Client, c
     assert (client.get("before").numpy() == 7).all() and (client.get("behind").numpy() == 8).all()
 
 
-def test_an_exported_member_of_a_pack_is_written_alone(client: store.Client) -> None:
+def test_writing_an_exported_pack_member_does_not_change_others(client: store.Client) -> None:
     client.put("several", {"a": np.arange(3), "b": np.arange(1000), "c": np.arange(5)})
     pack = client.get("several")
     for name in ["a", "b", "c"]:
@@ -104,7 +104,7 @@ def test_an_exported_member_of_a_pack_is_written_alone(client: store.Client) -> 
         np.testing.assert_array_equal(pack[name].numpy(), np.arange(count))
 
 
-def test_the_object_stays_while_an_export_of_it_does(client: store.Client) -> None:
+def test_an_export_keeps_its_object_alive(client: store.Client) -> None:
     before = client.status().retired
     client.put("exported", np.full(1000, 5, np.uint8))
     careless = Careless(client.get("exported"))
@@ -117,28 +117,28 @@ def test_the_object_stays_while_an_export_of_it_does(client: store.Client) -> No
     assert client.status().retired == before
 
 
-def test_everything_but_dlpack_is_shared_and_read_only(client: store.Client) -> None:
+def test_all_protocols_but_dlpack_share_read_only_memory(client: store.Client) -> None:
     client.put("shared", np.arange(5))
     array = client.get("shared")
     for view in [array.numpy(), np.asarray(array), np.asarray(array.memoryview())]:
         assert address(view) == array.data_ptr() and not view.flags.writeable
     exported = np.from_dlpack(array)
     assert not exported.flags.writeable
-    # The same memory, until it is written.
+    # The same memory until it is written.
     assert map_of(array.data_ptr()) == ("r--s", map_of(address(exported))[1])
     assert map_of(address(exported))[0] == "rw-p"
-    # Lent by somebody who promises that it is not written, it is given as it is.
+    # With `lent()`, the caller promises not to write, and the memory is exported directly.
     assert Careless(array.lent(), None).address == Careless(array.lent()).address == array.data_ptr()
-    # A copy is a copy.
+    # A copy does not share memory.
     assert Careless(array, copy=True).flags == 2
 
 
-def test_read_only_memory_without_a_file_is_exported_as_before(client: store.Client) -> None:
+def test_read_only_memory_without_a_file_is_exported_directly(client: store.Client) -> None:
     import wholemem
 
     array = wholemem.zeros((3,), "int64").as_readonly()
     assert Careless(array).address == array.data_ptr() and Careless(array).flags == READ_ONLY
-    with pytest.raises(errors.CannotExport, match="the array is read-only, which DLPack cannot say before version 1"):
+    with pytest.raises(errors.CannotExport, match="the array is read-only, and DLPack before version 1 has no read-only flag"):
         array.__dlpack__()
 
 
@@ -161,8 +161,8 @@ ctypes.memset({where}, 1, 1)
 """
 
 
-def fault(served: Served, where: str, before: str = "", **environment: str) -> tuple[int, str]:
-    """How a process ends that writes somewhere, and what it says last."""
+def fault(served: StoreServer, where: str, before: str = "", **environment: str) -> tuple[int, str]:
+    """Runs a process that writes to an address, and returns its exit status and its last output."""
     text = WRITES.format(where=where, before=before)
     ended = run(text, cwd=HERE, env={**os.environ, "SOCKET": served.socket, **environment})
     return ended.returncode, ended.stderr
@@ -176,25 +176,25 @@ def fault(served: Served, where: str, before: str = "", **environment: str) -> t
         ("small.data_ptr() + 9", "byte 9 of `small`"),
     ],
 )
-def test_a_write_to_an_object_is_named_where_that_is_asked_for(
-    served: Served, client: store.Client, where: str, named: str
+def test_a_write_fault_names_its_object_if_enabled(
+    served: StoreServer, client: store.Client, where: str, named: str
 ) -> None:
     client.put("small", np.zeros(10, np.uint8))
     client.put("other", np.zeros(10, np.uint8))
     client.put("large", np.zeros(LARGE, np.uint8))
-    code, said = fault(served, where, WHOLEMEM_FAULT_HANDLER="1")
-    first, *rest = said.splitlines()
+    code, output = fault(served, where, WHOLEMEM_FAULT_HANDLER="1")
+    first, *rest = output.splitlines()
     assert first.startswith(f"wholemem: write to {named}, which is read-only (address 0x") and code == -signal.SIGSEGV
-    # The handler of Python was there before, and says what it says.
+    # Python's own handler was installed before, and prints its message.
     assert rest[0] == "Fatal Python error: Segmentation fault"
     for environment in [{}, {"WHOLEMEM_FAULT_HANDLER": "0"}]:
-        code, said = fault(served, where, **environment)
-        assert (code, said.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
+        code, output = fault(served, where, **environment)
+        assert (code, output.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
 
 
-def test_a_fault_elsewhere_and_one_after_the_object_is_gone_are_not_named(served: Served, client: store.Client) -> None:
+def test_unrelated_faults_name_no_object(served: StoreServer, client: store.Client) -> None:
     for name in ["small", "other", "large"]:
         client.put(name, np.zeros(10, np.uint8))
     for where, before in [("16", ""), ("at", "at = small.data_ptr(); del small")]:
-        code, said = fault(served, where, before, WHOLEMEM_FAULT_HANDLER="1")
-        assert (code, said.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
+        code, output = fault(served, where, before, WHOLEMEM_FAULT_HANDLER="1")
+        assert (code, output.splitlines()[0]) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")

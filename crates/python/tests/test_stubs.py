@@ -1,4 +1,4 @@
-"""The stubs: they name what there is, with the arguments it has and the words that ``help`` shows; their examples run."""
+"""The stubs declare all names, arguments and docstrings of the native module, and their examples run."""
 
 import ast
 import doctest
@@ -12,14 +12,14 @@ import pytest
 import wholemem
 from wholemem import _native, store
 
-# One module, whose stub is in parts.
+# The stub of one module is in several files.
 STUB = Path(wholemem.__file__).parent / "_native.pyi"
 STUBS = sorted(STUB.parent.glob("_native*.pyi"))
 TREES = [ast.parse(stub.read_text()) for stub in STUBS]
 
 
-def declared() -> Iterator[tuple[str, ast.stmt]]:
-    """Everything that the stub declares, by its full name."""
+def declarations() -> Iterator[tuple[str, ast.stmt]]:
+    """Yields everything that the stubs declare, by qualified name."""
     for node in [node for tree in TREES for node in tree.body]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id, node
@@ -31,34 +31,34 @@ def declared() -> Iterator[tuple[str, ast.stmt]]:
                     yield f"{node.name}.{inner.name}", inner
 
 
-DECLARED = dict(declared())
-# Of an overloaded function the last one has the words.
-OVERLOADS = [(name, node) for name, node in declared() if isinstance(node, ast.FunctionDef) and "__" not in name]
+DECLARED = dict(declarations())
+# Of an overloaded function, the last declaration has the docstring.
+OVERLOADS = [(name, node) for name, node in declarations() if isinstance(node, ast.FunctionDef) and "__" not in name]
 CLASSES = {name: node for name, node in DECLARED.items() if isinstance(node, ast.ClassDef)}
-WORDS = {
+DOCSTRINGS = {
     name: ast.get_docstring(node)
     for name, node in DECLARED.items()
     if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and ("__" not in name or ast.get_docstring(node))
 }
 
 
-def found(name: str) -> object:
+def static_attribute(name: str) -> object:
     value: object = _native
     for part in name.split("."):
         value = inspect.getattr_static(value, part)
     return value
 
 
-def reached(name: str) -> Any:
-    """What a user gets by a name, and asks for help on."""
+def attribute(name: str) -> Any:
+    """Returns what a user gets by a name."""
     value: Any = _native
     for part in name.split("."):
         value = getattr(value, part)
     return value
 
 
-def there() -> Iterator[str]:
-    """Everything that Python has, by its full name."""
+def native_names() -> Iterator[str]:
+    """Yields everything that the native module has, by qualified name."""
     for name, value in vars(_native).items():
         if not name.startswith("__"):
             yield name
@@ -67,19 +67,19 @@ def there() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_what_is_declared_is_there(name: str) -> None:
-    found(name)
+def test_declared_names_exist(name: str) -> None:
+    static_attribute(name)
 
 
-def test_what_is_there_is_declared() -> None:
-    assert set(there()) - set(DECLARED) == set()
+def test_existing_names_are_declared() -> None:
+    assert set(native_names()) - set(DECLARED) == set()
 
 
 @pytest.mark.parametrize(("name", "node"), OVERLOADS)
-def test_arguments_are_as_declared(name: str, node: ast.FunctionDef) -> None:
+def test_arguments_match_the_stub(name: str, node: ast.FunctionDef) -> None:
     if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list):
         return
-    signature = inspect.signature(reached(name))
+    signature = inspect.signature(attribute(name))
     several = [node.args.vararg] if node.args.vararg else []
     arguments = node.args.args + several + node.args.kwonlyargs
     declared = {argument.arg for argument in arguments if argument.arg not in ("self", "cls")}
@@ -87,47 +87,47 @@ def test_arguments_are_as_declared(name: str, node: ast.FunctionDef) -> None:
 
 
 def test_everything_public_is_documented() -> None:
-    assert [name for name in there() if not inspect.getdoc(reached(name))] == []
+    assert [name for name in native_names() if not inspect.getdoc(attribute(name))] == []
 
 
-def test_the_module_says_what_its_stub_does() -> None:
+def test_the_module_docstring_matches_the_stub() -> None:
     assert inspect.getdoc(_native) == ast.get_docstring(ast.parse(STUB.read_text()))
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_help_shows_what_the_stub_says(name: str) -> None:
-    assert inspect.getdoc(reached(name)) == WORDS[name]
+@pytest.mark.parametrize("name", DOCSTRINGS)
+def test_docstrings_match_the_stub(name: str) -> None:
+    assert inspect.getdoc(attribute(name)) == DOCSTRINGS[name]
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_what_cannot_be_subclassed_is_final(name: str) -> None:
+def test_classes_that_cannot_be_subclassed_are_final(name: str) -> None:
     is_final = any(isinstance(mark, ast.Name) and mark.id == "final" for mark in CLASSES[name].decorator_list)
     try:
-        type("Kind", (reached(name),), {})
+        type("Kind", (attribute(name),), {})
     except TypeError:
         assert is_final
     else:
         assert not is_final
 
 
-def test_the_socket_is_declared_as_the_path_it_is(client: store.Client) -> None:
+def test_the_socket_is_declared_as_a_path(client: store.Client) -> None:
     node = DECLARED["Client.socket"]
     assert isinstance(node, ast.FunctionDef) and node.returns is not None
     assert isinstance(client.socket, Path) and ast.unparse(node.returns) == Path.__name__
 
 
-def test_a_shape_is_declared_as_the_number_that_it_may_be() -> None:
+def test_a_shape_may_be_declared_as_one_int() -> None:
     node = DECLARED["WholeTensor.create"]
     assert isinstance(node, ast.FunctionDef)
-    (declared,) = (ast.unparse(given.annotation) for given in node.args.args if given.arg == "shape" and given.annotation)
+    (declared,) = (ast.unparse(argument.annotation) for argument in node.args.args if argument.arg == "shape" and argument.annotation)
     (comm,) = wholemem.Communicator.local(1, device="cpu")
     assert wholemem.WholeTensor.create(comm, 10, "float32").shape == (10,)
     assert wholemem.ChunkedTensor(comm, 10, "float32").shape == (10,)
     assert wholemem.ChunkedTensor.__init__.__annotations__["shape"] == declared == "Union[int, Sequence[int]]"
 
 
-def test_mappings_are_declared_as_such() -> None:
-    mappings = {name for name in CLASSES if issubclass(reached(name), Mapping)}
+def test_mappings_are_declared_as_mappings() -> None:
+    mappings = {name for name in CLASSES if issubclass(attribute(name), Mapping)}
     assert store.Pack.__name__ in mappings
     declared = {name for name, node in CLASSES.items() for base in node.bases if "Mapping" in ast.unparse(base)}
     assert declared == mappings
@@ -173,13 +173,13 @@ WRONG = [
 ]
 
 
-def test_checkers_know_what_is_returned_and_refuse_unknown_names(tmp_path: Path) -> None:
+def test_type_checkers_infer_results_and_reject_unknown_names(tmp_path: Path) -> None:
     api: Any = pytest.importorskip("mypy.api", reason="mypy is not installed")
     programs = [tmp_path / f"program_{number}.py" for number in range(len(WRONG))]
     for program, (wrong, _) in zip(programs, WRONG):
         program.write_text(PROGRAM.replace("{wrong}", wrong))
-    said, errors, _ = api.run(["--strict", "--cache-dir", str(tmp_path / "cache"), *map(str, programs)])
+    output, errors, _ = api.run(["--strict", "--cache-dir", str(tmp_path / "cache"), *map(str, programs)])
     assert errors == ""
-    for program, (_, says) in zip(programs, WRONG):
-        told = [line for line in said.splitlines() if line.startswith(str(program)) and ": error:" in line]
-        assert (len(told) > 0) == (says != "") and says in "".join(told), said
+    for program, (_, message) in zip(programs, WRONG):
+        reported = [line for line in output.splitlines() if line.startswith(str(program)) and ": error:" in line]
+        assert (len(reported) > 0) == (message != "") and message in "".join(reported), output

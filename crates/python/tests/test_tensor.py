@@ -1,4 +1,4 @@
-"""Tensors over ranks, against numpy: what is there, where it is, and what is refused."""
+"""Tables over ranks, compared with numpy: content, placement and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import descriptors, each, resident
+from launcher import descriptors, resident, run_ranks
 
 import wholemem
 from wholemem import ChunkedTensor, Communicator, WholeTensor, errors
@@ -57,10 +57,10 @@ def test_every_rank_sees_the_rows_of_all(kind: str, location: str) -> None:
                 table.all()
             assert "rows_of" in str(caught.value.hint)
 
-    each(3, work)
+    run_ranks(3, work)
 
 
-def test_what_one_rank_writes_is_the_memory_that_another_reads() -> None:
+def test_ranks_read_the_memory_that_another_rank_writes() -> None:
     def work(comm: Communicator) -> int:
         table = WholeTensor.create(comm, (10, 4), "int64")
         view = table.all().numpy()
@@ -71,43 +71,43 @@ def test_what_one_rank_writes_is_the_memory_that_another_reads() -> None:
         assert local.data_ptr() == view[table.local_rows[0] :].__array_interface__["data"][0]
         return local.data_ptr() - table.all().data_ptr()
 
-    assert each(2, work) == [0, 5 * 4 * 8]
+    assert run_ranks(2, work) == [0, 5 * 4 * 8]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_scatter_and_add_as_numpy_does(dtype: str) -> None:
+def test_scatter_and_scatter_add_match_numpy(dtype: str) -> None:
     rng = np.random.default_rng(3)
     expected = np.zeros((50, 6), dtype)
-    given = [rng.integers(0, 4, (40, 6)).astype(dtype) for _ in range(2)]
+    operand = [rng.integers(0, 4, (40, 6)).astype(dtype) for _ in range(2)]
     indices = [rng.integers(0, 50, 40) for _ in range(2)]
     for rank in range(2):
-        np.add.at(expected, indices[rank], given[rank])
+        np.add.at(expected, indices[rank], operand[rank])
 
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (50, 6), dtype)
-        table.scatter_add(indices[comm.rank], given[comm.rank])
+        table.scatter_add(indices[comm.rank], operand[comm.rank])
         comm.barrier()
         np.testing.assert_array_equal(table.all().numpy(), expected)
         comm.barrier()
         if comm.rank == 1:
-            table.scatter(np.arange(5), given[0][:5])
+            table.scatter(np.arange(5), operand[0][:5])
         comm.barrier()
-        np.testing.assert_array_equal(table.gather(np.arange(5)), given[0][:5])
+        np.testing.assert_array_equal(table.gather(np.arange(5)), operand[0][:5])
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_in_fixed_order_the_last_row_of_the_last_rank_stays() -> None:
+def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
     def work(comm: Communicator) -> float:
         table = WholeTensor.create(comm, (4, 1), "float64")
         rows = np.array([[10.0 * comm.rank + n] for n in range(3)])
         table.scatter(np.array([2, 2, 2]), rows, order="fixed")
         return float(table.gather(np.array([2]))[0, 0])
 
-    assert each(3, work) == [22.0] * 3
+    assert run_ranks(3, work) == [22.0] * 3
 
 
-def test_outputs_are_filled_where_they_are() -> None:
+def test_outputs_are_filled_in_place() -> None:
     table = WholeTensor.create(alone(), (9, 2), "int32")
     table.write(0, np.arange(18, dtype=np.int32).reshape(9, 2))
     out = np.full((4, 5), -1, np.int32)
@@ -124,7 +124,7 @@ def test_outputs_are_filled_where_they_are() -> None:
     table.write(3, np.zeros((0, 2), np.int32))
 
 
-def test_elements_are_converted_when_asked() -> None:
+def test_elements_are_converted_on_request() -> None:
     table = WholeTensor.create(alone(), (4, 2), "float32")
     table.scatter(np.arange(4), np.full((4, 2), 1.5), convert=True)
     assert table.gather(np.array([3]), dtype=np.float64).dtype == np.float64
@@ -136,26 +136,26 @@ def test_elements_are_converted_when_asked() -> None:
         table.gather(np.array([0]), dtype="int32")
 
 
-def test_other_types_are_moved_and_not_added() -> None:
+def test_non_numeric_types_are_gathered_but_not_added() -> None:
     for dtype in ["bool", "float8_e5m2", "complex64"]:
         table = WholeTensor.create(alone(), (4, 2), dtype)
         assert table.dtype == dtype == table.local().dtype == table.gather(np.array([1])).dtype
         with pytest.raises(errors.WrongType, match=f"cannot compute with {dtype}"):
             table.scatter_add(np.array([0]), wholemem.zeros((1, 2), dtype))
-    with pytest.raises(errors.WrongType, match="tensors do not hold complex128"):
+    with pytest.raises(errors.WrongType, match="tables cannot store complex128"):
         WholeTensor.create(alone(), (4, 2), "complex128")
 
 
-def test_what_is_populated_is_not_fetched_page_by_page() -> None:
+def test_populated_rows_cause_no_page_faults() -> None:
     table = WholeTensor.create(alone(), (1 << 14, 1 << 10), "uint8")
     table.populate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     assert not table.local().numpy()[::4].any()
-    # Of 4096 pages.
+    # There are 4096 pages.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 512
 
 
-def test_views_are_tensors() -> None:
+def test_row_and_column_ranges_are_tables() -> None:
     table = WholeTensor.create(alone(), (10, 8), "int32")
     whole = np.arange(80, dtype=np.int32).reshape(10, 8)
     table.write(0, whole)
@@ -170,13 +170,13 @@ def test_views_are_tensors() -> None:
             cut()
 
 
-def test_rows_are_shared_out_as_given() -> None:
+def test_rows_are_partitioned_as_requested() -> None:
     def work(comm: Communicator) -> tuple[int, int]:
         table = WholeTensor.create(comm, (10, 2), "int8", rows_of_each=[7, 0, 3])
         assert table.local().shape[0] == [7, 0, 3][comm.rank]
         return table.local_rows
 
-    assert each(3, work) == [(0, 7), (0, 0), (7, 10)]
+    assert run_ranks(3, work) == [(0, 7), (0, 0), (7, 10)]
 
 
 def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
             table.save(path)
         table.save(path, overwrite=True)
 
-    each(2, save)
+    run_ranks(2, save)
     np.save(tmp_path / "features.npy", expected)
 
     def load(comm: Communicator) -> None:
@@ -203,10 +203,10 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
         with pytest.raises(errors.BadFile, match="nothing"):
             WholeTensor.load(comm, tmp_path / "nothing.npy")
 
-    each(3, load)
+    run_ranks(3, load)
 
 
-def test_ranks_that_load_different_saves_all_raise(tmp_path: Path) -> None:
+def test_ranks_that_load_different_saves_get_an_error(tmp_path: Path) -> None:
     for name in ["0", "1"]:
         WholeTensor.create(alone(), (10, 2), "float32").save(tmp_path / name)
         np.save(tmp_path / f"{name}.npy", np.zeros((10, 2), np.float32))
@@ -219,11 +219,11 @@ def test_ranks_that_load_different_saves_all_raise(tmp_path: Path) -> None:
             assert "load it again" in str(raised.value.hint)
             WholeTensor.load(comm, tmp_path / f"0{ending}")
 
-    each(2, load)
+    run_ranks(2, load)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu", "uint8", "bfloat16"])
-def test_what_elements_stand_for_is_saved_with_them(dtype: str, tmp_path: Path) -> None:
+def test_element_types_are_saved(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "table"
     table = WholeTensor.create(alone(), (5, 2), dtype)
     if dtype in ("bool", "complex64"):
@@ -237,7 +237,7 @@ def test_what_elements_stand_for_is_saved_with_them(dtype: str, tmp_path: Path) 
     assert (loaded.dtype, loaded.like().dtype, loaded.rows(1, 3).dtype) == (dtype, dtype, dtype)
 
 
-def test_what_elements_stand_for_is_read_from_files_of_others(tmp_path: Path) -> None:
+def test_element_types_are_read_from_foreign_files(tmp_path: Path) -> None:
     types = {"BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64", "U8": "uint8"}
     for name, dtype in types.items():
         data = np.zeros(4, np.complex64 if name == "C64" else np.uint8).tobytes()
@@ -246,15 +246,15 @@ def test_what_elements_stand_for_is_read_from_files_of_others(tmp_path: Path) ->
         assert WholeTensor.load(alone(), tmp_path / "t.safetensors").dtype == dtype
 
 
-def test_ranks_that_mean_other_elements_are_told() -> None:
+def test_ranks_with_different_element_types_get_an_error() -> None:
     def work(comm: Communicator) -> None:
         with pytest.raises(errors.RanksDisagree):
             WholeTensor.create(comm, (4, 2), ["bool", "uint8"][comm.rank])
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:
+def test_a_chunked_tensor_has_a_pointer_for_kernels() -> None:
     def work(comm: Communicator) -> None:
         table = ChunkedTensor(comm, (10, 3), "float32")
         assert (table.shape, table.stride, table.dtype) == ((10, 3), (3, 1), "float32")
@@ -264,26 +264,26 @@ def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:
         assert table.chunk(1 - comm.rank).numpy().tolist() == [[1.0 - comm.rank] * 3] * 5
         assert "ChunkedTensor(shape=(10, 3)" in repr(table)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_kernels_find_the_rows_of_a_view_too() -> None:
+def test_element_refs_address_the_rows_of_a_view() -> None:
     table = WholeTensor.create(alone(), (10, 8), "int32")
     part = table.rows(2, 7).columns(3, 5)
     (base, rows, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
     assert (base, rows, stride) == (part.local().data_ptr(), 5, 32)
-    # Two columns of four bytes: what a kernel counts elements by.
+    # Two columns of four bytes: the layout by which a kernel counts elements.
     assert row_len == 8
 
 
-def test_kernels_count_the_elements_of_a_view_in_its_own_columns() -> None:
+def test_element_refs_count_elements_in_the_columns_of_a_view() -> None:
     table = WholeTensor.create(alone(), (10, 8), "int32")
     table.local().numpy()[:] = np.arange(80).reshape(10, 8)
     part = table.columns(3, 5)
     (base, _, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
 
     def at(element: int) -> int:
-        # `PtrGen::At` over one chunk.
+        # `PtrGen::At` for one chunk.
         (row, byte) = divmod(element * 4, row_len)
         return ctypes.c_int32.from_address(base + row * stride + byte).value
 
@@ -292,19 +292,19 @@ def test_kernels_count_the_elements_of_a_view_in_its_own_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "kind", "says"),
+    ("indices", "kind", "message"),
     [
-        (np.array([0.5]), errors.WrongType, "indices are int32 or int64, and not float64"),
-        (np.array([1], np.uint64), errors.WrongType, "indices are int32 or int64, and not uint64"),
+        (np.array([0.5]), errors.WrongType, "indices must be int32 or int64, but are float64"),
+        (np.array([1], np.uint64), errors.WrongType, "indices must be int32 or int64, but are uint64"),
         (np.arange(10)[::2], errors.WrongStride, "the array of indices is not contiguous"),
-        ({1, 2}, errors.WrongType, "`set` is no array"),
+        ({1, 2}, errors.WrongType, "`set` is not an array"),
         (np.array([0, 5, 3]), errors.BadIndex, "^index 5 at position 1 is out of range: valid indices are 0..5$"),
         (np.array([0, 1, -1]), errors.BadIndex, "^index -1 at position 2 is out of range: valid indices are 0..5$"),
     ],
 )
-def test_bad_indices_are_refused(indices: Any, kind: type, says: str) -> None:
+def test_bad_indices_are_rejected(indices: Any, kind: type, message: str) -> None:
     table = WholeTensor.create(alone(), (5, 2), "float32")
-    with pytest.raises(kind, match=says) as caught:
+    with pytest.raises(kind, match=message) as caught:
         table.gather(indices)
     if isinstance(caught.value, errors.BadIndex):
         assert indices[caught.value.position] == caught.value.index
@@ -320,70 +320,70 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("out", "kind", "says"),
+    ("out", "kind", "message"),
     [
-        (np.zeros((2, 2), np.float64), errors.WrongType, "the output holds float64, and the tensor float32"),
-        (np.zeros((2, 3), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], and has \[2, 3\]"),
-        (np.zeros((3, 2), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], and has \[3, 2\]"),
-        (np.zeros((2, 4), np.float32)[:, ::2], errors.WrongStride, "the rows of the output have gaps"),
-        (np.zeros((2, 2), np.float32)[::-1], errors.WrongStride, r"the rows of the output have gaps: strides \[-2, 1\]"),
-        (np.broadcast_to(np.zeros(2, np.float32), (2, 2)), errors.ReadOnly, "would be written"),
-        (read_only(np.zeros((2, 2), np.float32)), errors.ReadOnly, "would be written"),
+        (np.zeros((2, 2), np.float64), errors.WrongType, "the output has the type float64, but the tensor has float32"),
+        (np.zeros((2, 3), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], but has \[2, 3\]"),
+        (np.zeros((3, 2), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], but has \[3, 2\]"),
+        (np.zeros((2, 4), np.float32)[:, ::2], errors.WrongStride, "the rows of the output are not contiguous"),
+        (np.zeros((2, 2), np.float32)[::-1], errors.WrongStride, r"the rows of the output are not contiguous: it has strides \[-2, 1\]"),
+        (np.broadcast_to(np.zeros(2, np.float32), (2, 2)), errors.ReadOnly, "cannot write to"),
+        (read_only(np.zeros((2, 2), np.float32)), errors.ReadOnly, "cannot write to"),
         (b"12345678", errors.WrongValue, "must have the shape"),
-        (7, errors.WrongType, "is no array"),
+        (7, errors.WrongType, "is not an array"),
     ],
 )
-def test_bad_outputs_are_refused(out: Any, kind: type, says: str) -> None:
+def test_bad_outputs_are_rejected(out: Any, kind: type, message: str) -> None:
     table = WholeTensor.create(alone(), (5, 2), "float32")
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         table.gather(np.array([0, 1]), out)
 
 
-def test_an_array_of_another_device_is_refused() -> None:
+def test_an_array_on_another_device_is_rejected() -> None:
     class OnGpu:
         __cuda_array_interface__ = {"version": 3, "shape": (1, 2), "typestr": "<f4", "data": (4096, False)}
 
     table = WholeTensor.create(alone(), (5, 2), "float32")
-    with pytest.raises(errors.WrongDevice, match="is on cuda:0, and the communicator on cpu") as caught:
+    with pytest.raises(errors.WrongDevice, match="is on cuda:0, but the communicator is on cpu") as caught:
         table.scatter(np.array([0]), OnGpu())
     assert caught.value.hint == "move it to cpu first"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "says"),
+    ("arguments", "kind", "message"),
     [
         ({"shape": ()}, errors.WrongValue, "at least one dimension"),
         ({"shape": (4, 0)}, errors.WrongValue, "a row has no bytes"),
         ({"shape": (1 << 62, 8)}, errors.WrongValue, "longer than the address space"),
-        ({"shape": (1.5, 2)}, errors.WrongType, r"^\(1.5, 2\) is no shape\nhint: give whole numbers"),
-        ({"shape": None}, errors.WrongType, "^None is no shape\nhint: "),
-        ({"shape": "abc"}, errors.WrongType, "^'abc' is no shape\nhint: "),
+        ({"shape": (1.5, 2)}, errors.WrongType, r"^\(1.5, 2\) is not a shape\nhint: pass ints"),
+        ({"shape": None}, errors.WrongType, "^None is not a shape\nhint: "),
+        ({"shape": "abc"}, errors.WrongType, "^'abc' is not a shape\nhint: "),
         ({"shape": (2, -1)}, errors.WrongValue, "-1 is out of range"),
         ({"rows_of_each": [1, 2, 3]}, errors.WrongValue, "rows were given for 3 ranks"),
-        ({"kind": "other"}, errors.WrongValue, "no kind of memory is called `other`"),
-        ({"location": "disk"}, errors.WrongValue, "memory is not at `disk`"),
+        ({"kind": "other"}, errors.WrongValue, "the kind `other` does not exist"),
+        ({"location": "disk"}, errors.WrongValue, "the location `disk` does not exist"),
         ({"shape": (1 << 40, 8)}, errors.OutOfMemory, "available"),
     ],
 )
-def test_a_tensor_that_makes_no_sense_is_refused(arguments: dict[str, Any], kind: type, says: str) -> None:
+def test_invalid_table_arguments_are_rejected(arguments: dict[str, Any], kind: type, message: str) -> None:
     def work(comm: Communicator) -> None:
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             WholeTensor.create(comm, **{"shape": (4, 2), "dtype": "float32", **arguments})
         WholeTensor.create(comm, (4, 2), "float32")
 
-    each(1, work)
-    each(2, work)
+    run_ranks(1, work)
+    run_ranks(2, work)
 
 
-def test_ranks_that_ask_for_different_tensors_are_told() -> None:
+def test_ranks_that_create_different_tables_get_an_error() -> None:
     def work(comm: Communicator) -> None:
         with pytest.raises(errors.RanksDisagree, match="or means other memory"):
             WholeTensor.create(comm, (4 + comm.rank, 2), "float32")
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_memory_outlives_what_it_was_made_of() -> None:
+def test_memory_outlives_its_table_and_communicator() -> None:
     comm = alone()
     table = WholeTensor.create(comm, (1000, 4), "float32")
     local = table.local().numpy()
@@ -394,7 +394,7 @@ def test_memory_outlives_what_it_was_made_of() -> None:
     assert local.sum() == 28_000
 
 
-def test_ten_thousand_tensors_leave_nothing() -> None:
+def test_ten_thousand_tables_leak_nothing() -> None:
     comm = alone()
     indices = np.array([1, 2, 3])
 

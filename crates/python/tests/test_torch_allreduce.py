@@ -1,4 +1,4 @@
-"""``FastAllreduce``: right for every type and size, registered and not, and typed errors."""
+"""``FastAllreduce``: results for every type and size, registered tensors, and errors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import map_of
+from store_server import map_of
 from torch_world import alone, device, limit, needs_cuda, quiet, ranks, torch
-from world import descriptors, resident
+from launcher import descriptors, resident
 
 import wholemem.torch as wm
 from wholemem import Communicator, errors
@@ -21,7 +21,7 @@ __all__ = ["device", "limit"]
 pytestmark = quiet
 
 
-def test_alone_it_is_the_tensor_itself(device: str) -> None:
+def test_a_single_rank_gets_its_own_tensor(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         tensor = torch.randn(3, 5, device=device)
         outcome = fast.all_reduce(tensor)
@@ -39,19 +39,19 @@ def test_alone_it_is_the_tensor_itself(device: str) -> None:
 
 
 def freed() -> torch.Tensor:
-    """A tensor whose memory was given back, as frameworks do between two uses."""
+    """A tensor whose storage was freed, as frameworks do between two uses."""
     tensor = torch.ones(4)
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
 class Named(torch.Tensor):  # type: ignore[misc]
-    """A tensor of another type, which is looked at as torch looks at it."""
+    """A tensor subclass, which must go through the dispatcher."""
 
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_every_kind_of_tensor_is_summed(
+def test_tensors_of_every_dtype_and_size_are_summed(
     device: str, dtype: torch.dtype, published: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not published:
@@ -71,7 +71,7 @@ def test_every_kind_of_tensor_is_summed(
             assert torch.equal(fast.all_reduce(kind, out), kind)
 
 
-def test_what_is_registered_is_seen_where_it_is(device: str) -> None:
+def test_registered_tensors_are_read_in_place(device: str) -> None:
     if SHORTCUT is None:
         pytest.skip("torch does not tell how to look at tensors")
     with wm.FastAllreduce(0, 1, device=device) as fast:
@@ -95,7 +95,7 @@ def test_new_outputs_are_like_their_inputs(device: str) -> None:
             assert fast.all_reduce(torch.ones(3, device=device)).is_inference()
 
 
-def test_a_class_may_have_another_way(device: str) -> None:
+def test_a_subclass_may_override_the_fallback(device: str) -> None:
     class Twice(wm.FastAllreduce):
         def all_reduce(self, tensor: Any, out: Any = None) -> Any:
             return super().all_reduce(tensor, out).mul_(2)
@@ -103,12 +103,12 @@ def test_a_class_may_have_another_way(device: str) -> None:
     with Twice(0, 1, device=device) as twice:
         assert twice.all_reduce(torch.ones(2, device=device)).tolist() == [2, 2]
         assert wm.FastAllreduce.all_reduce(twice, torch.ones(2, device=device)).tolist() == [1, 1]
-    # Not yet one: the long way says so.
+    # Not initialized yet: the fallback raises the error.
     with pytest.raises(AttributeError, match="comm"):
         wm.FastAllreduce.__new__(wm.FastAllreduce).all_reduce(torch.ones(2, device=device))
 
 
-def test_another_communicator_is_the_one_that_counts(device: str) -> None:
+def test_replacing_the_communicator_takes_effect(device: str) -> None:
     fast, tensor = wm.FastAllreduce(0, 1, device=device), torch.ones(3, device=device)
     fast.close()
     for is_made_again in (True, False):
@@ -122,7 +122,7 @@ def test_another_communicator_is_the_one_that_counts(device: str) -> None:
         fast.close()
 
 
-def test_what_it_is_made_for(device: str) -> None:
+def test_should_use_accepts_small_supported_tensors(device: str) -> None:
     with wm.FastAllreduce(0, 1, 1 << 10, device=device) as fast:
         fits = torch.zeros(256, device=device)
         assert fast.max_size == 1024 and fast.should_use(fits)
@@ -132,26 +132,26 @@ def test_what_it_is_made_for(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "out", "kind", "says"),
+    ("tensor", "out", "kind", "message"),
     [
         (torch.ones(4)[::2], None, errors.WrongStride, "the tensor is not contiguous"),
         (torch.ones(4, dtype=torch.bool), None, errors.WrongType, "cannot compute with bool"),
-        (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], and has \[5\]"),
-        (torch.ones(4), torch.ones(2, 2), errors.WrongValue, r"the output must have the shape \[4\], and has \[2, 2\]"),
-        (torch.ones(3, 4).t(), None, errors.WrongStride, r"the tensor is not contiguous: strides \[1, 4\]"),
-        (torch.empty(4, device="meta"), None, errors.WrongValue, "the tensor has no memory"),
-        (torch.empty(4, device="meta"), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
+        (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], but has \[5\]"),
+        (torch.ones(4), torch.ones(2, 2), errors.WrongValue, r"the output must have the shape \[4\], but has \[2, 2\]"),
+        (torch.ones(3, 4).t(), None, errors.WrongStride, r"the tensor is not contiguous: it has strides \[1, 4\]"),
+        (torch.empty(4, device="meta"), None, errors.WrongValue, "the tensor has no usable memory"),
+        (torch.empty(4, device="meta"), torch.ones(4), errors.WrongValue, "the tensor has no usable memory"),
         (freed(), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
         (torch.ones(4), torch.ones(8)[::2], errors.WrongStride, "the output is not contiguous"),
-        (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output holds float64, and the tensor float32"),
+        (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output has the type float64, but the tensor has float32"),
         ([1.0], None, errors.WrongType, "the tensor is a `list`"),
         ([1.0], torch.ones(1), errors.WrongType, "the tensor is a `list`"),
         (torch.ones(1), [1.0], errors.WrongType, "the output is a `list`"),
     ],
 )
-def test_bad_tensors_are_refused(tensor: Any, out: Any, kind: type, says: str) -> None:
+def test_bad_tensors_are_rejected(tensor: Any, out: Any, kind: type, message: str) -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             fast.all_reduce(tensor, out)
         memory = torch.zeros(10)
         with pytest.raises(errors.WrongValue, match="overlap"):
@@ -162,9 +162,9 @@ def test_bad_tensors_are_refused(tensor: Any, out: Any, kind: type, says: str) -
 
 
 @needs_cuda
-def test_a_tensor_of_another_device_is_refused() -> None:
+def test_a_tensor_on_another_device_is_rejected() -> None:
     with wm.FastAllreduce(0, 1, device="cuda") as fast:
-        with pytest.raises(errors.WrongDevice, match="the tensor is on cpu, and the communicator on cuda:0"):
+        with pytest.raises(errors.WrongDevice, match="the tensor is on cpu, but the communicator is on cuda:0"):
             fast.all_reduce(torch.ones(4))
         with pytest.raises(errors.WrongDevice, match="the output is on cpu"):
             fast.all_reduce(torch.ones(4, device="cuda"), torch.ones(4))
@@ -172,13 +172,13 @@ def test_a_tensor_of_another_device_is_refused() -> None:
 
 
 def is_shared(fast: wm.FastAllreduce, tensor: Any) -> bool:
-    """Whether a tensor's memory is such that other ranks can have it."""
+    """Whether other ranks can map a tensor's memory."""
     if tensor.is_cuda:
         return (tensor.data_ptr(), tensor.nbytes) in fast._windows
     return map_of(tensor.data_ptr())[0] == "rw-s"
 
 
-def test_a_registered_tensor_keeps_what_it_holds_and_is_a_window(device: str) -> None:
+def test_a_registered_tensor_keeps_its_content_and_is_a_window(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         tensor = torch.arange(6.0, device=device).reshape(2, 3)
         fast.register_buffer(tensor)
@@ -187,23 +187,23 @@ def test_a_registered_tensor_keeps_what_it_holds_and_is_a_window(device: str) ->
         assert torch.equal(fast.all_reduce(tensor), tensor)
         new = fast.empty((4, 4), torch.bfloat16)
         assert (new == 0).all() and new.dtype is torch.bfloat16 and new.device.type == device
-    # And outlives the group.
+    # And the memory outlives the group.
     tensor += 1
     assert tensor.sum().item() == 21
 
 
-def test_other_things_than_tensors_are_told() -> None:
+def test_arguments_that_are_not_tensors_are_rejected() -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
         for other in (None, np.ones(3)):
             for call in (fast.register_buffer, fast.should_use):
                 with pytest.raises(errors.WrongType, match=f"the tensor is a `{type(other).__name__}`") as caught:
                     call(other)
-                assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
+                assert caught.value.hint == "pass a tensor: `torch.as_tensor(...)`"
         for shape in (None, "x", (2.5,)):
-            with pytest.raises(errors.WrongType, match="is no shape") as caught:
+            with pytest.raises(errors.WrongType, match="is not a shape") as caught:
                 fast.empty(shape)  # type: ignore[arg-type]
-            assert caught.value.hint == "give a number, or a tuple of numbers"
-        with pytest.raises(errors.WrongType, match="torch has no type called `float31`"):
+            assert caught.value.hint == "pass an int, or a tuple of ints"
+        with pytest.raises(errors.WrongType, match="torch has no type `float31`"):
             fast.empty((2,), "float31")
         for shape in (-1, (2, -1), (0, -3), (-2, -2)):
             with pytest.raises(errors.WrongValue, match=r"^a dimension of the shape \[.*\] is negative"):
@@ -212,10 +212,10 @@ def test_other_things_than_tensors_are_told() -> None:
         assert (new.shape, new.dtype) == ((5,), torch.float16)
         with pytest.raises(errors.WrongStride, match="the output is not contiguous") as caught:
             fast.all_reduce(torch.ones(4), torch.ones(8)[::2])
-        assert caught.value.hint == "give one without gaps, and copy from it"
+        assert caught.value.hint == "pass a contiguous tensor, and copy from it"
 
 
-def test_there_are_tensors_of_nothing(device: str) -> None:
+def test_empty_tensors_are_supported(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         for shape in (0, (0, 3), (2, 0)):
             new = fast.empty(shape, "float16")
@@ -229,7 +229,7 @@ def test_there_are_tensors_of_nothing(device: str) -> None:
 SIZE = 4 << 20
 
 
-def test_memory_goes_with_its_tensor() -> None:
+def test_memory_is_freed_with_its_tensor() -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
 
         def grown(work: Any) -> int:
@@ -248,7 +248,7 @@ def test_memory_goes_with_its_tensor() -> None:
         assert grown(lambda: fast.empty(SIZE // 4).fill_(1)) < 10 * SIZE
         assert grown(lambda: fast.register_buffer(torch.ones(SIZE // 4))) < 10 * SIZE
         assert grown(twice) < 10 * SIZE
-        # A view keeps it too.
+        # A view also keeps the memory alive.
         view = fast.empty(SIZE // 4).fill_(3)[10:20]
         gc.collect()
         assert is_shared(fast, view) and fast.all_reduce(view).tolist() == [3] * 10
@@ -260,12 +260,12 @@ def test_memory_goes_with_its_tensor() -> None:
     assert resident() < before - SIZE
 
 
-def test_memory_that_is_registered_where_it_lies_is_kept_once_and_while_it_is_there() -> None:
+def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
         comm, made = fast.comm, []
 
         def register(tensor: Any, stream: int) -> Any:
-            # As on a GPU: a window of memory that does not know of it.
+            # As on a GPU: a window of memory that does not keep it alive.
             made.append(comm.mem_alloc(tensor.nbytes))
             return made[-1]
 
@@ -287,7 +287,7 @@ def test_memory_that_is_registered_where_it_lies_is_kept_once_and_while_it_is_th
 
 IN_PLACE = """
 import os
-# Each rank reads what the others have at the place of its own tensor.
+# Each rank reads the other ranks' memory at the offset of its own tensor.
 os.environ["WHOLEMEM_ALGO"] = "one-shot"
 import gc, torch, wholemem.torch as wm
 rank = int(os.environ["RANK"])
@@ -299,20 +299,20 @@ with wm.FastAllreduce(rank, 2, device="cpu") as fast:
         tensor[:1000], tensor[1000:] = 1 + rank, 10 + 10 * rank
         gc.collect()
         fast.comm.barrier()
-        # Not at the same place, as nobody may: only so it can be told.
+        # Different offsets are not allowed; they show here which memory is read.
         total = fast.all_reduce(tensor[1000 * rank :][:1000])
         print(name, total.unique().tolist(), flush=True)
 """
 
 
-def test_what_is_made_or_moved_is_read_where_it_is() -> None:
-    told = ranks(2, IN_PLACE).splitlines()
+def test_created_and_moved_tensors_are_read_in_place() -> None:
+    reported = ranks(2, IN_PLACE).splitlines()
     for rank, total in ((0, "[3.0]"), (1, "[30.0]")):
-        mine = [line.removeprefix(f"[{rank}] ") for line in told if line.startswith(f"[{rank}] ")]
+        mine = [line.removeprefix(f"[{rank}] ") for line in reported if line.startswith(f"[{rank}] ")]
         assert mine == [f"made {total}", f"moved {total}", "copied [21.0]"]
 
 
-def test_tensors_of_inference_are_registered_within_and_without(device: str) -> None:
+def test_inference_tensors_can_be_registered(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         for is_inference in (True, False):
             with torch.inference_mode(is_inference):
@@ -324,7 +324,7 @@ def test_tensors_of_inference_are_registered_within_and_without(device: str) -> 
                 assert fast.all_reduce(tensor).tolist() == [0, 1, 2]
 
 
-def test_numbers_that_are_not_the_groups_are_refused() -> None:
+def test_a_wrong_rank_or_world_size_is_rejected() -> None:
     ended = alone(
         """
         import os, wholemem.torch as wm
@@ -343,8 +343,8 @@ def test_numbers_that_are_not_the_groups_are_refused() -> None:
         """
     )
     assert ended.stdout.splitlines()[1:] == [
-        "this process is rank 0 of 1, and not rank 1 of 2",
-        "hint: give the group's own numbers",
+        "this process is rank 0 of 1, not rank 1 of 2",
+        "hint: pass the rank and size of the group",
     ], ended.stderr
 
 
@@ -355,27 +355,27 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if through == "gloo":
     torch.distributed.init_process_group("gloo")
 
-def given(shape, dtype, turn, of):
-    # Sums are exact: whole numbers below 256.
+def operand(shape, dtype, turn, of):
+    # The sums are exact: integers below 256.
     return ((torch.arange(torch.Size(shape).numel()) + 3 * of + turn) % 20).reshape(shape).to(dtype).to(device)
 
 with wm.FastAllreduce(rank, size, max_size=1 << 20, device=device) as fast:
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8):
-        registered, made = given((37,), dtype, 0, rank), fast.empty((37,), dtype)
+        registered, made = operand((37,), dtype, 0, rank), fast.empty((37,), dtype)
         fast.register_buffer(registered)
         for turn in range(3):
             for shape in ((1,), (37,), (50, 41), (700_001,)):
-                mine = given(shape, dtype, turn, rank)
-                total = sum(given(shape, dtype, turn, other) for other in range(size))
+                mine = operand(shape, dtype, turn, rank)
+                total = sum(operand(shape, dtype, turn, other) for other in range(size))
                 assert torch.equal(fast.all_reduce(mine), total), (dtype, shape)
                 out = torch.empty_like(mine)
                 fast.all_reduce(mine, out)
                 assert torch.equal(out, total)
                 fast.all_reduce(mine, mine)
                 assert torch.equal(mine, total)
-            total = sum(given((37,), dtype, turn, other) for other in range(size))
+            total = sum(operand((37,), dtype, turn, other) for other in range(size))
             for tensor in (registered, made):
-                tensor.copy_(given((37,), dtype, turn, rank))
+                tensor.copy_(operand((37,), dtype, turn, rank))
                 assert torch.equal(fast.all_reduce(tensor), total)
                 fast.all_reduce(tensor, tensor)
                 assert torch.equal(tensor, total)
@@ -388,7 +388,7 @@ print("right", flush=True)
 
 @pytest.mark.parametrize("through", ["gloo", "environment"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_sums_of_processes(device: str, through: str, size: int) -> None:
+def test_processes_sum_tensors(device: str, through: str, size: int) -> None:
     assert ranks(size, SUMS, device, through).count("right") == size
 
 
@@ -409,7 +409,7 @@ except errors.PeerLost as error:
 """
 
 
-def test_a_rank_that_is_gone_is_named() -> None:
+def test_a_lost_rank_is_reported() -> None:
     assert "lost 1 True" in ranks(2, DEATH)
 
 
@@ -426,7 +426,7 @@ if rank == 0:
     except errors.Timeout as error:
         print("missing", error.missing, flush=True)
 elif through == "environment":
-    # It is there until the other has left, and does not come.
+    # The rank exists until the other has left, but does not call.
     try:
         while True:
             fast.comm.check()
@@ -437,11 +437,11 @@ if through == "gloo":
 """
 
 
-def test_nobody_waits_longer_than_was_asked_for() -> None:
+def test_the_timeout_limits_waits() -> None:
     for through in ("gloo", "environment"):
         assert ranks(2, LATE, through).splitlines() == ["[0] missing (1,)"]
     wm.FastAllreduce(0, 1, device="cpu", timeout=1).close()
-    with pytest.raises(errors.WrongValue, match="^cannot wait for -1 seconds"):
+    with pytest.raises(errors.WrongValue, match="^a timeout of -1 seconds is not valid"):
         wm.FastAllreduce(0, 1, device="cpu", timeout=-1)
 
 
@@ -477,12 +477,12 @@ except errors.PeerLost as error:
 """
 
 
-def test_a_rank_that_has_captured_may_leave_and_none_may_die() -> None:
+def test_a_rank_may_leave_after_capture_but_not_die() -> None:
     assert ranks(2, CAPTURE, "leaves").splitlines() == ["[0] captured", "[0] lost 1 peer-left"]
     assert ranks(2, CAPTURE, "dies").splitlines() == ["[0] lost 1 peer-lost"]
 
 
-def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
+def test_a_forked_child_gets_an_error_and_its_parent_continues() -> None:
     ended = alone(
         """
         import os, torch, wholemem.torch as wm
@@ -502,7 +502,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
     assert ended.stdout == "0 [1.0, 1.0, 1.0, 1.0]\n", ended.stderr
 
 
-def test_many_of_them_leave_nothing() -> None:
+def test_many_instances_leak_nothing() -> None:
     def cycle(times: int) -> None:
         for _ in range(times):
             with wm.FastAllreduce(0, 1, device="cpu") as fast:

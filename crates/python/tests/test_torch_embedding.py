@@ -1,4 +1,4 @@
-"""Embeddings: forward and backward against torch's own, with repeated indices, over several ranks."""
+"""Embeddings: forward and backward compared with torch's, with repeated indices, over several ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_world import alone, device, forget_what_was_compiled, limit, quiet, ranks, torch
-from world import each
+from torch_world import alone, device, limit, quiet, ranks, reset_compiler, torch
+from launcher import run_ranks
 
 import wholemem.torch as wm
 from wholemem import ChunkedTensor, Communicator, WholeTensor, errors
 
-__all__ = ["device", "forget_what_was_compiled", "limit"]
+__all__ = ["device", "reset_compiler", "limit"]
 pytestmark = quiet
 
 
@@ -32,14 +32,14 @@ def gradients(embedding: Any) -> Any:
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("location", ["device", "host"])
-def test_gradients_are_those_of_a_dense_embedding(device: str, is_compiled: bool, location: str) -> None:
+def test_gradients_match_a_dense_embedding(device: str, is_compiled: bool, location: str) -> None:
     rows = torch.randn(40, 6, dtype=torch.float64)
     dense = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
     ours = embedding_of(rows, device, location=location)
     weight = torch.randn(6, 3, dtype=torch.float64)
 
     def loss(embedding: Any, indices: Any, weight: Any) -> Any:
-        # The same rows twice, by the same call: neither gradient may be lost.
+        # The same rows are used twice in one call: both gradients must be added.
         first, second = embedding(indices), embedding(indices)
         return ((first @ weight).sin() + (second * second) @ weight).sum()
 
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_a_dense_embedding(device: str, is_compiled: bool
     torch.testing.assert_close(gradients(ours), dense.weight.grad)
 
 
-def test_gradients_are_those_of_small_steps(device: str) -> None:
+def test_gradients_match_finite_differences(device: str) -> None:
     rows = torch.randn(5, 2, dtype=torch.float64)
     ours = embedding_of(rows, device)
     indices = torch.tensor([3, 1, 3], device=device)
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_small_steps(device: str) -> None:
         assert abs((above - below).item() / (2 * step) - found[at].item()) < 1e-6
 
 
-def test_a_step_descends_and_forgets(device: str) -> None:
+def test_a_step_updates_rows_and_clears_gradients(device: str) -> None:
     rows = torch.randn(20, 3)
     dense = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
     ours = embedding_of(rows, device)
@@ -92,22 +92,22 @@ def test_a_step_descends_and_forgets(device: str) -> None:
     assert (gradients(ours) == 0).all()
 
 
-def test_nothing_is_made_where_nothing_is_learned(device: str) -> None:
+def test_inference_creates_no_gradients(device: str) -> None:
     ours = embedding_of(torch.ones(5, 2), device)
     indices = torch.tensor([1], device=device)
     with torch.no_grad():
         assert not ours(indices).requires_grad
     assert not ours.eval()(indices).requires_grad
     ours.zero_grad()
-    assert ours._gradients.made is None
+    assert ours._gradients.created is None
     assert list(ours.parameters()) == [] and ours.state_dict() == {}
     assert "5, 2, dtype=float32" in repr(ours)
-    with pytest.raises(errors.WrongType, match="an embedding learns floats, and the table holds int64"):
+    with pytest.raises(errors.WrongType, match="the table of an embedding must hold floats, but has int64"):
         embedding_of(torch.ones(5, 2, dtype=torch.int64), device)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_what_is_frozen_is_not_learned(device: str, is_compiled: bool) -> None:
+def test_a_frozen_embedding_has_no_gradients(device: str, is_compiled: bool) -> None:
     ours, indices = embedding_of(torch.ones(5, 2), device), torch.tensor([1], device=device)
     call = torch.compile(ours, fullgraph=True, backend="aot_eager") if is_compiled else ours
     assert call(indices).requires_grad
@@ -118,7 +118,7 @@ def test_what_is_frozen_is_not_learned(device: str, is_compiled: bool) -> None:
     assert gradients(ours)[1].tolist() == [1, 1]
 
 
-def test_a_model_around_it_is_asked_for_its_embeddings() -> None:
+def test_a_surrounding_model_lists_its_embeddings() -> None:
     ours = embedding_of(torch.ones(5, 2), "cpu")
     model = torch.nn.Sequential(ours, torch.nn.Linear(2, 1))
     model(torch.tensor([1])).sum().backward()
@@ -130,27 +130,27 @@ def test_a_model_around_it_is_asked_for_its_embeddings() -> None:
     assert not gradients(ours).any()
 
 
-def test_the_rows_are_not_copied_with_a_model() -> None:
+def test_deepcopy_of_a_model_is_rejected() -> None:
     ours = embedding_of(torch.ones(5, 2), "cpu")
     model = torch.nn.Sequential(ours, torch.nn.Linear(2, 1))
-    for given in (ours, model):
-        with pytest.raises(errors.WrongType, match="^cannot copy this `Embedding`: its rows are those of all ranks") as caught:
-            copy.deepcopy(given)
+    for operand in (ours, model):
+        with pytest.raises(errors.WrongType, match="^cannot copy this `Embedding`: its rows belong to all ranks") as caught:
+            copy.deepcopy(operand)
         assert caught.value.hint and "`copy.copy` shares the rows" in caught.value.hint
     assert copy.copy(ours).table is ours.table
-    # Nor are they elsewhere, or of another type.
+    # The rows are neither moved nor converted.
     assert model.half().double().to("meta")[0](torch.tensor([1])).tolist() == [[1, 1]]
     assert "0.table" not in model.state_dict() and len(model.state_dict()) == 2
 
 
-def test_ranks_that_begin_with_different_embeddings_are_told_what_to_do() -> None:
+def test_a_different_order_of_embeddings_raises_with_a_hint() -> None:
     def work(comm: Communicator) -> None:
         tables = [WholeTensor.create(comm, (4, 1), "float32") for _ in range(2)]
         ours = wm.Embedding(tables[comm.rank])
         with pytest.raises(errors.RanksDisagree) as caught:
             ours(torch.tensor([0])).sum().backward()
         assert caught.value.hint == (
-            "take the first backward pass on all ranks, with the embeddings in the same order, or give `grad=table.like()`"
+            "run the first backward pass on all ranks, with the embeddings in the same order, or pass `grad=table.like()`"
         )
         grads = [table.like() for table in tables]
         ours = wm.Embedding(tables[comm.rank], grads[comm.rank])
@@ -159,10 +159,10 @@ def test_ranks_that_begin_with_different_embeddings_are_told_what_to_do() -> Non
         assert [wm.gather(grad, torch.tensor([0])).item() for grad in grads] == [1, 1]
         comm.barrier()
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_embeddings_that_are_compiled_in_a_model_are_as_many_as_there_are() -> None:
+def test_many_embeddings_compile_in_one_model() -> None:
     count = torch._dynamo.config.recompile_limit + 2
     model = torch.nn.ModuleList(embedding_of(torch.full((5, 2), float(n)), "cpu") for n in range(count))
     call = torch.compile(
@@ -171,27 +171,27 @@ def test_embeddings_that_are_compiled_in_a_model_are_as_many_as_there_are() -> N
     assert call(torch.tensor([1]))[:, 0, 0].tolist() == list(range(count))
 
 
-def test_other_things_than_tables_and_indices_are_told() -> None:
+def test_wrong_argument_types_are_rejected() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (5, 2), "float32")
     for other in (torch.zeros(5, 2), None, ChunkedTensor(comm, (5, 2), "float32")):
         with pytest.raises(errors.WrongType, match=f"^the table is a `{type(other).__name__}`") as caught:
             wm.Embedding(other)  # type: ignore[arg-type]
-        assert caught.value.hint == "give a `wholemem.WholeTensor`"
+        assert caught.value.hint == "pass a `wholemem.WholeTensor`"
     with pytest.raises(errors.WrongType, match="^the table of gradients is a `Tensor`") as caught:
         wm.Embedding(table, torch.zeros(5, 2))
-    assert caught.value.hint == "give a `wholemem.WholeTensor`"
-    with pytest.raises(errors.WrongValue, match=r"gradients must have the shape \[5, 2\], and have \[4, 2\]"):
+    assert caught.value.hint == "pass a `wholemem.WholeTensor`"
+    with pytest.raises(errors.WrongValue, match=r"gradients must have the shape \[5, 2\], but have \[4, 2\]"):
         wm.Embedding(table, WholeTensor.create(comm, (4, 2), "float32"))
     ours = wm.Embedding(table)
     for is_training in (True, False):
         for indices in ([1, 2], np.array([1, 2]), None):
             with pytest.raises(errors.WrongType, match="^the tensor of indices is a") as caught:
                 ours.train(is_training)(indices)
-            assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
+            assert caught.value.hint == "pass a tensor: `torch.as_tensor(...)`"
 
 
-def test_a_gradient_that_is_given_is_used() -> None:
+def test_a_given_gradient_table_is_used() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (5, 2), "bfloat16")
     grad = WholeTensor.create(comm, (5, 2), "float32")
@@ -203,34 +203,34 @@ def test_a_gradient_that_is_given_is_used() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex64", "float8_e5m2"])
-def test_gradients_are_not_added_to_what_takes_none(dtype: str) -> None:
+def test_unsuitable_gradient_tables_are_rejected(dtype: str) -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (5, 2), "float32")
     with pytest.raises(errors.WrongType, match=f"^gradients cannot be added to torch.{dtype}") as caught:
         wm.Embedding(table, WholeTensor.create(comm, (5, 2), dtype))
-    assert caught.value.hint == "make it by `table.like()`"
+    assert caught.value.hint == "create it with `table.like()`"
 
 
-def test_gradients_are_divided_as_the_rows_are() -> None:
+def test_gradients_have_the_partition_of_the_rows() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (11, 1), "float32", rows_of_each=[4, 0, 7, 0])
-        # Also by the ranks that have the same rows of both.
+        # The error is also raised on ranks that have the same rows in both tables.
         for others in ([4, 7, 0, 0], [4, 0, 6, 1], [0, 4, 7, 0], [11, 0, 0, 0]):
             grad = WholeTensor.create(comm, (11, 1), "float32", rows_of_each=others)
-            with pytest.raises(errors.WrongValue, match=r"^the ranks have \[4, 0, 7\] rows of the table, and") as caught:
+            with pytest.raises(errors.WrongValue, match=r"^the ranks have \[4, 0, 7\] rows of the table, but") as caught:
                 wm.Embedding(table, grad)
-            assert caught.value.hint == "make it by `table.like()`"
+            assert caught.value.hint == "create it with `table.like()`"
         for kind in ("continuous", "chunked"):
             grad = WholeTensor.create(comm, (11, 1), "float64", kind=kind, rows_of_each=[4, 0, 7, 0])
             wm.Embedding(table, grad)
         wm.Embedding(table.rows(2, 9), table.like().rows(2, 9))
         comm.barrier()
 
-    each(4, work)
+    run_ranks(4, work)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_a_backward_pass_keeps_what_it_needs(device: str, is_compiled: bool) -> None:
+def test_a_backward_pass_keeps_its_gradients_alive(device: str, is_compiled: bool) -> None:
     (comm,) = Communicator.local(1, device=device)
     table, indices = WholeTensor.create(comm, (5, 2), "float32"), torch.tensor([2, 2], device=device)
     grad = table.like()
@@ -243,13 +243,13 @@ def test_a_backward_pass_keeps_what_it_needs(device: str, is_compiled: bool) -> 
     gc.collect()
     loss.backward()
     assert wm.as_tensor(grad.local())[2].tolist() == [6, 6]
-    # What is computed again is not another's.
+    # Activation checkpointing recomputes the forward pass, and gradients are added once.
     ours = wm.Embedding(table, grad)
     torch.utils.checkpoint.checkpoint(lambda: rows(ours), use_reentrant=False).sum().backward()
     assert wm.as_tensor(grad.local())[2].tolist() == [12, 12]
 
 
-def test_threads_that_come_first_together_make_one_table_of_gradients() -> None:
+def test_concurrent_first_backward_passes_create_one_gradient_table() -> None:
     indices = torch.tensor([3])
     for _ in range(20):
         ours, start = embedding_of(torch.ones(2000, 64), "cpu"), threading.Barrier(4)
@@ -267,7 +267,7 @@ def test_threads_that_come_first_together_make_one_table_of_gradients() -> None:
         assert gradients(ours)[3].unique().tolist() == [4]
 
 
-def test_a_forked_child_does_not_wait_for_gradients() -> None:
+def test_a_forked_child_does_not_wait_for_the_gradient_lock() -> None:
     ended = alone(
         """
         import os, threading, wholemem, wholemem.torch as wm
@@ -276,7 +276,7 @@ def test_a_forked_child_does_not_wait_for_gradients() -> None:
         held, done = threading.Event(), threading.Event()
 
         def hold():
-            with ours._gradients.making:
+            with ours._gradients.lock:
                 held.set()
                 done.wait()
 
@@ -299,10 +299,10 @@ def test_a_forked_child_does_not_wait_for_gradients() -> None:
     assert ended.stdout == "0 (5, 2)\n", ended.stderr
 
 
-def test_threads_learn_one_table() -> None:
-    rows, given = torch.randn(30, 4), [torch.randint(0, 30, (12,)) for _ in range(3)]
+def test_threads_train_one_table() -> None:
+    rows, operand = torch.randn(30, 4), [torch.randint(0, 30, (12,)) for _ in range(3)]
     dense = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
-    sum(dense(indices).square().sum() for indices in given).backward()
+    sum(dense(indices).square().sum() for indices in operand).backward()
 
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (30, 4), "float32")
@@ -310,14 +310,14 @@ def test_threads_learn_one_table() -> None:
         wm.as_tensor(table.local()).copy_(rows[start:stop])
         comm.barrier()
         ours = wm.Embedding(table)
-        ours(given[comm.rank]).square().sum().backward()
+        ours(operand[comm.rank]).square().sum().backward()
         comm.barrier()
         torch.testing.assert_close(wm.as_tensor(ours.grad.local()), dense.weight.grad[start:stop])
         ours.step(0.5)
         found = wm.gather(table, torch.arange(30))
         torch.testing.assert_close(found, (dense.weight - 0.5 * dense.weight.grad).detach())
 
-    each(3, work)
+    run_ranks(3, work)
 
 
 PROCESSES = """
@@ -330,7 +330,7 @@ with wholemem.Communicator.from_env(device=device) as comm:
     ours = wm.Embedding(table)
     call = torch.compile(lambda indices: (ours(indices) * 3).sum(), fullgraph=True, backend="aot_eager")
     for _ in range(2):
-        # All ranks meet in row 100.
+        # All ranks use row 100.
         call(torch.tensor([comm.rank, 100, 100], device=device)).backward()
     ours.step(1)
     found = wm.gather(table, torch.tensor([0, 99, 100], device=device))
@@ -340,5 +340,5 @@ with wholemem.Communicator.from_env(device=device) as comm:
 """
 
 
-def test_processes_learn_one_table(device: str) -> None:
+def test_processes_train_one_table(device: str) -> None:
     assert ranks(2, PROCESSES, device).count("right") == 2

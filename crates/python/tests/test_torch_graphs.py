@@ -1,4 +1,4 @@
-"""CUDA graphs: what torch records of ours is replayed with other inputs, and holds what it uses. They need a GPU."""
+"""CUDA graphs replay gathers, scatters and all-reduces with new inputs and keep their operands alive. They need a GPU."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import gc
 from typing import Any
 
 import pytest
-from torch_world import forget_what_was_compiled, limit, needs_cuda, quiet, ranks, torch
+from torch_world import limit, needs_cuda, quiet, ranks, reset_compiler, torch
 
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor
 
-__all__ = ["forget_what_was_compiled", "limit"]
+__all__ = ["reset_compiler", "limit"]
 pytestmark = [quiet, needs_cuda]
 
 REPLAYS = 100
@@ -30,7 +30,7 @@ def filled(comm: Communicator, rows: Any) -> WholeTensor:
 
 
 def recorded(work: Any) -> Any:
-    """A graph of what ``work`` does, which was done once before, and what it returned while it was recorded."""
+    """Runs ``work`` once, captures it in a graph, and returns the graph and the captured result."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -43,7 +43,7 @@ def recorded(work: Any) -> Any:
     return graph, outcome
 
 
-def test_gathers_are_replayed_with_other_indices_and_rows() -> None:
+def test_graphs_replay_gathers_with_new_indices_and_rows() -> None:
     whole = torch.randn(5000, 32, device="cuda")
     table = filled(joined(), whole)
     indices = torch.zeros(700, dtype=torch.int64, device="cuda")
@@ -57,7 +57,7 @@ def test_gathers_are_replayed_with_other_indices_and_rows() -> None:
         assert torch.equal(rows, whole[indices] * 2)
 
 
-def test_scatters_are_replayed() -> None:
+def test_graphs_replay_scatters() -> None:
     table = filled(joined(), torch.zeros(100, 8, device="cuda"))
     indices, values = torch.zeros(20, dtype=torch.int64, device="cuda"), torch.zeros(20, 8, device="cuda")
     graph, _ = recorded(lambda: wm.scatter_add(table, indices, values))
@@ -70,12 +70,12 @@ def test_scatters_are_replayed() -> None:
     assert torch.equal(wm.gather(table, torch.arange(100, device="cuda")), expected)
 
 
-def test_what_was_captured_is_not_handed_out_again() -> None:
+def test_captured_memory_is_not_reused() -> None:
     with wm.FastAllreduce(0, 1) as fast:
         buffer = fast.empty(64)
         place = buffer.data_ptr()
         del buffer
-        # One that nobody captured is.
+        # Memory that was not captured is reused.
         buffer = fast.empty(64)
         assert buffer.data_ptr() == place
         with fast.capture():
@@ -87,7 +87,7 @@ def test_what_was_captured_is_not_handed_out_again() -> None:
         assert not any(other.any() for other in others)
 
 
-def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
+def test_a_graph_keeps_its_table_alive() -> None:
     comm = joined()
     indices = torch.tensor([3, 1], device="cuda")
 
@@ -97,7 +97,7 @@ def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
 
     graph, rows = record()
     gc.collect()
-    # Others get memory meanwhile: not that of the table, which is gone for Python only.
+    # Other tensors are allocated meanwhile, but not in the memory of the table, which the graph keeps.
     others = [filled(comm, torch.full((5, 2), -1.0, device="cuda")) for _ in range(20)]
     for _ in range(REPLAYS):
         rows.zero_()
@@ -106,9 +106,9 @@ def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
     del graph, others
 
 
-# Of torch's own: it makes an empty graph first, and says so.
+# torch itself captures an empty graph first, and warns about it.
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The CUDA Graph is empty")
-def test_reduced_overhead_is_right() -> None:
+def test_reduce_overhead_mode_gives_correct_results() -> None:
     whole = torch.randn(1000, 16, device="cuda")
     table = filled(joined(), whole)
     weight = torch.randn(16, 4, device="cuda")
@@ -152,7 +152,7 @@ with wm.FastAllreduce(rank, size) as fast:
         assert (first == total).all() and (again == 2 * size * total).all(), turn
         assert (registered == sum(other + turn for other in range(size))).all(), turn
         assert (third == sum(2 * other + turn for other in range(size))).all(), turn
-        # And eager calls in between.
+        # Eager calls in between.
         assert (fast.all_reduce(small) == total).all(), turn
     torch.cuda.synchronize()
     torch.distributed.barrier()
@@ -163,5 +163,5 @@ print("right", flush=True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_all_reduces_are_replayed(size: int) -> None:
+def test_graphs_replay_all_reduces(size: int) -> None:
     assert ranks(size, ALL_REDUCES, str(REPLAYS)).count("right") == size

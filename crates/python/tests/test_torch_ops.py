@@ -1,4 +1,4 @@
-"""The operators of ``wholemem.torch``: eager and compiled, against torch itself."""
+"""The operators of ``wholemem.torch``: eager and compiled, compared with torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_world import alone, device, forget_what_was_compiled, limit, needs_cuda, quiet, ranks, torch
-from world import each
+from torch_world import alone, device, limit, needs_cuda, quiet, ranks, reset_compiler, torch
+from launcher import run_ranks
 
 import wholemem
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor, errors
 
-__all__ = ["device", "forget_what_was_compiled", "limit"]
+__all__ = ["device", "reset_compiler", "limit"]
 pytestmark = quiet
 
 
@@ -31,13 +31,13 @@ def filled(comm: Communicator, rows: Any, **how: Any) -> WholeTensor:
 
 
 def traced(call: Any, **how: Any) -> Any:
-    """Compiled as far as the code of the processor or the GPU, which takes longer than all the rest."""
+    """Compiles a function without code generation, which takes longer than everything else."""
     return torch.compile(call, fullgraph=True, backend="aot_eager", **how)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64", "uint8", "bool", "float8_e4m3fn"])
 @pytest.mark.parametrize("index", ["int32", "int64"])
-def test_gather_is_what_torch_finds(device: str, dtype: str, index: str) -> None:
+def test_gather_matches_torch(device: str, dtype: str, index: str) -> None:
     whole = torch.randint(0, 2, (50, 6)).to(getattr(torch, dtype))
     table = filled(joined(device), whole)
     indices = torch.tensor([[3, 3, 49], [0, 7, 12]], dtype=getattr(torch, index), device=device)
@@ -47,7 +47,7 @@ def test_gather_is_what_torch_finds(device: str, dtype: str, index: str) -> None
     assert wm.gather(table, indices[:0]).shape == (0, 3, 6)
 
 
-def test_elements_are_converted_and_outputs_are_filled_where_they_are(device: str) -> None:
+def test_elements_are_converted_and_outputs_are_filled_in_place(device: str) -> None:
     whole = torch.randn(20, 4)
     table = filled(joined(device), whole)
     indices = torch.tensor([5, 1], device=device)
@@ -61,7 +61,7 @@ def test_elements_are_converted_and_outputs_are_filled_where_they_are(device: st
     assert (wm.gather(table, indices) == 1).all()
 
 
-def test_scatter_and_scatter_add_are_what_torch_finds(device: str) -> None:
+def test_scatter_and_scatter_add_match_torch(device: str) -> None:
     whole = torch.randint(0, 9, (30, 5)).float()
     table = filled(joined(device), whole)
     indices = torch.tensor([4, 29, 4, 4], device=device)
@@ -80,7 +80,7 @@ def test_scatter_and_scatter_add_are_what_torch_finds(device: str) -> None:
     assert torch.equal(wm.gather(table, everything).cpu(), whole)
 
 
-def test_a_compiler_keeps_what_is_done_to_a_table_and_its_order(device: str) -> None:
+def test_a_compiler_preserves_the_order_of_table_operators(device: str) -> None:
     table = filled(joined(device), torch.ones(10, 4))
     indices = torch.tensor([1, 2], device=device)
 
@@ -94,7 +94,7 @@ def test_a_compiler_keeps_what_is_done_to_a_table_and_its_order(device: str) -> 
         out = torch.empty_like(after)
         return before * 1, after * 1, wm.gather(table, indices, out=out), out
 
-    # All the way: it is the last of its parts that would reorder.
+    # Compiled completely: the last stage of the compiler could reorder.
     work = torch.compile(work, fullgraph=True)
     for value in (5.0, 7.0):
         start = wm.gather(table, indices)
@@ -103,7 +103,7 @@ def test_a_compiler_keeps_what_is_done_to_a_table_and_its_order(device: str) -> 
         assert (after == value).all() and (out == 5 * value).all() and (same == 5 * value).all()
 
 
-def test_what_is_compiled_for_one_table_is_not_used_for_another(device: str) -> None:
+def test_compiled_code_is_specialised_by_table(device: str) -> None:
     comm = joined(device)
     tables = [filled(comm, torch.full((10, 2), float(n))) for n in range(3)]
     call = traced(lambda table, indices: wm.gather(table, indices) + 1)
@@ -123,7 +123,7 @@ def test_dynamic_shapes_compile_once(device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gather", "scatter", "scatter_add", "all_reduce", "all_gather", "broadcast"])
-def test_operators_are_as_they_say(device: str, name: str) -> None:
+def test_operators_pass_opcheck(device: str, name: str) -> None:
     comm = joined(device)
     table = filled(comm, torch.ones(10, 4))
     indices, values = torch.tensor([1, 2], device=device), torch.ones(2, 4, device=device)
@@ -133,11 +133,11 @@ def test_operators_are_as_they_say(device: str, name: str) -> None:
         "scatter_add": (table._handle, values, indices),
     }
     operator = getattr(torch.ops.wholemem, name).default
-    given = arguments.get(name, (comm._handle, values))
-    torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+    operand = arguments.get(name, (comm._handle, values))
+    torch.library.opcheck(operator, operand, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_collectives_of_threads() -> None:
+def test_threads_run_collectives() -> None:
     def work(comm: Communicator) -> None:
         mine = torch.arange(6).reshape(2, 3) + 10 * comm.rank
         every = torch.stack([torch.arange(6).reshape(2, 3) + 10 * rank for rank in range(3)])
@@ -149,12 +149,12 @@ def test_collectives_of_threads() -> None:
         halves = torch.full((1000,), comm.rank + 1, dtype=torch.bfloat16)
         assert (wm.all_reduce(comm, halves, op="avg") == 2).all()
 
-    each(3, work)
+    run_ranks(3, work)
 
 
-# One compiler serves all threads, which would wait for each other in it.
+# The compiler has a global lock, on which the threads of a collective would deadlock.
 @pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
-def test_collectives_have_gradients(size: int, is_traced: bool) -> None:
+def test_collectives_are_differentiable(size: int, is_traced: bool) -> None:
     sums, rows, roots = torch.randn(size, 4), torch.randn(size, size, 4), torch.randn(size, 4)
 
     def work(comm: Communicator) -> None:
@@ -168,24 +168,24 @@ def test_collectives_have_gradients(size: int, is_traced: bool) -> None:
         (traced(loss) if is_traced else loss)(x).backward()
         expected = sums.sum(0) + 2 * sums.mean(0) + rows[:, rank].sum(0) + (roots.sum(0) if rank == root else 0)
         torch.testing.assert_close(x.grad, expected)
-        with pytest.raises(errors.Unsupported, match="no gradient of `max` over ranks"):
+        with pytest.raises(errors.Unsupported, match="`max` over ranks is not differentiable"):
             wm.all_reduce(comm, x, "max")
         assert torch.equal(wm.all_reduce(comm, x.detach(), "max"), torch.ones(4))
 
-    each(size, work)
+    run_ranks(size, work)
 
 
-# What is traced is so in the main thread: torch 2.11 crashes where it compiles in a second other one.
+# Traced in the main thread: torch 2.11 crashes if it compiles in a second thread.
 @pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_complex_numbers_have_gradients_too(size: int, is_traced: bool, dtype: str) -> None:
+def test_complex_collectives_are_differentiable(size: int, is_traced: bool, dtype: str) -> None:
     rows, roots = (torch.randn(size, *rest, 4, dtype=getattr(torch, dtype)) for rest in ((size,), ()))
 
     def work(comm: Communicator) -> None:
         rank, x = comm.rank, torch.ones(4, dtype=rows.dtype, requires_grad=True)
 
         def loss(x: Any) -> Any:
-            # Gradients that are conjugates, and such that are not.
+            # Gradients that are lazily conjugated, and others.
             every, one = wm.all_gather(comm, x * 1j), wm.broadcast(comm, x * 1)
             return (every * rows[rank]).real.sum() + (one.conj() * roots[rank]).imag.sum()
 
@@ -198,19 +198,19 @@ def test_complex_numbers_have_gradients_too(size: int, is_traced: bool, dtype: s
     if is_traced:
         work(joined("cpu"))
     else:
-        each(size, work)
+        run_ranks(size, work)
 
 
-def test_what_has_no_gradient_over_ranks_is_told_before_the_way_back() -> None:
+def test_non_differentiable_collectives_raise_in_the_forward_pass() -> None:
     comm, x = joined("cpu"), torch.ones(2).to(torch.float8_e4m3fn).requires_grad_()
     for op in (wm.all_gather, wm.broadcast):
-        with pytest.raises(errors.Unsupported, match="^there is no gradient of torch.float8_e4m3fn over ranks") as caught:
+        with pytest.raises(errors.Unsupported, match="^torch.float8_e4m3fn over ranks is not differentiable") as caught:
             op(comm, x)
-        assert caught.value.hint == "give a tensor by `detach()`"
+        assert caught.value.hint == "pass `tensor.detach()`"
         assert op(comm, x.detach()).numel() == 2
 
 
-def test_a_backward_pass_keeps_its_communicator(device: str) -> None:
+def test_a_backward_pass_keeps_its_communicator_alive(device: str) -> None:
     for op in (wm.all_reduce, wm.all_gather, wm.broadcast):
         x = torch.ones(3, device=device, requires_grad=True)
         loss = op(joined(device), x).sum()
@@ -245,11 +245,11 @@ with wholemem.Communicator.from_env(device=device) as comm:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_collectives_of_processes(device: str, size: int) -> None:
+def test_processes_run_collectives(device: str, size: int) -> None:
     assert ranks(size, COLLECTIVES, device).count("right") == size
 
 
-def test_tables_of_the_host_too(device: str) -> None:
+def test_host_tables_are_supported(device: str) -> None:
     whole = torch.randn(20, 4)
     comm = joined(device)
     table = WholeTensor.create(comm, (20, 4), "float32", location="host")
@@ -260,7 +260,7 @@ def test_tables_of_the_host_too(device: str) -> None:
     assert torch.allclose(wm.gather(table, indices).cpu(), whole[indices.cpu()] + torch.tensor([[2.0], [1.0], [2.0]]))
 
 
-def test_the_memory_of_arrays_is_that_of_tensors(device: str) -> None:
+def test_as_tensor_shares_memory(device: str) -> None:
     comm = joined(device)
     table = WholeTensor.create(comm, (10, 4), "bfloat16")
     local = wm.as_tensor(table.local())
@@ -272,36 +272,36 @@ def test_the_memory_of_arrays_is_that_of_tensors(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "kind", "says"),
+    ("indices", "kind", "message"),
     [
-        (torch.tensor([0.5]), errors.WrongType, "indices are int32 or int64, and not torch.float32"),
+        (torch.tensor([0.5]), errors.WrongType, "indices must be int32 or int64, but are torch.float32"),
         (torch.tensor([0, 5]), errors.BadIndex, "index 5 at position 1 is out of range: valid indices are 0..5"),
     ],
 )
-def test_bad_indices_are_refused(indices: Any, kind: type, says: str) -> None:
+def test_bad_indices_are_rejected(indices: Any, kind: type, message: str) -> None:
     table = filled(joined("cpu"), torch.ones(5, 2))
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         wm.gather(table, indices)
     assert wm.gather(table, torch.tensor([0])).tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "says"),
+    ("values", "kind", "message"),
     [
-        (torch.ones(3, 2), errors.WrongValue, r"must have the shape \[2, 2\], and has \[3, 2\]"),
+        (torch.ones(3, 2), errors.WrongValue, r"must have the shape \[2, 2\], but has \[3, 2\]"),
         (torch.ones(2, 2, dtype=torch.int32), errors.WrongType, "cannot convert i32 to f32: only floats to floats"),
     ],
 )
-def test_bad_values_are_refused(values: Any, kind: type, says: str) -> None:
+def test_bad_values_are_rejected(values: Any, kind: type, message: str) -> None:
     table = filled(joined("cpu"), torch.ones(5, 2))
     for put in (wm.scatter, wm.scatter_add):
-        with pytest.raises(kind, match=says) as caught:
+        with pytest.raises(kind, match=message) as caught:
             put(table, torch.tensor([0, 1]), values)
         assert caught.value.hint or kind is errors.WrongValue
     assert (wm.gather(table, torch.arange(5)) == 1).all()
 
 
-def test_what_is_read_may_lie_in_any_way(device: str) -> None:
+def test_inputs_may_have_any_strides(device: str) -> None:
     comm = joined(device)
     held = torch.arange(60.0, device=device).reshape(20, 3)
     numbers = torch.arange(12, device=device).reshape(3, 4)
@@ -324,38 +324,38 @@ def test_what_is_read_may_lie_in_any_way(device: str) -> None:
     assert torch.equal(weights.grad, torch.ones_like(weights))
 
 
-# Of what is contiguous in a program, it chooses the strides itself.
-def test_a_compiler_may_lay_out_what_is_read(device: str) -> None:
+# The compiler chooses the strides of a tensor that is contiguous in the program.
+def test_a_compiler_may_choose_the_strides_of_inputs(device: str) -> None:
     comm = joined(device)
     held = torch.arange(60.0, device=device).reshape(20, 3)
     table, numbers = filled(comm, held), torch.arange(12, device=device).reshape(3, 4)
 
     def work(numbers: Any) -> Any:
-        asked = (numbers.T + 1).contiguous()
-        rows = wm.gather(table, asked)
-        wm.scatter_add(table, asked, rows.flip(2).contiguous())
+        requested = (numbers.T + 1).contiguous()
+        rows = wm.gather(table, requested)
+        wm.scatter_add(table, requested, rows.flip(2).contiguous())
         sums = wm.all_reduce(comm, (numbers.T * 2.0).contiguous())
         many = torch.vmap(lambda one: wm.gather(table, one), in_dims=1)(numbers)
         return rows, sums, many, wm.all_gather(comm, numbers.T.contiguous()), wm.broadcast(comm, numbers.T.clone())
 
     rows, sums, many, *others = torch.compile(work, fullgraph=True)(numbers)
-    asked, now = numbers.T + 1, held.clone()
-    now[asked] += held[asked].flip(2)
-    assert torch.equal(rows, held[asked]) and torch.equal(sums, numbers.T * 2.0)
+    requested, now = numbers.T + 1, held.clone()
+    now[requested] += held[requested].flip(2)
+    assert torch.equal(rows, held[requested]) and torch.equal(sums, numbers.T * 2.0)
     assert torch.equal(many, now[numbers.T])
     assert torch.equal(others[0][0], numbers.T) and torch.equal(others[1], numbers.T)
 
 
-def test_bad_outputs_are_refused() -> None:
+def test_bad_outputs_are_rejected() -> None:
     table, indices = filled(joined("cpu"), torch.ones(5, 2)), torch.tensor([0, 1])
     for gaps in (torch.ones(2, 4)[:, ::2], torch.ones(1, 2).expand(2, 2)):
-        with pytest.raises(errors.WrongStride, match="the rows of the output have gaps") as caught:
+        with pytest.raises(errors.WrongStride, match="the rows of the output are not contiguous") as caught:
             wm.gather(table, indices, out=gaps)
-        # A copy that is contiguous would be filled, and dropped.
-        assert caught.value.hint == "give one without gaps, and copy from it"
+        # A contiguous copy would be filled and dropped.
+        assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongValue, match="must have the shape"):
         wm.gather(table, indices, out=torch.ones(2, 3))
-    with pytest.raises(errors.WrongValue, match="and torch.float32 was asked for"):
+    with pytest.raises(errors.WrongValue, match="but `dtype` is torch.float32"):
         wm.gather(table, indices, out=torch.ones(2, 2).double(), dtype=torch.float32)
     with pytest.raises(errors.WrongType, match="cannot convert f32 to i8"):
         wm.gather(table, indices, dtype=torch.int8)
@@ -366,9 +366,9 @@ def test_bad_outputs_are_refused() -> None:
         wm.scatter_add(table, indices, torch.ones(2, 2, dtype=torch.bool))
 
 
-def test_outputs_that_do_not_fit_are_not_filled_by_repetition() -> None:
+def test_compiled_outputs_are_not_broadcast() -> None:
     table, indices = filled(joined("cpu"), torch.ones(5, 2)), torch.tensor([1])
-    compiled = torch.compile(lambda asked, out: wm.gather(table, asked, out=out), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda requested, out: wm.gather(table, requested, out=out), backend="eager", fullgraph=True)
     for bad in (torch.zeros(3, 2), torch.zeros(2), torch.zeros(1, 2, device="meta")):
         with pytest.raises(Exception, match="(?i)wrong(value|device)"):
             compiled(indices, bad)
@@ -380,37 +380,37 @@ def test_outputs_that_do_not_fit_are_not_filled_by_repetition() -> None:
     assert compiled(indices, out) is out and out.all()
 
 
-def test_types_are_known_by_their_names_too(device: str) -> None:
+def test_dtypes_can_be_given_by_name(device: str) -> None:
     table, indices = filled(joined(device), torch.ones(5, 2)), torch.tensor([1], device=device)
-    compiled = traced(lambda asked: wm.gather(table, asked, dtype="float16"))
+    compiled = traced(lambda requested: wm.gather(table, requested, dtype="float16"))
     for rows in (wm.gather(table, indices, dtype="float16"), compiled(indices)):
         assert rows.dtype is torch.float16 and rows.all()
     out = torch.zeros(1, 2, dtype=torch.float16, device=device)
     assert wm.gather(table, indices, out=out, dtype="float16") is out and out.all()
-    with pytest.raises(errors.WrongValue, match="the output holds torch.float16, and torch.float32 was asked for"):
+    with pytest.raises(errors.WrongValue, match="the output has the type torch.float16, but `dtype` is torch.float32"):
         wm.gather(table, indices, out=out, dtype="float32")
     for other in ("half a float", np.float16, 5):
-        with pytest.raises(errors.WrongType, match="torch has no type called") as caught:
+        with pytest.raises(errors.WrongType, match="torch has no type `") as caught:
             wm.gather(table, indices, dtype=other)  # type: ignore[arg-type]
-        assert caught.value.hint == "give a name such as `float32`, or a `torch.dtype`"
+        assert caught.value.hint == "pass a name such as `float32`, or a `torch.dtype`"
 
 
-def test_what_is_no_array_is_no_tensor() -> None:
+def test_as_tensor_rejects_objects_that_are_not_arrays() -> None:
     comm = joined("cpu")
     table, window = filled(comm, torch.ones(5, 2)), comm.mem_alloc(16)
     for whole in (table, window, wholemem.ChunkedTensor(comm, (5, 2), "float32")):
-        with pytest.raises(errors.WrongType, match=f"no array of a `{type(whole).__name__}`") as caught:
+        with pytest.raises(errors.WrongType, match=f"a `{type(whole).__name__}` is not an array") as caught:
             wm.as_tensor(whole)
-        assert caught.value.hint == "give this rank's part of it: `local()`"
+        assert caught.value.hint == "pass this rank's part of it: `local()`"
     for other in (None, comm, [1.0]):
-        with pytest.raises(errors.WrongType, match="no array of a") as caught:
+        with pytest.raises(errors.WrongType, match="is not an array") as caught:
             wm.as_tensor(other)
-        assert caught.value.hint == "give an array of wholemem"
+        assert caught.value.hint == "pass an array of wholemem"
     for array in (table.local(), np.ones((5, 2)), torch.ones(5, 2), torch.ones(5, 2).__dlpack__()):
         assert wm.as_tensor(array).all()
 
 
-def test_bad_tensors_are_not_reduced() -> None:
+def test_bad_tensors_are_rejected() -> None:
     comm = joined("cpu")
     with pytest.raises(errors.WrongType, match="the operation is a `(RedOpType|ReduceOp)`") as caught:
         wm.all_reduce(comm, torch.ones(4), torch.distributed.ReduceOp.SUM)
@@ -424,40 +424,40 @@ def test_bad_tensors_are_not_reduced() -> None:
 
 
 @needs_cuda
-def test_a_tensor_of_another_device_is_refused() -> None:
+def test_a_tensor_on_another_device_is_rejected() -> None:
     table = filled(joined("cpu"), torch.ones(5, 2))
-    with pytest.raises(errors.WrongDevice, match="the tensor is on cuda:0, and the communicator on cpu") as caught:
+    with pytest.raises(errors.WrongDevice, match="the tensor is on cuda:0, but the communicator is on cpu") as caught:
         wm.gather(table, torch.tensor([0], device="cuda"))
     assert caught.value.hint == "move it to cpu first"
-    with pytest.raises(errors.WrongDevice, match="is on cpu, and the other tensor on cuda:0"):
+    with pytest.raises(errors.WrongDevice, match="is on cpu, but the other tensor is on cuda:0"):
         wm.scatter(table, torch.tensor([0], device="cuda"), torch.ones(1, 2))
 
 
-def test_what_is_gone_or_closed_is_told(device: str) -> None:
+def test_dropped_and_closed_objects_raise_closed(device: str) -> None:
     comm = joined(device)
     table = filled(comm, torch.ones(5, 2))
     handle, indices = table._handle, torch.tensor([0], device=device)
     assert table._handle == handle != comm._handle
-    with pytest.raises(errors.WrongType, match="is of a Communicator, and not of a WholeTensor"):
+    with pytest.raises(errors.WrongType, match="belongs to a Communicator, not a WholeTensor"):
         torch.ops.wholemem.gather(comm._handle, indices)
     del table
     gc.collect()
-    with pytest.raises(errors.Closed, match=f"the WholeTensor of handle {handle} is gone") as caught:
+    with pytest.raises(errors.Closed, match=f"the WholeTensor of handle {handle} was dropped") as caught:
         torch.ops.wholemem.gather(handle, indices)
-    assert caught.value.hint == "keep it as long as what was compiled with it runs"
+    assert caught.value.hint == "keep it alive while code that was compiled with it runs"
     comm.close()
     with pytest.raises(errors.Closed, match="the communicator is closed"):
         wm.all_reduce(comm, torch.ones(1, device=device))
 
 
-def test_importing_touches_no_driver_and_wholemem_no_torch() -> None:
+def test_importing_loads_no_driver_and_wholemem_imports_no_torch() -> None:
     ended = alone(
         """
         import sys, wholemem
         driver = lambda: "libcuda.so" in open("/proc/self/maps").read()
         assert "torch" not in sys.modules and not driver()
         import torch
-        loaded = driver()  # Where there is a GPU, torch loads it and leaves it alone.
+        loaded = driver()  # If there is a GPU, importing torch loads the driver.
         import wholemem.torch
         assert not torch.cuda.is_initialized() and driver() == loaded
         """
@@ -465,7 +465,7 @@ def test_importing_touches_no_driver_and_wholemem_no_torch() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_forked_worker_of_a_loader_is_told_and_its_parent_goes_on() -> None:
+def test_a_forked_data_loader_worker_gets_an_error() -> None:
     class Rows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
         def __init__(self, location: str) -> None:
             self.table = WholeTensor.create(joined("cpu"), (10, 2), "float32", location=location)
@@ -491,7 +491,7 @@ def test_a_forked_worker_of_a_loader_is_told_and_its_parent_goes_on() -> None:
 
 
 class Failing(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
-    """Rows that cannot be had."""
+    """A dataset whose rows cannot be read."""
 
     failures = (errors.BadIndex("no row", position=5), errors.PeerLost("rank 2 died", rank=2), errors.NotFound("no name"))
 
@@ -502,7 +502,7 @@ class Failing(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
         raise self.failures[index]
 
 
-def test_what_a_worker_of_a_loader_raises_is_raised_as_what_it_is() -> None:
+def test_data_loader_workers_preserve_the_exception_class() -> None:
     for index, error in enumerate(Failing.failures):
         loader = torch.utils.data.DataLoader(
             Failing(), sampler=[index], num_workers=1, multiprocessing_context="fork"
@@ -512,7 +512,7 @@ def test_what_a_worker_of_a_loader_raises_is_raised_as_what_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")
-def test_a_spawned_worker_of_a_loader_is_not_given_a_table() -> None:
+def test_a_table_cannot_be_sent_to_a_spawned_worker() -> None:
     table = WholeTensor.create(joined("cpu"), (10, 2), "float32")
     loader = torch.utils.data.DataLoader([table], num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(errors.WrongType, match="cannot pickle this `WholeTensor`") as caught:
@@ -521,20 +521,20 @@ def test_a_spawned_worker_of_a_loader_is_not_given_a_table() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-def test_tensors_that_are_not_what_they_seem_are_refused_by_all_calls() -> None:
+def test_fake_and_lazy_tensors_are_rejected_by_all_calls() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     comm = joined(torch.device("cpu"))
     with FakeTensorMode():
         fake = torch.ones(3)
     negative = (torch.ones(1, dtype=torch.complex64) * 2j).conj().imag
-    for tensor, says in (
+    for tensor, message in (
         (fake, "the array has no memory"),
-        (torch.ones(3, device="meta"), "does not give its memory away"),
-        (torch.nn.Parameter(torch.ones(3)), "does not give its memory away"),
-        (negative, "the tensor is the negative of what is in its memory"),
+        (torch.ones(3, device="meta"), "cannot be imported"),
+        (torch.nn.Parameter(torch.ones(3)), "cannot be imported"),
+        (negative, "the tensor is a lazily negated view of its memory"),
     ):
         for call in (comm.all_reduce, wholemem.asarray):
-            with pytest.raises(errors.WrongValue, match=says) as caught:
+            with pytest.raises(errors.WrongValue, match=message) as caught:
                 call(tensor)
             assert caught.value.hint

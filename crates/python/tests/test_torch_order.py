@@ -1,4 +1,4 @@
-"""The fixed order of rows that come to one place, and ``torch.use_deterministic_algorithms``, which asks for it."""
+"""The fixed order of scatters, and ``torch.use_deterministic_algorithms``, which requires it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import warnings
 from typing import Any, Iterator
 
 import pytest
-from torch_world import device, forget_what_was_compiled, limit, quiet, ranks, torch
-from world import each
+from torch_world import device, limit, quiet, ranks, reset_compiler, torch
+from launcher import run_ranks
 
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor, errors
 
-__all__ = ["device", "forget_what_was_compiled", "limit"]
+__all__ = ["device", "reset_compiler", "limit"]
 pytestmark = quiet
 
-HINT = 'give order="fixed", which is a call of all ranks'
+HINT = 'pass order="fixed", which is a collective call'
 PUTS = [wm.scatter, wm.scatter_add]
 
 
@@ -26,59 +26,59 @@ def joined(device: str) -> Communicator:
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """Only what comes out the same in every run."""
+    """Enables deterministic algorithms."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
-def given(rank: int, count: int = 2000) -> tuple[Any, Any]:
-    """Rows of which many go to one place, and whose sum tells in which order they were added."""
+def operand(rank: int, count: int = 2000) -> tuple[Any, Any]:
+    """Returns rows of which many go to one index, and whose sum depends on the order of additions."""
     of = torch.Generator().manual_seed(rank)
     return torch.randn(count, 8, generator=of), torch.randint(0, 4, (count,), generator=of)
 
 
 def added_in_order(size: int) -> Any:
-    """The sums of all ranks' rows, one row after the other."""
+    """Returns the sums of all ranks' rows, added row by row."""
     total = torch.zeros(4, 8)
     for rank in range(size):
-        for row, place in zip(*given(rank)):
+        for row, place in zip(*operand(rank)):
             total[place] += row
     return total
 
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("location", ["device", "host"])
-def test_sums_in_a_fixed_order_are_the_same_to_the_bit(location: str) -> None:
+def test_fixed_order_sums_are_bitwise_reproducible(location: str) -> None:
     expected = added_in_order(2)
 
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (4, 8), "float32", location=location)
-        wm.scatter_add(table, *reversed(given(comm.rank)), order="fixed")
+        wm.scatter_add(table, *reversed(operand(comm.rank)), order="fixed")
         comm.barrier()
         assert torch.equal(wm.gather(table, torch.arange(4)), expected)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_gradients_in_a_fixed_order_are_the_same_to_the_bit() -> None:
+def test_fixed_order_gradients_are_bitwise_reproducible() -> None:
     expected = added_in_order(2)
 
     def work(comm: Communicator) -> None:
         ours = wm.Embedding(WholeTensor.create(comm, (4, 8), "float32"), order="fixed")
-        weights, indices = given(comm.rank)
+        weights, indices = operand(comm.rank)
         ours(indices).mul(weights).sum().backward()
         comm.barrier()
         assert torch.equal(wm.gather(ours.grad, torch.arange(4)), expected)
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_the_last_row_of_the_last_rank_stays() -> None:
+def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (6, 2), "float32")
-        # The last rank has less to say, and what it says is said last.
+        # The last rank has fewer rows, and they are written last.
         indices = torch.tensor([5, 5, 1] if comm.rank == 0 else [5])
         values = torch.arange(len(indices))[:, None].expand(-1, 2) + 10.0 * comm.rank
         wm.scatter(table, indices, values, order="fixed")
@@ -87,10 +87,10 @@ def test_the_last_row_of_the_last_rank_stays() -> None:
         comm.barrier()
         assert wm.gather(table, torch.tensor([1, 5]))[:, 0].tolist() == [2, 10]
 
-    each(2, work)
+    run_ranks(2, work)
 
 
-def test_what_is_put_in_order_may_lie_in_any_way_and_is_converted(device: str) -> None:
+def test_fixed_order_inputs_may_be_strided_and_are_converted(device: str) -> None:
     table = WholeTensor.create(joined(device), (10, 3), "float32")
     numbers = torch.arange(6, device=device).reshape(2, 3)
     for indices in (numbers.T, numbers[:, 1].int(), numbers[0, 2]):
@@ -102,7 +102,7 @@ def test_what_is_put_in_order_may_lie_in_any_way_and_is_converted(device: str) -
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "float8_e4m3fn"])
-def test_rows_of_every_type_are_written_in_order(device: str, dtype: str) -> None:
+def test_fixed_order_scatters_support_every_type(device: str, dtype: str) -> None:
     table = WholeTensor.create(joined(device), (5, 2), dtype)
     rows, indices = torch.ones(1, 2, device=device).to(getattr(torch, dtype)), torch.tensor([3], device=device)
     wm.scatter(table, indices, rows, order="fixed")
@@ -113,7 +113,7 @@ def test_rows_of_every_type_are_written_in_order(device: str, dtype: str) -> Non
 
 @pytest.mark.parametrize("order", ["any", "fixed"])
 @pytest.mark.parametrize("name", ["scatter", "scatter_add"])
-def test_operators_with_an_order_are_as_they_say(device: str, name: str, order: str) -> None:
+def test_ordered_operators_pass_opcheck(device: str, name: str, order: str) -> None:
     table = WholeTensor.create(joined(device), (10, 4), "float32")
     arguments = table._handle, torch.ones(2, 4, device=device), torch.tensor([1, 2], device=device), order
     operator = getattr(torch.ops.wholemem, name).default
@@ -139,7 +139,7 @@ with wholemem.Communicator.from_env(device=device) as comm:
     for turn in range(2):
         before, loss = work(torch.full((2, 2), comm.rank + 1.0, device=device))
         assert (before == 2).all(), before
-        # Two rows of each rank, of which the first has ones and the other twos.
+        # Two rows of each rank: ones, then twos.
         assert loss.item() == 3 * 2 * 2 * (2 + 2 * 1 + 2 * 2), loss
         loss.backward()
     table.barrier(stream=torch.cuda.current_stream() if device == "cuda" else None)
@@ -149,12 +149,12 @@ with wholemem.Communicator.from_env(device=device) as comm:
 """
 
 
-def test_a_compiler_keeps_calls_of_all_ranks_in_their_order(device: str) -> None:
+def test_a_compiler_preserves_the_order_of_collectives(device: str) -> None:
     assert ranks(2, COMPILED, device).count("right") == 2
 
 
 @pytest.mark.parametrize("order", ["backwards", "", None, 1])
-def test_no_other_order_has_a_name(order: Any) -> None:
+def test_unknown_orders_are_rejected(order: Any) -> None:
     table = WholeTensor.create(joined("cpu"), (5, 2), "float32")
     values, indices = torch.ones(1, 2), torch.tensor([1])
     calls = [lambda put=put: put(table, indices, values, order=order) for put in PUTS]
@@ -162,38 +162,38 @@ def test_no_other_order_has_a_name(order: Any) -> None:
     if isinstance(order, str):
         calls += [lambda: torch.ops.wholemem.scatter(table._handle, values, indices, order)]
     for call in calls:
-        with pytest.raises(errors.WrongValue, match=f"^no order is called `{order}`") as caught:
+        with pytest.raises(errors.WrongValue, match=f"^the order `{order}` does not exist") as caught:
             call()
-        assert caught.value.hint == "it is `any`, or `fixed`: the same in every run, and a call of all ranks"
+        assert caught.value.hint == "use `any`, or `fixed`: the same result in every run, by a collective call"
     assert not wm.as_tensor(table.local()).any()
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_any_order_is_refused_where_all_runs_must_be_the_same(device: str) -> None:
+def test_any_order_is_rejected_with_deterministic_algorithms(device: str) -> None:
     table = WholeTensor.create(joined(device), (5, 2), "float32")
     values, indices = torch.ones(1, 2, device=device), torch.tensor([1], device=device)
-    with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order, which") as caught:
+    with pytest.raises(errors.Unsupported, match="^a scatter-add of float32 in any order is not deterministic, which") as caught:
         wm.scatter_add(table, indices, values)
     assert caught.value.hint == HINT
-    with pytest.raises(errors.Unsupported, match="^rows that are written to one place have no fixed order") as caught:
+    with pytest.raises(errors.Unsupported, match="^a scatter in any order is not deterministic") as caught:
         wm.scatter(table, indices, values)
     assert caught.value.hint == HINT
-    with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order") as caught:
+    with pytest.raises(errors.Unsupported, match="^a scatter-add of float32 in any order is not deterministic") as caught:
         wm.Embedding(table)(indices).sum().backward()
     assert caught.value.hint == HINT
     compiled = torch.compile(lambda: wm.scatter_add(table, indices, values), fullgraph=True, backend="aot_eager")
-    with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order"):
+    with pytest.raises(errors.Unsupported, match="^a scatter-add of float32 in any order is not deterministic"):
         compiled()
     assert not wm.gather(table, indices).any()
     torch.use_deterministic_algorithms(True, warn_only=True)
     for put in PUTS:
-        with pytest.warns(UserWarning, match="have no fixed order, which(.|\n)*hint: give order"):
+        with pytest.warns(UserWarning, match="is not deterministic, which(.|\n)*hint: pass order"):
             put(table, indices, values)
     assert (wm.gather(table, indices) == 2).all()
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_what_is_the_same_in_any_order_is_let_be(device: str) -> None:
+def test_order_independent_additions_are_accepted_with_deterministic_algorithms(device: str) -> None:
     comm, indices = joined(device), torch.tensor([1, 1], device=device)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -204,7 +204,7 @@ def test_what_is_the_same_in_any_order_is_let_be(device: str) -> None:
         ours = wm.Embedding(WholeTensor.create(comm, (5, 2), "float32", location="host"))
         ours(indices).sum().backward()
         assert wm.as_tensor(ours.grad.local())[1].tolist() == [2, 2]
-        # What cannot be added in any order is told as ever.
+        # Types that cannot be added raise the usual error.
         table = WholeTensor.create(comm, (5, 2), "float8_e4m3fn")
         with pytest.raises(errors.WrongType, match="cannot compute with float8_e4m3fn"):
             wm.scatter_add(table, indices, torch.ones(2, 2, device=device).to(torch.float8_e4m3fn))

@@ -1,4 +1,4 @@
-"""The way around torch's dispatcher: taken where nobody looks, and the same to those who do."""
+"""The fast path that bypasses torch's dispatcher: used if there are no observers, with the same results for observers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import weakref
 from typing import Any, Callable
 
 import pytest
-from torch_world import device, forget_what_was_compiled, limit, quiet, torch
-from world import run
+from torch_world import device, limit, quiet, reset_compiler, torch
+from launcher import run
 
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor, errors
 from wholemem.torch import ops
 from wholemem.torch.shortcut import SHORTCUT
 
-__all__ = ["device", "forget_what_was_compiled", "limit"]
+__all__ = ["device", "reset_compiler", "limit"]
 pytestmark = [quiet, pytest.mark.skipif(SHORTCUT is None, reason="torch does not tell how to look at tensors")]
 
 
 class NoOperators:
-    """Whoever calls an operator hears of it."""
+    """Fails if an operator is called."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was called by the operator")
@@ -43,19 +43,19 @@ def whole(device: str) -> Any:
     return torch.arange(60.0, device=device).reshape(20, 3)
 
 
-def test_nothing_is_between_python_and_the_call(
+def test_the_fast_path_bypasses_the_dispatcher(
     table: WholeTensor, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ops, "OPS", NoOperators())
     for indices in ([3, 1], [[5, 5, 7]], 4, []):
-        asked = torch.tensor(indices, dtype=torch.int64, device=device)
-        for kind in (asked, asked.int()):
-            assert torch.equal(wm.gather(table, kind), whole(device)[asked])
-            out = torch.full((*asked.shape, 3), 7.0, device=device)
-            assert wm.gather(table, kind, out=out) is out and torch.equal(out, whole(device)[asked])
+        requested = torch.tensor(indices, dtype=torch.int64, device=device)
+        for kind in (requested, requested.int()):
+            assert torch.equal(wm.gather(table, kind), whole(device)[requested])
+            out = torch.full((*requested.shape, 3), 7.0, device=device)
+            assert wm.gather(table, kind, out=out) is out and torch.equal(out, whole(device)[requested])
     one = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "int32")
     assert wm.gather(one, torch.tensor(2, device=device)).shape == ()
-    # What does not fit is left to the operator, which says why.
+    # Mismatched arguments go to the operator, which raises the error.
     for bad in (torch.zeros(2, 4, device=device), torch.zeros(3, 3, device=device), torch.zeros(2, device=device)):
         with pytest.raises(AssertionError, match="gather_into"):
             wm.gather(table, torch.tensor([1, 2], device=device), out=bad)
@@ -82,39 +82,39 @@ def test_modes_profilers_and_tracers_see_operators(table: WholeTensor, device: s
             return func(*args, **(kwargs or {}))
 
     for mode in (Functions, Operators):
-        for given, name in ((None, "gather"), (out, "gather_into")):
+        for operand, name in ((None, "gather"), (out, "gather_into")):
             seen.clear()
             with mode():
-                assert torch.equal(wm.gather(table, indices, out=given), whole(device)[indices])
-            told = [word for word in seen if word.split(".")[:2] == ["wholemem", name]]
-            assert len(told) == 1, (mode, name, seen)
+                assert torch.equal(wm.gather(table, indices, out=operand), whole(device)[indices])
+            reported = [word for word in seen if word.split(".")[:2] == ["wholemem", name]]
+            assert len(reported) == 1, (mode, name, seen)
 
     with torch.autograd.profiler.profile() as profile:
         wm.gather(table, indices)
     assert [event.name for event in profile.function_events].count("wholemem::gather") == 1
-    traced = torch.jit.trace(lambda asked: wm.gather(table, asked), (indices,))
+    traced = torch.jit.trace(lambda requested: wm.gather(table, requested), (indices,))
     assert torch.equal(traced(indices + 5), whole(device)[indices + 5])
 
 
-def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor, device: str) -> None:
+def test_tensor_subclasses_use_the_dispatcher(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([[2, 3], [5, 2]], device=device)
-    for dim, asked in enumerate((indices, indices.T)):
-        rows = torch.vmap(lambda asked: wm.gather(table, asked), in_dims=dim)(indices)
-        assert torch.equal(rows, whole(device)[asked])
-    both = torch.vmap(torch.vmap(lambda asked: wm.gather(table, asked, dtype=torch.float64), in_dims=1))(indices[None])
+    for dim, requested in enumerate((indices, indices.T)):
+        rows = torch.vmap(lambda requested: wm.gather(table, requested), in_dims=dim)(indices)
+        assert torch.equal(rows, whole(device)[requested])
+    both = torch.vmap(torch.vmap(lambda requested: wm.gather(table, requested, dtype=torch.float64), in_dims=1))(indices[None])
     assert torch.equal(both[0], whole(device)[indices.T].double())
     scale = torch.ones(3, device=device)
     grad = torch.func.grad(lambda scale: (wm.gather(table, indices) * scale).sum())(scale)
     assert torch.equal(grad, whole(device)[indices].sum((0, 1)))
-    same: Callable[[Any], Any] = torch.func.functionalize(lambda asked: wm.gather(table, asked))
+    same: Callable[[Any], Any] = torch.func.functionalize(lambda requested: wm.gather(table, requested))
     assert torch.equal(same(indices), whole(device)[indices])
-    # Of nothing, and a way from its beginning.
+    # A view with an offset into a storage without memory.
     zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
     with wm.FastAllreduce(0, 1, device=device) as fast:
         assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros))
 
 
-def test_many_tensors_of_indices_are_gathered_by_one_call(table: WholeTensor, device: str) -> None:
+def test_vmap_gathers_with_one_call(table: WholeTensor, device: str) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Operators(TorchDispatchMode):
@@ -125,16 +125,16 @@ def test_many_tensors_of_indices_are_gathered_by_one_call(table: WholeTensor, de
             return func(*args, **(kwargs or {}))
 
     with Operators() as mode:
-        torch.vmap(lambda asked: wm.gather(table, asked))(torch.arange(12, device=device).reshape(4, 3))
+        torch.vmap(lambda requested: wm.gather(table, requested))(torch.arange(12, device=device).reshape(4, 3))
     assert mode.seen.count("wholemem") == 1
 
 
-def test_it_is_the_function_that_it_stands_before(table: WholeTensor, device: str) -> None:
+def test_the_wrapper_behaves_like_the_wrapped_function(table: WholeTensor, device: str) -> None:
     function: Any = inspect.unwrap(wm.gather)
     assert inspect.isfunction(function) and inspect.signature(wm.gather) == inspect.signature(function)
     assert (wm.gather.__name__, wm.gather.__module__) == ("gather", ops.__name__)
     assert wm.gather.__doc__ == function.__doc__ and repr(wm.gather).startswith("<function gather at ")
-    assert "The rows that the indices name" in pydoc.render_doc(wm.gather)
+    assert "Gathers the rows that the indices name" in pydoc.render_doc(wm.gather)
     assert pickle.loads(pickle.dumps(wm.gather)) is wm.gather and copy.deepcopy(wm.gather) is wm.gather
     assert weakref.ref(wm.gather)() is wm.gather and inspect.getsource(wm.gather) == inspect.getsource(function)
     assert (wm.gather.__code__, wm.gather.__kwdefaults__) == (function.__code__, function.__kwdefaults__)
@@ -150,19 +150,19 @@ def test_it_is_the_function_that_it_stands_before(table: WholeTensor, device: st
     for arguments, named in (((table,), {}), ((table, indices, None), {}), ((table, indices), {"rows": 1})):
         with pytest.raises(TypeError, match=r"^gather\(\) .*argument"):
             wm.gather(*arguments, **named)
-    given = {"table": table, "indices": indices, "out": None, "dtype": None}
-    assert torch.equal(wm.gather(**given), whole(device)[indices])
+    operand = {"table": table, "indices": indices, "out": None, "dtype": None}
+    assert torch.equal(wm.gather(**operand), whole(device)[indices])
 
 
-def test_it_is_compiled_itself_and_within_others(table: WholeTensor, device: str) -> None:
+def test_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([4, 2], device=device)
-    for call in (wm.gather, lambda table, asked: wm.gather(table, asked), functools.partial(wm.gather)):
+    for call in (wm.gather, lambda table, requested: wm.gather(table, requested), functools.partial(wm.gather)):
         compiled = torch.compile(call, fullgraph=True, backend="eager")
         assert torch.equal(compiled(table, indices), whole(device)[indices])
-    assert torch._dynamo.explain(lambda asked: wm.gather(table, asked))(indices).graph_break_count == 0
+    assert torch._dynamo.explain(lambda requested: wm.gather(table, requested))(indices).graph_break_count == 0
 
 
-def test_who_wraps_it_is_compiled_too(table: WholeTensor, device: str) -> None:
+def test_functions_that_wrap_the_wrapper_can_be_compiled(table: WholeTensor, device: str) -> None:
     @functools.wraps(wm.gather)
     def scaled(*args: Any, **kwargs: Any) -> Any:
         return wm.gather(*args, **kwargs) * 10
@@ -178,42 +178,42 @@ def test_who_wraps_it_is_compiled_too(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([4, 2], device=device)
     for call, factor in ((scaled, 10), (Halved(wm.gather), 0.5), (Halved(scaled), 5), (functools.partial(scaled), 10)):
         assert torch.equal(call(table, indices), whole(device)[indices] * factor)
-        compiled = torch.compile(lambda asked: call(table, asked), fullgraph=True, backend="eager")
+        compiled = torch.compile(lambda requested: call(table, requested), fullgraph=True, backend="eager")
         assert torch.equal(compiled(indices), whole(device)[indices] * factor)
         torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         disabled = torch.compiler.disable(wm.gather)
-        torch.compile(lambda asked: disabled(table, asked), fullgraph=True, backend="eager")(indices)
+        torch.compile(lambda requested: disabled(table, requested), fullgraph=True, backend="eager")(indices)
 
 
-def test_importing_it_imports_no_compiler() -> None:
+def test_importing_loads_no_compiler() -> None:
     text = "import sys, wholemem.torch as wm; print('torch._dynamo' in sys.modules, type(wm.gather).__name__)"
     ended = run(text)
     assert (ended.stdout, ended.stderr) == ("False ShortGather\n", "")
 
 
-def test_a_tensor_whose_memory_was_freed_is_refused(table: WholeTensor, device: str) -> None:
+def test_a_tensor_with_freed_storage_is_rejected(table: WholeTensor, device: str) -> None:
     numbers = torch.arange(10, device=device)
     part, floats = numbers[4:8], torch.zeros(9, device=device)
     numbers.untyped_storage().resize_(0)
     rows, rest = floats[:6].reshape(2, 3), floats[3:]
     floats.untyped_storage().resize_(0)
-    asked = torch.tensor([1, 2], device=device)
+    requested = torch.tensor([1, 2], device=device)
     calls = [
         lambda: wm.gather(table, part),
-        lambda: wm.gather(table, asked, out=rows),
-        lambda: wm.scatter(table, asked, rows),
+        lambda: wm.gather(table, requested, out=rows),
+        lambda: wm.scatter(table, requested, rows),
         lambda: wm.all_reduce(Communicator.local(1, device=device)[0], rest),
     ]
     for call in calls:
         with pytest.raises(errors.WrongValue, match="has no memory") as caught:
             call()
-        assert caught.value.hint == "give one whose storage was not freed"
+        assert caught.value.hint == "pass a tensor whose storage was not freed"
     with wm.FastAllreduce(0, 1, device=device) as fast, pytest.raises(errors.WrongValue, match="has no memory"):
         fast.all_reduce(rest)
 
 
-def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTensor, device: str) -> None:
+def test_lazily_negated_views_are_resolved_or_rejected(table: WholeTensor, device: str) -> None:
     complexes = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "complex64")
     one = torch.ones(1, dtype=torch.complex64, device=device) * 3j
     negative = one.conj().imag
@@ -222,27 +222,27 @@ def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTens
     with wm.FastAllreduce(0, 1, device=device) as fast:
         assert fast.all_reduce(negative).item() == -3
         for tensor in (torch.ones(1, device=device), negative):
-            with pytest.raises(errors.WrongValue, match="the output is the negative of what is in its memory") as caught:
+            with pytest.raises(errors.WrongValue, match="the output is a lazily negated view of its memory") as caught:
                 fast.all_reduce(tensor, negative)
-            assert caught.value.hint == "give one that is no such view"
+            assert caught.value.hint == "pass a tensor that is not such a view"
     numbers = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "float32")
     numbers.write(0, torch.ones(4, device=device))
     version = negative._version
-    with pytest.raises(errors.WrongValue, match="the output is the negative"):
+    with pytest.raises(errors.WrongValue, match="the output is a lazily negated view"):
         wm.gather(numbers, indices, out=negative)
     assert negative.item() == -3 and negative._version == version
-    # Laid out by hand; and with gaps, as they are else.
+    # Built by hand; and with gaps, as torch creates them.
     many = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag
     for out in (many.as_strided((1, 3), (3, 1), 0), many[None]):
         assert out.is_neg() and out.is_contiguous() == (out.stride(1) == 1)
-        with pytest.raises(errors.WrongValue, match="the output is the negative"):
+        with pytest.raises(errors.WrongValue, match="the output is a lazily negated view"):
             wm.gather(table, indices, out=out)
-    with pytest.raises(errors.WrongValue, match="the output is the conjugate"):
+    with pytest.raises(errors.WrongValue, match="the output is a lazily conjugated view"):
         wm.gather(complexes, indices, out=one.conj())
     assert wm.gather(complexes, indices, out=one).item() == 0
 
 
-def test_tangents_are_not_left_beside_what_was_written(table: WholeTensor, device: str) -> None:
+def test_forward_ad_tangents_of_outputs_are_replaced(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     start = torch.zeros(2, 3, device=device), torch.ones(2, 3, device=device)
 
@@ -253,7 +253,7 @@ def test_tangents_are_not_left_beside_what_was_written(table: WholeTensor, devic
     assert torch.equal(rows, whole(device)[indices]) and not tangent.any()
 
 
-def test_what_is_refused_is_not_told_to_a_backward_pass(table: WholeTensor, device: str) -> None:
+def test_rejected_calls_do_not_bump_tensor_versions(table: WholeTensor, device: str) -> None:
     out, factor = torch.ones(4, 3, device=device), torch.ones(4, 3, device=device, requires_grad=True)
     product = (factor * out).sum()
     with pytest.raises(errors.WrongValue, match="must have the shape"):
@@ -262,17 +262,17 @@ def test_what_is_refused_is_not_told_to_a_backward_pass(table: WholeTensor, devi
     assert torch.equal(factor.grad, out)
 
 
-def test_nothing_is_made_for_indices_that_are_none(table: WholeTensor, device: str) -> None:
-    with pytest.raises(errors.WrongType, match="indices are int32 or int64"):
+def test_invalid_indices_allocate_no_output(table: WholeTensor, device: str) -> None:
+    with pytest.raises(errors.WrongType, match="indices must be int32 or int64"):
         wm.gather(table, torch.zeros(1, device=device).expand(1 << 40))
 
 
-def test_other_things_than_tables_are_told(table: WholeTensor, device: str) -> None:
+def test_wrong_argument_types_are_rejected(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     for other in (torch.ones(3, 3), table.local(), 7):
         with pytest.raises(errors.WrongType, match=f"the table is a `{type(other).__name__}`") as caught:
             wm.gather(other, indices)  # type: ignore[arg-type]
-        assert caught.value.hint == "give a `wholemem.WholeTensor`"
+        assert caught.value.hint == "pass a `wholemem.WholeTensor`"
     with pytest.raises(errors.WrongType, match="the communicator is a `WholeTensor`"):
         wm.all_reduce(table, torch.ones(3))  # type: ignore[arg-type]
     rows = torch.ones(2, 3, device=device)
@@ -287,12 +287,12 @@ def test_other_things_than_tables_are_told(table: WholeTensor, device: str) -> N
     for call in calls:
         with pytest.raises(errors.WrongType, match="is a `list`") as caught:
             call()
-        assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
-    with pytest.raises(errors.WrongDevice, match="is on cpu, and the other tensor on meta"):
+        assert caught.value.hint == "pass a tensor: `torch.as_tensor(...)`"
+    with pytest.raises(errors.WrongDevice, match="is on cpu, but the other tensor is on meta"):
         wm.gather(table, indices.to("meta"), out=torch.zeros(2, 3))
 
 
-def test_tracers_of_functions_see_a_call_with_an_output(table: WholeTensor, device: str) -> None:
+def test_function_modes_see_a_call_with_an_output(table: WholeTensor, device: str) -> None:
     from torch import fx
 
     class Filling(torch.nn.Module):  # type: ignore[misc]
@@ -305,7 +305,7 @@ def test_tracers_of_functions_see_a_call_with_an_output(table: WholeTensor, devi
     assert torch.equal(graph(indices, out), whole(device)[indices])
 
 
-def test_an_output_over_its_indices_is_refused(device: str) -> None:
+def test_an_output_overlapping_its_indices_is_rejected(device: str) -> None:
     numbers = WholeTensor.create(Communicator.local(1, device=device)[0], (9,), "int64")
     numbers.write(0, torch.arange(9, device=device) * 10)
     both = torch.tensor([3, 1, 2, 5], device=device)
@@ -314,14 +314,14 @@ def test_an_output_over_its_indices_is_refused(device: str) -> None:
     assert caught.value.hint == "use a separate output buffer"
     assert both.tolist() == [3, 1, 2, 5]
     assert wm.gather(numbers, both, out=both).tolist() == [30, 10, 20, 50]
-    # Who looks meanwhile sees it once: indices that are overwritten do not serve again.
+    # An observer that is active during the call sees it once: overwritten indices cannot be used again.
     with torch.autograd.forward_ad.dual_level():
         again = torch.tensor([0, 3], device=device)
         numbers.write(0, torch.arange(1, 10, device=device) % 9)
         assert wm.gather(numbers, again, out=again).tolist() == [1, 4]
 
 
-def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device: str) -> None:
+def test_writes_to_outputs_bump_tensor_versions(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     for direct in (True, False):
         out = torch.ones(2, 3, device=device)
@@ -334,13 +334,13 @@ def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device:
             product.backward()
 
 
-def test_an_output_that_wants_a_gradient_is_refused(table: WholeTensor, device: str) -> None:
+def test_an_output_that_requires_a_gradient_is_rejected(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([1, 2], device=device)
     weight = torch.nn.Parameter(torch.zeros(2, 3, device=device))
     for out in (weight, weight * 2):
         with pytest.raises(errors.Unsupported, match="the output requires a gradient") as caught:
             wm.gather(table, indices, out=out)
-        assert caught.value.hint == "give it by `detach()`, or under `torch.no_grad()`"
+        assert caught.value.hint == "pass `tensor.detach()`, or use `torch.no_grad()`"
     with torch.no_grad():
         assert torch.equal(wm.gather(table, indices, out=weight), whole(device)[indices])
     weight.detach().zero_()

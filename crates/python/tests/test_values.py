@@ -1,4 +1,4 @@
-"""The values of arrays: printed, indexed, compared and converted as numpy does, and without numpy not at all."""
+"""The values of arrays: printing, indexing, comparison and conversion through numpy, and errors without numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_fake_gpu import on_a_gpu
-from world import run
+from launcher import run
 
 import wholemem
 from wholemem import Array, Communicator, WholeTensor, errors
@@ -41,19 +41,19 @@ KEYS: list[Any] = [
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_basic_indexing_selects_the_view_that_numpy_selects(key: Any) -> None:
+def test_basic_indexing_matches_numpy(key: Any) -> None:
     whole = np.arange(60, dtype=np.int32).reshape(4, 3, 5)
-    for given in (whole, whole[::-1], whole.transpose(2, 0, 1)):
-        if given.shape[0] == 5 and isinstance(key, tuple) and len(key) == 4:
+    for operand in (whole, whole[::-1], whole.transpose(2, 0, 1)):
+        if operand.shape[0] == 5 and isinstance(key, tuple) and len(key) == 4:
             continue
-        found, expected = wholemem.asarray(given)[key], given[key]
+        found, expected = wholemem.asarray(operand)[key], operand[key]
         assert isinstance(found, Array) and found.shape == expected.shape
         np.testing.assert_array_equal(found.numpy(), expected)
-        # A view: what is written to one is seen in the other.
+        # A view: writes are visible in both.
         if expected.size:
             found.numpy()[...] = -1
-            assert (given[key] == -1).all()
-            given[...] = np.arange(60).reshape(given.shape)
+            assert (operand[key] == -1).all()
+            operand[...] = np.arange(60).reshape(operand.shape)
 
 
 def test_one_element_is_a_number() -> None:
@@ -64,40 +64,40 @@ def test_one_element_is_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "says"),
+    ("key", "kind", "message"),
     [
         (4, errors.BadIndex, "index 4 is out of range for a dimension of 4 elements"),
         ((0, -4), errors.BadIndex, "index -4 is out of range for a dimension of 3 elements"),
         ((0, 0, 0), errors.BadIndex, "3 indices and 0 ellipses do not fit 2 dimensions"),
         ((..., ...), errors.BadIndex, "2 ellipses"),
-        (1.5, errors.WrongType, "an array is not indexed by a `float`"),
-        ("a", errors.WrongType, "an array is not indexed by a `str`"),
-        (True, errors.WrongType, "an array is not indexed by a `bool`"),
-        ([0, 1], errors.WrongType, "an array is not indexed by a `list`"),
-        (np.array([0, 1]), errors.WrongType, "an array is not indexed by a `ndarray`"),
+        (1.5, errors.WrongType, "an array cannot be indexed by a `float`"),
+        ("a", errors.WrongType, "an array cannot be indexed by a `str`"),
+        (True, errors.WrongType, "an array cannot be indexed by a `bool`"),
+        ([0, 1], errors.WrongType, "an array cannot be indexed by a `list`"),
+        (np.array([0, 1]), errors.WrongType, "an array cannot be indexed by a `ndarray`"),
     ],
     ids=str,
 )
-def test_other_indices_are_refused(key: Any, kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
+def test_unsupported_indices_are_rejected(key: Any, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
         wholemem.zeros((4, 3), "float32")[key]
     assert (caught.value.hint is not None) == (kind is errors.WrongType)
 
 
-def test_numbers_are_had_as_numpy_gives_them() -> None:
+def test_conversions_to_numbers_match_numpy() -> None:
     array = ours([[1, 2], [3, 4]])
     assert array.tolist() == [[1, 2], [3, 4]] and [row.tolist() for row in array] == array.tolist()
     assert list(ours([1.5, 2.5])) == [1.5, 2.5] and len(array) == 2 and 3 in array[1]
     one = ours([[2.75]])
     assert (one.item(), float(one), int(one), bool(one)) == (2.75, 2.75, 2, True)
     assert not ours([0]) and wholemem.zeros((), "int8").item() == 0
-    with pytest.raises(errors.WrongValue, match="an array of 4 elements is no single number"):
+    with pytest.raises(errors.WrongValue, match="an array of 4 elements cannot be converted to a number"):
         array.item()
     with pytest.raises(errors.WrongValue, match="an array of 4 elements"):
         float(array)
     with pytest.raises(ValueError, match="ambiguous"):
         bool(array)
-    with pytest.raises(errors.WrongType, match="a single number has no length"):
+    with pytest.raises(errors.WrongType, match="an array without dimensions has no length"):
         iter(wholemem.zeros((), "int8"))
 
 
@@ -116,20 +116,20 @@ def test_printing_shows_values() -> None:
     assert repr(ours([1]).as_readonly()) == "Array([1], shape=(1,), dtype=int64, device=cpu, readonly)"
     assert "..." in repr(wholemem.zeros((1000, 1000), "int8"))
     assert str(wholemem.zeros((2, 2), "bool")).startswith("Array([[False, False],\n       [False, False]], ")
-    # numpy has no such type, and its bits would not be its values.
+    # numpy does not have this type, and must not show its bits as values.
     assert repr(wholemem.zeros(2, "float8_e5m2")) == "Array(shape=(2,), dtype=float8_e5m2, device=cpu)"
-    with pytest.raises(errors.Unsupported, match="numpy has no type like float8_e5m2"):
+    with pytest.raises(errors.Unsupported, match="numpy has no type float8_e5m2"):
         wholemem.zeros(2, "float8_e5m2").tolist()
 
 
-def test_values_of_bfloat16_are_those_of_float32() -> None:
+def test_bfloat16_values_are_converted_to_float32() -> None:
     array = wholemem.zeros((2, 3), "bfloat16")
     array.memoryview().cast("B").cast("H")[1] = 0xBFC0
     assert array.tolist() == [[0, -1.5, 0], [0, 0, 0]] and array[0, 1] == -1.5 and (array == -1.5).sum() == 1
     assert repr(array[0]) == "Array([ 0. , -1.5,  0. ], shape=(3,), dtype=bfloat16, device=cpu)"
 
 
-def test_a_whole_tensor_in_host_memory_is_an_array_of_numpy() -> None:
+def test_numpy_imports_a_table_in_host_memory() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (4, 3), "float32")
     whole = np.asarray(table)
@@ -149,10 +149,10 @@ def test_a_whole_tensor_in_host_memory_is_an_array_of_numpy() -> None:
     [thread.join() for thread in threads]
     with pytest.raises(errors.Error) as caught:
         np.asarray(made[0])
-    assert caught.value.hint == "rows of several chunks are no array: take those of each rank by `rows_of`"
+    assert caught.value.hint == "a chunked table is not one range of addresses: use `rows_of` for each rank"
 
 
-def test_without_numpy_it_is_said_what_is_missing() -> None:
+def test_an_error_names_numpy_if_it_is_missing() -> None:
     text = """
     import sys
     sys.modules["numpy"] = None
@@ -166,12 +166,12 @@ def test_without_numpy_it_is_said_what_is_missing() -> None:
             print(error)
     """
     ended = run(text)
-    said = "the values of an array are read by numpy, which is not installed\nhint: install numpy, or take the array with torch\n"
-    assert (ended.stdout, ended.stderr) == ("Array(shape=(2, 3), dtype=float32, device=cpu) (3,) 2\n" + 3 * said, "")
+    output = "reading the values of an array requires numpy, which is not installed\nhint: install numpy, or use torch: `torch.from_dlpack(array)`\n"
+    assert (ended.stdout, ended.stderr) == ("Array(shape=(2, 3), dtype=float32, device=cpu) (3,) 2\n" + 3 * output, "")
 
 
 def test_values_of_a_gpu_are_copied_to_the_host(tmp_path: Path) -> None:
-    said = on_a_gpu(
+    output = on_a_gpu(
         tmp_path,
         """
 other = wholemem.WholeTensor.create(comm, (2, 4), "float32", location="host")
@@ -185,12 +185,12 @@ print(wholemem.WholeTensor.create(comm, (1 << 20, 4), "float32").local())
 refused(errors.Unsupported, lambda: np.asarray(table))
 """,
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "cuda:0 [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]] 7.0 [[6.0, 7.0], [2.0, 3.0]] True",
         "Array([1., 2., 3., 4.], shape=(4,), dtype=float32, device=cuda:0)",
         "Array(shape=(1048576, 4), dtype=float32, device=cuda:0)",
-        "numpy does not reach memory of cuda:0",
-        "hint: take it with torch or CuPy: `torch.from_dlpack(array)`",
+        "numpy cannot access memory on cuda:0",
+        "hint: use torch or CuPy: `torch.from_dlpack(array)`",
     ]
 
 
@@ -202,15 +202,15 @@ def test_a_step_beyond_the_array_selects_one_element(step: int) -> None:
 
 
 @pytest.mark.parametrize("address", [0, 2**64 - 8])
-def test_an_interface_without_memory_is_refused(address: int) -> None:
+def test_an_array_interface_without_memory_is_rejected(address: int) -> None:
     class Nowhere:
         __array_interface__ = {"version": 3, "data": (address, False), "typestr": "<i8", "shape": (4,)}
 
-    with pytest.raises(errors.WrongValue, match="says that it lies at"):
+    with pytest.raises(errors.WrongValue, match="has the invalid address"):
         wholemem.asarray(Nowhere())
 
 
-def test_a_mask_is_refused_with_what_to_do() -> None:
+def test_a_mask_is_rejected_with_a_hint() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (3, 2), "float32")
     with pytest.raises(errors.WrongType) as raised:
@@ -227,5 +227,5 @@ def test_indices_that_change_while_they_are_read_are_an_error() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     table = WholeTensor.create(comm, (3, 2), "float32")
     indices: list[Any] = [Shrinks(), 1, 2]
-    with pytest.raises(errors.WrongValue, match="3 indices were 2 when they were read"):
+    with pytest.raises(errors.WrongValue, match="expected 3 indices, but the sequence had 2"):
         table.gather(indices)

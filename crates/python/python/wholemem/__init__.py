@@ -1,12 +1,12 @@
 """One memory over many GPUs, processes and threads.
 
-Importing this touches no driver and starts nothing. Every rank joins a :class:`Communicator`; through it, ranks make a
-:class:`WholeTensor`, whose rows are divided among them and gathered by all, or a :class:`Window`, which every rank has,
-and through which they reduce and exchange. All memory is an :class:`Array` to Python, which numpy, torch, CuPy and JAX
-take and give without a copy. Arrays that are to outlive the process that made them, and to be had by others, are put into
-a :mod:`~wholemem.store`.
+Importing the package loads no driver and starts no thread. Every rank joins a :class:`Communicator`. Through it, ranks create
+a :class:`WholeTensor`, whose rows are divided among the ranks and gathered by all of them, or a :class:`Window`, of which every
+rank has a part and over which collectives run. Memory is an :class:`Array` in Python, which numpy, torch, CuPy and JAX import
+and export without a copy. Arrays that other processes use, or that outlive the process that created them, are put into a
+:mod:`~wholemem.store`.
 
-Threads can be ranks too, as here:
+In this example the ranks are threads:
 
 >>> import numpy, threading, wholemem
 >>> def run(comm):

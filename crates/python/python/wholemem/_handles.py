@@ -1,18 +1,18 @@
-"""Numbers for objects: torch's operators take numbers and tensors, and no other objects.
+"""Integer handles of objects, because torch operators accept only tensors and plain values.
 
-Handles are weak references: an object is found by its number as long as something else keeps it.
+Handles are weak references: a handle resolves to its object while the object is alive.
 
 >>> class Table: pass
 >>> table = Table()
->>> number = give(table)
+>>> number = register(table)
 >>> find(number, Table) is table
 True
 >>> del table
 >>> find(number, Table)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-wholemem.errors.Closed: the Table of handle ... is gone
-hint: keep it as long as what was compiled with it runs
+wholemem.errors.Closed: the Table of handle ... was dropped
+hint: keep it alive while code that was compiled with it runs
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 
 from .errors import Closed, WrongType
 
-__all__ = ["find", "give"]
+__all__ = ["find", "register"]
 
 T = TypeVar("T")
 
@@ -31,21 +31,37 @@ _numbers = count(1)
 _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-def give(object: Any) -> int:
-    """Gives an object a number that no other object has."""
+def register(object: Any) -> int:
+    """Assigns a handle to an object. Handles are never reused.
+
+    Args:
+        object: The object, of a class that supports weak references.
+
+    Returns:
+        The handle.
+    """
     number = next(_numbers)
     _objects[number] = object
     return number
 
 
 def find(handle: int, kind: type[T]) -> T:
-    """The object of a number."""
-    found = _objects.get(handle)
-    if found is None:
+    """Returns the object of a handle.
+
+    Args:
+        handle: The handle.
+        kind: The class of the object.
+
+    Raises:
+        Closed: The object was dropped.
+        WrongType: The object is not an instance of ``kind``.
+    """
+    object = _objects.get(handle)
+    if object is None:
         raise Closed(
-            f"the {kind.__name__} of handle {handle} is gone",
-            hint="keep it as long as what was compiled with it runs",
+            f"the {kind.__name__} of handle {handle} was dropped",
+            hint="keep it alive while code that was compiled with it runs",
         )
-    if not isinstance(found, kind):
-        raise WrongType(f"handle {handle} is of a {type(found).__name__}, and not of a {kind.__name__}")
-    return found
+    if not isinstance(object, kind):
+        raise WrongType(f"handle {handle} belongs to a {type(object).__name__}, not a {kind.__name__}")
+    return object

@@ -1,4 +1,4 @@
-"""The native half of the package. Its parts are used by the names they have in ``wholemem``."""
+"""The native half of the package ``wholemem``, which re-exports its public names."""
 
 from os import PathLike
 from types import TracebackType
@@ -28,11 +28,11 @@ _Ints = Union[int, list[int], tuple[int, ...], range]
 
 @final
 class Array:
-    """A view of memory that keeps its owner, and that every framework takes without a copy.
+    """A view of memory that keeps its owner alive and that every framework imports without a copy.
 
-    Ints and slices in ``[]`` select views, or a number; ``==``, ``bool``, iteration and printing are numpy's, which has to be
-    installed for them. Values of a GPU's array are copied to the host, and the call waits for the work that uses the array; one of
-    more than 1 MiB is printed without its values.
+    Ints and slices in ``[]`` select views, or a number. ``==``, ``bool``, iteration and printing require numpy. Values on a
+    GPU are copied to the host, and the call waits for the work that uses the array. An array on a GPU with more than 1 MiB is
+    printed without its values.
 
     >>> import numpy, wholemem
     >>> array = wholemem.zeros((2, 3), "float32")
@@ -48,49 +48,65 @@ class Array:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many elements there are in each dimension."""
+        """The length of each dimension."""
     @property
     def stride(self) -> tuple[int, ...]:
-        """How many elements lie from one to the next in each dimension."""
+        """The stride of each dimension, in elements."""
     @property
     def dtype(self) -> str:
-        """The type of the elements, by numpy's name: ``float32``; also ``bfloat16`` and ``float8_e4m3fn``."""
+        """The name of the element type, as in numpy: ``float32``; also ``bfloat16`` and ``float8_e4m3fn``."""
     @property
     def device(self) -> str:
-        """Where the memory is: ``cpu``, or ``cuda:0`` and so on."""
+        """The device of the memory: ``cpu``, ``cuda:0`` and so on."""
     @property
     def readonly(self) -> bool:
-        """Whether the elements must not be written."""
+        """Whether the array is read-only."""
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
     @property
     def itemsize(self) -> int:
-        """How many bytes an element takes."""
+        """The size of an element in bytes."""
     @property
     def nbytes(self) -> int:
-        """How many bytes all elements take, without gaps."""
+        """The size of all elements in bytes, without gaps."""
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements follow each other without gaps, the last dimension fastest."""
+        """Whether the elements are contiguous, the last dimension fastest."""
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """Returns the address of the first element."""
     def numpy(self) -> Any:
-        """The array as numpy has it, without a copy."""
+        """Returns a numpy array of the same memory.
+
+        Raises:
+            wholemem.errors.Unsupported: The memory is on a GPU, or numpy does not have the element type.
+        """
     def memoryview(self) -> memoryview:
-        """The array as a buffer of Python, without a copy."""
+        """Returns a ``memoryview`` of the same memory.
+
+        Raises:
+            wholemem.errors.Unsupported: The memory is on a GPU.
+            wholemem.errors.WrongStride: The array is not contiguous.
+        """
     def as_readonly(self) -> Array:
-        """The same memory, of which frameworks are told that they must not write it."""
+        """Returns an array of the same memory that is exported as read-only."""
     def lent(self) -> Array:
-        """The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises
-        not to. By DLPack an array of an object is given as it is then, not in a copy-on-write map."""
+        """Returns an array of the same memory for a framework without a read-only flag, such as JAX. The caller promises not to
+        write to it.
+
+        DLPack then exports a read-only object directly instead of as a copy-on-write map.
+        """
     def item(self) -> Any:
-        """The only element, as a number of Python. A GPU's is copied to the host."""
+        """Returns the only element as a Python number. An element on a GPU is copied to the host.
+
+        Raises:
+            wholemem.errors.WrongValue: The array does not have exactly one element.
+        """
     def tolist(self) -> Any:
-        """The elements as numbers of Python, in lists of lists. A GPU's are copied to the host."""
+        """Returns the elements as nested lists of Python numbers. Elements on a GPU are copied to the host."""
     def __getitem__(self, key: Any) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __float__(self) -> float: ...
@@ -116,13 +132,41 @@ class Array:
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 def zeros(shape: Union[int, Sequence[int]], dtype: Any) -> Array:
-    """New memory of this process, zero."""
+    """Creates an array of zeros in host memory.
+
+    Args:
+        shape: The length of each dimension, or one int.
+        dtype: The element type: a name such as ``float32``, or a dtype of numpy or torch.
+
+    Returns:
+        A writable array.
+
+    Raises:
+        wholemem.errors.OutOfMemory: The memory cannot be allocated.
+        wholemem.errors.WrongType: The element type does not exist.
+        wholemem.errors.WrongValue: The shape has a negative or too large length.
+    """
 
 def asarray(object: Any) -> Array:
-    """A view of an array of any framework, or of a buffer of Python, without a copy."""
+    """Returns a view of an array of any framework, or of a buffer, without a copy.
+
+    Args:
+        object: An object with DLPack, the buffer protocol or numpy's array interface.
+
+    Returns:
+        An array that keeps ``object`` alive.
+
+    Raises:
+        wholemem.errors.Unsupported: The object uses a DLPack version that is not supported.
+        wholemem.errors.WrongType: The object is not an array, or its element type is not supported.
+        wholemem.errors.WrongValue: The array cannot be imported, for example because it has no memory.
+    """
 
 def element_types() -> list[tuple[str, bool, Optional[str]]]:
-    """The types of a tensor's elements: name, whether they are numbers, and the format of the buffer protocol, if there is one.
+    """Lists the element types of tables: name, whether the type supports arithmetic, and the format of the buffer protocol.
+
+    Returns:
+        One tuple for each type. The format is ``None`` if the buffer protocol has none.
 
     >>> from wholemem._native import element_types
     >>> [row for row in element_types() if row[0] in ("float32", "bfloat16", "bool")]
@@ -130,11 +174,15 @@ def element_types() -> list[tuple[str, bool, Optional[str]]]:
     """
 
 def unique_id() -> str:
-    """What ranks find each other by: made by one of them, and passed on to the others."""
+    """Creates a unique id, by which ranks join one group. One rank calls it and sends the id to the others.
+
+    Returns:
+        The id as text. It contains a secret.
+    """
 
 @final
 class Exchange:
-    """How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does.
+    """Reads tensors of a framework through DLPack's C exchange API, without calls into Python.
 
     >>> from wholemem._native import Exchange
     >>> Exchange.of(bytes) is None
@@ -143,27 +191,103 @@ class Exchange:
 
     @staticmethod
     def of(kind: type, *others: type) -> Optional[Exchange]:
-        """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood."""
+        """Opens the exchange API of a framework.
+
+        Args:
+            kind: The tensor class, which publishes ``__dlpack_c_exchange_api__``.
+            others: Further classes whose tensors are accepted.
+
+        Returns:
+            The exchange API for instances of exactly these classes; ``None`` if the framework does not publish a supported
+            version, or if the classes publish different ones.
+        """
     def gather(self, table: WholeTensor, indices: Any, out: Any) -> None:
-        """Gathers rows of a table into a tensor, and converts them to its type."""
+        """Gathers rows of a table into a tensor, and converts them to its type.
+
+        Args:
+            table: The table.
+            indices: A tensor of int32 or int64.
+            out: The output tensor.
+
+        Raises:
+            wholemem.errors.BadIndex: An index is outside the table.
+            wholemem.errors.WrongDevice: A tensor is on another device.
+            wholemem.errors.WrongType: The types cannot be converted.
+            wholemem.errors.WrongValue: ``out`` has another shape.
+        """
     def scatter(self, table: WholeTensor, indices: Any, values: Any, add: bool, order: str) -> None:
-        """Writes rows of a table, or adds to them, converted to its type."""
+        """Writes or adds rows to a table, converted to its type.
+
+        Args:
+            table: The table.
+            indices: A tensor of int32 or int64.
+            values: One row for each index.
+            add: Whether to add instead of write.
+            order: ``any`` or ``fixed``.
+
+        Raises:
+            wholemem.errors.BadIndex: An index is outside the table.
+            wholemem.errors.WrongDevice: A tensor is on another device.
+            wholemem.errors.WrongType: The types cannot be converted.
+            wholemem.errors.WrongValue: ``values`` has another shape, or the order does not exist.
+        """
     def all_reduce(self, comm: Communicator, input: Any, output: Any, op: str) -> None:
-        """Reduces a tensor of all ranks to another, or in its place."""
+        """Reduces tensors over all ranks.
+
+        Args:
+            comm: The communicator.
+            input: The tensor of this rank.
+            output: The output tensor, which may be ``input``.
+            op: The name of the operation.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
     def all_gather(self, comm: Communicator, input: Any, output: Any) -> None:
-        """Gives every rank's tensor to all ranks."""
+        """Concatenates the tensors of all ranks along a new first dimension.
+
+        Args:
+            comm: The communicator.
+            input: The tensor of this rank.
+            output: The output tensor.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
     def broadcast(self, comm: Communicator, input: Any, output: Any, root: int) -> None:
-        """Gives the root's tensor to all ranks."""
+        """Copies the root's tensor to all ranks.
+
+        Args:
+            comm: The communicator.
+            input: The tensor that the root sends.
+            output: The output tensor.
+            root: The rank whose tensor is copied.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
 
 @final
 class Shortcut:
-    """The way around the dispatcher of a framework.
+    """Runs gathers and all-reduces of a framework's tensors without its dispatcher.
 
-    It is for tensors that ``exchange`` knows, of the ``types``, and while nobody looks: neither ``first``, who are asked before a call
-    is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or the names of a
-    module, one of them, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
-    memory, and ``written`` is told which were written. ``new`` is a function that makes one of a size, strides, a type and a device's
-    number, and, if there are such, two that do without the number, for the processor and for the GPU whose number the last one tells.
+    A call takes the fast path only if no observer (mode, profiler, tracer) is active and the tensors are plain: of the classes
+    that ``exchange`` accepts, contiguous and without lazy negation.
+
+    Args:
+        exchange: Reads the tensors.
+        checked_before: Observers that are checked before a call. Each is a function that returns whether the observer is active,
+            or a tuple of a module's ``__dict__``, the name of a variable and the value it has while the observer is inactive.
+        checked_during: Observers that are checked while a call runs, because they may see it again. As ``checked_before``.
+        types: The framework's dtypes that are supported.
+        is_negated: A function that returns whether a tensor is a lazily negated view of its memory.
+        factories: A function that creates a tensor from size, strides, dtype and device number (-1 for the CPU), and ``None``
+            or a tuple of two functions without the device number, for the CPU and for the current GPU, and one that returns the
+            number of the current GPU.
+        mark_written: A function that is called with a tuple of the tensors that were written.
 
     >>> from wholemem._native import Shortcut
     >>> callable(Shortcut.gather)
@@ -174,24 +298,46 @@ class Shortcut:
         cls,
         exchange: Exchange,
         *,
-        first: Sequence[Union[Callable[[], Any], tuple[dict[str, Any], str, Any]]],
-        then: Sequence[Union[Callable[[], Any], tuple[dict[str, Any], str, Any]]],
+        checked_before: Sequence[Union[Callable[[], Any], tuple[dict[str, Any], str, Any]]],
+        checked_during: Sequence[Union[Callable[[], Any], tuple[dict[str, Any], str, Any]]],
         types: Sequence[Any],
-        is_other: Callable[[Any], Any],
-        new: tuple[Callable[..., Any], Optional[tuple[Callable[..., Any], Callable[..., Any], Callable[[], int]]]],
-        written: Callable[[tuple[Any, ...]], Any],
+        is_negated: Callable[[Any], Any],
+        factories: tuple[Callable[..., Any], Optional[tuple[Callable[..., Any], Callable[..., Any], Callable[[], int]]]],
+        mark_written: Callable[[tuple[Any, ...]], Any],
     ) -> Shortcut: ...
     def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
-        """The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual."""
+        """Gathers rows of a table without the dispatcher.
+
+        Args:
+            table: A :class:`wholemem.WholeTensor`.
+            indices: A tensor of int32 or int64.
+            out: The output tensor; ``None`` creates one.
+            dtype: The requested dtype; ``None`` is the dtype of the table.
+
+        Returns:
+            The rows, or ``None`` if the call must go through the dispatcher.
+        """
     def all_reduce(self, comm: Communicator, input: Any, output: Any) -> bool:
-        """Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher. Returns ``False`` and does
-        nothing if the tensors differ in shape or type, or if they are not plain strided tensors."""
+        """Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher.
+
+        Args:
+            comm: The communicator.
+            input: The tensor of this rank.
+            output: The output tensor, which may be ``input``.
+
+        Returns:
+            ``False``, without any effect, if the tensors differ in shape or type or are not plain strided tensors.
+        """
 
 @final
 class ShortGather:
-    """A gather that goes the short way where it can, and else calls the function that goes the long one.
+    """A gather function that takes the fast path if possible, and otherwise calls the wrapped Python function.
 
-    To those who hold it it is that function: it binds, pickles and is described as one.
+    It binds, pickles and is documented like the wrapped function.
+
+    Args:
+        shortcut: The fast path.
+        function: The function that goes through the dispatcher.
 
     >>> from wholemem._native import ShortGather
     >>> callable(ShortGather)
@@ -204,37 +350,51 @@ class ShortGather:
     def __get__(self, instance: Any, owner: Any = None) -> Any: ...
 
 class ShortReduction:
-    """Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one, and has the ranks as
-    ``comm``.
+    """Base class for sums over all ranks that take the fast path if possible.
+
+    A subclass has the communicator as ``comm``, and the method ``_all_reduce``, which goes through the dispatcher.
 
     >>> from wholemem._native import ShortReduction
     >>> class Sums(ShortReduction):
     ...     def _all_reduce(self, tensor, out):
-    ...         return "the long way"
+    ...         return "dispatched"
     >>> Sums().all_reduce(None)
-    'the long way'
+    'dispatched'
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
     def all_reduce(self, tensor: Tensor, out: Optional[Tensor] = None) -> Tensor:
-        """The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
+        """Returns the sum of all ranks' tensors. All ranks call it.
 
-        The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
-        ranks, is read where it is; others are copied on the way.
+        The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read in place; other tensors are
+        staged. torch does not see the call: it is not differentiable, and autograd does not notice that ``out`` was overwritten.
+        Use :func:`wholemem.torch.all_reduce` for training and in compiled code.
 
-        torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
-        told that it is gone. :func:`wholemem.torch.all_reduce` is for training, and for what is compiled.
+        Args:
+            tensor: The tensor of this rank.
+            out: The output tensor, of the same shape. It may be ``tensor``. ``None`` creates one.
+
+        Returns:
+            ``out``, or the new tensor.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
         """
-    def _go_short(self, shortcut: Shortcut) -> None:
-        """Goes the short way from now on."""
+    def _use_shortcut(self, shortcut: Shortcut) -> None:
+        """Enables the fast path.
+
+        Args:
+            shortcut: The fast path of this process.
+        """
 
 @final
 class Communicator:
     """A rank's membership in a group of ranks, each with a device.
 
-    Ranks are processes as a rule, or threads of one. What they do together, all of them call, in the same order. A rank
-    that dies or does not come is an exception that names it. Used as a context, it leaves the group at the end; memory
-    that was made through it stays until it is dropped.
+    A rank is usually a process; :meth:`local` makes threads ranks. All ranks make collective calls in the same order. If a
+    rank exits or does not respond, calls raise an exception with its number. As a context manager, it leaves the group at the
+    end. Tables and windows that were created through it stay valid until they are dropped.
 
     >>> import wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -246,11 +406,22 @@ class Communicator:
 
     @classmethod
     def from_env(cls, *, device: Any = None, timeout: Optional[float] = None) -> Communicator:
-        """Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun.
+        """Joins the group for which a launcher started this process: ``wholemem launch``, torchrun, srun or mpirun.
 
-        If no ``device`` is given, or one without a number, the number is the launcher's local rank (``LOCAL_RANK``), else the
-        rank, modulo the number of visible devices. ``timeout`` is in seconds, also for later calls; if none is given,
-        ``WHOLEMEM_TIMEOUT`` says it. Ranks on several nodes are refused.
+        All ranks must be on one node.
+
+        Args:
+            device: ``cpu``, ``cuda`` or ``cuda:1``. Without a number, it is the launcher's local rank (``LOCAL_RANK``), else the
+                rank, modulo the number of visible devices. ``None`` selects the backend too.
+            timeout: Seconds to wait for other ranks, now and in later calls. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+
+        Returns:
+            The communicator of this rank.
+
+        Raises:
+            wholemem.errors.BadEnvironment: The launcher's variables are missing or invalid, or the ranks are on several nodes.
+            wholemem.errors.Timeout: A rank did not join in time.
+            wholemem.errors.WrongDevice: The device does not exist.
         """
     @classmethod
     def create(
@@ -262,40 +433,121 @@ class Communicator:
         device: Any = None,
         timeout: Optional[float] = None,
     ) -> Communicator:
-        """Joins the group of an id, and returns when all ranks have. ``timeout`` is in seconds, also for later calls."""
+        """Joins the group of a unique id, and returns when all ranks have joined.
+
+        Args:
+            unique_id: The id that one rank created with :func:`unique_id`.
+            rank: The number of this rank.
+            size: The number of ranks.
+            device: ``cpu``, ``cuda`` or ``cuda:1``. ``None`` selects one.
+            timeout: Seconds to wait for other ranks, now and in later calls. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+
+        Returns:
+            The communicator of this rank.
+
+        Raises:
+            wholemem.errors.RanksDisagree: Ranks were given different sizes, or the same number.
+            wholemem.errors.Timeout: A rank did not join in time.
+            wholemem.errors.WrongDevice: The device does not exist.
+        """
     @classmethod
     def from_torch(
         cls, group: Any = None, *, device: Any = None, timeout: Optional[float] = None
     ) -> Communicator:
-        """Joins with the ranks of a group of ``torch.distributed``; of the default one, if none is given."""
+        """Joins the ranks of a process group of ``torch.distributed``, which is used to exchange the unique id.
+
+        Args:
+            group: The process group. ``None`` is the default group.
+            device: ``cpu``, ``cuda`` or ``cuda:1``. ``None`` selects one.
+            timeout: Seconds to wait for other ranks, now and in later calls. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+
+        Returns:
+            The communicator of this rank.
+
+        Raises:
+            wholemem.errors.BadEnvironment: The ranks are on several nodes.
+            wholemem.errors.Timeout: A rank did not join in time.
+        """
     @classmethod
     def local(
         cls, size: int, *, device: Any = None, timeout: Optional[float] = None
     ) -> list[Communicator]:
-        """A group within this process: a communicator for each thread that is a rank."""
+        """Creates a group of threads of this process.
+
+        Args:
+            size: The number of ranks.
+            device: ``cpu``, ``cuda`` or ``cuda:1``. Without a number, ranks use the devices round-robin.
+            timeout: Seconds to wait for other ranks. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+
+        Returns:
+            One communicator for each rank.
+
+        Raises:
+            wholemem.errors.WrongDevice: The device does not exist.
+            wholemem.errors.WrongValue: ``size`` is 0.
+        """
     @property
     def rank(self) -> int:
-        """This rank."""
+        """The number of this rank."""
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
     @property
     def device(self) -> str:
-        """This rank's device."""
+        """The device of this rank."""
     @property
     def _handle(self) -> int:
-        """The number by which torch's operators find this object: see ``wholemem._handles``."""
+        """The handle of this object for torch operators: see ``wholemem._handles``."""
     @property
     def closed(self) -> bool:
-        """Whether this rank has left."""
+        """Whether this communicator was closed."""
     def barrier(self, *, stream: Any = None) -> None:
-        """Waits until all ranks are here, and what they have done so far, on that stream too, can be seen by all."""
+        """Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+
+        Args:
+            stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
     def stream_barrier(self, *, stream: Any = None) -> None:
-        """A barrier for what is enqueued on a stream: on a GPU nobody waits but the streams."""
+        """Enqueues a barrier of all ranks on a stream. On a GPU the streams wait, and the call returns immediately.
+
+        Args:
+            stream: The CUDA stream. ``None`` is the default stream.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+        """
     def mem_alloc(self, nbytes: int) -> Window:
-        """Makes a window of new memory, zero, with so many bytes on this rank. All ranks call it; a rank may have none."""
+        """Allocates a window filled with zeros. All ranks call it.
+
+        Args:
+            nbytes: The size of this rank's part. It may be 0.
+
+        Returns:
+            The window.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+            wholemem.errors.PeerLost: A rank exited.
+        """
     def window_register(self, array: Any, *, stream: Any = None) -> Window:
-        """Makes a window of memory that is there: of a GPU, mapped in segments. All ranks call it."""
+        """Registers existing GPU memory as a window, so that collectives read it in place. All ranks call it.
+
+        Args:
+            array: A contiguous array on this rank's GPU, allocated in :func:`wholemem.torch.pool.mem_pool` or in torch's
+                expandable segments.
+            stream: The CUDA stream that used the array last. ``None`` is the default stream.
+
+        Returns:
+            The window.
+
+        Raises:
+            wholemem.errors.Unsupported: On some rank, the memory was not allocated to be shared.
+            wholemem.errors.WrongStride: The array is not contiguous.
+        """
     @overload
     def all_reduce(self, array: NDArray[Any], out: None = None, *, op: ReduceOp = "sum", stream: Any = None) -> NDArray[Any]: ...
     @overload
@@ -304,12 +556,25 @@ class Communicator:
     def all_reduce(self, array: Tensor, out: None = None, *, op: ReduceOp = "sum", stream: Any = None) -> Tensor: ...
     @overload
     def all_reduce(self, array: Any, out: _Out, *, op: ReduceOp = "sum", stream: Any = None) -> _Out:
-        """Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
+        """Reduces arrays over all ranks. All ranks call it and get a bitwise equal result.
 
-        ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
-        which may be ``array`` itself, or in a new array of the same framework: a tensor of torch for one of torch, an array of
-        numpy for one of numpy, else an :class:`Array`. Arrays that lie in a window are read where they are; all ranks give
-        such ones, at the same place, or none does.
+        If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks
+        or on none.
+
+        Args:
+            array: The array of this rank.
+            out: The output, of the same shape and type. It may be ``array``. ``None`` creates an array of the same framework: a
+                torch tensor, a numpy array, or an :class:`Array`.
+            op: ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
+            stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+
+        Returns:
+            ``out``, or the new array.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+            wholemem.errors.WrongType: The element type does not support the operation.
         """
     @overload
     def all_gather(self, array: NDArray[Any], out: None = None, *, stream: Any = None) -> NDArray[Any]: ...
@@ -319,15 +584,49 @@ class Communicator:
     def all_gather(self, array: Tensor, out: None = None, *, stream: Any = None) -> Tensor: ...
     @overload
     def all_gather(self, array: Any, out: _Out, *, stream: Any = None) -> _Out:
-        """Gives every rank's array to all ranks, one after the other, in ``out`` or in a new array of the same framework."""
+        """Concatenates the arrays of all ranks along a new first dimension, in the order of ranks. All ranks call it.
+
+        Args:
+            array: The array of this rank.
+            out: The output, of the shape ``(size, *array.shape)``. ``None`` creates an array of the same framework.
+            stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+
+        Returns:
+            ``out``, or the new array.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
     def broadcast(self, array: _Out, root: int = 0, *, stream: Any = None) -> _Out:
-        """Makes every rank's array what the root's is, and returns it."""
+        """Copies the root's array to the arrays of all ranks. All ranks call it.
+
+        Args:
+            array: The array of this rank, which is overwritten except on the root.
+            root: The rank whose array is copied.
+            stream: The CUDA stream of the work. ``None`` is torch's current stream for torch tensors, else the default stream.
+
+        Returns:
+            ``array``.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
     def check(self) -> None:
-        """Raises what keeps the group from going on, if anything does, without waiting."""
+        """Raises the error that made the group fail, if any, without waiting.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Aborted: A rank aborted the group.
+            wholemem.errors.Timeout: A call timed out.
+        """
     def abort(self) -> None:
-        """Ends the group for all ranks, from whichever thread."""
+        """Ends the group on all ranks. It may be called from any thread."""
     def close(self) -> None:
-        """Leaves the group. What waits for its ranks ends, but for kernels on GPUs, which wait their time. Memory stays."""
+        """Leaves the group. Calls that wait for this rank end with an error; kernels on GPUs end at their timeout. Memory stays
+        valid.
+        """
     def __enter__(self) -> Communicator: ...
     def __exit__(
         self,
@@ -338,7 +637,7 @@ class Communicator:
 
 @final
 class Window:
-    """Memory that every rank has, and that all of them reach. It stays while it, or an array made of it, lives.
+    """Memory of which every rank has a part, and which all ranks have mapped. It is freed with the last array of it.
 
     >>> import wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -350,21 +649,54 @@ class Window:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes this rank has of it."""
+        """The size of this rank's part in bytes."""
     def nbytes_of(self, rank: int) -> int:
-        """How many bytes a rank has of it."""
+        """Returns the size of a rank's part in bytes.
+
+        Args:
+            rank: The rank.
+
+        Raises:
+            wholemem.errors.WrongValue: The rank does not exist.
+        """
     def local(
         self, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
-        """This rank's part from some byte on, as an array: of bytes, if nothing else is asked for."""
+        """Returns an array of this rank's part.
+
+        Args:
+            dtype: The element type. ``None`` is ``uint8``.
+            shape: The shape. ``None`` is one dimension, up to the end of the part.
+            offset: The first byte.
+
+        Returns:
+            An array that shares the memory and keeps the window alive.
+
+        Raises:
+            wholemem.errors.WrongValue: The array does not fit in the part, or ``offset`` is not aligned.
+        """
     def peer(
         self, rank: int, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
-        """A rank's part, as this rank reaches it."""
+        """Returns an array of another rank's part, which this rank accesses directly.
+
+        Args:
+            rank: The rank.
+            dtype: The element type. ``None`` is ``uint8``.
+            shape: The shape. ``None`` is one dimension, up to the end of the part.
+            offset: The first byte.
+
+        Returns:
+            An array that shares the memory and keeps the window alive.
+
+        Raises:
+            wholemem.errors.WrongValue: The rank does not exist, the array does not fit in the part, or ``offset`` is not
+                aligned.
+        """
 
 @final
 class WholeTensor:
-    """A tensor whose rows are divided among ranks: each stores its own, and reaches all.
+    """A table: a tensor whose rows are divided among ranks. Each rank stores its own rows and can access all rows.
 
     >>> import numpy, wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -387,10 +719,25 @@ class WholeTensor:
         rows_of_each: Optional[Sequence[int]] = None,
         equal_addresses: bool = False,
     ) -> WholeTensor:
-        """Makes a tensor, zero. All ranks call it with the same arguments.
+        """Creates a table filled with zeros. All ranks call it with the same arguments.
 
-        ``kind`` is ``continuous``, one range of addresses, or ``chunked``, one for each rank. ``location`` is the
-        ``device`` of each rank, or the ``host``. Rows are shared out evenly, or as ``rows_of_each`` says.
+        Args:
+            comm: The communicator.
+            shape: The shape, rows first.
+            dtype: The element type: a name such as ``float32``, or a dtype of numpy or torch.
+            kind: ``continuous`` has one range of addresses, ``chunked`` one range for each rank.
+            location: ``device`` is the device of each rank, ``host`` is host memory.
+            rows_of_each: The number of rows of each rank. ``None`` divides them evenly.
+            equal_addresses: Whether the table has the same address on all ranks.
+
+        Returns:
+            The table.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+            wholemem.errors.RanksDisagree: Ranks passed different arguments.
+            wholemem.errors.WrongType: Tables cannot store the element type.
+            wholemem.errors.WrongValue: The shape, kind, location or partition is invalid.
         """
     @classmethod
     def load(
@@ -403,59 +750,151 @@ class WholeTensor:
         location: Location = "device",
         rows_of_each: Optional[Sequence[int]] = None,
     ) -> WholeTensor:
-        """Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
+        """Creates a table from a file: a saved table, a ``.npy`` file or a tensor of a ``.safetensors`` file.
 
-        All ranks call it; each reads the rows that it has. If the file is replaced between two ranks, all of them raise
-        :class:`~wholemem.errors.RanksDisagree`; if it is written while it is read, :class:`~wholemem.errors.BadFile`.
+        All ranks call it; each reads its own rows.
+
+        Args:
+            comm: The communicator.
+            path: The file, or the folder of a saved table.
+            name: The tensor in a ``.safetensors`` file.
+            kind: ``continuous`` has one range of addresses, ``chunked`` one range for each rank.
+            location: ``device`` is the device of each rank, ``host`` is host memory.
+            rows_of_each: The number of rows of each rank. ``None`` divides them evenly.
+
+        Returns:
+            The table.
+
+        Raises:
+            wholemem.errors.BadFile: The file cannot be read, is invalid, or changed while it was read.
+            wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+            wholemem.errors.RanksDisagree: The file was replaced, and ranks opened different versions; or ranks passed different
+                arguments.
         """
     def save(self, path: Union[str, PathLike[str]], *, overwrite: bool = False) -> None:
-        """Saves the tensor as a folder, which appears when it is complete. All ranks call it."""
+        """Saves the table as a folder, which appears only when it is complete. All ranks call it.
+
+        Args:
+            path: The folder.
+            overwrite: Whether to replace an existing saved table.
+
+        Raises:
+            wholemem.errors.BadFile: The folder exists or cannot be written.
+        """
     def like(self) -> WholeTensor:
-        """Makes a tensor like this one, zero. All ranks call it."""
+        """Creates a table of the same shape, type, kind, location and partition, filled with zeros. All ranks call it.
+
+        Returns:
+            The new table.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+        """
     def barrier(self, *, stream: Any = None) -> None:
-        """Waits until all ranks are here, and what they have done to it so far, on that stream too, can be seen by all."""
+        """Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+
+        Args:
+            stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many elements there are in each dimension, rows first."""
+        """The length of each dimension, rows first."""
     @property
     def stride(self) -> tuple[int, ...]:
-        """How many elements lie from one to the next in each dimension."""
+        """The stride of each dimension, in elements."""
     @property
     def dtype(self) -> str:
-        """The type of the elements, by numpy's name."""
+        """The name of the element type, as in numpy."""
     @property
     def kind(self) -> str:
-        """``continuous`` or ``chunked``."""
+        """How the rows are addressed: ``continuous`` or ``chunked``."""
     @property
     def location(self) -> str:
-        """``device`` or ``host``."""
+        """Where the rows are stored: ``device`` or ``host``."""
     @property
     def device(self) -> str:
-        """The device by which this rank reaches the rows."""
+        """The device with which this rank accesses the rows."""
     @property
     def _handle(self) -> int:
-        """The number by which torch's operators find this object: see ``wholemem._handles``."""
+        """The handle of this object for torch operators: see ``wholemem._handles``."""
     @property
     def local_rows(self) -> tuple[int, int]:
-        """The first of this rank's rows, and the one behind the last."""
+        """This rank's rows: the first, and one past the last."""
     def __len__(self) -> int: ...
     def __array__(self, dtype: Any = None, *, copy: Optional[bool] = None) -> NDArray[Any]:
-        """Called by numpy: all rows without a copy, if they are one range of addresses in host memory, as those of a continuous
-        tensor are; any other tensor raises. It does not wait for work on a GPU: call ``barrier`` first."""
+        """Called by numpy. Returns all rows without a copy if the table is continuous and in host memory; otherwise raises. It does
+        not wait for work on a GPU: call ``barrier`` first.
+        """
     def local(self) -> Array:
-        """This rank's rows, without a copy."""
+        """Returns this rank's rows, without a copy."""
     def rows_of(self, rank: int) -> Array:
-        """A rank's rows, as this rank reaches them, without a copy."""
+        """Returns another rank's rows, which this rank accesses directly, without a copy.
+
+        Args:
+            rank: The rank.
+
+        Returns:
+            An array that shares the memory.
+
+        Raises:
+            wholemem.errors.WrongValue: The rank does not exist.
+        """
     def all(self) -> Array:
-        """All rows, without a copy: of a continuous tensor."""
+        """Returns all rows of a continuous table, without a copy.
+
+        Raises:
+            wholemem.errors.WrongValue: The table is chunked.
+        """
     def rows(self, start: int, stop: int) -> WholeTensor:
-        """Some of the rows, as a tensor."""
+        """Returns a range of rows as a table that shares the memory.
+
+        Args:
+            start: The first row.
+            stop: One past the last row.
+
+        Raises:
+            wholemem.errors.WrongValue: The range is not inside the table.
+        """
     def columns(self, start: int, stop: int) -> WholeTensor:
-        """Some of the columns, as a tensor: a range of the second dimension."""
+        """Returns a range of columns (the second dimension) as a table that shares the memory.
+
+        Args:
+            start: The first column.
+            stop: One past the last column.
+
+        Raises:
+            wholemem.errors.WrongValue: The range is not inside the table, or the table has one dimension.
+        """
     def write(self, first: int, array: Any, *, stream: Any = None) -> None:
-        """Copies the rows of an array to the rows from ``first`` on."""
+        """Copies the rows of an array to consecutive rows of the table.
+
+        Args:
+            first: The first row of the table.
+            array: The rows, contiguous and of the table's element type, on this rank's device.
+            stream: The CUDA stream of the copy. ``None`` is the default stream.
+
+        Raises:
+            wholemem.errors.WrongStride: The array is not contiguous.
+            wholemem.errors.WrongType: The element types differ.
+            wholemem.errors.WrongValue: The shape differs, or the rows are not inside the table.
+        """
     def read(self, first: int, out: Any, *, stream: Any = None) -> None:
-        """Copies the rows from ``first`` on to the rows of an array."""
+        """Copies consecutive rows of the table to an array.
+
+        Args:
+            first: The first row of the table.
+            out: The output, contiguous and of the table's element type, on this rank's device.
+            stream: The CUDA stream of the copy. ``None`` is the default stream.
+
+        Raises:
+            wholemem.errors.WrongStride: The output is not contiguous.
+            wholemem.errors.WrongType: The element types differ.
+            wholemem.errors.WrongValue: The shape differs, or the rows are not inside the table.
+        """
     @overload
     def gather(
         self,
@@ -500,21 +939,34 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> _Out:
-        """The rows that the indices name, in ``out`` or in a new array of the framework that the indices belong to.
+        """Gathers the rows that the indices name.
 
-        Indices are a tensor of torch, an array of numpy or of another framework, an int, or a list, tuple or range of ints. Indices
-        of torch give a tensor of torch, on torch's current stream if no ``stream`` is given; indices of numpy give an array of
-        numpy; others give an :class:`Array`, and so does numpy where it has no type like the tensor's. No stream of torch waits for
-        another ``stream``: the caller orders them.
+        Indices of torch return a torch tensor, and the work runs on torch's current stream unless ``stream`` is given. Indices of
+        numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
+        :class:`Array`. If ``stream`` is given, torch's streams do not wait for it: the caller orders them.
 
-        If the tensor is on a GPU, indices in host memory are copied there, and an array of numpy is copied back: each is one copy,
-        for which the call waits. Tensors of torch are not copied: one on another device raises.
+        If the table is on a GPU, indices in host memory are copied to it and a numpy output is copied back; the call waits for
+        each copy. torch tensors are not copied: a tensor on another device raises an error.
 
-        Rows are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
+        Rows are copied in any order. If ``out`` is part of a table, it must not overlap the gathered rows.
 
-        Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
-        index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
-        :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nothing is raised.
+        Args:
+            indices: An array or tensor of int32 or int64, an int, or a list, tuple or range of ints.
+            out: The output, of the shape of the indices followed by the shape of a row. ``None`` creates it.
+            dtype: The element type of the output. Floats convert to floats, and integers to integers.
+            convert: Whether to convert to the element type of ``out``.
+            skip_bad: Whether to ignore bad indices. Their rows are zero.
+            stream: The CUDA stream of the work.
+
+        Returns:
+            ``out``, or the new array.
+
+        Raises:
+            wholemem.errors.BadIndex: An index is outside the table. Its row is zero, and the other rows are valid. On a GPU, the
+                next call or :meth:`check` raises it.
+            wholemem.errors.WrongDevice: A tensor is on another device.
+            wholemem.errors.WrongType: The element types differ, or the indices are not integers.
+            wholemem.errors.WrongValue: ``out`` has another shape, or another type than ``dtype``.
         """
     def scatter(
         self,
@@ -526,14 +978,26 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
-        """Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
+        """Writes rows to the rows that the indices name. Other ranks see them after the next :meth:`barrier`.
 
-        Indices are what :meth:`gather` takes, and come first there and here. If the tensor is on a GPU, indices and rows in host
-        memory are copied there, and the call waits for the copies; tensors of torch are not.
+        If the table is on a GPU, indices and rows in host memory are copied to it, and the call waits for the copies. torch
+        tensors are not copied. Rows are written in any order. If ``array`` is part of a table, it must not overlap the written
+        rows.
 
-        Rows are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
+        Args:
+            indices: As for :meth:`gather`.
+            array: One row for each index.
+            order: If several rows go to one index, ``any`` stores one of them. ``fixed`` stores the last row of the last rank; it
+                is a collective call.
+            convert: Whether to convert the rows to the element type of the table.
+            skip_bad: Whether to ignore bad indices.
+            stream: The CUDA stream of the work.
 
-        Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
+        Raises:
+            wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or :meth:`check` raises it.
+            wholemem.errors.WrongDevice: A tensor is on another device.
+            wholemem.errors.WrongType: The element types differ, or the indices are not integers.
+            wholemem.errors.WrongValue: ``array`` has another shape.
         """
     def scatter_add(
         self,
@@ -545,18 +1009,42 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
-        """Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks.
+        """Adds rows to the rows that the indices name. Other ranks see the sums after the next :meth:`barrier`.
 
-        Its arguments are those of :meth:`scatter`.
+        With the order ``fixed``, and for a table in host memory, it is a collective call. Otherwise it behaves as
+        :meth:`scatter`.
+
+        Args:
+            indices: As for :meth:`gather`.
+            array: One row for each index.
+            order: ``any`` adds in any order. ``fixed`` adds in a fixed order, so that sums are bitwise reproducible.
+            convert: Whether to convert the rows to the element type of the table.
+            skip_bad: Whether to ignore bad indices.
+            stream: The CUDA stream of the work.
+
+        Raises:
+            wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or :meth:`check` raises it.
+            wholemem.errors.WrongDevice: A tensor is on another device.
+            wholemem.errors.WrongType: The element types differ, or are not numbers, or the indices are not integers.
+            wholemem.errors.WrongValue: ``array`` has another shape.
         """
     def populate(self) -> None:
-        """Enters all rows into the page table of this process at once, as large pages where the kernel can: worth it once they
-        are written, before gathering from host memory. On a GPU's there is nothing to do."""
+        """Maps all rows into the page table of this process, as huge pages if the kernel supports it.
+
+        Call it after the rows are written and before gathers from host memory. It has no effect on GPU memory.
+        """
     def check(self) -> None:
-        """Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row."""
+        """Raises the error of a bad index in work that has run, if any.
+
+        Raises:
+            wholemem.errors.BadIndex: An index was outside the table.
+        """
     def reference_ptr(self) -> int:
-        """The address of the ``wholemem::ElementRef`` by which kernels find rows and elements, also those of a view of some rows
-        and columns: a ``PtrGen`` made of it visits the elements of this tensor. It is good as long as this lives."""
+        """Returns the address of the ``wholemem::ElementRef`` of this table, for kernels of users.
+
+        A ``PtrGen`` of it computes the addresses of elements, also for a table that is a range of rows and columns. The address
+        is valid while this object lives.
+        """
 
 def findings() -> list[
     tuple[
@@ -565,7 +1053,16 @@ def findings() -> list[
         list[tuple[int, str, int, list[tuple[str, bool, Optional[str]]]]],
     ]
 ]:
-    """What :func:`wholemem.doctor` makes its report of."""
+    """Tests the capabilities of this machine, for :func:`wholemem.doctor`.
+
+    Returns:
+        One tuple for each backend: name, the reason if it is not available, and its devices. A device is a tuple of number,
+        name, bytes of memory and capabilities; a capability is a tuple of name, whether it works, and the reason if not.
+    """
 
 def collect_shared() -> int:
-    """Lets arrays go that were shared with a store, and whose objects nobody has any more; how many are left."""
+    """Releases arrays that were shared with a store and whose objects were freed.
+
+    Returns:
+        The number of shared arrays that are still held.
+    """

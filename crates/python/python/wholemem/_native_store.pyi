@@ -10,11 +10,18 @@ from ._native import Array
 
 @final
 class Client:
-    """A connection to a store, which ``wholemem serve`` serves. Threads may share it; a forked child makes its own.
+    """A connection to a store that ``wholemem serve`` serves. Threads may share it; a forked child needs its own.
 
-    The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up the
-    interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay. Once a call has
-    found that the store has ended, every later one raises :class:`wholemem.errors.ServerLost`.
+    Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
+    its arrays stay valid. After a call has detected that the store has ended, every later call raises
+    :class:`wholemem.errors.ServerLost`.
+
+    Args:
+        socket: The path of the store's socket. ``None`` uses ``WHOLEMEM_SOCKET``, or else this user's default socket.
+
+    Raises:
+        wholemem.errors.NotAllowed: This user may not connect to the socket.
+        wholemem.errors.ServerLost: No store is served at the socket.
 
     >>> import numpy
     >>> from wholemem import store
@@ -32,39 +39,88 @@ class Client:
     def __init__(self, socket: Optional[Union[str, PathLike[str]]] = None) -> None: ...
     @property
     def socket(self) -> Path:
-        """The socket of the store."""
+        """The path of the store's socket."""
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the connection was closed."""
     def get(self, name: str, timeout: Optional[float] = None) -> Any:
-        """What has a name now: an :class:`Array`, read-only, or a :class:`Pack` of them. Nothing is copied.
+        """Gets the current object of a name, without a copy.
 
-        Frameworks that take an array of host memory by DLPack get a copy-on-write map of it, one for each export, since
-        torch and others write to memory that is read-only: what a tensor writes stays in that tensor. ``array.numpy()`` and
-        the buffer protocol are the shared memory itself. Of an object on a GPU, ``torch.from_dlpack(array)`` is a tensor of
-        the same memory: work that writes it fails, and takes the process's GPU context along; ``copy=True`` makes one to
-        be written. With a ``timeout`` it is waited for, so many seconds. What was got before is got again in a
-        microsecond, without a system call.
+        DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
+        write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer
+        protocol use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel that writes
+        to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a writable copy.
+
+        Getting an object again takes about a microsecond and no system call.
+
+        Args:
+            name: The name of the object.
+            timeout: Seconds to wait until the name exists. ``None`` does not wait.
+
+        Returns:
+            A read-only :class:`Array`, or a :class:`Pack`.
+
+        Raises:
+            wholemem.errors.NotFound: The name does not exist.
+            wholemem.errors.Timeout: The name did not appear in time.
         """
     def put(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
-        """Copies an array into the store, or a mapping of names to arrays as a pack, and returns its version.
+        """Copies an array into the store, or a mapping of names to arrays as a pack.
 
-        What is on a GPU is copied there, behind what its maker has enqueued. Where there is no room, ``timeout`` is for
-        how many seconds it is waited for. An array of a pack has a name of its own too: ``name/array``.
+        An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also has its own name:
+        ``name/array``.
+
+        Args:
+            name: The name of the object. An object that has the name is replaced.
+            value: An array, a buffer such as ``bytes``, or a mapping of names to arrays.
+            timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+
+        Returns:
+            The version of the object under its name.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
+            wholemem.errors.OverQuota: The quota is exhausted.
+            wholemem.errors.WrongStride: An array is not contiguous.
         """
     def publish(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
-        """Makes a name mean an array from now on, and returns the version.
+        """Gives an array a name, without a copy if it is an object of this store.
 
-        An array that this client got, by its name or of a pack, gets one more name, and is not copied; it is if it was
-        deleted meanwhile, or replaced. Anything else is copied, as by :meth:`put`.
+        An array that this client got, by its name or from a pack, gets a second name. It is copied if it was deleted or replaced
+        meanwhile. Other values are copied, as by :meth:`put`.
+
+        Args:
+            name: The name. An object that has the name is replaced.
+            value: An array, a buffer such as ``bytes``, or a mapping of names to arrays.
+            timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+
+        Returns:
+            The version of the object under its name.
+
+        Raises:
+            wholemem.errors.OverQuota: The quota is exhausted.
+            wholemem.errors.WrongStride: An array is not contiguous.
         """
     def share(self, name: str, array: Any, *, timeout: Optional[float] = None) -> int:
-        """Makes a name mean an array of a GPU where it lies, without a copy, and returns the version.
+        """Publishes an array on a GPU under a name without a copy: the object is the array's memory.
 
-        The memory must have been made to be shared: by :func:`wholemem.torch.pool.mem_pool`, as a tensor or window of
-        this package, or under torch's expandable segments, where the array lies in one piece of it. The store holds
-        that piece from now on, and all of it counts. The array may be dropped: it is kept until the object has gone.
-        Nobody is kept from writing it, and nobody should. Only the user who serves the store may share with it.
+        The memory must be shareable: allocated in :func:`wholemem.torch.pool.mem_pool`, a table or window of this package, or in
+        torch's expandable segments if the array is inside one segment. The store holds the whole allocation, and all of it counts
+        towards the quota. The array may be dropped: its memory is kept until the object is freed. Writing to the array is
+        possible but changes the object. Only the user who serves the store may call it.
+
+        Args:
+            name: The name. An object that has the name is replaced.
+            array: A contiguous array on a GPU.
+            timeout: Seconds to wait for free quota. ``None`` does not wait.
+
+        Returns:
+            The version of the object under its name.
+
+        Raises:
+            wholemem.errors.NotAllowed: Another user serves the store.
+            wholemem.errors.OverQuota: The quota is exhausted.
+            wholemem.errors.Unsupported: The memory was not allocated to be shared.
         """
     def create(
         self,
@@ -75,7 +131,22 @@ class Client:
         device: Any = None,
         timeout: Optional[float] = None,
     ) -> Draft:
-        """Begins an object, to be written in place and sealed: in host memory, or on the GPU that ``device`` names."""
+        """Creates an object that is written in place and then sealed.
+
+        Args:
+            name: The name that the object will have.
+            shape: The length of each dimension, or one int.
+            dtype: The element type: a name such as ``float32``, or a dtype of numpy or torch.
+            device: ``cuda`` or ``cuda:1`` for memory of a GPU. ``None`` is host memory.
+            timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+
+        Returns:
+            The draft.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
+            wholemem.errors.OverQuota: The quota is exhausted.
+        """
     def create_pack(
         self,
         name: str,
@@ -84,26 +155,74 @@ class Client:
         device: Any = None,
         timeout: Optional[float] = None,
     ) -> PackDraft:
-        """Begins a pack of arrays whose shapes and types are given, to be written in place and sealed together."""
+        """Creates a pack of arrays that are written in place and then sealed together.
+
+        Args:
+            name: The name that the pack will have.
+            arrays: A mapping of names to pairs of shape and element type.
+            device: ``cuda`` or ``cuda:1`` for memory of a GPU. ``None`` is host memory.
+            timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+
+        Returns:
+            The draft of the pack.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
+            wholemem.errors.OverQuota: The quota is exhausted.
+        """
     def delete(self, name: Union[str, Entry]) -> None:
-        """Deletes what has a name, or the object or draft of an entry. Processes that hold it keep it; its memory is freed when
-        the last of them lets it go. Only the user who runs the server can delete a draft.
+        """Deletes an object or a draft. Processes that hold the object keep it; its memory is freed with the last of them.
+
+        Args:
+            name: The name of an object, or an :class:`Entry` of exactly the object or draft to delete.
+
+        Raises:
+            wholemem.errors.NotAllowed: Another user created the object, or it is a draft and another user runs the server.
+            wholemem.errors.NotFound: The name or object does not exist.
         """
     def drafts(self, prefix: str = "") -> builtins.list[Entry]:
-        """The drafts whose names begin so, by name: what was created by any client and is not sealed yet. A pack is one
-        draft.
+        """Lists the drafts of all clients, which were created and not sealed, sorted by name. A pack is one draft.
+
+        Args:
+            prefix: The beginning of the names.
+
+        Returns:
+            One entry for each draft.
         """
     def list(self, prefix: str = "") -> builtins.list[Entry]:
-        """The objects whose names begin so, by name."""
+        """Lists the objects, sorted by name.
+
+        Args:
+            prefix: The beginning of the names.
+
+        Returns:
+            One entry for each object.
+        """
     def stat(self, name: str) -> Entry:
-        """What there is to know of the object that has a name."""
+        """Returns the description of the current object of a name.
+
+        Args:
+            name: The name of the object.
+
+        Raises:
+            wholemem.errors.NotFound: The name does not exist.
+        """
     def status(self) -> Status:
-        """How full the store is."""
+        """Returns the numbers of objects and clients and the used memory of the store."""
     def watch(self, prefix: str = "") -> Watch:
-        """Begins to be told of what happens to names that begin so."""
+        """Subscribes to the events of names.
+
+        Args:
+            prefix: The beginning of the names.
+
+        Returns:
+            An iterator over later events.
+        """
     def close(self) -> None:
-        """Closes the connection, and its watches. Arrays stay; calls of other threads that still wait raise
-        :class:`wholemem.errors.Closed`, and what they asked for may have been done or not.
+        """Closes the connection and its watches. Arrays stay valid.
+
+        Calls of other threads that are waiting raise :class:`wholemem.errors.Closed`; their requests may or may not have been
+        executed.
         """
     def __enter__(self) -> Client: ...
     def __exit__(
@@ -115,11 +234,11 @@ class Client:
 
 @final
 class Draft:
-    """An object that is being written. As a context it is sealed at the end, and given up if something was raised.
+    """An object that is being written. As a context manager, it is sealed at the end, or abandoned if the block raises.
 
-    Sealing takes host memory away from who wrote it, so that no array of it may be left, nor a child that was forked
-    after one was made: then :class:`wholemem.errors.InUse` is raised, and the draft stays as it is. On a GPU whoever has
-    an array left is trusted not to write it.
+    Sealing unmaps host memory from this process. If an array of the draft still exists, or a child process that was forked
+    after one was created, :class:`wholemem.errors.InUse` is raised and the draft stays open. On a GPU, arrays may remain, but
+    must not be used to write.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -131,14 +250,25 @@ class Draft:
 
     @property
     def name(self) -> str:
-        """The name it will have."""
+        """The name that the object will have."""
     @property
     def array(self) -> Array:
-        """The memory, zero at first, to be written."""
+        """The memory of the object as a writable array, initially zero."""
     def seal(self, *, stream: Any = None) -> int:
-        """Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far."""
+        """Seals the object and publishes it under its name.
+
+        Args:
+            stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
+
+        Returns:
+            The version of the object under its name.
+
+        Raises:
+            wholemem.errors.Closed: The draft was sealed or abandoned.
+            wholemem.errors.InUse: An array of the draft still exists.
+        """
     def abandon(self) -> None:
-        """Gives it up."""
+        """Abandons the draft and frees its memory."""
     def __enter__(self) -> Draft: ...
     def __exit__(
         self,
@@ -149,7 +279,7 @@ class Draft:
 
 @final
 class PackDraft:
-    """A pack that is being written: its arrays by name. As a context it is sealed at the end, as a :class:`Draft`.
+    """A pack that is being written: a mapping of names to arrays. As a context manager, it is sealed like a :class:`Draft`.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -162,11 +292,22 @@ class PackDraft:
 
     @property
     def name(self) -> str:
-        """The name it will have."""
+        """The name that the pack will have."""
     def seal(self, *, stream: Any = None) -> int:
-        """Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far."""
+        """Seals the pack and publishes it under its name.
+
+        Args:
+            stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
+
+        Returns:
+            The version of the pack under its name.
+
+        Raises:
+            wholemem.errors.Closed: The draft was sealed or abandoned.
+            wholemem.errors.InUse: An array of the draft still exists.
+        """
     def abandon(self) -> None:
-        """Gives it up."""
+        """Abandons the draft and frees its memory."""
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[str]: ...
     def __getitem__(self, name: str) -> Array: ...
@@ -180,7 +321,7 @@ class PackDraft:
 
 @final
 class Pack(Mapping[str, Array]):
-    """Arrays by name, in one piece of memory, held as one: a mapping, in the order in which they were put.
+    """A mapping of names to arrays that are one object in one allocation, in the order in which they were put.
 
     >>> import numpy
     >>> from wholemem import store
@@ -195,19 +336,24 @@ class Pack(Mapping[str, Array]):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the pack."""
     @property
     def nbytes(self) -> int:
-        """How many bytes its arrays take."""
+        """The size of all arrays in bytes."""
     def get(self, name: str, default: Any = None) -> Any:
-        """One of its arrays, or ``default``."""
+        """Returns an array by its name.
+
+        Args:
+            name: The name without the name of the pack.
+            default: The result if there is no such array.
+        """
     # Lists, where other mappings have views; and no name is anything but a string.
     def keys(self) -> list[str]:  # type: ignore[override]
-        """The names of its arrays."""
+        """Returns the names of the arrays."""
     def values(self) -> list[Array]:  # type: ignore[override]
-        """Its arrays."""
+        """Returns the arrays."""
     def items(self) -> list[tuple[str, Array]]:  # type: ignore[override]
-        """Names and arrays."""
+        """Returns the names and arrays."""
     def __len__(self) -> int: ...
     def __contains__(self, name: str) -> bool: ...  # type: ignore[override]
     def __iter__(self) -> Iterator[str]: ...
@@ -215,10 +361,10 @@ class Pack(Mapping[str, Array]):
 
 @final
 class Watch:
-    """What happens to names, one event after the other: an iterator that waits for the next, and that Ctrl-C ends.
+    """An iterator over the events of names. It waits for the next event, and Ctrl-C interrupts it.
 
-    When a server is replaced by another, the next event is of the kind ``missed``: what happened until then was told by
-    nobody, and what happens from then on is. Look at what there is when you meet it.
+    If the server is restarted, the next event has the kind ``missed``: earlier events may be lost, and later events are
+    delivered. List the objects again after it.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -229,10 +375,23 @@ class Watch:
     """
 
     def next(self, timeout: Optional[float] = None) -> Event:
-        """The next event, within so many seconds."""
+        """Waits for the next event.
+
+        Args:
+            timeout: Seconds to wait. ``None`` waits without a limit.
+
+        Returns:
+            The event.
+
+        Raises:
+            wholemem.errors.Busy: Another thread is waiting.
+            wholemem.errors.Closed: The watch or its client is closed.
+            wholemem.errors.ServerLost: The store has ended.
+            wholemem.errors.Timeout: No event arrived in time.
+        """
     def close(self) -> None:
-        """Ends it, from any thread: the iteration is over, and a thread in :meth:`next` has
-        :class:`wholemem.errors.Closed` raised.
+        """Closes the watch, from any thread. An iteration ends, and a thread in :meth:`next` gets
+        :class:`wholemem.errors.Closed`.
         """
     def __iter__(self) -> Iterator[Event]: ...
     def __next__(self) -> Event: ...
@@ -246,45 +405,51 @@ class Watch:
 
 @final
 class Event:
-    """What happened to an object with a name.
+    """An event: an object was published under a name, or deleted.
 
     >>> from wholemem import store
     >>> client = store.Client()
-    >>> watch = client.watch("told")
-    >>> version = client.put("told", b"bytes")
+    >>> watch = client.watch("watched")
+    >>> version = client.put("watched", b"bytes")
     >>> event = watch.next()
     >>> event.name, event.kind, event.version == version
-    ('told', 'published', True)
+    ('watched', 'published', True)
     """
 
     @property
     def name(self) -> str:
-        """The name; where events were missed, what was watched for."""
+        """The name of the object; for ``missed``, the prefix of the watch."""
     @property
     def id(self) -> int:
-        """The object; zero where events were missed."""
+        """The id of the object; 0 for ``missed``."""
     @property
     def kind(self) -> str:
-        """``published``: it is what its name means now; ``deleted``, also because another has taken its name; or
-        ``missed``: the server was replaced, and anything may have happened to names that begin so.
+        """``published``: the object is now the current object of its name. ``deleted``: the object was deleted or replaced.
+        ``missed``: the server was restarted, and events of names with this prefix may be lost.
         """
     @property
     def version(self) -> Optional[int]:
-        """Which object of that name it is, if it was published."""
+        """The version of the object under its name, if it was published."""
     @staticmethod
     def _restored(*values: Any) -> Event:
-        """One that was pickled."""
+        """Restores a pickled event."""
     def __hash__(self) -> int: ...
 
 @final
 class Mirror:
-    """A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
+    """A copy in host memory of a draft, or of an array that was got by its name.
 
-    That of a draft is written back by :meth:`write_back`, or at the end of the context, and given up there if something
-    was raised; until then the draft is not sealed. One that is simply dropped is written back as well, with the last of
-    its arrays, also where something was raised: what may be half written is mirrored in a context. Without ``copy_in``,
-    it begins with any bytes. A draft of less than 1 MiB in host memory is written by ``draft.array`` anyway, and has no
-    mirror: :class:`wholemem.errors.Unsupported`.
+    The mirror of a draft is written back by :meth:`write_back`, or at the end of a ``with`` block; if the block raises, it is
+    abandoned. The draft cannot be sealed before. A mirror that is dropped outside of a ``with`` block is written back with its
+    last array, even after an exception, so use a ``with`` block if the data may be incomplete.
+
+    Args:
+        source: A :class:`Draft`, or an array that was got by its name.
+        copy_in: Whether to copy the content of the draft. If not, the initial bytes are undefined.
+
+    Raises:
+        wholemem.errors.Unsupported: The draft has less than 1 MiB in host memory; write to ``draft.array`` instead.
+        wholemem.errors.WrongType: The source is neither a draft nor an array that was got by its name.
 
     >>> import numpy
     >>> from wholemem import store
@@ -299,9 +464,14 @@ class Mirror:
     def __init__(self, source: Union[Draft, Array], copy_in: bool = True) -> None: ...
     @property
     def array(self) -> Array:
-        """The copy, to be read, and that of a draft to be written."""
+        """The copy as an array; writable for a draft."""
     def write_back(self) -> None:
-        """Writes a draft's mirror back, of which no array may be left, and ends it."""
+        """Writes the mirror back to its draft and closes it. No array of the mirror may exist.
+
+        Raises:
+            wholemem.errors.Closed: The mirror was written back or abandoned.
+            wholemem.errors.InUse: An array of the mirror still exists.
+        """
     def __enter__(self) -> Mirror: ...
     def __exit__(
         self,
@@ -312,7 +482,7 @@ class Mirror:
 
 @final
 class Entry:
-    """What there is to know of an object without holding it.
+    """The description of an object. It does not hold the object.
 
     >>> import numpy
     >>> from wholemem import store
@@ -324,45 +494,45 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the object."""
     @property
     def id(self) -> int:
-        """Its number, which no other object ever has."""
+        """The id of the object, which is never reused."""
     @property
     def version(self) -> int:
-        """Which object of its name it is."""
+        """The version of the object under its name."""
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """The size of the object in bytes."""
     @property
     def shape(self) -> Optional[tuple[int, ...]]:
-        """The shape of the array; of a pack there is none."""
+        """The shape of the array; ``None`` for a pack."""
     @property
     def dtype(self) -> Optional[str]:
-        """The type of its elements; of a pack there is none."""
+        """The element type of the array; ``None`` for a pack."""
     @property
     def device(self) -> str:
-        """Where it is: ``cpu`` or ``cuda``."""
+        """The device of the memory: ``cpu`` or ``cuda``."""
     @property
     def owner(self) -> int:
-        """The number of the user who made it."""
+        """The user id of the creator."""
     @property
     def created(self) -> float:
-        """When it was made, as ``time.time`` counts."""
+        """The time of creation, in seconds since the Unix epoch, as ``time.time`` returns."""
     @property
     def pack(self) -> Optional[int]:
-        """The number of the pack that it belongs to, or is."""
+        """The id of the pack that the object belongs to or is; else ``None``."""
     @property
     def is_pack(self) -> bool:
-        """Whether it is a pack."""
+        """Whether the object is a pack."""
     @staticmethod
     def _restored(*values: Any) -> Entry:
-        """One that was pickled."""
+        """Restores a pickled entry."""
     def __hash__(self) -> int: ...
 
 @final
 class Status:
-    """How full a store is.
+    """The numbers of objects and clients and the used memory of a store.
 
     >>> from wholemem import store
     >>> status = store.Client().status()
@@ -372,32 +542,32 @@ class Status:
 
     @property
     def objects(self) -> int:
-        """How many objects are sealed."""
+        """The number of sealed objects."""
     @property
     def unsealed(self) -> int:
-        """How many are being written."""
+        """The number of drafts."""
     @property
     def retired(self) -> int:
-        """How many are deleted, and still held by somebody."""
+        """The number of deleted objects that clients still hold."""
     @property
     def clients(self) -> int:
-        """How many connections there are."""
+        """The number of connections."""
     @property
     def host_used(self) -> int:
-        """How many bytes of host memory are taken."""
+        """The used host memory in bytes."""
     @property
     def host_quota(self) -> int:
-        """How many may be."""
+        """The quota of host memory in bytes."""
     @property
     def device_used(self) -> int:
-        """How many bytes of device memory are taken."""
+        """The used device memory in bytes."""
     @property
     def device_quota(self) -> int:
-        """How many may be."""
+        """The quota of device memory in bytes."""
     @property
     def servers(self) -> int:
-        """How often a server has been started for this store."""
+        """How often a server was started for this store."""
     @staticmethod
     def _restored(*values: Any) -> Status:
-        """One that was pickled."""
+        """Restores a pickled status."""
     def __hash__(self) -> int: ...

@@ -1,6 +1,6 @@
-"""Arrays as buffers of Python.
+"""Exports arrays through Python's buffer protocol.
 
-One binary serves every Python from 3.9 on, and before 3.11 such a binary cannot have buffers of its own: ``ctypes`` has.
+One binary supports every Python from 3.9 on. Before 3.11, such a binary cannot implement the buffer protocol, so ``ctypes`` does.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ from ._native import element_types
 if TYPE_CHECKING:
     from ._native import Array
 
-# Every Python from 3.9 on casts views to these formats: to halves only newer ones, to complex numbers none.
+# Formats to which `memoryview.cast` converts in every Python from 3.9 on. Complex formats are never supported.
 _FORMATS = {name: letter for name, _, letter in element_types() if letter is not None and letter in "?bBhHiIqQfd"}
 
 
 def memoryview_of(array: Array) -> memoryview:
-    """The array's memory, read-only where the array is; bytes where a buffer has no type like the array's.
+    """Returns a ``memoryview`` of an array's memory.
+
+    Args:
+        array: A contiguous array in host memory.
+
+    Returns:
+        A view with the array's element type if ``memoryview`` supports it, else of bytes; read-only if the array is.
+
 
     >>> from wholemem import zeros
     >>> view = memoryview_of(zeros((2, 3), "int32"))
     >>> view.shape, view.format, view.readonly
     ((2, 3), 'i', False)
     """
-    # Of at least one byte: there is no address of none.
+    # At least one byte: `ctypes` has no zero-length memory at an address.
     memory: Any = (ctypes.c_char * max(array.nbytes, 1)).from_address(array.data_ptr())
-    # The view keeps this, and this the array.
+    # The view keeps `memory` alive, and `memory` the array.
     memory.owner = array
     view: Any = memoryview(memory).cast("B")[: array.nbytes]
     if array.nbytes and array.dtype in _FORMATS:

@@ -1,4 +1,4 @@
-"""Tensors in chunks, for kernels of one's own."""
+"""Chunked tables for users' CUDA kernels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ __all__ = ["ChunkedTensor"]
 
 
 class ChunkedTensor:
-    """A tensor of which every rank has a chunk, handed to kernels as one pointer.
+    """A chunked table that kernels access through one pointer.
 
-    What :meth:`get_ptr` points to is a ``wholemem::ElementRef`` (``wholemem/global_ref.cuh``), of which a kernel makes a
-    ``PtrGen`` (``wholemem/ptr_gen.cuh``): it finds the address of every element, on this rank's device, whichever rank
-    has it. Everything else is as with :class:`~wholemem.WholeTensor`, which is ``tensor``.
+    :meth:`get_ptr` returns the address of a ``wholemem::ElementRef`` (``wholemem/global_ref.cuh``). A kernel creates a ``PtrGen``
+    (``wholemem/ptr_gen.cuh``) from it, which computes the address of every element of all ranks, valid on this rank's device.
+    ``tensor`` is the :class:`~wholemem.WholeTensor`.
+
+    Args:
+        comm: The communicator.
+        shape: The shape, rows first.
+        dtype: The element type: a name such as ``float32``, or a dtype of numpy or torch.
+        location: ``device`` is the device of each rank, ``host`` is host memory.
+        rows_of_each: The number of rows of each rank. ``None`` divides them evenly.
+
+    Raises:
+        wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+        wholemem.errors.RanksDisagree: Ranks passed different arguments.
 
     >>> from wholemem import Communicator
     >>> (comm,) = Communicator.local(1, device="cpu")
@@ -45,29 +56,33 @@ class ChunkedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many elements there are in each dimension, rows first."""
+        """The length of each dimension, rows first."""
         return self.tensor.shape
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """How many elements lie from one to the next in each dimension, within a chunk."""
+        """The stride of each dimension within a chunk, in elements."""
         return self.tensor.stride
 
     @property
     def dtype(self) -> str:
-        """The type of the elements."""
+        """The name of the element type."""
         return self.tensor.dtype
 
     def get_ptr(self) -> int:
-        """What kernels are given. It is good as long as this lives."""
+        """Returns the pointer for kernels. It is valid while this object lives."""
         return self.tensor.reference_ptr()
 
     def local(self) -> Array:
-        """This rank's chunk."""
+        """Returns this rank's rows, without a copy."""
         return self.tensor.local()
 
     def chunk(self, rank: int) -> Array:
-        """The chunk of a rank, as this one reaches it."""
+        """Returns a rank's rows, which this rank accesses directly, without a copy.
+
+        Args:
+            rank: The rank.
+        """
         return self.tensor.rows_of(rank)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What this machine can do, each thing tried."""
+"""Reports the capabilities of this machine, each tested by using it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ __all__ = ["BackendReport", "Capability", "DeviceReport", "Report", "doctor"]
 
 @dataclass(frozen=True)
 class Capability:
-    """Something that was tried."""
+    """A capability that was tested.
+
+    Attributes:
+        name: The name of the capability.
+        ok: Whether it works.
+        reason: The reason if it does not work.
+    """
 
     name: str
     ok: bool
@@ -22,7 +28,14 @@ class Capability:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """A device, and what was tried on it."""
+    """A device and its capabilities.
+
+    Attributes:
+        id: The number of the device.
+        name: The name of the device.
+        memory_bytes: The size of its memory.
+        capabilities: The tested capabilities.
+    """
 
     id: int
     name: str
@@ -30,13 +43,24 @@ class DeviceReport:
     capabilities: tuple[Capability, ...]
 
     def can(self, name: str) -> bool:
-        """Whether something works."""
-        return any(tried.ok for tried in self.capabilities if tried.name == name)
+        """Returns whether a capability works.
+
+        Args:
+            name: The name of the capability.
+        """
+        return any(capability.ok for capability in self.capabilities if capability.name == name)
 
 
 @dataclass(frozen=True)
 class BackendReport:
-    """A backend, its devices, or the reason why it is not available."""
+    """A backend and its devices.
+
+    Attributes:
+        name: ``host`` or ``cuda``.
+        available: Whether it can be used.
+        reason: The reason if it cannot be used.
+        devices: The devices.
+    """
 
     name: str
     available: bool
@@ -46,22 +70,37 @@ class BackendReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found out; ``dataclasses.asdict`` of it is what ``wholemem doctor --json`` prints."""
+    """The capabilities of this machine. ``dataclasses.asdict`` of it is the output of ``wholemem doctor --json``.
+
+    Attributes:
+        version: The version of wholemem.
+        backends: The backends.
+    """
 
     version: str
     backends: tuple[BackendReport, ...]
 
     def backend(self, name: str) -> BackendReport:
-        """The backend of a name: ``host`` or ``cuda``."""
+        """Returns a backend.
+
+        Args:
+            name: ``host`` or ``cuda``.
+
+        Raises:
+            WrongValue: The backend does not exist.
+        """
         for backend in self.backends:
             if backend.name == name:
                 return backend
-        there = ", ".join(f"`{backend.name}`" for backend in self.backends)
-        raise WrongValue(f"there is no backend `{name}`", hint=f"there are {there}")
+        names = ", ".join(f"`{backend.name}`" for backend in self.backends)
+        raise WrongValue(f"the backend `{name}` does not exist", hint=f"the backends are {names}")
 
 
 def doctor() -> Report:
-    """Tries what this machine can do.
+    """Tests the capabilities of this machine.
+
+    Returns:
+        The report.
 
     >>> doctor().backend("host").devices[0].can("create")
     True
@@ -74,8 +113,8 @@ def doctor() -> Report:
                 reason is None,
                 reason,
                 tuple(
-                    DeviceReport(id, called, memory, tuple(Capability(*tried) for tried in tries))
-                    for id, called, memory, tries in devices
+                    DeviceReport(id, device_name, memory, tuple(Capability(*capability) for capability in capabilities))
+                    for id, device_name, memory, capabilities in devices
                 ),
             )
             for name, reason, devices in findings()

@@ -1,14 +1,13 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of the package.
 
-Every exception of this package is an :class:`Error`, and also the builtin exception that fits, so that code which knows
-nothing of wholemem can still catch a ``TimeoutError`` or a ``MemoryError``. Where something can be done about it, ``hint``
-says what.
+Every exception is an :class:`Error` and also a matching builtin exception, so that code that does not know wholemem can catch
+``TimeoutError`` or ``MemoryError``. ``hint`` is what the user can do about the error.
 
 >>> try:
-...     raise Timeout("no answer from rank 3 within 2s", missing=(3,), hint="start rank 3")
+...     raise Timeout("rank 3 did not call within 2s", missing=(3,), hint="start rank 3")
 ... except TimeoutError as error:
 ...     print(error.missing, error)
-(3,) no answer from rank 3 within 2s
+(3,) rank 3 did not call within 2s
 hint: start rank 3
 """
 
@@ -46,13 +45,19 @@ __all__ = [
 
 
 class Error(Exception):
-    """Something that wholemem could not do."""
+    """The base class of all exceptions of wholemem.
+
+    Args:
+        message: The message.
+        hint: What the user can do about the error.
+        code: A stable identifier of the error.
+    """
 
     hint: Optional[str]
-    """What can be done about it, where something can."""
+    """What the user can do about the error, if known."""
 
     code: Optional[str]
-    """What programs tell it by: it stays the same between versions, and is the same in Rust."""
+    """A stable identifier of the error for programs. It is the same in all versions and in Rust."""
 
     def __init__(self, message: str, *, hint: Optional[str] = None, code: Optional[str] = None) -> None:
         super().__init__(message)
@@ -64,24 +69,31 @@ class Error(Exception):
         return f"{message}\nhint: {self.hint}" if self.hint else message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions travel between processes: through a pool, for one.
+        # Exceptions are sent between processes, for example by a process pool.
         return (_restored, (type(self), self.args, self.__dict__))
 
 
-def _restored(kind: type[Error], args: tuple[object, ...], says: dict[str, object]) -> Error:
-    # That of `MemoryError` makes nothing but its own.
+def _restored(kind: type[Error], args: tuple[object, ...], attributes: dict[str, object]) -> Error:
+    # `MemoryError.__new__` cannot create instances of its subclasses here.
     new = Error.__new__ if issubclass(kind, MemoryError) else kind.__new__
     error = new(kind, *args)
     error.args = args
-    error.__dict__.update(says)
+    error.__dict__.update(attributes)
     return error
 
 
-class _OfRank(Error):
-    """An error to which one rank belongs."""
+class _RankError(Error):
+    """An error of one rank.
+
+    Args:
+        message: The message.
+        rank: The rank.
+        hint: What the user can do about the error.
+        code: A stable identifier of the error.
+    """
 
     rank: Optional[int]
-    """Which, where it is known: who makes an exception anew of its words alone, as a loader of torch does, loses it."""
+    """The rank, if known. It is lost if an exception is recreated from its message alone, as torch's data loader does."""
 
     def __init__(
         self,
@@ -95,20 +107,27 @@ class _OfRank(Error):
         self.rank = rank
 
 
-class PeerLost(_OfRank, ConnectionError):
-    """Rank ``rank`` has died or left. The communicator is of no more use."""
+class PeerLost(_RankError, ConnectionError):
+    """Rank ``rank`` exited or left the group. The communicator cannot be used any more."""
 
 
-class Aborted(_OfRank, ConnectionError):
-    """Rank ``rank`` has ended the communicator for all, by ``abort`` or because it was interrupted."""
+class Aborted(_RankError, ConnectionError):
+    """Rank ``rank`` ended the communicator for all ranks, by ``abort`` or because it was interrupted."""
 
 
-class RankFailed(_OfRank, RuntimeError):
-    """A call that all ranks make failed because of rank ``rank``; nothing is left of it, and the communicator stands."""
+class RankFailed(_RankError, RuntimeError):
+    """A collective call failed on rank ``rank``. The call has no effect, and the communicator stays usable."""
 
 
 class Timeout(Error, TimeoutError):
-    """Others did not come in time: at least the ranks in ``missing``."""
+    """A timeout expired. ``missing`` has the ranks that did not call in time, as far as known.
+
+    Args:
+        message: The message.
+        missing: The missing ranks.
+        hint: What the user can do about the error.
+        code: A stable identifier of the error.
+    """
 
     missing: tuple[int, ...]
 
@@ -125,70 +144,81 @@ class Timeout(Error, TimeoutError):
 
 
 class RanksDisagree(Error, RuntimeError):
-    """Ranks make different calls, or the same with different arguments or of different tensors, where that is noticed: when they
-    make memory, load, save, register, or put rows in a fixed order. Collectives on data are too short for it. Also raised
-    if ranks load different saves because the file was replaced meanwhile."""
+    """Ranks made different calls, or the same call with different arguments.
+
+    Calls that allocate, load, save, register or scatter in a fixed order check this. Collectives on data do not, because the
+    check would take longer than the call. Also raised if ranks load different versions of a file that was replaced meanwhile.
+    """
 
 
 class Busy(Error, RuntimeError):
-    """Another thread is in a call of the same communicator."""
+    """Another thread is using the same communicator or watch, or is sealing the same draft."""
 
 
 class Closed(Error, ValueError):
-    """Something that was closed is used."""
+    """The object was closed."""
 
 
 class Forked(Error, RuntimeError):
-    """A forked child uses what it has inherited, and what is its parent's."""
+    """A forked child used an object that it inherited from its parent."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory, or addresses for it, are not to be had."""
+    """Memory, or address space for it, cannot be allocated."""
 
 
 class OverQuota(OutOfMemory):
-    """More than the store may take."""
+    """The memory quota of the store is exhausted."""
 
 
 class Unsupported(Error, NotImplementedError):
-    """Something that this machine, or this memory, cannot do."""
+    """This machine, device or memory does not support the operation."""
 
 
 class WrongValue(Error, ValueError):
-    """An argument that makes no sense: a shape, a length, a range."""
+    """An argument has an invalid value, for example a shape, a length or a range."""
 
 
 class WrongStride(WrongValue):
-    """An array whose elements do not lie as the call needs them."""
+    """The array does not have the strides that the call requires; in most calls it must be contiguous."""
 
 
 class WrongDevice(WrongValue):
-    """An array, or a number, of another device than the one that is meant."""
+    """An array is on another device than the call requires, or a device does not exist."""
 
 
 class ReadOnly(WrongValue):
-    """An array that cannot be written, where something would be."""
+    """The call would write to a read-only array."""
 
 
 class CannotExport(Error, BufferError):
-    """An array that cannot be given to another framework as was asked."""
+    """The array cannot be exported to another framework as requested."""
 
 
 class WrongType(Error, TypeError):
-    """Elements of another type, an object that is no array, or one that cannot be pickled."""
+    """An object is not an array, has the wrong element type, or cannot be pickled."""
 
 
 class BadIndex(Error, IndexError):
-    """An index that names no row; ``position`` is the first place where one stands."""
+    """An index is outside the table. ``position`` is the first position of such an index.
+
+    Args:
+        message: The message.
+        position: The first position of a bad index.
+        index: The bad index.
+        rows: The number of rows.
+        hint: What the user can do about the error.
+        code: A stable identifier of the error.
+    """
 
     position: Optional[int]
-    """The place, where it is known."""
+    """The position in the indices, if known."""
 
     index: Optional[int]
-    """The index there. ``None`` if a GPU met it: its work has run after the call returned, and records the position alone."""
+    """The bad index. ``None`` for work on a GPU, which records only the position."""
 
     rows: Optional[int]
-    """How many rows there are: valid indices are ``range(rows)``. ``None`` if it is not known."""
+    """The number of rows; valid indices are ``range(rows)``. ``None`` if it is not known."""
 
     def __init__(
         self,
@@ -207,24 +237,24 @@ class BadIndex(Error, IndexError):
 
 
 class BadEnvironment(Error, RuntimeError):
-    """A variable of the environment is missing, or makes no sense."""
+    """An environment variable is missing or invalid, or the ranks are not on one node."""
 
 
 class BadFile(Error, OSError):
-    """A file that cannot be read or written, or is not what it says."""
+    """A file cannot be read or written, or its content is invalid."""
 
 
 class NotFound(Error, KeyError):
-    """Nothing has that name."""
+    """The name or object does not exist."""
 
 
 class NotAllowed(Error, PermissionError):
-    """Something that only another user may do."""
+    """Only another user may do this."""
 
 
 class InUse(Error, BufferError):
-    """Memory of which arrays are still there, where nobody may have any."""
+    """Arrays of the memory still exist, and the call requires that there are none."""
 
 
 class ServerLost(Error, ConnectionError):
-    """No store is served there, or its server has gone."""
+    """No store is served at the socket, or the server has ended."""

@@ -1,4 +1,4 @@
-"""How ranks of another library become ranks of a communicator."""
+"""Joins ranks of another library into a communicator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _boot_id() -> str:
-    """What differs between the kernels of two nodes; nothing where it is not told."""
+    """Returns the kernel's boot id, which differs between nodes; an empty string if it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -24,29 +24,41 @@ def _boot_id() -> str:
 def through_torch(
     kind: type[Communicator], group: Any, device: Optional[str], timeout: Optional[float]
 ) -> Communicator:
-    """The ranks of a group of ``torch.distributed``, whichever backend it has.
+    """Joins the ranks of a process group of ``torch.distributed``, with any backend.
 
-    Its first rank makes the id, and the group passes it on: nothing else goes through torch. A rank that has begun to use a
-    GPU has that one.
+    Rank 0 creates the unique id, and the process group distributes it; torch is used for nothing else.
+
+    Args:
+        kind: The class of the communicator.
+        group: The process group; ``None`` is the default group.
+        device: The device. ``None`` is torch's current GPU if CUDA is initialized, else the default.
+        timeout: Seconds to wait for other ranks.
+
+    Returns:
+        The communicator of this rank.
+
+    Raises:
+        BadEnvironment: The ranks are on several nodes.
+        WrongValue: The process group is invalid, or this process is not in it.
     """
     torch: Any = import_module("torch")
     distributed: Any = import_module("torch.distributed")
     try:
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-        hint = "call `torch.distributed.init_process_group` first, and give one of torch's groups"
-        raise WrongValue(f"torch knows no such group of ranks: {error}", hint=hint) from error
+        hint = "call `torch.distributed.init_process_group` first, and pass a process group of torch"
+        raise WrongValue(f"the process group is not valid: {error}", hint=hint) from error
     if rank < 0:
-        raise WrongValue("this process is no rank of the group", hint="call it on the ranks of the group only")
-    told: list[tuple[Optional[str], str]] = [(None, "")] * size
-    distributed.all_gather_object(told, (unique_id() if rank == 0 else None, _boot_id()), group=group)
-    if any(boot_id != told[0][1] for _, boot_id in told):
+        raise WrongValue("this process is not a rank of the group", hint="call it only on the ranks of the group")
+    infos: list[tuple[Optional[str], str]] = [(None, "")] * size
+    distributed.all_gather_object(infos, (unique_id() if rank == 0 else None, _boot_id()), group=group)
+    if any(boot_id != infos[0][1] for _, boot_id in infos):
         raise BadEnvironment(
             f"the {size} ranks are on several nodes, which is not supported yet",
-            hint="give a group whose ranks are all on one node",
+            hint="pass a group whose ranks are all on one node",
         )
-    first = told[0][0]
-    assert first is not None, "rank 0 has made one"
+    first = infos[0][0]
+    assert first is not None, "rank 0 sent a unique id"
     if device is None and torch.cuda.is_initialized():
         device = f"cuda:{torch.cuda.current_device()}"
     return kind.create(first, rank, size, device=device, timeout=timeout)

@@ -1,10 +1,10 @@
-"""Named objects in shared memory that outlive whoever made them, and the daemon that serves them.
+"""Named objects in shared memory that outlive the process that created them, and the connection to their server.
 
-``wholemem serve`` serves a store. One process puts arrays under a name; any other has them at once, without a copy, as
-:class:`~wholemem.Array` that numpy, torch, CuPy and JAX take. An object never changes. Putting another under its name gives
-the name a new version, and whoever holds the old one keeps it.
+``wholemem serve`` serves a store. One process puts an array under a name; other processes get it without a copy, as an
+:class:`~wholemem.Array` that numpy, torch, CuPy and JAX import. An object never changes. Putting another object under its name
+creates a new version; processes that hold the old object keep it.
 
-A program that serves, and one that uses what is served::
+Serve a store, put a file into it, and use it::
 
     $ wholemem serve --size 16GiB &
     $ wholemem put model model.safetensors
@@ -12,22 +12,22 @@ A program that serves, and one that uses what is served::
     from wholemem import store
 
     client = store.Client()
-    model = client.get("model", timeout=60)         # a Pack: arrays by name, all of them mapped at once
-    weights = model["layers.0.weight"].numpy()      # a view, not a copy; it keeps the memory
+    model = client.get("model", timeout=60)         # a Pack: arrays by name, mapped together
+    weights = model["layers.0.weight"].numpy()      # a view, not a copy; it keeps the memory alive
 
     client.put("answer", numpy.arange(10))
     with client.create("large", (1 << 20, 256), "float32") as draft:
-        fill(draft.array.numpy())                   # written where it stays
+        fill(draft.array.numpy())                   # written in place
 
-    for event in client.watch("model"):             # Ctrl-C ends it
+    for event in client.watch("model"):             # Ctrl-C ends the loop
         print(event.kind, event.name, event.version)
 
-Arrays of a GPU stay there: :meth:`Client.put` copies them into memory of the store on their GPU, and :meth:`Client.share`
-makes them objects where they lie. What is got from a GPU is a tensor by ``torch.from_dlpack``.
+Arrays on a GPU stay on it: :meth:`Client.put` copies them to memory of the store on the same GPU, and :meth:`Client.share`
+publishes their memory without a copy. ``torch.from_dlpack`` imports an object on a GPU as a tensor.
 
-The server may be killed and started again: clients go on, and arrays notice nothing. An array of an object keeps it as long
-as anything that was made of it lives, also when its client is closed and the store has ended. A forked child holds the arrays
-that it has inherited until it exits, and makes its own client for anything else.
+The server may be killed and restarted: clients and arrays stay valid. An array keeps its object alive, also after its client is
+closed or the store has ended. A forked child holds the arrays that it inherited until it exits; for anything else it needs its
+own client.
 """
 
 from __future__ import annotations

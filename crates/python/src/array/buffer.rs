@@ -1,7 +1,7 @@
-//! Arrays that come as a buffer of Python (`bytes`, `bytearray`, `array.array`, `mmap`), or by an interface of numpy.
+//! Imports arrays through Python's buffer protocol (`bytes`, `bytearray`, `array.array`, `mmap`) or numpy's array interfaces.
 //!
-//! The two calls for buffers have had the same form in every Python 3; they are part of its stable interface since 3.11,
-//! and so not among the declarations for 3.9.
+//! The buffer functions have the same signature in every Python 3, but they are in the stable ABI only since 3.11. pyo3
+//! does not declare them for 3.9, so this module does.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::pin::Pin;
@@ -12,17 +12,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use wholemem_os::width::to_u64;
 
-use super::dlpack::FIRST;
+use super::dlpack::LOWEST_ADDRESS;
 use super::element::Element;
 use super::layout::Layout;
-use super::turn::Turn;
-use super::view::{Place, View};
-use crate::error::{Raised, Raises};
+use super::stream_order::FrameworkStream;
+use super::view::{DlDevice, View};
+use crate::error::{Exception, IntoPyResult};
 use crate::stream::finish;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
 #[repr(C)]
-struct Buffer {
+struct RawPyBuffer {
     buf: *mut c_void,
     obj: *mut ffi::PyObject,
     len: isize,
@@ -36,53 +36,53 @@ struct Buffer {
     internal: *mut c_void,
 }
 
-/// Strides and the format are wanted; whether it can be written is found out. Pointers to rows are not understood.
+/// Requests strides and the format; accepts read-only buffers. Buffers with suboffsets are not supported.
 const STRIDES_AND_FORMAT: c_int = 0x0018 | 0x0004;
 
 unsafe extern "C" {
     fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
-    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut Buffer, flags: c_int) -> c_int;
-    fn PyBuffer_Release(view: *mut Buffer);
+    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut RawPyBuffer, flags: c_int) -> c_int;
+    fn PyBuffer_Release(view: *mut RawPyBuffer);
 }
 
-/// A buffer that is held. It must not move: some producers point into it.
-pub(super) struct Held(Pin<Box<Buffer>>);
+/// An acquired buffer. It must not move: some exporters point into the structure.
+pub(super) struct HeldBuffer(Pin<Box<RawPyBuffer>>);
 
-impl Held {
-    /// Whose buffer it is.
+impl HeldBuffer {
+    /// The exporting object.
     pub(super) fn object(&self) -> Option<&Py<PyAny>> {
         let object = &raw const self.0.obj;
-        // SAFETY: it is a reference that the buffer has until it is released, if it has one: a `Py` is nothing else.
+        // SAFETY: `obj` is a strong reference that the buffer holds until it is released. `Py` is a transparent pointer.
         (!self.0.obj.is_null()).then(|| unsafe { &*object.cast::<Py<PyAny>>() })
     }
 }
 
-// SAFETY: the numbers are read only while it is made; afterwards it is only released, under the interpreter's lock.
-unsafe impl Send for Held {}
-// SAFETY: a shared reference gives the owner alone, which is a `Py`, and that is `Sync`.
-unsafe impl Sync for Held {}
+// SAFETY: the fields are read only before construction ends; later the buffer is only released, with the GIL held.
+unsafe impl Send for HeldBuffer {}
+// SAFETY: a shared reference exposes only the exporting object as `Py`, which is `Sync`.
+unsafe impl Sync for HeldBuffer {}
 
-impl Drop for Held {
+impl Drop for HeldBuffer {
     fn drop(&mut self) {
-        // An interpreter that is ending takes its objects along.
+        // If the interpreter is finalizing, it frees its objects itself.
         let _ = Python::try_attach(|_| {
-            // SAFETY: it was got once, is released once, and the lock is held.
+            // SAFETY: the buffer was acquired once and is released once, with the GIL held.
             unsafe { PyBuffer_Release(&raw mut *self.0) };
         });
     }
 }
 
-/// Whether an object has a buffer.
-pub(crate) fn is_buffer(given: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: any object may be asked.
-    unsafe { PyObject_CheckBuffer(given.as_ptr()) == 1 }
+/// Whether an object supports the buffer protocol.
+pub(crate) fn is_buffer(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the function accepts any live object.
+    unsafe { PyObject_CheckBuffer(object.as_ptr()) == 1 }
 }
 
-/// Takes a buffer.
-pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
-    let nothing = || std::ptr::null_mut();
-    let mut held = Held(Box::pin(Buffer {
-        buf: nothing(),
+/// Imports an object through the buffer protocol.
+pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<View> {
+    let null = || std::ptr::null_mut();
+    let mut buffer = HeldBuffer(Box::pin(RawPyBuffer {
+        buf: null(),
         obj: std::ptr::null_mut(),
         len: 0,
         itemsize: 0,
@@ -92,105 +92,108 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         suboffsets: std::ptr::null_mut(),
-        internal: nothing(),
+        internal: null(),
     }));
-    // SAFETY: a live object, and a structure of the form that every Python 3 has. Failing, it leaves nothing to release,
-    // and releasing nothing is harmless.
-    if unsafe { PyObject_GetBuffer(given.as_ptr(), &raw mut *held.0, STRIDES_AND_FORMAT) } != 0 {
-        return Err(PyErr::fetch(given.py()));
+    // SAFETY: the object is live and the structure has the layout of `Py_buffer`. If the call fails, `obj` stays null, and
+    // releasing the structure has no effect.
+    if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer.0, STRIDES_AND_FORMAT) } != 0 {
+        return Err(PyErr::fetch(object.py()));
     }
-    let Buffer { buf, itemsize, readonly, ndim, format, shape, strides, .. } = *held.0;
+    let RawPyBuffer { buf, itemsize, readonly, ndim, format, shape, strides, .. } = *buffer.0;
     let format = if format.is_null() {
         "B"
     } else {
-        // SAFETY: a string that lives as long as the buffer is held.
+        // SAFETY: the format is a NUL-terminated string that lives until the buffer is released.
         unsafe { CStr::from_ptr(format) }.to_str().unwrap_or("?")
     };
     let element = Element::of_format(format)?;
     let size = usize::try_from(itemsize).unwrap_or(0);
     if element.len() != size {
-        return Err(Raised::new(
+        return Err(Exception::new(
             "WrongType",
-            format!("buffers of `{format}` with {size} bytes are not taken"),
+            format!("buffers of format `{format}` with {size} bytes per element are not supported"),
         )
         .into());
     }
     let numbers = |from: *mut isize| match usize::try_from(ndim) {
         Ok(count) if count > 0 && !from.is_null() => {
-            // SAFETY: as many numbers as there are dimensions, while the buffer is held.
+            // SAFETY: the exporter provides `ndim` values until the buffer is released.
             unsafe { std::slice::from_raw_parts(from, count) }.iter().map(|number| *number as i64).collect()
         }
         _ => Vec::new(),
     };
-    let layout = in_bytes(element, numbers(shape), numbers(strides))?;
+    let layout = layout_from_byte_strides(element, numbers(shape), numbers(strides))?;
     let address = buf.expose_provenance() as u64;
-    Ok(View { address, layout, place: Place::CPU, readonly: readonly != 0, owner: Arc::new(held) })
+    Ok(View { address, layout, dl_device: DlDevice::CPU, readonly: readonly != 0, owner: Arc::new(buffer) })
 }
 
-/// Takes what CUDA's interface describes, on whichever GPU it is. `stream` is where it will be used, and comes behind what
-/// its maker says has to be waited for; where nobody knows, it is waited for here.
-pub(crate) fn take_cuda_interface(
-    given: &Bound<'_, PyAny>,
-    says: &Bound<'_, PyDict>,
+/// Imports an array through `__cuda_array_interface__`. Work on `stream` is ordered after the stream that the producer
+/// names; if `stream` is `None`, the call waits for the producer's stream.
+pub(crate) fn import_cuda_array_interface(
+    object: &Bound<'_, PyAny>,
+    interface: &Bound<'_, PyDict>,
     stream: Option<i64>,
 ) -> PyResult<View> {
-    let mut view = take_interface(given, says, Place::cuda(0))?;
-    view.place = Place::at(view.address).raised()?;
-    let awaited = says.get_item("stream")?.filter(|stream| !stream.is_none());
-    if let Some(awaited) = awaited.map(|stream| stream.extract::<u64>()).transpose()?
+    let mut view = import_array_interface(object, interface, DlDevice::cuda(0))?;
+    view.dl_device = DlDevice::at(view.address).into_py()?;
+    let producer_stream = interface.get_item("stream")?.filter(|stream| !stream.is_none());
+    if let Some(producer_stream) = producer_stream.map(|stream| stream.extract::<u64>()).transpose()?
         && view.layout.count() > 0
     {
-        let device = view.place.device().raised()?;
-        // SAFETY: by the protocol of CUDA's interface the producer names a stream of the array's device that is to be waited for.
-        let before = unsafe { Turn::new(&device, awaited, None) };
+        let device = view.dl_device.device().into_py()?;
+        // SAFETY: by the protocol of the interface, the producer names a stream of the array's device.
+        let producer = unsafe { FrameworkStream::new(&device, producer_stream, None) };
         match stream.and_then(|stream| u64::try_from(stream).ok()) {
             Some(stream) => {
-                // SAFETY: the calling Python code guarantees that the stream on which it uses the array is one of its device.
-                unsafe { Turn::new(&device, stream, None) }.follow(&before).raised()?;
+                // SAFETY: the calling Python code guarantees that the stream is one of the array's device.
+                unsafe { FrameworkStream::new(&device, stream, None) }.wait_for(&producer).into_py()?;
             }
-            None => waiting(given.py(), || finish(&before.stream()))?,
+            None => run_blocking(object.py(), || finish(&producer.stream()))?,
         }
     }
     Ok(view)
 }
 
-/// Takes what an interface of numpy's kind describes: `__array_interface__`, or CUDA's.
-pub(crate) fn take_interface(
-    given: &Bound<'_, PyAny>,
-    says: &Bound<'_, PyDict>,
-    place: Place,
+/// Imports an array through `__array_interface__` or `__cuda_array_interface__`.
+pub(crate) fn import_array_interface(
+    object: &Bound<'_, PyAny>,
+    interface: &Bound<'_, PyDict>,
+    dl_device: DlDevice,
 ) -> PyResult<View> {
     let item = |name: &str| {
-        let missing =
-            || Raised::new("WrongType", format!("the interface of the array does not say its `{name}`"));
-        says.get_item(name)?.ok_or_else(|| PyErr::from(missing()))
+        let missing = || Exception::new("WrongType", format!("the array interface has no `{name}`"));
+        interface.get_item(name)?.ok_or_else(|| PyErr::from(missing()))
     };
     let (address, readonly) = item("data")?.extract::<(u64, bool)>().map_err(|_: PyErr| {
-        Raised::new("WrongType", "the interface of the array names no address").hint("give the array itself")
+        Exception::new("WrongType", "the array interface has no address").hint("pass the array itself")
     })?;
     let element = Element::of_typestr(&item("typestr")?.extract::<String>()?)?;
-    let strides = says.get_item("strides")?.filter(|strides| !strides.is_none());
+    let strides = interface.get_item("strides")?.filter(|strides| !strides.is_none());
     let strides = strides.map(|strides| strides.extract()).transpose()?.unwrap_or_default();
-    let layout = in_bytes(element, item("shape")?.extract()?, strides)?;
+    let layout = layout_from_byte_strides(element, item("shape")?.extract()?, strides)?;
     let (before, behind) = layout.extent()?;
-    let first = address.checked_sub(to_u64(before)).filter(|first| *first >= FIRST);
+    let first = address.checked_sub(to_u64(before)).filter(|first| *first >= LOWEST_ADDRESS);
     if layout.len() > 0 && (first.is_none() || address.checked_add(to_u64(behind)).is_none()) {
-        let message = format!("the interface of the array says that it lies at {address:#x}");
-        return Err(Raised::new("WrongValue", message).hint("give the array itself").into());
+        let message = format!("the array interface has the invalid address {address:#x}");
+        return Err(Exception::new("WrongValue", message).hint("pass the array itself").into());
     }
-    Ok(View { address, layout, place, readonly, owner: Arc::new(given.clone().unbind()) })
+    Ok(View { address, layout, dl_device, readonly, owner: Arc::new(object.clone().unbind()) })
 }
 
-/// A layout whose strides are in bytes; none for elements without gaps.
-fn in_bytes(element: Element, shape: Vec<i64>, mut strides: Vec<i64>) -> Result<Layout, Raised> {
+/// A layout from strides in bytes; no strides mean contiguous elements.
+fn layout_from_byte_strides(
+    element: Element,
+    shape: Vec<i64>,
+    mut strides: Vec<i64>,
+) -> Result<Layout, Exception> {
     if strides.is_empty() {
         return Layout::contiguous(element, &shape);
     }
     let len = i64::try_from(element.len()).unwrap_or(1);
     for (stride, count) in strides.iter_mut().zip(&shape) {
         if *stride % len != 0 && *count > 1 {
-            let message = format!("elements of {len} bytes lie {stride} bytes apart");
-            return Err(Raised::new("WrongStride", message).hint("make the array contiguous first"));
+            let message = format!("elements of {len} bytes have a stride of {stride} bytes");
+            return Err(Exception::new("WrongStride", message).hint("make the array contiguous first"));
         }
         *stride /= len;
     }

@@ -1,27 +1,27 @@
-//! The element types of arrays: those of `wholemem`'s table, and `complex128`, which no tensor holds.
+//! The element types of arrays: the types of `wholemem::Dtype`, and `complex128`, which tables do not support.
 
 use pyo3::prelude::*;
 use wholemem::{Dtype, DtypeInfo};
 
-use crate::error::Raised;
+use crate::error::Exception;
 
 /// The type of an array's elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Element {
-    /// Its name in Python.
+    /// The name in Python.
     pub(crate) name: &'static str,
-    /// DLPack's code and bits.
+    /// DLPack's type code and bits.
     pub(crate) code: u8,
     pub(crate) bits: u8,
-    /// numpy's name for it in interfaces, where numpy has it.
+    /// The type string of numpy's array interface, if numpy has the type.
     pub(crate) typestr: Option<&'static str>,
-    /// The format of the buffer protocol, where it has one.
+    /// The format character of the buffer protocol, if it has the type.
     format: Option<&'static str>,
-    /// The type of a tensor's elements, if tensors hold it.
+    /// The element type of a table, if tables support it.
     dtype: Option<Dtype>,
 }
 
-/// Code and bits tell one from another.
+/// Code and bits identify a type.
 impl PartialEq for Element {
     fn eq(&self, other: &Self) -> bool {
         (self.code, self.bits) == (other.code, other.bits)
@@ -36,7 +36,7 @@ const fn element(dtype: Dtype) -> Element {
     Element { name, code, bits, typestr, format, dtype: Some(dtype) }
 }
 
-/// Two double precision numbers, in sixteen bytes.
+/// A complex number of two `float64`.
 const COMPLEX128: Element = Element {
     name: "complex128",
     bits: 128,
@@ -56,44 +56,44 @@ static ALL: [Element; Dtype::ALL.len() + 1] = {
     all
 };
 
-/// Where each is among all, by its code and the logarithm of its bits: calls that take a microsecond ask.
-static PLACES: [[u8; 8]; 16] = {
-    let (mut places, mut place) = ([[u8::MAX; 8]; 16], ALL.len());
-    while place > 0 {
-        place -= 1;
-        let Element { code, bits, .. } = ALL[place];
+/// The index of each type in `ALL`, by code and log2 of the bits. It makes the lookup fast enough for calls of a microsecond.
+static POSITIONS: [[u8; 8]; 16] = {
+    let (mut positions, mut position) = ([[u8::MAX; 8]; 16], ALL.len());
+    while position > 0 {
+        position -= 1;
+        let Element { code, bits, .. } = ALL[position];
         #[expect(clippy::cast_possible_truncation, reason = "there are few")]
-        let found = place as u8;
-        let entry = &mut places[code as usize][bits.trailing_zeros() as usize];
+        let index = position as u8;
+        let entry = &mut positions[code as usize][bits.trailing_zeros() as usize];
         assert!(*entry == u8::MAX && bits.is_power_of_two(), "two elements are alike");
-        *entry = found;
+        *entry = index;
     }
-    places
+    positions
 };
 
 impl Element {
-    /// What indices are that came as numbers of Python.
+    /// The type of indices that are given as Python ints.
     pub(crate) const INDEX: Self = element(Dtype::I64);
 
-    /// What anything else is made of.
+    /// The type of an object without a description.
     pub(crate) const BYTE: Self = element(Dtype::U8);
 
-    /// The element that Python calls so.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    /// The type with this name in Python.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         ALL.iter().copied().find(|element| element.name == name)
     }
 
-    /// How many bytes it takes.
+    /// The size in bytes.
     pub(crate) fn len(self) -> usize {
         usize::from(self.bits / 8)
     }
 
-    /// The integer of the same bits, if it is the upper half of a `float32`.
-    pub(crate) fn half_of_float32(self) -> Option<Self> {
-        (self.dtype == Some(Dtype::Bf16)).then(|| Self::named("uint16")).flatten()
+    /// If this is `bfloat16`, the upper half of a `float32`: the unsigned integer of the same size.
+    pub(crate) fn bfloat16_bits(self) -> Option<Self> {
+        (self.dtype == Some(Dtype::Bf16)).then(|| Self::from_name("uint16")).flatten()
     }
 
-    /// Whether it can name rows.
+    /// Whether elements of this type are valid as indices.
     pub(crate) fn is_index(self) -> bool {
         matches!(self.dtype, Some(Dtype::I32 | Dtype::I64))
     }
@@ -103,62 +103,63 @@ impl Element {
         self.code == COMPLEX128.code
     }
 
-    /// Whether complex numbers are made of it: such elements can be the negatives of what is in memory.
+    /// Whether this is the real type of a complex type. torch may negate such elements lazily (`is_neg`).
     pub(crate) fn is_part_of_complex(self) -> bool {
         matches!(self.dtype, Some(Dtype::F16 | Dtype::F32 | Dtype::F64))
     }
 
-    /// The type of the elements of a tensor that holds it.
-    pub(crate) fn stored(self) -> Result<Dtype, Raised> {
+    /// The element type of a table of these elements.
+    pub(crate) fn table_dtype(self) -> Result<Dtype, Exception> {
         let refused = || {
-            let message = format!("tensors do not hold {}", self.name);
-            Raised::new("WrongType", message).hint("convert the elements to another type first")
+            let message = format!("tables cannot store {}", self.name);
+            Exception::new("WrongType", message).hint("convert the elements to another type first")
         };
         self.dtype.ok_or_else(refused)
     }
 
-    /// The number type that it is, if it is one.
-    pub(crate) fn number(self) -> Result<Dtype, Raised> {
+    /// The type, if it supports arithmetic.
+    pub(crate) fn arithmetic_dtype(self) -> Result<Dtype, Exception> {
         self.dtype.filter(|dtype| dtype.is_number()).ok_or_else(|| {
             let message = format!("cannot compute with {}", self.name);
-            Raised::new("WrongType", message).hint("convert the array to another type first")
+            Exception::new("WrongType", message).hint("convert the array to another type first")
         })
     }
 
-    /// The element of a tensor's type.
+    /// The element type of a table's type.
     pub(crate) fn of(dtype: Dtype) -> Self {
         element(dtype)
     }
 
     /// The element with DLPack's code and bits.
-    pub(crate) fn of_code(code: u8, bits: u8, lanes: u16) -> Result<Self, Raised> {
-        let place =
-            PLACES.get(usize::from(code)).and_then(|places| places.get(bits.trailing_zeros() as usize));
-        let found = place.and_then(|place| ALL.get(usize::from(*place)));
+    pub(crate) fn of_code(code: u8, bits: u8, lanes: u16) -> Result<Self, Exception> {
+        let position = POSITIONS
+            .get(usize::from(code))
+            .and_then(|positions| positions.get(bits.trailing_zeros() as usize));
+        let found = position.and_then(|position| ALL.get(usize::from(*position)));
         found.copied().filter(|found| (found.bits, lanes) == (bits, 1)).ok_or_else(|| {
             let message =
-                format!("no type of elements has DLPack's code {code} with {bits} bits in {lanes} lanes");
-            Raised::new("WrongType", message)
+                format!("DLPack type code {code} with {bits} bits and {lanes} lanes is not supported");
+            Exception::new("WrongType", message)
         })
     }
 
-    /// The element that numpy's interfaces name so.
-    pub(crate) fn of_typestr(typestr: &str) -> Result<Self, Raised> {
-        // One byte has no order, whatever stands in front.
+    /// The type with this type string of numpy's array interface.
+    pub(crate) fn of_typestr(typestr: &str) -> Result<Self, Exception> {
+        // A one-byte type has no byte order: ignore the order character.
         let same = |own: &str| own == typestr || own.ends_with('1') && own.get(1..) == typestr.get(1..);
         let found = ALL.iter().find(|element| element.typestr.is_some_and(same));
         found.copied().ok_or_else(|| {
-            let message = format!("arrays of `{typestr}` are not taken");
-            Raised::new("WrongType", message).hint("give numbers in the byte order of this machine")
+            let message = format!("arrays of type `{typestr}` are not supported");
+            Exception::new("WrongType", message).hint("pass numbers in the byte order of this machine")
         })
     }
 
-    /// The element that a character of a buffer's format stands for.
-    pub(crate) fn of_format(format: &str) -> Result<Self, Raised> {
+    /// The type with this format of the buffer protocol.
+    pub(crate) fn of_format(format: &str) -> Result<Self, Exception> {
         let (order, letters) =
             format.split_at(format.len() - format.trim_start_matches(['@', '=', '<']).len());
         let is_standard = order.starts_with(['=', '<']);
-        // A `long` has 8 bytes in native size, and 4 in standard size. A character is a byte.
+        // A `long` has 8 bytes in native mode and 4 in standard mode. A character is a byte.
         let letters = match letters {
             "c" | "" => "B",
             "l" if is_standard => "i",
@@ -168,13 +169,16 @@ impl Element {
             letters => letters,
         };
         ALL.iter().copied().find(|element| element.format == Some(letters)).ok_or_else(|| {
-            let message = format!("buffers of `{format}` are not taken");
-            Raised::new("WrongType", message).hint("give a buffer of plain numbers")
+            let message = format!("buffers of format `{format}` are not supported");
+            Exception::new("WrongType", message).hint("pass a buffer of plain numbers")
         })
     }
 }
 
-/// The types of a tensor's elements: name, whether they are numbers, and the format of the buffer protocol, if there is one.
+/// Lists the element types of tables: name, whether the type supports arithmetic, and the format of the buffer protocol.
+///
+/// Returns:
+///     One tuple for each type. The format is ``None`` if the buffer protocol has none.
 ///
 /// >>> from wholemem._native import element_types
 /// >>> [row for row in element_types() if row[0] in ("float32", "bfloat16", "bool")]
@@ -185,17 +189,17 @@ pub(crate) fn element_types() -> Vec<(&'static str, bool, Option<&'static str>)>
     Dtype::ALL.map(row).to_vec()
 }
 
-/// A type by its name, or as numpy, torch and their like have it: `"float32"`, `np.float32`, `torch.float32`.
+/// An element type from a name, or a dtype of numpy, torch or another framework: `"float32"`, `np.float32`, `torch.float32`.
 impl<'py> FromPyObject<'_, 'py> for Element {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let name = match given.extract::<String>() {
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let name = match object.extract::<String>() {
             Ok(name) => name,
-            // A class of scalars has a name, everything else is written as its name.
-            Err(_) => match given.getattr("__name__") {
+            // A scalar class has `__name__`; a dtype prints as its name.
+            Err(_) => match object.getattr("__name__") {
                 Ok(name) => name.extract()?,
-                Err(_) => given.str()?.extract()?,
+                Err(_) => object.str()?.extract()?,
             },
         };
         let name = name.rsplit('.').next().unwrap_or_default();
@@ -206,10 +210,10 @@ impl<'py> FromPyObject<'_, 'py> for Element {
             "half" => "float16",
             name => name,
         };
-        let found = Self::named(name).or_else(|| Some(Self::of(name.parse().ok()?)));
+        let found = Self::from_name(name).or_else(|| Some(Self::of(name.parse().ok()?)));
         found.ok_or_else(|| {
-            Raised::new("WrongType", format!("no type of elements is called `{name}`"))
-                .hint("give a name such as `float32`, or a dtype of numpy or torch")
+            Exception::new("WrongType", format!("the element type `{name}` does not exist"))
+                .hint("pass a name such as `float32`, or a dtype of numpy or torch")
                 .into()
         })
     }

@@ -1,7 +1,7 @@
-//! Tensors looked at through the functions that their framework publishes for it: DLPack's C exchange API.
+//! Reads tensors through DLPack's C exchange API, which the framework publishes.
 //!
-//! Asking a tensor in Python where it is, how long and of which type takes as long as a launch on a GPU. Here it is one call of
-//! the framework's own, which makes no object.
+//! Reading the address, shape and type of a tensor in Python takes as long as a kernel launch. The exchange API does it in
+//! one C call that creates no Python object.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -10,41 +10,41 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 use wholemem_hal::Stream;
 
-use super::dlpack::Tensor;
-use super::view::Place;
+use super::dlpack::DlTensor;
+use super::view::DlDevice;
 use crate::communicator::CommState;
-use crate::error::Raised;
+use crate::error::Exception;
 use crate::raw_tensor::RawTensor;
 
 const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const NAME: &CStr = c"dlpack_exchange_api";
 const MAJOR: u32 = 1;
 
-/// Kinds of devices.
+/// DLPack's device types.
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
 
-/// Where memory begins that is taken for such. A tensor that stands for another, or whose memory was given back, has an
-/// address all the same: how far its elements are from the beginning of nothing. Memory that GPUs share lies higher.
-const LOWEST: u64 = 1 << 32;
+/// The lowest address that counts as memory. A fake tensor, or a tensor whose storage was freed, has a null base address, so
+/// its address is a small offset. Memory that GPUs share is above this address.
+const LOWEST_ADDRESS: u64 = 1 << 32;
 
-/// The table of functions. What is not called here is a pointer of some function's.
+/// DLPack's table of functions. Functions that are not called here are opaque pointers.
 #[repr(C)]
 #[derive(Debug)]
-struct Table {
+struct ExchangeTable {
     major: u32,
     minor: u32,
-    earlier: *const Table,
+    previous: *const ExchangeTable,
     allocate: *const c_void,
-    give: *const c_void,
-    take: *const c_void,
-    look: Option<unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int>,
+    export: *const c_void,
+    import: *const c_void,
+    inspect: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
     stream: Option<unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int>,
 }
 
-const _: () = assert!(size_of::<Table>() == 56);
+const _: () = assert!(size_of::<ExchangeTable>() == 56);
 
-/// How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does.
+/// Reads tensors of a framework through DLPack's C exchange API, without calls into Python.
 ///
 /// >>> from wholemem._native import Exchange
 /// >>> Exchange.of(bytes) is None
@@ -52,30 +52,39 @@ const _: () = assert!(size_of::<Table>() == 56);
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    kinds: Vec<Py<PyType>>,
-    look: unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int,
+    types: Vec<Py<PyType>>,
+    inspect: unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int,
     stream: unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int,
 }
 
 #[pymethods]
 impl Exchange {
-    /// For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood.
+    /// Opens the exchange API of a framework.
+    ///
+    /// Args:
+    ///     kind: The tensor class, which publishes ``__dlpack_c_exchange_api__``.
+    ///     others: Further classes whose tensors are accepted.
+    ///
+    /// Returns:
+    ///     The exchange API for instances of exactly these classes; ``None`` if the framework does not publish a supported
+    ///     version, or if the classes publish different ones.
     #[staticmethod]
     #[pyo3(signature = (kind, *others))]
     fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>) -> Option<Self> {
         let capsule = kind.getattr(ATTRIBUTE).ok()?.cast_into::<PyCapsule>().ok()?;
-        // SAFETY: the name is what says what a capsule holds; with another one the answer is null, and an error.
-        let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) }.cast::<Table>();
+        // SAFETY: the capsule is live. If it has another name, the function returns null and sets an error.
+        let table =
+            unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) }.cast::<ExchangeTable>();
         if table.is_null() {
             drop(PyErr::take(kind.py()));
             return None;
         }
-        // SAFETY: a capsule of that name holds a table, which stays for the life of the process and begins with its version,
-        // whatever that is.
+        // SAFETY: a capsule of this name holds a table that is never freed. Every version of the table begins with its version
+        // number.
         if unsafe { (*table).major } != MAJOR {
             return None;
         }
-        // SAFETY: the rest is the same in every minor version of this major one.
+        // SAFETY: all minor versions of this major version have the same layout.
         let table = unsafe { &*table };
         let is_same = |other: &Py<PyType>| {
             let found = other.bind(kind.py()).getattr(ATTRIBUTE);
@@ -84,106 +93,117 @@ impl Exchange {
         if !others.iter().all(is_same) {
             return None;
         }
-        let kinds = std::iter::once(kind.clone().unbind()).chain(others).collect();
-        Some(Self { kinds, look: table.look?, stream: table.stream? })
+        let types = std::iter::once(kind.clone().unbind()).chain(others).collect();
+        Some(Self { types, inspect: table.inspect?, stream: table.stream? })
     }
 }
 
 impl Exchange {
-    /// Whether something is a tensor of one of its types.
-    pub(crate) fn knows(&self, given: &Bound<'_, PyAny>) -> bool {
-        let kind = given.get_type_ptr();
-        self.kinds.iter().any(|known| std::ptr::eq(known.as_ptr(), kind.cast()))
+    /// Whether an object is an instance of exactly one of the types.
+    pub(crate) fn accepts(&self, object: &Bound<'_, PyAny>) -> bool {
+        let kind = object.get_type_ptr();
+        self.types.iter().any(|accepted| std::ptr::eq(accepted.as_ptr(), kind.cast()))
     }
 
-    /// A tensor as a call takes it that goes around the dispatcher: `None` unless it is of exactly one of the types, contiguous,
-    /// and not complex, since complex elements may have to be conjugated. Whether elements are the negatives of what is in memory,
-    /// the caller asks.
+    /// Reads a tensor for a call that bypasses the dispatcher. Returns `None` unless the tensor is of exactly one of the types,
+    /// contiguous, and not complex (complex elements may be lazily conjugated). The caller checks for lazy negation.
     ///
     /// # Safety
-    /// As [`look`](Self::look).
+    /// The same as for [`inspect`](Self::inspect).
     #[inline]
-    pub(crate) unsafe fn look_plain<'a>(&self, given: &'a Bound<'_, PyAny>) -> Option<RawTensor<'a>> {
-        if !self.knows(given) {
+    pub(crate) unsafe fn inspect_plain<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<RawTensor<'a>> {
+        if !self.accepts(object) {
             return None;
         }
-        // SAFETY: the object is of a type that the function is for; the rest is the caller's guarantee.
-        let Ok(seen) = (unsafe { self.described(given) }) else {
-            drop(PyErr::take(given.py()));
+        // SAFETY: the object is of a type that the function accepts; the caller guarantees the rest.
+        let Ok(tensor) = (unsafe { self.describe(object) }) else {
+            drop(PyErr::take(object.py()));
             return None;
         };
-        (seen.stride.is_empty() && !seen.dtype.is_complex() && (seen.address > 0 || seen.count() == 0))
-            .then_some(seen)
+        (tensor.stride.is_empty()
+            && !tensor.dtype.is_complex()
+            && (tensor.address > 0 || tensor.count() == 0))
+            .then_some(tensor)
     }
 
-    /// A tensor as an operator takes it, of one of the types or derived from the first. `what` names it in errors.
+    /// Reads a tensor for an operator: an instance of one of the types or of a subclass of the first. `argument` names it in
+    /// errors.
     ///
     /// # Errors
-    /// `WrongType`, `WrongValue` for what is no tensor with memory.
+    /// `WrongType` if the object is not a tensor, `WrongValue` if the tensor has no memory.
     ///
     /// # Safety
-    /// The caller keeps the tensor, and does not change its shape or its storage, until the work that uses it has run; or, on a GPU,
-    /// has been enqueued on the framework's current [stream](Self::call_stream), in whose order the framework's allocator reuses
-    /// memory. No Python code runs between this and the last use of the shape.
-    pub(crate) unsafe fn look<'a>(&self, what: &str, given: &'a Bound<'_, PyAny>) -> PyResult<RawTensor<'a>> {
-        let py = given.py();
-        let is_tensor = self.knows(given)
-            || self.kinds.first().is_some_and(|kind| given.is_instance(kind.bind(py)).unwrap_or(false));
+    /// The caller keeps the tensor alive and does not change its shape or its storage until the work that uses it has run. On a
+    /// GPU it is enough that the work is enqueued on the framework's current [stream](Self::call_stream): the framework's
+    /// allocator reuses memory in the order of that stream. No Python code runs between this call and the last use of the shape.
+    pub(crate) unsafe fn inspect<'a>(
+        &self,
+        argument: &str,
+        object: &'a Bound<'_, PyAny>,
+    ) -> PyResult<RawTensor<'a>> {
+        let py = object.py();
+        let is_tensor = self.accepts(object)
+            || self.types.first().is_some_and(|kind| object.is_instance(kind.bind(py)).unwrap_or(false));
         if !is_tensor {
-            let message = format!("{what} is a `{}`", given.get_type().name()?);
-            return Err(Raised::new("WrongType", message).hint("give a tensor").into());
+            let message = format!("{argument} is a `{}`", object.get_type().name()?);
+            return Err(Exception::new("WrongType", message).hint("pass a tensor").into());
         }
-        // SAFETY: the object is of a type that the function is for; the rest is the caller's guarantee.
-        match unsafe { self.described(given) } {
-            Ok(seen) => Ok(seen),
-            Err(refused) => {
+        // SAFETY: the object is of a type that the function accepts; the caller guarantees the rest.
+        match unsafe { self.describe(object) } {
+            Ok(tensor) => Ok(tensor),
+            Err(error_reason) => {
                 let cause = PyErr::take(py);
-                let says =
-                    cause.as_ref().map_or_else(|| refused.to_owned(), |cause| cause.value(py).to_string());
-                let message = format!("{what} has no memory that can be used: {says}");
-                let error =
-                    PyErr::from(Raised::new("WrongValue", message).hint("give one on a processor or a GPU"));
+                let reason = cause
+                    .as_ref()
+                    .map_or_else(|| error_reason.to_owned(), |cause| cause.value(py).to_string());
+                let message = format!("{argument} has no usable memory: {reason}");
+                let error = PyErr::from(
+                    Exception::new("WrongValue", message).hint("pass a tensor on a CPU or a GPU"),
+                );
                 error.set_cause(py, cause);
                 Err(error)
             }
         }
     }
 
-    /// What the framework says of a tensor. If it refuses, its exception is set, or the error says why.
+    /// Reads a tensor through the framework's function. On failure the framework's exception may be set; the error is a reason.
     ///
     /// # Safety
-    /// The object is a tensor of the framework; for the memory and the lists of numbers, as [`look`](Self::look).
+    /// The object is a tensor of the framework. For its memory, shape and strides, the same as for [`inspect`](Self::inspect).
     #[inline]
-    unsafe fn described<'a>(&self, given: &'a Bound<'_, PyAny>) -> Result<RawTensor<'a>, &'static str> {
-        let mut tensor = Tensor::EMPTY;
-        // SAFETY: the caller guarantees that the object is one that the function is for, and the tensor is writable.
-        if unsafe { (self.look)(given.as_ptr().cast(), &raw mut tensor) } != 0 {
+    unsafe fn describe<'a>(&self, object: &'a Bound<'_, PyAny>) -> Result<RawTensor<'a>, &'static str> {
+        let mut raw = DlTensor::EMPTY;
+        // SAFETY: the caller guarantees that the object is a tensor of the framework, and the descriptor is writable.
+        if unsafe { (self.inspect)(object.as_ptr().cast(), &raw mut raw) } != 0 {
             return Err("its framework does not describe it");
         }
-        let device = match tensor.device_type {
-            CPU => Place::CPU,
-            CUDA => Place::cuda(tensor.device_id),
-            _ => return Err("it is on another kind of device"),
+        let device = match raw.device_type {
+            CPU => DlDevice::CPU,
+            CUDA => DlDevice::cuda(raw.device_id),
+            _ => return Err("its device type is not supported"),
         };
-        // SAFETY: the lists are the object's, which the caller holds, and whose shape does not change meanwhile.
-        let (shape, strides) = unsafe { tensor.lists() };
-        let Ok(dtype) = tensor.element() else {
-            return Err("its elements are of a type that is not known here");
+        // SAFETY: the lists belong to the object, which the caller holds and whose shape does not change.
+        let (shape, strides) = unsafe { raw.lists() };
+        let Ok(dtype) = raw.element() else {
+            return Err("its element type is not supported");
         };
-        let address = if tensor.address() < LOWEST { 0 } else { tensor.address() };
-        // SAFETY: the framework says that the elements are there, and the caller guarantees that they stay until the work has run.
+        let address = if raw.address() < LOWEST_ADDRESS { 0 } else { raw.address() };
+        // SAFETY: the framework guarantees that the elements exist, and the caller that they exist until the work has run.
         Ok(unsafe { RawTensor::borrowed(address, shape, strides, dtype, device) })
     }
 
-    /// The stream to which the framework's work on the communicator's device goes now.
+    /// The framework's current stream on the communicator's device.
     #[inline]
     pub(crate) fn call_stream(&self, py: Python<'_>, state: &CommState) -> PyResult<Stream> {
         let mut stream = std::ptr::null_mut();
-        // SAFETY: the stream is writable; a device that is none is an error.
-        if state.place.is_cuda() && unsafe { (self.stream)(CUDA, state.place.id, &raw mut stream) } != 0 {
-            return Err(PyErr::fetch(py));
+        if state.dl_device.is_cuda() {
+            // SAFETY: the pointer is writable; for an invalid device the function returns an error.
+            let result = unsafe { (self.stream)(CUDA, state.dl_device.id, &raw mut stream) };
+            if result != 0 {
+                return Err(PyErr::fetch(py));
+            }
         }
-        // SAFETY: the framework has just named it as its stream of this device, and destroys none of its streams.
+        // SAFETY: the framework returned its current stream of this device, and it never destroys its streams.
         Ok(unsafe { state.stream_at(stream.expose_provenance() as u64) })
     }
 }

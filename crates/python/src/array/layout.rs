@@ -1,7 +1,7 @@
-//! Shape, strides and element type of an array, and the memory that they span.
+//! Shape, strides and element type of an array, and the range of memory that they span.
 
 use super::element::Element;
-use crate::error::Raised;
+use crate::error::Exception;
 
 /// Shape and strides of an array, both in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,12 +11,12 @@ pub(crate) struct Layout {
     pub(crate) strides: Vec<i64>,
 }
 
-/// Whether elements at these distances are contiguous, the last dimension fastest. No strides stand for contiguous elements.
+/// Whether elements with these strides are contiguous, the last dimension fastest. No strides mean contiguous elements.
 pub(crate) fn are_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     let mut step = 1_i64;
     for (len, stride) in shape.iter().zip(strides).rev() {
         if *len > 1 && *stride != step {
-            // What has no elements has no gaps.
+            // An empty array is contiguous.
             return shape.contains(&0);
         }
         step = step.saturating_mul((*len).max(1));
@@ -24,8 +24,12 @@ pub(crate) fn are_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     true
 }
 
-/// How many bytes there are before the first element's beginning, and from there to the end of the last.
-pub(crate) fn extent_of(element: Element, shape: &[i64], strides: &[i64]) -> Result<(usize, usize), Raised> {
+/// The bytes before the first element (negative strides), and the bytes from there to the end of the last element.
+pub(crate) fn extent_of(
+    element: Element,
+    shape: &[i64],
+    strides: &[i64],
+) -> Result<(usize, usize), Exception> {
     if shape.contains(&0) {
         return Ok((0, 0));
     }
@@ -43,14 +47,17 @@ pub(crate) fn extent_of(element: Element, shape: &[i64], strides: &[i64]) -> Res
 }
 
 impl Layout {
-    /// Elements that follow each other without a gap, the last dimension fastest.
-    pub(crate) fn contiguous(element: Element, shape: &[i64]) -> Result<Self, Raised> {
+    /// A contiguous layout, the last dimension fastest.
+    pub(crate) fn contiguous(element: Element, shape: &[i64]) -> Result<Self, Exception> {
         let mut strides = vec![0; shape.len()];
         let mut step = 1_i64;
         for (stride, len) in strides.iter_mut().zip(shape).rev() {
             *stride = step;
             if *len < 0 {
-                return Err(Raised::new("WrongValue", format!("a dimension cannot have {len} elements")));
+                return Err(Exception::new(
+                    "WrongValue",
+                    format!("a dimension cannot have the length {len}"),
+                ));
             }
             step = step.checked_mul((*len).max(1)).ok_or_else(too_large)?;
         }
@@ -59,35 +66,38 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Elements at given distances.
-    pub(crate) fn strided(element: Element, shape: Vec<i64>, strides: Vec<i64>) -> Result<Self, Raised> {
+    /// A layout with strides.
+    pub(crate) fn strided(element: Element, shape: Vec<i64>, strides: Vec<i64>) -> Result<Self, Exception> {
         if shape.len() != strides.len() {
             let (shape, strides) = (shape.len(), strides.len());
-            return Err(Raised::new("WrongValue", format!("{shape} dimensions have {strides} strides")));
+            return Err(Exception::new(
+                "WrongValue",
+                format!("a shape of {shape} dimensions has {strides} strides"),
+            ));
         }
         let mut layout = Self::contiguous(element, &shape)?;
-        // The distance of the only element to the next means nothing, and is whatever its maker likes.
-        for ((own, given), len) in layout.strides.iter_mut().zip(strides).zip(&shape) {
+        // In a dimension of length 1 the stride has no meaning, and producers set arbitrary values.
+        for ((own, stride), len) in layout.strides.iter_mut().zip(strides).zip(&shape) {
             if *len > 1 {
-                *own = given;
+                *own = stride;
             }
         }
         layout.extent()?;
         Ok(layout)
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub(crate) fn count(&self) -> usize {
-        // Checked when it was made.
+        // Lengths were checked at construction.
         self.shape.iter().map(|len| usize::try_from(*len).unwrap_or(0)).product()
     }
 
-    /// How many bytes they take without gaps.
+    /// The size of the elements in bytes, without gaps.
     pub(crate) fn len(&self) -> usize {
         self.count() * self.element.len()
     }
 
-    fn checked_len(&self) -> Result<usize, Raised> {
+    fn checked_len(&self) -> Result<usize, Exception> {
         let sum = self
             .shape
             .iter()
@@ -95,8 +105,8 @@ impl Layout {
         sum.filter(|len| isize::try_from(*len).is_ok()).ok_or_else(too_large)
     }
 
-    /// How many bytes there are before the first element's beginning, and from there to the end of the last.
-    pub(crate) fn extent(&self) -> Result<(usize, usize), Raised> {
+    /// The bytes before the first element (negative strides), and the bytes from there to the end of the last element.
+    pub(crate) fn extent(&self) -> Result<(usize, usize), Exception> {
         extent_of(self.element, &self.shape, &self.strides)
     }
 
@@ -106,6 +116,6 @@ impl Layout {
     }
 }
 
-fn too_large() -> Raised {
-    Raised::new("WrongValue", "an array cannot be larger than the address space")
+fn too_large() -> Exception {
+    Exception::new("WrongValue", "an array cannot be larger than the address space")
 }

@@ -1,19 +1,18 @@
-//! Memory with a shape, a type and an owner, in and out by DLPack and its like.
+//! Arrays: memory with a shape, an element type and an owner, imported and exported through DLPack and similar protocols.
 //!
-//! | room | what it holds |
+//! | module | content |
 //! |---|---|
-//! | `view` | the memory itself: where it is, and who keeps it |
-//! | `layout`, `element` | how its elements lie, and what they are |
-//! | `dlpack` | arrays of other frameworks, taken and given |
-//! | `exchange` | the same only looked at, by one call and without an object |
-//! | `buffer` | buffers of Python, and numpy's interfaces |
-//! | `private` | arrays of objects mapped copy-on-write, for frameworks that may write what they must not |
-//! | `values` | what the elements are, as numpy has them: indexing, numbers, comparison, printing |
-//! | `turn` | the stream that used an array last, for which the next one waits |
+//! | `view` | the memory: address, device and owner |
+//! | `layout`, `element` | shape and strides; element types |
+//! | `dlpack` | import and export through `__dlpack__` |
+//! | `exchange` | reads torch tensors through DLPack's C exchange API, without a Python object |
+//! | `buffer` | import through the buffer protocol and numpy's array interfaces |
+//! | `private` | copy-on-write exports of read-only objects |
+//! | `values` | element access through numpy: indexing, numbers, comparison, printing |
+//! | `stream_order` | the stream that used an array last, for which the next stream waits |
 //!
-//! What it keeps true: nothing is copied, but where DLPack asks for a copy, and page by page where a framework writes a
-//! read-only object that it took by DLPack. Whatever was made of an array, by however many
-//! frameworks, keeps its memory.
+//! Nothing is copied, except if a DLPack consumer requests a copy, and page by page if a framework writes to a read-only
+//! object that it imported through DLPack. Every view and export of an array keeps its memory alive.
 
 mod buffer;
 mod dlpack;
@@ -21,7 +20,7 @@ mod element;
 mod exchange;
 mod layout;
 mod private;
-mod turn;
+mod stream_order;
 mod values;
 mod view;
 
@@ -35,18 +34,18 @@ use pyo3::types::{PyDict, PyTuple};
 pub(crate) use element::{Element, element_types};
 pub(crate) use exchange::Exchange;
 pub(crate) use layout::{Layout, are_contiguous, extent_of};
-pub(crate) use turn::Turn;
-pub(crate) use view::{Owner, Place, View};
+pub(crate) use stream_order::FrameworkStream;
+pub(crate) use view::{DlDevice, Owner, View};
 
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::number::Shape;
-use turn::LastTurn;
+use stream_order::LastStream;
 
-/// A view of memory that keeps its owner, and that every framework takes without a copy.
+/// A view of memory that keeps its owner alive and that every framework imports without a copy.
 ///
-/// Ints and slices in ``[]`` select views, or a number; ``==``, ``bool``, iteration and printing are numpy's, which has to be
-/// installed for them. Values of a GPU's array are copied to the host, and the call waits for the work that uses the array; one of
-/// more than 1 MiB is printed without its values.
+/// Ints and slices in ``[]`` select views, or a number. ``==``, ``bool``, iteration and printing require numpy. Values on a
+/// GPU are copied to the host, and the call waits for the work that uses the array. An array on a GPU with more than 1 MiB is
+/// printed without its values.
 ///
 /// >>> import numpy, wholemem
 /// >>> array = wholemem.zeros((2, 3), "float32")
@@ -62,229 +61,238 @@ use turn::LastTurn;
 #[derive(Debug)]
 pub(crate) struct Array {
     view: View,
-    last: LastTurn,
-    /// Whether its users promise not to write it, so that it is given away as it is, and as if it could be written.
+    last: LastStream,
+    /// Whether the user promised not to write the array: a read-only array is then exported directly, as if it were writable.
     is_lent: bool,
 }
 
 impl Array {
     pub(crate) fn new(view: View) -> Self {
-        Self { view, last: LastTurn::default(), is_lent: false }
+        Self { view, last: LastStream::default(), is_lent: false }
     }
 
-    /// Its memory, for work that is going to be enqueued on a stream.
-    pub(crate) fn used_in(&self, py: Python<'_>, turn: &Turn) -> Result<View, Raised> {
-        if self.view.place.is_cuda() {
-            self.last.pass(py, turn)?;
+    /// The memory, for work that the caller enqueues on a stream next.
+    pub(crate) fn use_on(&self, py: Python<'_>, stream: &FrameworkStream) -> Result<View, Exception> {
+        if self.view.dl_device.is_cuda() {
+            self.last.update(py, stream)?;
         }
         Ok(self.view.clone())
     }
 
-    /// Its memory, for work on the default stream of its device.
-    fn settled(&self, py: Python<'_>) -> Result<View, Raised> {
+    /// The memory, for work on the default stream of its device.
+    fn on_default_stream(&self, py: Python<'_>) -> Result<View, Exception> {
         match self.last.get(py) {
-            Some(last) => self.used_in(py, &Turn::of_default(last.device())),
+            Some(last) => self.use_on(py, &FrameworkStream::default_of(last.device())),
             None => Ok(self.view.clone()),
         }
     }
 }
 
-/// An array of whatever kind, as a call takes it. `stream` is where a GPU will use it.
-pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
-    if let Ok(array) = given.cast::<Array>() {
+/// Imports an array of any framework. `stream` is the stream on which a GPU will use it.
+pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
+    if let Ok(array) = object.cast::<Array>() {
         return Ok(array.get().view.clone());
     }
-    take_foreign(given, stream).map_err(|error| explained(given, error))
+    import_foreign(object, stream).map_err(|error| explain(object, error))
 }
 
-/// What keeps somebody else's array from being taken, as an exception of ours.
-fn explained(given: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
-    let py = given.py();
-    let is_theirs = error.is_instance_of::<PyBufferError>(py)
+/// Converts an exception of another framework's export into an exception of this package.
+fn explain(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let py = object.py();
+    let is_foreign = error.is_instance_of::<PyBufferError>(py)
         || error.is_instance_of::<PyValueError>(py)
         || error.is_instance_of::<PyRuntimeError>(py);
-    let is_ours = || error.value(py).hasattr("hint").unwrap_or(false);
-    if !is_theirs || is_ours() {
+    let has_hint = || error.value(py).hasattr("hint").unwrap_or(false);
+    if !is_foreign || has_hint() {
         return error;
     }
-    let kind = given.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
-    let message = format!("this `{kind}` does not give its memory away: {}", error.value(py));
-    let hint =
-        "give an array of plain numbers that are there; of a tensor with a gradient, `tensor.detach()`";
-    let explained = PyErr::from(Raised::new("WrongValue", message).hint(hint));
-    explained.set_cause(py, Some(error));
-    explained
+    let kind = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
+    let message = format!("this `{kind}` cannot be imported: {}", error.value(py));
+    let hint = "pass an array of plain numbers with storage; for a tensor that requires a gradient, `tensor.detach()`";
+    let exception = PyErr::from(Exception::new("WrongValue", message).hint(hint));
+    exception.set_cause(py, Some(error));
+    exception
 }
 
-fn take_foreign(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
-    // First, since it is the quickest, and says of every array whether it can be written.
-    let refused = match buffer::is_buffer(given).then(|| buffer::take(given)) {
+fn import_foreign(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
+    // The buffer protocol is tried first: it is the fastest, and it reports whether the array is writable.
+    let refused = match buffer::is_buffer(object).then(|| buffer::import(object)) {
         Some(Ok(view)) => return Ok(view),
         Some(Err(refused)) => Some(refused),
         None => None,
     };
-    if given.hasattr("__dlpack__")? {
-        let (kind, id) = given.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
-        let on_gpu = Place { kind, id }.is_cuda();
-        let taken = dlpack::take(given, stream.filter(|_| on_gpu));
-        // Types that buffers do not have come this way; what comes neither way is refused for the first reason.
-        return taken.map_err(|error| refused.unwrap_or(error));
+    if object.hasattr("__dlpack__")? {
+        let (kind, id) = object.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
+        let on_gpu = DlDevice { kind, id }.is_cuda();
+        let imported = dlpack::import(object, stream.filter(|_| on_gpu));
+        // DLPack supports more types than buffers. If both protocols fail, the first error is reported.
+        return imported.map_err(|error| refused.unwrap_or(error));
     }
     if let Some(refused) = refused {
         return Err(refused);
     }
-    if let Ok(says) = given.getattr("__cuda_array_interface__") {
-        return buffer::take_cuda_interface(given, says.cast::<PyDict>()?, stream);
+    if let Ok(interface) = object.getattr("__cuda_array_interface__") {
+        return buffer::import_cuda_array_interface(object, interface.cast::<PyDict>()?, stream);
     }
-    if let Ok(says) = given.getattr("__array_interface__") {
-        return buffer::take_interface(given, says.cast::<PyDict>()?, Place::CPU);
+    if let Ok(interface) = object.getattr("__array_interface__") {
+        return buffer::import_array_interface(object, interface.cast::<PyDict>()?, DlDevice::CPU);
     }
-    let message = format!("`{}` is no array", given.get_type().name()?);
-    let hint = "give what has DLPack, a buffer or numpy's interface: an array of numpy, torch, CuPy or JAX, or `bytes`";
-    Err(Raised::new("WrongType", message).hint(hint).into())
+    let message = format!("`{}` is not an array", object.get_type().name()?);
+    let hint = "pass an object with DLPack, the buffer protocol or numpy's array interface: an array of numpy, torch, CuPy \
+            or JAX, or `bytes`";
+    Err(Exception::new("WrongType", message).hint(hint).into())
 }
 
-/// An array of whatever kind, of which a GPU's default stream may use what is enqueued so far.
-pub(crate) fn take_settled(given: &Bound<'_, PyAny>) -> PyResult<View> {
-    match given.cast::<Array>() {
-        Ok(array) => array.get().settled(given.py()).raised(),
-        Err(_) => take(given, Some(Turn::DEFAULT)),
+/// Imports an array of any framework for use on the default stream of its GPU, after the work that is enqueued on it.
+pub(crate) fn import_on_default_stream(object: &Bound<'_, PyAny>) -> PyResult<View> {
+    match object.cast::<Array>() {
+        Ok(array) => array.get().on_default_stream(object.py()).into_py(),
+        Err(_) => import(object, Some(FrameworkStream::DEFAULT)),
     }
 }
 
 #[pymethods]
 impl Array {
-    /// Shows the collector whose memory it is, so that an object which has an array of itself goes. Only if nobody else keeps
-    /// the owner, and would show it again; others begin to by a clone, which nobody takes without the interpreter's lock.
+    /// Reports the owner to Python's cycle collector, so that an object that holds an array of itself is freed. The owner is
+    /// reported only if this array has the only reference; other references are cloned only with the GIL held.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let owner = &self.view.owner;
         if Arc::strong_count(owner) > 1 {
             return Ok(());
         }
         visit.call(owner.downcast_ref::<Py<PyAny>>())?;
-        visit.call(owner.downcast_ref::<buffer::Held>().and_then(buffer::Held::object))
+        visit.call(owner.downcast_ref::<buffer::HeldBuffer>().and_then(buffer::HeldBuffer::object))
     }
 
-    /// How many elements there are in each dimension.
+    /// The length of each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.view.layout.shape)
     }
 
-    /// How many elements lie from one to the next in each dimension.
+    /// The stride of each dimension, in elements.
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.view.layout.strides)
     }
 
-    /// The type of the elements, by numpy's name: ``float32``; also ``bfloat16`` and ``float8_e4m3fn``.
+    /// The name of the element type, as in numpy: ``float32``; also ``bfloat16`` and ``float8_e4m3fn``.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.view.layout.element.name
     }
 
-    /// Where the memory is: ``cpu``, or ``cuda:0`` and so on.
+    /// The device of the memory: ``cpu``, ``cuda:0`` and so on.
     #[getter]
     fn device(&self) -> String {
-        self.view.place.to_string()
+        self.view.dl_device.to_string()
     }
 
-    /// Whether the elements must not be written.
+    /// Whether the array is read-only.
     #[getter]
     fn readonly(&self) -> bool {
         self.view.readonly
     }
 
-    /// How many dimensions there are.
+    /// The number of dimensions.
     #[getter]
     fn ndim(&self) -> usize {
         self.view.layout.shape.len()
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[getter]
     fn size(&self) -> usize {
         self.view.layout.count()
     }
 
-    /// How many bytes an element takes.
+    /// The size of an element in bytes.
     #[getter]
     fn itemsize(&self) -> usize {
         self.view.layout.element.len()
     }
 
-    /// How many bytes all elements take, without gaps.
+    /// The size of all elements in bytes, without gaps.
     #[getter]
     fn nbytes(&self) -> usize {
         self.view.layout.len()
     }
 
-    /// Whether the elements follow each other without gaps, the last dimension fastest.
+    /// Whether the elements are contiguous, the last dimension fastest.
     #[getter]
     fn is_contiguous(&self) -> bool {
         self.view.layout.is_contiguous()
     }
 
-    /// The address of the first element.
+    /// Returns the address of the first element.
     fn data_ptr(&self) -> u64 {
         self.view.address
     }
 
     fn __len__(&self) -> PyResult<usize> {
         let rows = self.view.layout.shape.first().and_then(|rows| usize::try_from(*rows).ok());
-        rows.ok_or_else(|| Raised::new("WrongType", "a single number has no length").into())
+        rows.ok_or_else(|| Exception::new("WrongType", "an array without dimensions has no length").into())
     }
 
-    /// The array as numpy has it, without a copy.
+    /// Returns a numpy array of the same memory.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Unsupported: The memory is on a GPU, or numpy does not have the element type.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let View { layout, place, .. } = &slf.get().view;
-        let refused = |message: String| Raised::new("Unsupported", message);
-        if !place.is_host() {
-            let hint = "take it with torch or CuPy: `torch.from_dlpack(array)`";
-            return Err(refused(format!("numpy does not reach memory of {place}")).hint(hint).into());
+        let View { layout, dl_device, .. } = &slf.get().view;
+        let refused = |message: String| Exception::new("Unsupported", message);
+        if !dl_device.is_host() {
+            let hint = "use torch or CuPy: `torch.from_dlpack(array)`";
+            return Err(refused(format!("numpy cannot access memory on {dl_device}")).hint(hint).into());
         }
         if layout.element.typestr.is_none() {
-            let hint = "take it with torch, or as bytes: `array.memoryview()`";
-            return Err(refused(format!("numpy has no type like {}", layout.element.name)).hint(hint).into());
+            let hint = "use torch, or the bytes: `array.memoryview()`";
+            return Err(refused(format!("numpy has no type {}", layout.element.name)).hint(hint).into());
         }
         slf.py().import("numpy")?.call_method1("asarray", (slf,))
     }
 
-    /// The array as a buffer of Python, without a copy.
+    /// Returns a ``memoryview`` of the same memory.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Unsupported: The memory is on a GPU.
+    ///     wholemem.errors.WrongStride: The array is not contiguous.
     fn memoryview<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let View { place, .. } = &slf.get().view;
-        if !place.is_host() {
-            return Err(Raised::new(
+        let View { dl_device, .. } = &slf.get().view;
+        if !dl_device.is_host() {
+            return Err(Exception::new(
                 "Unsupported",
-                format!("the processor does not reach memory of {place}"),
+                format!("the CPU cannot access memory on {dl_device}"),
             )
             .into());
         }
-        slf.get().view.check_contiguous("the array").raised()?;
+        slf.get().view.check_contiguous("the array").into_py()?;
         slf.py().import("wholemem.buffers")?.call_method1("memoryview_of", (slf,))
     }
 
-    /// The same memory, of which frameworks are told that they must not write it.
+    /// Returns an array of the same memory that is exported as read-only.
     fn as_readonly(&self, py: Python<'_>) -> PyResult<Self> {
-        self.same(py, View { readonly: true, ..self.view.clone() }, false).raised()
+        self.with_view(py, View { readonly: true, ..self.view.clone() }, false).into_py()
     }
 
-    /// The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises
-    /// not to. By DLPack an array of an object is given as it is then, not in a copy-on-write map.
+    /// Returns an array of the same memory for a framework without a read-only flag, such as JAX. The caller promises not to
+    /// write to it.
+    ///
+    /// DLPack then exports a read-only object directly instead of as a copy-on-write map.
     fn lent(&self, py: Python<'_>) -> PyResult<Self> {
-        self.same(py, self.view.clone(), true).raised()
+        self.with_view(py, self.view.clone(), true).into_py()
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
-        let Place { kind, id } = self.view.place.told();
+        let DlDevice { kind, id } = self.view.dl_device.exported();
         (kind, id)
     }
 
-    /// A read-only array of an object in host memory is exported in a copy-on-write map of its own, with the flag that says
-    /// that it is read-only where there is one.
+    /// Exports the array through DLPack. A read-only object in host memory is exported as a copy-on-write map, with the
+    /// read-only flag in a versioned capsule.
     ///
-    /// `stream` is where the array will be used: minus one for whoever sees to the order himself, and the default one for
-    /// whoever does not say.
+    /// `stream` is the stream on which the consumer will use the array; -1 if the consumer orders the work itself. Without it,
+    /// the default stream is used.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -294,46 +302,49 @@ impl Array {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let refused = |message: &str| Raised::new("CannotExport", message);
+        let refused = |message: &str| Exception::new("CannotExport", message);
         if dl_device.is_some_and(|device| device != self.__dlpack_device__()) {
-            let message = format!("the array is on {}, and is given away where it is", self.view.place);
-            return Err(refused(&message).hint("take it there, and copy it with your framework").into());
+            let message =
+                format!("the array is on {}, and cannot be exported to another device", self.view.dl_device);
+            return Err(refused(&message)
+                .hint("import it on its device, and copy it with your framework")
+                .into());
         }
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        let is_exposed = self.view.readonly && !self.is_lent && copy != Some(true);
-        let private = if is_exposed { private::mapped_private(&self.view).raised()? } else { None };
-        if is_exposed && private.is_none() && !versioned && self.view.layout.count() > 0 {
-            let message = "the array is read-only, which DLPack cannot say before version 1";
-            let hint = "use a newer numpy or torch, or promise not to write it: give `array.lent()`";
+        let needs_protection = self.view.readonly && !self.is_lent && copy != Some(true);
+        let private = if needs_protection { private::map_copy_on_write(&self.view).into_py()? } else { None };
+        if needs_protection && private.is_none() && !versioned && self.view.layout.count() > 0 {
+            let message = "the array is read-only, and DLPack before version 1 has no read-only flag";
+            let hint = "use a newer numpy or torch, or promise not to write to it: pass `array.lent()`";
             return Err(refused(message).hint(hint).into());
         }
         let stream = u64::try_from(stream.unwrap_or(0)).ok();
         if let (Some(last), Some(stream)) = (self.last.get(py), stream) {
-            // SAFETY: by DLPack's protocol the consumer names a stream of the array's device on which it will use the array.
-            unsafe { Turn::new(last.device(), stream, None) }.follow(&last).raised()?;
+            // SAFETY: by the DLPack protocol, the consumer names a stream of the array's device.
+            unsafe { FrameworkStream::new(last.device(), stream, None) }.wait_for(&last).into_py()?;
         }
         if copy == Some(true) {
-            let copy = py.detach(|| self.view.copied(stream)).raised()?;
-            return dlpack::give(py, &copy, versioned, true);
+            let copy = py.detach(|| self.view.copied(stream)).into_py()?;
+            return dlpack::export(py, &copy, versioned, true);
         }
-        dlpack::give(py, private.as_ref().unwrap_or(&self.view), versioned, false)
+        dlpack::export(py, private.as_ref().unwrap_or(&self.view), versioned, false)
     }
 
-    /// Asked by numpy when it finds no other way.
+    /// Called by numpy if the array supports no other protocol.
     #[pyo3(signature = (*arguments, **named))]
     pub(crate) fn __array__<'py>(
         slf: &Bound<'py, Self>,
         arguments: &Bound<'py, PyTuple>,
         named: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // Types and copies are seen to by numpy, whose versions take different arguments.
+        // numpy converts and copies; its versions pass different arguments.
         Self::numpy(slf)?.call_method("__array__", arguments, named)
     }
 
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if !self.view.place.is_host() {
-            // numpy then looks for other ways, and finds none.
+        if !self.view.dl_device.is_host() {
+            // numpy then tries other protocols, and finds none.
             return Err(PyAttributeError::new_err("__array_interface__"));
         }
         self.interface(py)
@@ -341,55 +352,78 @@ impl Array {
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if !self.view.place.is_cuda() {
+        if !self.view.dl_device.is_cuda() {
             return Err(PyAttributeError::new_err("__cuda_array_interface__"));
         }
-        let says = self.interface(py)?;
-        says.set_item("stream", self.last.told())?;
-        Ok(says)
+        let interface = self.interface(py)?;
+        interface.set_item("stream", self.last.handle())?;
+        Ok(interface)
     }
 }
 
 impl Array {
-    /// A view of the same memory, in the same turn.
-    fn same(&self, py: Python<'_>, view: View, is_lent: bool) -> Result<Self, Raised> {
-        let same = Self { is_lent, ..Self::new(view) };
+    /// An array of the same memory with the same last stream.
+    fn with_view(&self, py: Python<'_>, view: View, is_lent: bool) -> Result<Self, Exception> {
+        let array = Self { is_lent, ..Self::new(view) };
         if let Some(last) = self.last.get(py) {
-            same.last.pass(py, &last)?;
+            array.last.update(py, &last)?;
         }
-        Ok(same)
+        Ok(array)
     }
 
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let View { address, layout, readonly, .. } = &self.view;
         let Some(typestr) = layout.element.typestr else {
-            return Err(PyAttributeError::new_err(format!("numpy has no type like {}", layout.element.name)));
+            return Err(PyAttributeError::new_err(format!("numpy has no type {}", layout.element.name)));
         };
-        let says = PyDict::new(py);
-        says.set_item("version", 3)?;
-        says.set_item("shape", self.shape(py)?)?;
-        says.set_item("typestr", typestr)?;
-        says.set_item("data", (address, readonly))?;
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", self.shape(py)?)?;
+        interface.set_item("typestr", typestr)?;
+        interface.set_item("data", (address, readonly))?;
         let len = i64::try_from(layout.element.len()).unwrap_or(1);
         let strides = PyTuple::new(py, layout.strides.iter().map(|stride| stride * len))?;
         if layout.is_contiguous() {
-            says.set_item("strides", py.None())?;
+            interface.set_item("strides", py.None())?;
         } else {
-            says.set_item("strides", strides)?;
+            interface.set_item("strides", strides)?;
         }
-        Ok(says)
+        Ok(interface)
     }
 }
 
-/// New memory of this process, zero.
+/// Creates an array of zeros in host memory.
+///
+/// Args:
+///     shape: The length of each dimension, or one int.
+///     dtype: The element type: a name such as ``float32``, or a dtype of numpy or torch.
+///
+/// Returns:
+///     A writable array.
+///
+/// Raises:
+///     wholemem.errors.OutOfMemory: The memory cannot be allocated.
+///     wholemem.errors.WrongType: The element type does not exist.
+///     wholemem.errors.WrongValue: The shape has a negative or too large length.
 #[pyfunction]
 pub(crate) fn zeros(shape: Shape, dtype: Element) -> PyResult<Array> {
-    let layout = Layout::contiguous(dtype, &shape.signed()).raised()?;
-    View::zeroed(layout).map(Array::new).raised()
+    let layout = Layout::contiguous(dtype, &shape.signed()).into_py()?;
+    View::zeroed(layout).map(Array::new).into_py()
 }
 
-/// A view of an array of any framework, or of a buffer of Python, without a copy.
+/// Returns a view of an array of any framework, or of a buffer, without a copy.
+///
+/// Args:
+///     object: An object with DLPack, the buffer protocol or numpy's array interface.
+///
+/// Returns:
+///     An array that keeps ``object`` alive.
+///
+/// Raises:
+///     wholemem.errors.Unsupported: The object uses a DLPack version that is not supported.
+///     wholemem.errors.WrongType: The object is not an array, or its element type is not supported.
+///     wholemem.errors.WrongValue: The array cannot be imported, for example because it has no memory.
 #[pyfunction]
 pub(crate) fn asarray(object: &Bound<'_, PyAny>) -> PyResult<Array> {
-    take(object, None).map(Array::new)
+    import(object, None).map(Array::new)
 }

@@ -1,9 +1,8 @@
-//! Arrays of a store's objects in copy-on-write maps, for frameworks that may write what they must not.
+//! Exports read-only arrays of the store as copy-on-write maps, because some frameworks ignore the read-only flag.
 //!
-//! An object in host memory is mapped read-only, so that a write through a pointer to it ends the process. DLPack hands out
-//! such a pointer. Before version 1 it cannot say that the memory is read-only, and torch ignores the flag that says so
-//! since; nothing in the call tells torch from a framework that honours the flag. So every export maps the object once more:
-//! writes stay in that map, of which no other array knows.
+//! An object in host memory is mapped read-only, so a write through a pointer ends the process. DLPack exports such a
+//! pointer. Before version 1 it has no read-only flag, and torch ignores the flag; an export cannot detect which framework
+//! consumes it. So every export maps the object again, copy-on-write: writes are visible only in that map.
 
 use std::sync::Arc;
 
@@ -11,25 +10,25 @@ use wholemem_os::PrivateMap;
 use wholemem_store::{Object, PackObject};
 
 use super::view::{Owner, View};
-use crate::error::Raised;
+use crate::error::Exception;
 
-/// A map, and the object whose bytes it shows.
+/// A copy-on-write map, and the object whose pages it shows.
 #[derive(Debug)]
-struct Private {
-    // Pages that were not written are the object's: they are unmapped before it is let go.
+struct CopyOnWriteMap {
+    // Unwritten pages belong to the object, so the map is dropped before the object.
     _map: Arc<PrivateMap>,
     _object: Owner,
 }
 
-/// The object that an array lies in, if it was got from a store.
+/// The object that contains an array, if the array comes from a store.
 fn object_of(view: &View) -> Option<&Object> {
     let owner = &view.owner;
     owner.downcast_ref::<Object>().or_else(|| owner.downcast_ref::<PackObject>().map(PackObject::whole))
 }
 
-/// The same elements in a copy-on-write map of their own. `None` of what is no array of an object in host memory: only
-/// those have a file behind them.
-pub(super) fn mapped_private(view: &View) -> Result<Option<View>, Raised> {
+/// Maps the same elements copy-on-write. Returns `None` if the array is not part of an object in host memory: only such
+/// objects have a file descriptor to map.
+pub(super) fn map_copy_on_write(view: &View) -> Result<Option<View>, Exception> {
     let (before, behind) = view.layout.extent()?;
     let Some(object) = object_of(view).filter(|object| object.is_cpu() && before + behind > 0) else {
         return Ok(None);
@@ -37,10 +36,10 @@ pub(super) fn mapped_private(view: &View) -> Result<Option<View>, Raised> {
     let begin = object.span()?.address();
     let first = view.address.checked_sub(before as u64).and_then(|first| first.checked_sub(begin));
     let Some(offset) = first.and_then(|offset| usize::try_from(offset).ok()) else {
-        unreachable!("an array at {:#x} lies before its object at {begin:#x}", view.address);
+        unreachable!("the array at {:#x} begins before its object at {begin:#x}", view.address);
     };
     let map = object.map_private(offset, before + behind)?;
     let address = map.address().as_ptr().expose_provenance() as u64 + before as u64;
-    let owner = Arc::new(Private { _map: map, _object: Arc::clone(&view.owner) });
+    let owner = Arc::new(CopyOnWriteMap { _map: map, _object: Arc::clone(&view.owner) });
     Ok(Some(View { address, owner, ..view.clone() }))
 }

@@ -1,8 +1,8 @@
-//! The values of an array, as numpy has them: indexing, conversion to numbers, comparison and printing.
+//! The values of an array through numpy: indexing, conversion to numbers, comparison and printing.
 //!
-//! numpy is imported by the first call that needs it, and need not be installed for anything else. Values of a GPU's array are
-//! copied to the host, and the call waits for the work that was enqueued on the array. `bfloat16`, which numpy does not
-//! have, becomes `float32`, which has all its values.
+//! numpy is imported by the first call that needs it; nothing else requires it. Values on a GPU are copied to the host, and
+//! the call waits for the work that is enqueued on the array. numpy has no `bfloat16`: such values are converted to
+//! `float32`, which represents all of them.
 
 use pyo3::exceptions::PyModuleNotFoundError;
 use pyo3::prelude::*;
@@ -11,16 +11,16 @@ use wholemem_hal::Rights;
 
 use super::element::Element;
 use super::layout::Layout;
-use super::view::{Place, View};
-use super::{Array, Turn};
-use crate::error::{Raised, Raises};
+use super::view::{DlDevice, View};
+use super::{Array, FrameworkStream};
+use crate::error::{Exception, IntoPyResult};
 use crate::number::signed;
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
-/// A GPU's array of more bytes is printed without its values: they would all be copied.
+/// An array on a GPU with more bytes is printed without its values, because printing copies all of them.
 const PRINTED_FROM_GPU: usize = 1 << 20;
 
-/// The view that basic indexing selects, and whether it is one element.
+/// The view that basic indexing selects, and whether it is a single element.
 fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     let py = key.py();
     let key = key.cast::<PyTuple>().cloned().or_else(|_| PyTuple::new(py, [key]))?;
@@ -30,7 +30,7 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     let used = key.iter().filter(|item| !item.is_none() && !is_ellipsis(item)).count();
     if used > dims || ellipses > 1 {
         let message = format!("{used} indices and {ellipses} ellipses do not fit {dims} dimensions");
-        return Err(Raised::new("BadIndex", message).into());
+        return Err(Exception::new("BadIndex", message).into());
     }
     let (mut offset, mut shape, mut strides) = (0, Vec::new(), Vec::new());
     let mut rest = view.layout.shape.iter().copied().zip(view.layout.strides.iter().copied());
@@ -47,7 +47,7 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
                 Position::At(index) => index * stride,
                 Position::Range { start, count, step } => {
                     shape.push(count);
-                    // The distance to a second element, which a step may lead beyond all addresses without.
+                    // With at most one element the step has no effect, and `stride * step` could overflow.
                     strides.push(if count > 1 { stride * step } else { stride });
                     if count == 0 { 0 } else { start * stride }
                 }
@@ -59,14 +59,14 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     strides.extend(steps);
     let is_element = shape.is_empty() && ellipses == 0;
     let element = view.layout.element;
-    let layout = Layout::strided(element, shape, strides).raised()?;
-    // Every index is within its dimension, so that the first selected element lies in the array.
+    let layout = Layout::strided(element, shape, strides).into_py()?;
+    // Every index is within its dimension, so the first selected element is inside the array.
     let bytes = offset * i64::try_from(element.len()).unwrap_or(1);
-    let address = view.address.checked_add_signed(bytes).expect("an array within the address space");
+    let address = view.address.checked_add_signed(bytes).expect("the array is inside the address space");
     Ok((View { address, layout, ..view.clone() }, is_element))
 }
 
-/// What an index selects of a dimension.
+/// What an index selects in one dimension.
 enum Position {
     At(i64),
     Range { start: i64, count: i64, step: i64 },
@@ -85,9 +85,9 @@ fn position(item: &Bound<'_, PyAny>, len: i64) -> PyResult<Position> {
         && (item.is_instance_of::<PyInt>() || item.hasattr("__index__")?)
         && !item.hasattr("__len__")?;
     if !is_index {
-        let message = format!("an array is not indexed by a `{}`", item.get_type().name()?);
-        let hint = "give ints and slices, or index what numpy has: `array.numpy()[...]`";
-        return Err(Raised::new("WrongType", message).hint(hint).into());
+        let message = format!("an array cannot be indexed by a `{}`", item.get_type().name()?);
+        let hint = "use ints and slices, or index the numpy array: `array.numpy()[...]`";
+        return Err(Exception::new("WrongType", message).hint(hint).into());
     }
     let index: i64 = item.extract()?;
     let found = if index < 0 { index + len } else { index };
@@ -95,29 +95,29 @@ fn position(item: &Bound<'_, PyAny>, len: i64) -> PyResult<Position> {
         return Ok(Position::At(found));
     }
     let message = format!("index {index} is out of range for a dimension of {len} elements");
-    Err(Raised::new("BadIndex", message).into())
+    Err(Exception::new("BadIndex", message).into())
 }
 
 impl View {
-    /// The same elements in memory of this process, copied if they are on a GPU, behind what was enqueued on the stream.
-    fn on_host(&self, py: Python<'_>, turn: Option<Turn>) -> PyResult<Self> {
-        if self.place.is_host() {
+    /// The same elements in host memory. Elements on a GPU are copied, after the work that is enqueued on the stream.
+    fn on_host(&self, py: Python<'_>, last: Option<FrameworkStream>) -> PyResult<Self> {
+        if self.dl_device.is_host() {
             return Ok(self.clone());
         }
-        let device = self.place.device().raised()?;
-        let (before, behind) = self.layout.extent().raised()?;
-        let span = self.span("the array", &device, Rights::Read).raised()?;
-        let stream = turn.unwrap_or_else(|| Turn::of_default(&device)).stream();
+        let device = self.dl_device.device().into_py()?;
+        let (before, behind) = self.layout.extent().into_py()?;
+        let span = self.span("the array", &device, Rights::Read).into_py()?;
+        let stream = last.unwrap_or_else(|| FrameworkStream::default_of(&device)).stream();
         let mut bytes = vec![0; before + behind];
-        waiting(py, || stream.read(&span, &mut bytes))?;
-        let layout = Layout::contiguous(Element::BYTE, &[signed(bytes.len())]).raised()?;
-        let copy = Self::zeroed(layout).raised()?;
-        copy.write_bytes("the copy", &bytes).raised()?;
+        run_blocking(py, || stream.read(&span, &mut bytes))?;
+        let layout = Layout::contiguous(Element::BYTE, &[signed(bytes.len())]).into_py()?;
+        let copy = Self::zeroed(layout).into_py()?;
+        copy.write_bytes("the copy", &bytes).into_py()?;
         let address = copy.address + before as u64;
         Ok(Self {
             address,
             layout: self.layout.clone(),
-            place: Place::CPU,
+            dl_device: DlDevice::CPU,
             readonly: true,
             owner: copy.owner,
         })
@@ -125,18 +125,20 @@ impl View {
 }
 
 impl Array {
-    /// The elements as an array of numpy.
+    /// The elements as a numpy array.
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let numpy = py.import("numpy").map_err(|error| {
             if !error.is_instance_of::<PyModuleNotFoundError>(py) {
                 return error;
             }
-            let message = "the values of an array are read by numpy, which is not installed";
-            Raised::new("Unsupported", message).hint("install numpy, or take the array with torch").into()
+            let message = "reading the values of an array requires numpy, which is not installed";
+            Exception::new("Unsupported", message)
+                .hint("install numpy, or use torch: `torch.from_dlpack(array)`")
+                .into()
         })?;
         let view = self.view.on_host(py, self.last.get(py))?;
         let element = view.layout.element;
-        let (view, is_widened) = match element.half_of_float32() {
+        let (view, is_widened) = match element.bfloat16_bits() {
             Some(half) => (View { layout: Layout { element: half, ..view.layout.clone() }, ..view }, true),
             None => (view, false),
         };
@@ -146,27 +148,37 @@ impl Array {
         }
         let wide = values.call_method1("astype", (numpy.getattr("uint32")?,))?;
         let wide = wide.call_method1("__lshift__", (16,))?;
-        // What numpy made of a single element is a scalar.
+        // For an array without dimensions, `__lshift__` returns a numpy scalar.
         numpy.call_method1("asarray", (wide,))?.call_method1("view", (numpy.getattr("float32")?,))
     }
 
     /// The values as numpy prints them.
-    fn printed(&self, py: Python<'_>) -> PyResult<String> {
+    fn format_values(&self, py: Python<'_>) -> PyResult<String> {
         let values = self.values(py)?;
-        let says = pyo3::types::PyDict::new(py);
-        says.set_item("separator", ", ")?;
-        says.set_item("prefix", "Array(")?;
-        py.import("numpy")?.call_method("array2string", (values,), Some(&says))?.extract()
+        let kwargs = pyo3::types::PyDict::new(py);
+        kwargs.set_item("separator", ", ")?;
+        kwargs.set_item("prefix", "Array(")?;
+        py.import("numpy")?.call_method("array2string", (values,), Some(&kwargs))?.extract()
     }
 }
 
 #[pymethods]
 impl Array {
-    /// Ints, slices, ``...`` and ``None`` select a view of the same memory, or a number where they select one element.
+    /// Selects a view of the same memory, or a number if a single element is selected.
+    ///
+    /// Args:
+    ///     key: Ints, slices, ``...`` and ``None``, as for numpy's basic indexing.
+    ///
+    /// Returns:
+    ///     An :class:`Array` that shares the memory, or a Python number.
+    ///
+    /// Raises:
+    ///     wholemem.errors.BadIndex: An index is out of range, or there are too many indices.
+    ///     wholemem.errors.WrongType: The key is not an int, slice, ``...`` or ``None``.
     fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (view, is_element) = indexed(&self.view, key)?;
-        let found = self.same(py, view, self.is_lent).raised()?;
-        if is_element { found.item(py) } else { Ok(Bound::new(py, found)?.into_any()) }
+        let selected = self.with_view(py, view, self.is_lent).into_py()?;
+        if is_element { selected.item(py) } else { Ok(Bound::new(py, selected)?.into_any()) }
     }
 
     fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -175,18 +187,22 @@ impl Array {
         builtins.call_method1("map", (slf.getattr("__getitem__")?, numbers))
     }
 
-    /// The only element, as a number of Python. A GPU's is copied to the host.
+    /// Returns the only element as a Python number. An element on a GPU is copied to the host.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: The array does not have exactly one element.
     fn item<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.view.layout.count() != 1 {
-            let message = format!("an array of {} elements is no single number", self.view.layout.count());
-            return Err(Raised::new("WrongValue", message)
-                .hint("select one element, such as `array[0, 0]` of two dimensions")
+            let message =
+                format!("an array of {} elements cannot be converted to a number", self.view.layout.count());
+            return Err(Exception::new("WrongValue", message)
+                .hint("select one element, for example `array[0, 0]`")
                 .into());
         }
         self.values(py)?.call_method0("item")
     }
 
-    /// The elements as numbers of Python, in lists of lists. A GPU's are copied to the host.
+    /// Returns the elements as nested lists of Python numbers. Elements on a GPU are copied to the host.
     fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.values(py)?.call_method0("tolist")
     }
@@ -203,34 +219,40 @@ impl Array {
         self.values(py)?.is_truthy()
     }
 
-    /// Element by element, as numpy compares: an array of numpy.
+    /// Compares element by element.
+    ///
+    /// Args:
+    ///     other: An array or a number.
+    ///
+    /// Returns:
+    ///     A numpy array of ``bool``.
     fn __eq__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.compared(other, "equal", py)
+        self.compare(other, "equal", py)
     }
 
     fn __ne__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.compared(other, "not_equal", py)
+        self.compare(other, "not_equal", py)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let View { layout, place, readonly, .. } = &self.view;
+        let View { layout, dl_device, readonly, .. } = &self.view;
         let only = if *readonly { ", readonly" } else { "" };
         let shape = PyTuple::new(py, &layout.shape)?;
-        let says = format!("shape={shape}, dtype={}, device={place}{only}", layout.element.name);
-        // Printing raises nothing: without numpy, or a GPU that answers, the values are left out.
-        let is_shown = place.is_host() || layout.len() <= PRINTED_FROM_GPU;
-        match is_shown.then(|| self.printed(py)) {
-            Some(Ok(values)) => Ok(format!("Array({values}, {says})")),
-            _ => Ok(format!("Array({says})")),
+        let properties = format!("shape={shape}, dtype={}, device={dl_device}{only}", layout.element.name);
+        // `repr` does not raise: if numpy is missing or the GPU fails, the values are omitted.
+        let is_shown = dl_device.is_host() || layout.len() <= PRINTED_FROM_GPU;
+        match is_shown.then(|| self.format_values(py)) {
+            Some(Ok(values)) => Ok(format!("Array({values}, {properties})")),
+            _ => Ok(format!("Array({properties})")),
         }
     }
 }
 
 impl Array {
-    fn compared<'py>(
+    fn compare<'py>(
         &self,
         other: &Bound<'py, PyAny>,
-        how: &str,
+        ufunc: &str,
         py: Python<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let values = self.values(py)?;
@@ -238,6 +260,6 @@ impl Array {
             Ok(other) => other.get().values(py)?,
             Err(_) => other.clone(),
         };
-        py.import("numpy")?.call_method1(how, (values, other))
+        py.import("numpy")?.call_method1(ufunc, (values, other))
     }
 }

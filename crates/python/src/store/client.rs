@@ -1,4 +1,4 @@
-//! A connection to a store: see `wholemem.store.Client`.
+//! `wholemem.store.Client`: a connection to a store.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -10,21 +10,28 @@ use wholemem_store::{Client as Connection, Error, Refusal};
 
 use super::draft::{Draft, PackDraft};
 use super::entry::{Entry, Status};
-use super::given::{self, Given};
-use super::lease::{self, Named};
+use super::put_value::{self, PutValue};
 use super::share;
+use super::stored::{self, StoredValue};
 use super::watch::Watch;
 use crate::array::{self, Element, Layout};
 use crate::device::DeviceName;
-use crate::error::{Raised, Raises};
+use crate::error::{Exception, IntoPyResult};
 use crate::number::Shape;
-use crate::wait::{Closed, waiting, waiting_unless};
+use crate::wait::{ClosedFlag, run_blocking, run_blocking_unless};
 
-/// A connection to a store, which ``wholemem serve`` serves. Threads may share it; a forked child makes its own.
+/// A connection to a store that ``wholemem serve`` serves. Threads may share it; a forked child needs its own.
 ///
-/// The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up the
-/// interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay. Once a call has
-/// found that the store has ended, every later one raises :class:`wholemem.errors.ServerLost`.
+/// Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
+/// its arrays stay valid. After a call has detected that the store has ended, every later call raises
+/// :class:`wholemem.errors.ServerLost`.
+///
+/// Args:
+///     socket: The path of the store's socket. ``None`` uses ``WHOLEMEM_SOCKET``, or else this user's default socket.
+///
+/// Raises:
+///     wholemem.errors.NotAllowed: This user may not connect to the socket.
+///     wholemem.errors.ServerLost: No store is served at the socket.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -41,30 +48,30 @@ use crate::wait::{Closed, waiting, waiting_unless};
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
-    /// `None` once it is closed.
+    /// `None` after `close`.
     open: Mutex<Option<Connection>>,
-    closed: Closed,
+    closed: ClosedFlag,
     epoch: ForkEpoch,
 }
 
-/// So many seconds, of which there may be no end.
-fn seconds_of(seconds: f64) -> Result<Duration, Raised> {
+/// Converts seconds to a duration. Infinity is allowed.
+fn seconds_of(seconds: f64) -> Result<Duration, Exception> {
     if seconds == f64::INFINITY {
         return Ok(Duration::MAX);
     }
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Raised::new("WrongValue", format!("cannot wait for {seconds} seconds")))
+        .map_err(|_| Exception::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
 }
 
-/// In so many seconds, or never.
-pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Raised> {
+/// The deadline in a number of seconds. Infinity is allowed.
+pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Exception> {
     seconds_of(seconds).map(Deadline::after)
 }
 
 impl Client {
-    /// The connection, unless it was closed, or this is a forked child.
-    fn open(&self) -> Result<Connection, Raised> {
-        // Before the lock, which in a child may be held by a thread that is not there.
+    /// The connection, unless it was closed or this is a forked child.
+    fn connection(&self) -> Result<Connection, Exception> {
+        // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
         if !self.epoch.is_current() {
             return Err(Error::Forked.into());
         }
@@ -72,23 +79,23 @@ impl Client {
         open.clone().ok_or_else(closed)
     }
 
-    /// Makes a call that waits, until it is answered or this client is closed.
-    fn waiting<T, E>(&self, py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
+    /// Runs a call that may block, until the server responds or this client is closed.
+    fn run_blocking<T, E>(&self, py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
     where
         T: Send,
-        E: Into<Raised> + Send,
+        E: Into<Exception> + Send,
     {
         let closed = self.closed.clone();
-        waiting_unless(py, move || closed.is_set(), call)
+        run_blocking_unless(py, move || closed.is_set(), call)
     }
 
-    /// The connection for who makes something of a name, waiting for room so long where the quota is full. Below, what has
-    /// no name is got by its number, which here nobody could.
-    fn open_for_room(&self, name: &str, timeout: Option<f64>) -> Result<Connection, Raised> {
+    /// The connection for a call that creates an object, with the time to wait for quota. Objects without a name exist in the
+    /// store, but Python has no call to get them, so an empty name is an error.
+    fn connection_with_timeout(&self, name: &str, timeout: Option<f64>) -> Result<Connection, Exception> {
         if name.is_empty() {
             return Err(Error::EmptyName.into());
         }
-        let client = self.open()?;
+        let client = self.connection()?;
         Ok(match timeout {
             Some(timeout) => client.waiting_for_space(seconds_of(timeout)?),
             None => client,
@@ -101,54 +108,78 @@ impl Client {
     #[new]
     #[pyo3(signature = (socket=None))]
     fn new(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<Self> {
-        let epoch = ForkEpoch::current().raised()?;
-        let socket = wholemem_store::socket(socket.as_deref()).raised()?;
-        let client = waiting(py, || Connection::connect(&socket))?;
-        Ok(Self { socket, open: Mutex::new(Some(client)), closed: Closed::default(), epoch })
+        let epoch = ForkEpoch::current().into_py()?;
+        let socket = wholemem_store::socket(socket.as_deref()).into_py()?;
+        let client = run_blocking(py, || Connection::connect(&socket))?;
+        Ok(Self { socket, open: Mutex::new(Some(client)), closed: ClosedFlag::default(), epoch })
     }
 
-    /// The socket of the store.
+    /// The path of the store's socket.
     #[getter]
     fn socket(&self) -> PathBuf {
         self.socket.clone()
     }
 
-    /// Whether it was closed.
+    /// Whether the connection was closed.
     #[getter]
     fn closed(&self) -> bool {
         self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// What has a name now: an :class:`Array`, read-only, or a :class:`Pack` of them. Nothing is copied.
+    /// Gets the current object of a name, without a copy.
     ///
-    /// Frameworks that take an array of host memory by DLPack get a copy-on-write map of it, one for each export, since
-    /// torch and others write to memory that is read-only: what a tensor writes stays in that tensor. ``array.numpy()`` and
-    /// the buffer protocol are the shared memory itself. Of an object on a GPU, ``torch.from_dlpack(array)`` is a tensor of
-    /// the same memory: work that writes it fails, and takes the process's GPU context along; ``copy=True`` makes one to
-    /// be written. With a ``timeout`` it is waited for, so many seconds. What was got before is got again in a
-    /// microsecond, without a system call.
+    /// DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
+    /// write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer
+    /// protocol use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel that writes
+    /// to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a writable copy.
+    ///
+    /// Getting an object again takes about a microsecond and no system call.
+    ///
+    /// Args:
+    ///     name: The name of the object.
+    ///     timeout: Seconds to wait until the name exists. ``None`` does not wait.
+    ///
+    /// Returns:
+    ///     A read-only :class:`Array`, or a :class:`Pack`.
+    ///
+    /// Raises:
+    ///     wholemem.errors.NotFound: The name does not exist.
+    ///     wholemem.errors.Timeout: The name did not appear in time.
     #[pyo3(signature = (name, timeout=None))]
-    fn get(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Named> {
-        let client = self.open().raised()?;
-        let object = match client.get_mapped(name).raised()? {
+    fn get(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<StoredValue> {
+        let client = self.connection().into_py()?;
+        let object = match client.get_mapped(name).into_py()? {
             Some(object) => object,
             None => match timeout {
-                None => self.waiting(py, || client.get(name))?,
+                None => self.run_blocking(py, || client.get(name))?,
                 Some(seconds) => {
-                    let deadline = deadline_of(seconds).raised()?;
-                    self.waiting(py, || {
-                        client.get_within(name, deadline).map_err(|error| late(error, seconds))
+                    let deadline = deadline_of(seconds).into_py()?;
+                    self.run_blocking(py, || {
+                        client.get_within(name, deadline).map_err(|error| wait_error(error, seconds))
                     })?
                 }
             },
         };
-        Named::of(object).raised()
+        StoredValue::of(object).into_py()
     }
 
-    /// Copies an array into the store, or a mapping of names to arrays as a pack, and returns its version.
+    /// Copies an array into the store, or a mapping of names to arrays as a pack.
     ///
-    /// What is on a GPU is copied there, behind what its maker has enqueued. Where there is no room, ``timeout`` is for
-    /// how many seconds it is waited for. An array of a pack has a name of its own too: ``name/array``.
+    /// An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also has its own name:
+    /// ``name/array``.
+    ///
+    /// Args:
+    ///     name: The name of the object. An object that has the name is replaced.
+    ///     value: An array, a buffer such as ``bytes``, or a mapping of names to arrays.
+    ///     timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+    ///
+    /// Returns:
+    ///     The version of the object under its name.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
+    ///     wholemem.errors.OverQuota: The quota is exhausted.
+    ///     wholemem.errors.WrongStride: An array is not contiguous.
     #[pyo3(signature = (name, value, *, timeout=None))]
     fn put(
         &self,
@@ -157,14 +188,27 @@ impl Client {
         value: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, given) = (self.open_for_room(name, timeout).raised()?, Given::take(value)?);
-        self.waiting(py, || given.put(&client, name))
+        let (client, value) =
+            (self.connection_with_timeout(name, timeout).into_py()?, PutValue::import(value)?);
+        self.run_blocking(py, || value.put(&client, name))
     }
 
-    /// Makes a name mean an array from now on, and returns the version.
+    /// Gives an array a name, without a copy if it is an object of this store.
     ///
-    /// An array that this client got, by its name or of a pack, gets one more name, and is not copied; it is if it was
-    /// deleted meanwhile, or replaced. Anything else is copied, as by :meth:`put`.
+    /// An array that this client got, by its name or from a pack, gets a second name. It is copied if it was deleted or replaced
+    /// meanwhile. Other values are copied, as by :meth:`put`.
+    ///
+    /// Args:
+    ///     name: The name. An object that has the name is replaced.
+    ///     value: An array, a buffer such as ``bytes``, or a mapping of names to arrays.
+    ///     timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+    ///
+    /// Returns:
+    ///     The version of the object under its name.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OverQuota: The quota is exhausted.
+    ///     wholemem.errors.WrongStride: An array is not contiguous.
     #[pyo3(signature = (name, value, *, timeout=None))]
     fn publish(
         &self,
@@ -173,27 +217,41 @@ impl Client {
         value: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, given) = (self.open_for_room(name, timeout).raised()?, Given::take(value)?);
-        let stored = match &given {
-            Given::One(view) => lease::stored(&client, view),
-            Given::Many(_) => None,
+        let (client, value) =
+            (self.connection_with_timeout(name, timeout).into_py()?, PutValue::import(value)?);
+        let stored_object = match &value {
+            PutValue::One(view) => stored::stored_object(&client, view),
+            PutValue::Many(_) => None,
         };
-        self.waiting(py, || {
-            let named = stored.map(|(object, meta)| client.publish_with_meta(name, &meta, object));
-            match named {
-                // Held here, and the store's no more.
-                Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => given.put(&client, name),
+        self.run_blocking(py, || {
+            let published = stored_object.map(|(object, meta)| client.publish_with_meta(name, &meta, object));
+            match published {
+                // This process holds the object, but the store has deleted it.
+                Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => value.put(&client, name),
                 Some(sealed) => Ok(sealed?.version),
             }
         })
     }
 
-    /// Makes a name mean an array of a GPU where it lies, without a copy, and returns the version.
+    /// Publishes an array on a GPU under a name without a copy: the object is the array's memory.
     ///
-    /// The memory must have been made to be shared: by :func:`wholemem.torch.pool.mem_pool`, as a tensor or window of
-    /// this package, or under torch's expandable segments, where the array lies in one piece of it. The store holds
-    /// that piece from now on, and all of it counts. The array may be dropped: it is kept until the object has gone.
-    /// Nobody is kept from writing it, and nobody should. Only the user who serves the store may share with it.
+    /// The memory must be shareable: allocated in :func:`wholemem.torch.pool.mem_pool`, a table or window of this package, or in
+    /// torch's expandable segments if the array is inside one segment. The store holds the whole allocation, and all of it counts
+    /// towards the quota. The array may be dropped: its memory is kept until the object is freed. Writing to the array is
+    /// possible but changes the object. Only the user who serves the store may call it.
+    ///
+    /// Args:
+    ///     name: The name. An object that has the name is replaced.
+    ///     array: A contiguous array on a GPU.
+    ///     timeout: Seconds to wait for free quota. ``None`` does not wait.
+    ///
+    /// Returns:
+    ///     The version of the object under its name.
+    ///
+    /// Raises:
+    ///     wholemem.errors.NotAllowed: Another user serves the store.
+    ///     wholemem.errors.OverQuota: The quota is exhausted.
+    ///     wholemem.errors.Unsupported: The memory was not allocated to be shared.
     #[pyo3(signature = (name, array, *, timeout=None))]
     fn share(
         &self,
@@ -202,11 +260,26 @@ impl Client {
         array: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, view) = (self.open_for_room(name, timeout).raised()?, array::take_settled(array)?);
-        self.waiting(py, || share::share(&client, name, &view))
+        let (client, view) =
+            (self.connection_with_timeout(name, timeout).into_py()?, array::import_on_default_stream(array)?);
+        self.run_blocking(py, || share::share(&client, name, &view))
     }
 
-    /// Begins an object, to be written in place and sealed: in host memory, or on the GPU that ``device`` names.
+    /// Creates an object that is written in place and then sealed.
+    ///
+    /// Args:
+    ///     name: The name that the object will have.
+    ///     shape: The length of each dimension, or one int.
+    ///     dtype: The element type: a name such as ``float32``, or a dtype of numpy or torch.
+    ///     device: ``cuda`` or ``cuda:1`` for memory of a GPU. ``None`` is host memory.
+    ///     timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+    ///
+    /// Returns:
+    ///     The draft.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
+    ///     wholemem.errors.OverQuota: The quota is exhausted.
     #[pyo3(signature = (name, shape, dtype, *, device=None, timeout=None))]
     fn create(
         &self,
@@ -217,12 +290,25 @@ impl Client {
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Draft> {
-        let layout = Layout::contiguous(dtype, &shape.signed()).raised()?;
-        let client = self.open_for_room(name, timeout).raised()?;
-        self.waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
+        let layout = Layout::contiguous(dtype, &shape.signed()).into_py()?;
+        let client = self.connection_with_timeout(name, timeout).into_py()?;
+        self.run_blocking(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
 
-    /// Begins a pack of arrays whose shapes and types are given, to be written in place and sealed together.
+    /// Creates a pack of arrays that are written in place and then sealed together.
+    ///
+    /// Args:
+    ///     name: The name that the pack will have.
+    ///     arrays: A mapping of names to pairs of shape and element type.
+    ///     device: ``cuda`` or ``cuda:1`` for memory of a GPU. ``None`` is host memory.
+    ///     timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
+    ///
+    /// Returns:
+    ///     The draft of the pack.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
+    ///     wholemem.errors.OverQuota: The quota is exhausted.
     #[pyo3(signature = (name, arrays, *, device=None, timeout=None))]
     fn create_pack(
         &self,
@@ -232,65 +318,96 @@ impl Client {
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<PackDraft> {
-        let layouts = given::layouts(arrays)?;
-        let client = self.open_for_room(name, timeout).raised()?;
-        self.waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
+        let layouts = put_value::layouts(arrays)?;
+        let client = self.connection_with_timeout(name, timeout).into_py()?;
+        self.run_blocking(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 
-    /// Deletes what has a name, or the object or draft of an entry. Processes that hold it keep it; its memory is freed when
-    /// the last of them lets it go. Only the user who runs the server can delete a draft.
-    fn delete(&self, py: Python<'_>, name: Deleted<'_>) -> PyResult<()> {
-        let client = self.open().raised()?;
-        let given = match &name {
-            Deleted::Entry(entry) => Ok(entry.get().object_id()?),
-            Deleted::Name(name) => Err(name.clone()),
+    /// Deletes an object or a draft. Processes that hold the object keep it; its memory is freed with the last of them.
+    ///
+    /// Args:
+    ///     name: The name of an object, or an :class:`Entry` of exactly the object or draft to delete.
+    ///
+    /// Raises:
+    ///     wholemem.errors.NotAllowed: Another user created the object, or it is a draft and another user runs the server.
+    ///     wholemem.errors.NotFound: The name or object does not exist.
+    fn delete(&self, py: Python<'_>, name: DeleteArg<'_>) -> PyResult<()> {
+        let client = self.connection().into_py()?;
+        let target = match &name {
+            DeleteArg::Entry(entry) => Ok(entry.get().object_id()?),
+            DeleteArg::Name(name) => Err(name.clone()),
         };
-        self.waiting(py, || {
-            let id = given.or_else(|name| client.stat(&name).map(|entry| entry.id));
+        self.run_blocking(py, || {
+            let id = target.or_else(|name| client.stat(&name).map(|entry| entry.id));
             let deleted = id.and_then(|id| client.delete(id));
             share::collect();
-            deleted.map_err(unfound)
+            deleted.map_err(with_list_hint)
         })
     }
 
-    /// The drafts whose names begin so, by name: what was created by any client and is not sealed yet. A pack is one
-    /// draft.
+    /// Lists the drafts of all clients, which were created and not sealed, sorted by name. A pack is one draft.
+    ///
+    /// Args:
+    ///     prefix: The beginning of the names.
+    ///
+    /// Returns:
+    ///     One entry for each draft.
     #[pyo3(signature = (prefix=""))]
     fn drafts(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
-        let client = self.open().raised()?;
-        let entries = self.waiting(py, || client.drafts(prefix))?;
+        let client = self.connection().into_py()?;
+        let entries = self.run_blocking(py, || client.drafts(prefix))?;
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
-    /// The objects whose names begin so, by name.
+    /// Lists the objects, sorted by name.
+    ///
+    /// Args:
+    ///     prefix: The beginning of the names.
+    ///
+    /// Returns:
+    ///     One entry for each object.
     #[pyo3(signature = (prefix=""))]
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
-        let client = self.open().raised()?;
-        let entries = self.waiting(py, || client.list(prefix))?;
+        let client = self.connection().into_py()?;
+        let entries = self.run_blocking(py, || client.list(prefix))?;
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
-    /// What there is to know of the object that has a name.
+    /// Returns the description of the current object of a name.
+    ///
+    /// Args:
+    ///     name: The name of the object.
+    ///
+    /// Raises:
+    ///     wholemem.errors.NotFound: The name does not exist.
     fn stat(&self, py: Python<'_>, name: &str) -> PyResult<Entry> {
-        let client = self.open().raised()?;
-        self.waiting(py, || client.stat(name).map_err(unfound)).map(Entry::new)
+        let client = self.connection().into_py()?;
+        self.run_blocking(py, || client.stat(name).map_err(with_list_hint)).map(Entry::new)
     }
 
-    /// How full the store is.
+    /// Returns the numbers of objects and clients and the used memory of the store.
     fn status(&self, py: Python<'_>) -> PyResult<Status> {
-        let client = self.open().raised()?;
-        self.waiting(py, || client.status()).map(|status| Status::new(&status))
+        let client = self.connection().into_py()?;
+        self.run_blocking(py, || client.status()).map(|status| Status::new(&status))
     }
 
-    /// Begins to be told of what happens to names that begin so.
+    /// Subscribes to the events of names.
+    ///
+    /// Args:
+    ///     prefix: The beginning of the names.
+    ///
+    /// Returns:
+    ///     An iterator over later events.
     #[pyo3(signature = (prefix=""))]
     fn watch(&self, py: Python<'_>, prefix: &str) -> PyResult<Watch> {
-        let client = self.open().raised()?;
-        Watch::new(self.waiting(py, || client.watch(prefix))?, &self.closed).raised()
+        let client = self.connection().into_py()?;
+        Watch::new(self.run_blocking(py, || client.watch(prefix))?, &self.closed).into_py()
     }
 
-    /// Closes the connection, and its watches. Arrays stay; calls of other threads that still wait raise
-    /// :class:`wholemem.errors.Closed`, and what they asked for may have been done or not.
+    /// Closes the connection and its watches. Arrays stay valid.
+    ///
+    /// Calls of other threads that are waiting raise :class:`wholemem.errors.Closed`; their requests may or may not have been
+    /// executed.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
             self.closed.set();
@@ -313,39 +430,41 @@ impl Client {
     }
 }
 
-pub(super) fn closed() -> Raised {
-    Raised::new("Closed", "the client is closed").hint("make a new one: `Client(socket)`")
+pub(super) fn closed() -> Exception {
+    Exception::new("Closed", "the client is closed").hint("create a new one: `Client(socket)`")
 }
 
-/// What a wait for a name met.
-fn late(error: Error, seconds: f64) -> Raised {
+/// Converts the error of a wait for a name.
+fn wait_error(error: Error, seconds: f64) -> Exception {
     match error {
         Error::Refused(Refusal::NoSuchName { name }) => {
-            let message = format!("no object named `{name}` came within {seconds} seconds");
-            Raised::new("Timeout", message).code("no-such-name").hint("`client.list()` names what there is")
+            let message = format!("the name `{name}` did not appear within {seconds} seconds");
+            Exception::new("Timeout", message).code("no-such-name").hint("`client.list()` lists the objects")
         }
         error => error.into(),
     }
 }
 
-/// What was met by somebody who does not wait for names.
-/// What is to be deleted: what has a name now, or exactly the object of an entry.
+/// The argument of `delete`: the current object of a name, or exactly the object of an entry.
 #[derive(FromPyObject)]
-enum Deleted<'py> {
+enum DeleteArg<'py> {
     Name(String),
     Entry(Bound<'py, Entry>),
 }
 
-fn unfound(error: Error) -> Raised {
+fn with_list_hint(error: Error) -> Exception {
     match error {
         Error::Refused(Refusal::NoSuchName { .. }) => {
-            Raised::from(error).hint("`client.list()` names what there is")
+            Exception::from(error).hint("`client.list()` lists the objects")
         }
         error => error.into(),
     }
 }
 
-/// Lets arrays go that were shared with a store, and whose objects nobody has any more; how many are left.
+/// Releases arrays that were shared with a store and whose objects were freed.
+///
+/// Returns:
+///     The number of shared arrays that are still held.
 #[pyfunction]
 pub(crate) fn collect_shared(py: Python<'_>) -> usize {
     py.detach(share::collect)

@@ -1,8 +1,8 @@
-//! Shape and type of an array, as its object carries them: the words that `.safetensors` files have for them.
+//! The description of an array in the metadata of its object: shape and element type, as in `.safetensors` files.
 //!
-//! So an array that was put from Python is a tensor to the program, and a file that the program put is arrays here:
-//! `{"dtype":"F32","shape":[2,3]}`. What was a `.npy` file carries that file's header. A pack is told by its members, and
-//! one without any by what is said of it, as of every pack of arrays: `safetensors`. Any other object is bytes.
+//! For example `{"dtype":"F32","shape":[2,3]}`. So the command line program reads arrays that Python put as tensors, and
+//! Python reads its files as arrays. An object from a `.npy` file has that file's header. A pack is recognised by its
+//! members; an empty pack by its metadata, `safetensors`, which every pack of arrays has. Any other object is bytes.
 
 use std::borrow::Cow;
 
@@ -11,79 +11,79 @@ use wholemem::Dtype;
 use wholemem::files::npy;
 
 use crate::array::{Element, Layout};
-use crate::error::Raised;
+use crate::error::Exception;
 use crate::number::signed;
 
-/// How the description of an object begins that was a `.npy` file.
+/// The prefix of the metadata of an object that was a `.npy` file.
 const NPY: &str = "npy ";
 
-/// What the users of a pack of arrays are told of it as a whole; what a file said of itself may follow.
+/// The metadata of a pack of arrays; metadata of a file may follow.
 pub(super) const PACK: &str = "safetensors";
 
 #[derive(Serialize, Deserialize)]
-struct Said<'a> {
+struct ArrayDescription<'a> {
     #[serde(borrow)]
     dtype: Cow<'a, str>,
     shape: Cow<'a, [i64]>,
 }
 
-/// What the users of an array's object are told.
+/// The metadata for an array of this layout.
 pub(super) fn describe(layout: &Layout) -> Vec<u8> {
     let name = layout.element.name;
-    // A type without a name in such files is called as in Python.
+    // A type without a name in `.safetensors` files has its name in Python.
     let dtype = Dtype::from_python_name(name).and_then(|dtype| dtype.info().safetensors).unwrap_or(name);
-    let said = Said { dtype: dtype.into(), shape: layout.shape[..].into() };
-    serde_json::to_vec(&said).unwrap_or_default()
+    let description = ArrayDescription { dtype: dtype.into(), shape: layout.shape[..].into() };
+    serde_json::to_vec(&description).unwrap_or_default()
 }
 
-/// Whether an object of so many bytes, of which there are no parts, is a pack of no arrays.
+/// Whether an object without members, of `len` bytes, is an empty pack.
 pub(super) fn is_empty_pack(meta: &[u8], len: usize) -> bool {
     let rest = meta.strip_prefix(PACK.as_bytes()).filter(|_| len == 0);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b" "))
 }
 
-/// The array that an object of so many bytes is.
-pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
-    let layout = match read(meta)? {
+/// The layout of an object of `len` bytes.
+pub(super) fn layout_of(meta: &[u8], len: usize) -> Result<Layout, Exception> {
+    let layout = match parse(meta)? {
         Some(layout) => layout,
         None => Layout::contiguous(Element::BYTE, &[signed(len)])?,
     };
     if layout.len() != len {
         let (name, shape) = (layout.element.name, &layout.shape);
-        let message = format!("an object of {len} bytes is said to be {name} of shape {shape:?}");
-        return Err(
-            Raised::new("WrongValue", message).hint("the program that stored it described it wrongly")
-        );
+        let message = format!("an object of {len} bytes is described as {name} of shape {shape:?}");
+        return Err(Exception::new("WrongValue", message)
+            .hint("the program that stored the object described it incorrectly"));
     }
     Ok(layout)
 }
 
-/// The array that is described, if one is.
-fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
+/// Parses the metadata. Returns `None` if it does not describe an array.
+fn parse(meta: &[u8]) -> Result<Option<Layout>, Exception> {
     let Ok(text) = std::str::from_utf8(meta) else { return Ok(None) };
     if let Some(header) = text.strip_prefix(NPY) {
         let Ok(header) = npy::NpyHeader::parse(header) else { return Ok(None) };
         let Ok(element) = Element::of_typestr(&header.descr) else { return Ok(None) };
         let shape = header.shape.iter().map(|len| i64::try_from(*len)).collect::<Result<Vec<_>, _>>();
         let shape = shape.map_err(|_| {
-            let message = format!("an object is said to have the shape {:?}", header.shape);
-            Raised::new("WrongValue", message).hint("the program that stored it described it wrongly")
+            let message = format!("an object is described as having the shape {:?}", header.shape);
+            Exception::new("WrongValue", message)
+                .hint("the program that stored the object described it incorrectly")
         })?;
         return if header.columns_first {
-            columns_first(element, shape)
+            fortran_order(element, shape)
         } else {
             Layout::contiguous(element, &shape)
         }
         .map(Some);
     }
-    let Ok(Said { dtype, shape }) = serde_json::from_str(text) else { return Ok(None) };
+    let Ok(ArrayDescription { dtype, shape }) = serde_json::from_str(text) else { return Ok(None) };
     let name = Dtype::from_safetensors(&dtype).map_or(&*dtype, |dtype| dtype.info().python_name);
-    let Some(element) = Element::named(name) else { return Ok(None) };
+    let Some(element) = Element::from_name(name) else { return Ok(None) };
     Layout::contiguous(element, &shape).map(Some)
 }
 
-/// Elements without gaps, the first dimension fastest.
-fn columns_first(element: Element, mut shape: Vec<i64>) -> Result<Layout, Raised> {
+/// A contiguous layout with the first dimension fastest (Fortran order).
+fn fortran_order(element: Element, mut shape: Vec<i64>) -> Result<Layout, Exception> {
     shape.reverse();
     let mut layout = Layout::contiguous(element, &shape)?;
     layout.shape.reverse();

@@ -1,9 +1,9 @@
-//! What is being written: arrays over the memory that will be the object, until it is sealed.
+//! Drafts: arrays over the memory of an object that is not sealed.
 //!
-//! Nobody may be able to write what is sealed, so that its memory is taken away from whoever wrote it. An array of it that
-//! is still there, or a view that a framework made of one, would point to nothing: sealing says so, and leaves the draft
-//! as it is. On a GPU nothing is taken away: there is no telling an array from work that is not known to be over, and the
-//! driver could not keep anybody from writing anyway. Who has an array of it left is trusted not to.
+//! A sealed object must not be writable, so sealing unmaps its host memory from the process that wrote it. An array of the
+//! draft, or a framework's view of one, would then point to unmapped memory: if any exists, sealing raises an error and the
+//! draft stays open. On a GPU nothing is unmapped: references of arrays cannot be told from references of work in flight,
+//! and the driver cannot revoke write access. The writer is trusted not to use remaining arrays.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,26 +15,26 @@ use wholemem_os::SharedSlice;
 use wholemem_store::{Client, Error, Pack, Sealed};
 
 use super::description;
-use crate::array::{Array, Layout, Place, Turn, View};
-use crate::error::{Raised, Raises};
+use crate::array::{Array, DlDevice, FrameworkStream, Layout, View};
+use crate::error::{Exception, IntoPyResult};
 use crate::stream::{finish, handle_of};
-use crate::wait::waiting;
+use crate::wait::run_blocking;
 
-/// One object, or many in a pack.
+/// A draft of the store: one object, or a pack.
 #[derive(Debug)]
-pub(super) enum Target {
+pub(super) enum StoreDraft {
     One(wholemem_store::Draft),
     Many(wholemem_store::PackDraft),
 }
 
-impl Target {
-    /// Begins an object, on a GPU if one is named. What has no elements is nowhere, and on the host as well.
+impl StoreDraft {
+    /// Creates an object, on a GPU if `device` is one. An empty object is always in host memory.
     pub(super) fn one(
         client: &Client,
         name: &str,
         layout: &Layout,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
+    ) -> Result<Self, Exception> {
         let (meta, len) = (description::describe(layout), layout.len());
         let draft = match device.filter(|_| len > 0) {
             Some(device) => client.create_on_with_meta(device, name, &meta, len)?,
@@ -43,13 +43,13 @@ impl Target {
         Ok(Self::One(draft))
     }
 
-    /// Begins a pack of arrays, each named behind the name of the pack.
+    /// Creates a pack of arrays. The name of each member begins with the name of the pack.
     pub(super) fn many<'a>(
         client: &Client,
         name: &str,
         arrays: impl IntoIterator<Item = (&'a str, &'a Layout)>,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
+    ) -> Result<Self, Exception> {
         let (mut pack, mut len) = (Pack::new(name).with_meta(description::PACK.as_bytes()), 0);
         for (member, layout) in arrays {
             len += layout.len();
@@ -62,7 +62,7 @@ impl Target {
         Ok(Self::Many(client.create_pack(&pack)?))
     }
 
-    /// The device that it is on; `None` for what goes to the server when it is sealed.
+    /// The device of the memory; `None` if the bytes are sent with the request to seal.
     pub(super) fn device(&self) -> Option<Device> {
         match self {
             Self::One(draft) => draft.device(),
@@ -70,7 +70,7 @@ impl Target {
         }
     }
 
-    /// The place of an array, unless it goes to the server when it is sealed.
+    /// The memory of an array; `None` if the bytes are sent with the request to seal.
     pub(super) fn span(&self, member: usize) -> wholemem_store::Result<Option<Span>> {
         match self {
             Self::One(draft) => draft.span(),
@@ -85,36 +85,36 @@ impl Target {
         }
     }
 
-    /// Seals it, or says why not, and gives it back if it is as it was.
+    /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
     pub(super) fn seal(self) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         match self {
-            Self::One(draft) => draft.seal().map_err(|unsealed| {
-                let draft = unsealed.draft.map(|draft| Box::new(Self::One(*draft)));
-                (unsealed.error, draft)
+            Self::One(draft) => draft.seal().map_err(|shared| {
+                let draft = shared.draft.map(|draft| Box::new(Self::One(*draft)));
+                (shared.error, draft)
             }),
-            Self::Many(pack) => pack.seal().map_err(|unsealed| {
-                let pack = unsealed.draft.map(|pack| Box::new(Self::Many(*pack)));
-                (unsealed.error, pack)
+            Self::Many(pack) => pack.seal().map_err(|shared| {
+                let pack = shared.draft.map(|pack| Box::new(Self::Many(*pack)));
+                (shared.error, pack)
             }),
         }
     }
 }
 
-/// Memory that is being written, and the arrays it is.
+/// An open draft and its arrays.
 #[derive(Debug)]
-pub(super) struct Writing {
-    target: Target,
+pub(super) struct OpenDraft {
+    target: StoreDraft,
     views: Vec<View>,
-    /// Whether the arrays lie where the object will.
+    /// Whether the arrays are in the memory of the object. If not, their bytes are sent when the draft is sealed.
     in_place: bool,
 }
 
-impl Writing {
-    fn new(target: Target, layouts: Vec<Layout>) -> Result<Self, Raised> {
+impl OpenDraft {
+    fn new(target: StoreDraft, layouts: Vec<Layout>) -> Result<Self, Exception> {
         let mut in_place = true;
-        let place = target.device().map_or(Place::CPU, |device| Place::of(&device));
+        let dl_device = target.device().map_or(DlDevice::CPU, |device| DlDevice::of(&device));
         let view = |(member, layout): (usize, Layout)| match target.span(member)? {
-            Some(span) => View::of_span(span, place, layout),
+            Some(span) => View::of_span(span, dl_device, layout),
             None => {
                 in_place = false;
                 View::zeroed(layout)
@@ -124,21 +124,21 @@ impl Writing {
         Ok(Self { target, views, in_place })
     }
 
-    /// The GPU that it is on, if it is on one.
+    /// The GPU of the memory, if it is on one.
     fn gpu(&self) -> Option<Device> {
-        self.target.device().filter(|device| Place::of(device).is_cuda())
+        self.target.device().filter(|device| DlDevice::of(device).is_cuda())
     }
 
-    /// Whether anybody has an array of it, who must not.
+    /// Whether arrays exist that prevent sealing.
     fn is_in_use(&self) -> bool {
         self.gpu().is_none() && self.views.iter().any(|view| Arc::strong_count(&view.owner) > 1)
     }
 
-    /// Has all of it where it will be sealed; on a GPU, when a stream has done what it was given so far.
-    fn settle(&mut self, stream: u64) -> Result<(), Raised> {
+    /// Completes the content: waits for a stream on a GPU, or copies the bytes that are sent with the request.
+    fn complete(&mut self, stream: u64) -> Result<(), Exception> {
         if let Some(device) = self.gpu() {
-            // SAFETY: the calling Python code guarantees that the stream it names is one of the draft's device.
-            finish(&unsafe { Turn::new(&device, stream, None) }.stream())?;
+            // SAFETY: the calling Python code guarantees that the stream belongs to the draft's device.
+            finish(&unsafe { FrameworkStream::new(&device, stream, None) }.stream())?;
         }
         if !self.in_place {
             for (member, view) in self.views.iter().enumerate() {
@@ -148,164 +148,164 @@ impl Writing {
         Ok(())
     }
 
-    /// Seals it, or says why not, and gives it back if it is as it was.
-    fn seal(mut self, stream: u64) -> Result<Sealed, (Raised, Option<Box<Self>>)> {
-        if let Err(raised) = self.settle(stream) {
+    /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
+    fn seal(mut self, stream: u64) -> Result<Sealed, (Exception, Option<Box<Self>>)> {
+        if let Err(raised) = self.complete(stream) {
             return Err((raised, Some(Box::new(self))));
         }
         let Self { target, mut views, in_place } = self;
         let layouts = views.iter().map(|view| view.layout.clone()).collect();
         if in_place {
-            // Its own arrays are of memory that is taken away as well.
+            // These arrays also refer to memory that sealing unmaps.
             views.clear();
         }
         target.seal().map_err(|(error, target)| {
-            let writing = target.and_then(|target| match in_place {
+            let draft = target.and_then(|target| match in_place {
                 true => Self::new(*target, layouts).ok(),
                 false => Some(Self { target: *target, views, in_place }),
             });
-            (error.into(), writing.map(Box::new))
+            (error.into(), draft.map(Box::new))
         })
     }
 }
 
-/// How far it is with what is being written.
+/// The state of a draft.
 #[derive(Debug)]
-enum State {
-    Open(Writing),
-    /// A thread has it.
+enum DraftState {
+    Open(OpenDraft),
+    /// A thread is sealing the draft.
     Sealing,
     Closed,
 }
 
-/// What is being written until it is sealed, or given up.
+/// A draft that is shared by threads until it is sealed or abandoned.
 #[derive(Debug)]
-struct Unsealed {
+struct SharedDraft {
     name: String,
-    state: Mutex<State>,
+    state: Mutex<DraftState>,
 }
 
-impl Unsealed {
-    fn new(name: &str, writing: Writing) -> Self {
-        Self { name: name.to_owned(), state: Mutex::new(State::Open(writing)) }
+impl SharedDraft {
+    fn new(name: &str, draft: OpenDraft) -> Self {
+        Self { name: name.to_owned(), state: Mutex::new(DraftState::Open(draft)) }
     }
 
-    /// Never for long: the interpreter's lock may be held meanwhile.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// The lock is held only briefly, because the caller may hold the GIL.
+    fn lock(&self) -> MutexGuard<'_, DraftState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn closed(&self, state: &State) -> Raised {
+    fn closed_error(&self, state: &DraftState) -> Exception {
         match state {
-            State::Sealing => {
-                Raised::new("Busy", format!("another thread seals the draft of `{}`", self.name))
+            DraftState::Sealing => {
+                Exception::new("Busy", format!("another thread seals the draft of `{}`", self.name))
             }
-            _ => Raised::new("Closed", format!("the draft of `{}` is sealed, or given up", self.name)),
+            _ => Exception::new("Closed", format!("the draft of `{}` was sealed or abandoned", self.name)),
         }
     }
 
-    fn in_use(&self) -> Raised {
-        let message = format!("arrays made of the draft of `{}` are still there", self.name);
-        Raised::new("InUse", message)
-            .hint("drop them first, and those of its mirrors: `del array`; then seal again")
+    fn in_use_error(&self) -> Exception {
+        let message = format!("cannot seal the draft of `{}`: arrays of it still exist", self.name);
+        Exception::new("InUse", message)
+            .hint("drop them and the arrays of its mirrors first: `del array`; then seal again")
             .code("still-mapped")
     }
 
-    /// Does something with what is being written.
-    fn with<T>(&self, use_it: impl FnOnce(&Writing) -> Result<T, Raised>) -> Result<T, Raised> {
+    /// Calls a function with the open draft.
+    fn with<T>(&self, call: impl FnOnce(&OpenDraft) -> Result<T, Exception>) -> Result<T, Exception> {
         match &*self.lock() {
-            State::Open(writing) => use_it(writing),
-            state => Err(self.closed(state)),
+            DraftState::Open(draft) => call(draft),
+            state => Err(self.closed_error(state)),
         }
     }
 
-    fn array(&self, member: usize) -> Result<Array, Raised> {
-        let missing = || self.closed(&State::Closed);
-        self.with(|writing| writing.views.get(member).cloned().map(Array::new).ok_or_else(missing))
+    fn array(&self, member: usize) -> Result<Array, Exception> {
+        let missing = || self.closed_error(&DraftState::Closed);
+        self.with(|draft| draft.views.get(member).cloned().map(Array::new).ok_or_else(missing))
     }
 
     fn repr(&self, kind: &str) -> String {
         let state = match &*self.lock() {
-            State::Open(_) => "",
-            State::Sealing => ", sealing",
-            State::Closed => ", closed",
+            DraftState::Open(_) => "",
+            DraftState::Sealing => ", sealing",
+            DraftState::Closed => ", closed",
         };
         format!("{kind}(name='{}'{state})", self.name)
     }
 
-    /// Gives it up, also for a thread that seals it, if that is refused.
+    /// Abandons the draft. If a thread is sealing it and sealing fails, the draft is not reopened.
     fn abandon(&self, py: Python<'_>) {
-        py.detach(|| drop(self.set(State::Closed)));
+        py.detach(|| drop(self.set(DraftState::Closed)));
     }
 
-    fn set(&self, state: State) -> State {
+    fn set(&self, state: DraftState) -> DraftState {
         mem::replace(&mut *self.lock(), state)
     }
 
-    /// What is being written, for a thread that seals it.
-    fn take(&self) -> Result<Writing, Raised> {
+    /// Takes the open draft for a thread that seals it.
+    fn take(&self) -> Result<OpenDraft, Exception> {
         let mut state = self.lock();
-        match mem::replace(&mut *state, State::Sealing) {
-            State::Open(writing) if writing.is_in_use() => {
-                *state = State::Open(writing);
-                Err(self.in_use())
+        match mem::replace(&mut *state, DraftState::Sealing) {
+            DraftState::Open(draft) if draft.is_in_use() => {
+                *state = DraftState::Open(draft);
+                Err(self.in_use_error())
             }
-            State::Open(writing) => Ok(writing),
+            DraftState::Open(draft) => Ok(draft),
             other => {
                 *state = other;
-                Err(self.closed(&state))
+                Err(self.closed_error(&state))
             }
         }
     }
 
-    /// What was not sealed is written further, unless somebody has given it up meanwhile.
-    fn give_back(&self, writing: Option<Box<Writing>>) {
+    /// Reopens the draft after sealing failed, unless it was abandoned meanwhile.
+    fn reopen(&self, draft: Option<Box<OpenDraft>>) {
         let mut state = self.lock();
-        match (&*state, writing) {
-            (State::Sealing, Some(writing)) => *state = State::Open(*writing),
-            (_, given_up) => {
-                *state = State::Closed;
+        match (&*state, draft) {
+            (DraftState::Sealing, Some(draft)) => *state = DraftState::Open(*draft),
+            (_, abandoned) => {
+                *state = DraftState::Closed;
                 drop(state);
-                drop(given_up);
+                drop(abandoned);
             }
         }
     }
 
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let stream = stream.map_or(Ok(0), handle_of)?;
-        let writing = self.take().raised()?;
-        let sealed = waiting(py, || match writing.seal(stream) {
+        let draft = self.take().into_py()?;
+        let sealed = run_blocking(py, || match draft.seal(stream) {
             Ok(sealed) => {
-                self.set(State::Closed);
+                self.set(DraftState::Closed);
                 Ok(sealed)
             }
-            Err((raised, writing)) => {
-                self.give_back(writing);
+            Err((raised, draft)) => {
+                self.reopen(draft);
                 Err(raised)
             }
         });
         sealed.map(|sealed| sealed.version)
     }
 
-    /// The end of a block: sealed where nothing was raised, and given up otherwise.
-    fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
+    /// The end of a `with` block: seals the draft, or abandons it if the block raised.
+    fn exit(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
             self.abandon(py);
             return Ok(());
         }
-        // Sealed within the block, or given up there.
-        if matches!(*self.lock(), State::Closed) {
+        // The block itself sealed or abandoned the draft.
+        if matches!(*self.lock(), DraftState::Closed) {
             return Ok(());
         }
         self.seal(py, None).map(drop)
     }
 }
 
-/// An object that is being written. As a context it is sealed at the end, and given up if something was raised.
+/// An object that is being written. As a context manager, it is sealed at the end, or abandoned if the block raises.
 ///
-/// Sealing takes host memory away from who wrote it, so that no array of it may be left, nor a child that was forked
-/// after one was made: then :class:`wholemem.errors.InUse` is raised, and the draft stays as it is. On a GPU whoever has
-/// an array left is trusted not to write it.
+/// Sealing unmaps host memory from this process. If an array of the draft still exists, or a child process that was forked
+/// after one was created, :class:`wholemem.errors.InUse` is raised and the draft stays open. On a GPU, arrays may remain, but
+/// must not be used to write.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -316,7 +316,7 @@ impl Unsealed {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Draft {
-    unsealed: Unsealed,
+    shared: SharedDraft,
 }
 
 impl Draft {
@@ -325,54 +325,64 @@ impl Draft {
         name: &str,
         layout: Layout,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
-        let writing = Writing::new(Target::one(client, name, &layout, device)?, vec![layout])?;
-        Ok(Self { unsealed: Unsealed::new(name, writing) })
+    ) -> Result<Self, Exception> {
+        let draft = OpenDraft::new(StoreDraft::one(client, name, &layout, device)?, vec![layout])?;
+        Ok(Self { shared: SharedDraft::new(name, draft) })
     }
 
-    /// A mirror of it, and the array that it mirrors.
-    pub(super) fn mirrored(&self, copy_in: bool) -> Result<(wholemem_store::Mirror, View), Raised> {
+    /// A mirror of the draft, and the array that it mirrors.
+    pub(super) fn mirror(&self, copy_in: bool) -> Result<(wholemem_store::Mirror, View), Exception> {
         let refused = || {
-            Raised::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
+            Exception::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
                 .hint("write to `draft.array`")
         };
-        let (view, span, device) = self.unsealed.with(|writing| {
-            let view = writing.views.first().filter(|_| writing.in_place).cloned();
-            let (span, device) = (writing.target.span(0)?, writing.target.device());
+        let (view, span, device) = self.shared.with(|draft| {
+            let view = draft.views.first().filter(|_| draft.in_place).cloned();
+            let (span, device) = (draft.target.span(0)?, draft.target.device());
             view.zip(span).zip(device).map(|((view, span), device)| (view, span, device)).ok_or_else(refused)
         })?;
-        // Others may look at the draft while it is copied.
+        // The lock is released, so other threads can use the draft during the copy.
         Ok((wholemem_store::Mirror::of_span(span, &device, copy_in)?, view))
     }
 }
 
 #[pymethods]
 impl Draft {
-    /// The name it will have.
+    /// The name that the object will have.
     #[getter]
     fn name(&self) -> &str {
-        &self.unsealed.name
+        &self.shared.name
     }
 
-    /// The memory, zero at first, to be written.
+    /// The memory of the object as a writable array, initially zero.
     #[getter]
     fn array(&self) -> PyResult<Array> {
-        self.unsealed.array(0).raised()
+        self.shared.array(0).into_py()
     }
 
-    /// Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far.
+    /// Seals the object and publishes it under its name.
+    ///
+    /// Args:
+    ///     stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
+    ///
+    /// Returns:
+    ///     The version of the object under its name.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Closed: The draft was sealed or abandoned.
+    ///     wholemem.errors.InUse: An array of the draft still exists.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-        self.unsealed.seal(py, stream)
+        self.shared.seal(py, stream)
     }
 
-    /// Gives it up.
+    /// Abandons the draft and frees its memory.
     fn abandon(&self, py: Python<'_>) {
-        self.unsealed.abandon(py);
+        self.shared.abandon(py);
     }
 
     fn __repr__(&self) -> String {
-        self.unsealed.repr("Draft")
+        self.shared.repr("Draft")
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -386,11 +396,11 @@ impl Draft {
         _error: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.unsealed.leave(py, kind.is_some())
+        self.shared.exit(py, kind.is_some())
     }
 }
 
-/// A pack that is being written: its arrays by name. As a context it is sealed at the end, as a :class:`Draft`.
+/// A pack that is being written: a mapping of names to arrays. As a context manager, it is sealed like a :class:`Draft`.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -402,7 +412,7 @@ impl Draft {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct PackDraft {
-    unsealed: Unsealed,
+    shared: SharedDraft,
     members: Vec<String>,
 }
 
@@ -412,21 +422,21 @@ impl PackDraft {
         name: &str,
         arrays: Vec<(String, Layout)>,
         device: Option<&Device>,
-    ) -> Result<Self, Raised> {
+    ) -> Result<Self, Exception> {
         let named = arrays.iter().map(|(name, layout)| (name.as_str(), layout));
-        let target = Target::many(client, name, named, device)?;
+        let target = StoreDraft::many(client, name, named, device)?;
         let (members, layouts) = arrays.into_iter().unzip();
-        let writing = Writing::new(target, layouts)?;
-        Ok(Self { unsealed: Unsealed::new(name, writing), members })
+        let draft = OpenDraft::new(target, layouts)?;
+        Ok(Self { shared: SharedDraft::new(name, draft), members })
     }
 }
 
 #[pymethods]
 impl PackDraft {
-    /// The name it will have.
+    /// The name that the pack will have.
     #[getter]
     fn name(&self) -> &str {
-        &self.unsealed.name
+        &self.shared.name
     }
 
     fn __len__(&self) -> usize {
@@ -439,27 +449,36 @@ impl PackDraft {
 
     fn __getitem__(&self, name: &str) -> PyResult<Array> {
         let missing = || {
-            let message =
-                format!("there is no array named `{name}` in the draft of `{}`", self.unsealed.name);
-            Raised::new("NotFound", message)
+            let message = format!("the draft of `{}` has no array `{name}`", self.shared.name);
+            Exception::new("NotFound", message)
         };
         let member = self.members.iter().position(|member| member == name).ok_or_else(missing);
-        self.unsealed.array(member.raised()?).raised()
+        self.shared.array(member.into_py()?).into_py()
     }
 
-    /// Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far.
+    /// Seals the pack and publishes it under its name.
+    ///
+    /// Args:
+    ///     stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
+    ///
+    /// Returns:
+    ///     The version of the pack under its name.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Closed: The draft was sealed or abandoned.
+    ///     wholemem.errors.InUse: An array of the draft still exists.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-        self.unsealed.seal(py, stream)
+        self.shared.seal(py, stream)
     }
 
-    /// Gives it up.
+    /// Abandons the draft and frees its memory.
     fn abandon(&self, py: Python<'_>) {
-        self.unsealed.abandon(py);
+        self.shared.abandon(py);
     }
 
     fn __repr__(&self) -> String {
-        self.unsealed.repr("PackDraft")
+        self.shared.repr("PackDraft")
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -473,6 +492,6 @@ impl PackDraft {
         _error: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.unsealed.leave(py, kind.is_some())
+        self.shared.exit(py, kind.is_some())
     }
 }

@@ -1,4 +1,4 @@
-//! What there is to know of objects, and of the store, without holding anything.
+//! Descriptions of objects and of the store, which hold no object.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use wholemem_store::ObjectId;
 use super::description;
 use crate::array::Layout;
 
-/// What there is to know of an object without holding it.
+/// The description of an object. It does not hold the object.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -28,14 +28,14 @@ pub(crate) struct Entry {
     len: usize,
     is_cpu: bool,
     owner: u32,
-    /// In milliseconds of the Unix epoch.
+    /// In milliseconds since the Unix epoch.
     created: u64,
     pack: Option<u64>,
-    /// Of a pack there is no one array.
+    /// `None` for a pack.
     layout: Option<Layout>,
 }
 
-/// What an entry is made of where it was pickled; its layout is in what is said of it.
+/// The pickled fields of an entry. The layout is parsed from the metadata.
 type EntryValues<'a> = (String, u64, u64, Cow<'a, [u8]>, usize, bool, u32, u64, Option<u64>);
 
 impl Entry {
@@ -44,86 +44,86 @@ impl Entry {
         let pack = if is_empty_pack { Some(entry.id) } else { entry.pack };
         let (id, pack) = (entry.id.as_u64(), pack.map(ObjectId::as_u64));
         let wholemem_store::Entry { name, version, meta, len, is_cpu, owner, created, .. } = entry;
-        Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.understood()
+        Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.with_layout()
     }
 
-    /// The object it is of. An entry that was unpickled may have any number.
+    /// The id of the object. An unpickled entry may have an invalid one.
     pub(super) fn object_id(&self) -> PyResult<ObjectId> {
         let no_id = || PyValueError::new_err(format!("{} is not the id of an object", self.id));
         ObjectId::from_u64(self.id).ok_or_else(no_id)
     }
 
-    fn understood(mut self) -> Self {
+    fn with_layout(mut self) -> Self {
         let is_pack = self.is_pack();
-        self.layout = description::understand(&self.meta, self.len).ok().filter(|_| !is_pack);
+        self.layout = description::layout_of(&self.meta, self.len).ok().filter(|_| !is_pack);
         self
     }
 }
 
 #[pymethods]
 impl Entry {
-    /// Its name.
+    /// The name of the object.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its number, which no other object ever has.
+    /// The id of the object, which is never reused.
     #[getter]
     fn id(&self) -> u64 {
         self.id
     }
 
-    /// Which object of its name it is.
+    /// The version of the object under its name.
     #[getter]
     fn version(&self) -> u64 {
         self.version
     }
 
-    /// How many bytes it has.
+    /// The size of the object in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.len
     }
 
-    /// The shape of the array; of a pack there is none.
+    /// The shape of the array; ``None`` for a pack.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.layout.as_ref().map(|layout| PyTuple::new(py, &layout.shape)).transpose()
     }
 
-    /// The type of its elements; of a pack there is none.
+    /// The element type of the array; ``None`` for a pack.
     #[getter]
     fn dtype(&self) -> Option<&'static str> {
         self.layout.as_ref().map(|layout| layout.element.name)
     }
 
-    /// Where it is: ``cpu`` or ``cuda``.
+    /// The device of the memory: ``cpu`` or ``cuda``.
     #[getter]
     fn device(&self) -> &'static str {
         if self.is_cpu { "cpu" } else { "cuda" }
     }
 
-    /// The number of the user who made it.
+    /// The user id of the creator.
     #[getter]
     fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// When it was made, as ``time.time`` counts.
+    /// The time of creation, in seconds since the Unix epoch, as ``time.time`` returns.
     #[getter]
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds of many thousand years fit")]
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds of many thousand years are exact")]
     fn created(&self) -> f64 {
         self.created as f64 / 1e3
     }
 
-    /// The number of the pack that it belongs to, or is.
+    /// The id of the pack that the object belongs to or is; else ``None``.
     #[getter]
     fn pack(&self) -> Option<u64> {
         self.pack
     }
 
-    /// Whether it is a pack.
+    /// Whether the object is a pack.
     #[getter]
     fn is_pack(&self) -> bool {
         self.pack == Some(self.id)
@@ -133,14 +133,14 @@ impl Entry {
         self.id
     }
 
-    /// One that was pickled.
+    /// Restores a pickled entry.
     #[staticmethod]
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let (name, id, version, meta, len, is_cpu, owner, created, pack) =
             values.extract::<EntryValues<'_>>()?;
         let meta = meta.into_owned();
-        Ok(Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.understood())
+        Ok(Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.with_layout())
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
@@ -152,15 +152,15 @@ impl Entry {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let Self { name, version, len, .. } = self;
-        let what = match (self.shape(py)?, self.dtype()) {
+        let content = match (self.shape(py)?, self.dtype()) {
             (Some(shape), Some(dtype)) => format!("shape={shape}, dtype={dtype}"),
             _ => format!("nbytes={len}"),
         };
-        Ok(format!("Entry(name='{name}', version={version}, {what}, device={})", self.device()))
+        Ok(format!("Entry(name='{name}', version={version}, {content}, device={})", self.device()))
     }
 }
 
-/// How full a store is.
+/// The numbers of objects and clients and the used memory of a store.
 ///
 /// >>> from wholemem import store
 /// >>> status = store.Client().status()
@@ -169,23 +169,23 @@ impl Entry {
 #[pyclass(frozen, eq, hash, get_all, module = "wholemem.store")]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Status {
-    /// How many objects are sealed.
+    /// The number of sealed objects.
     objects: u64,
-    /// How many are being written.
+    /// The number of drafts.
     unsealed: u64,
-    /// How many are deleted, and still held by somebody.
+    /// The number of deleted objects that clients still hold.
     retired: u64,
-    /// How many connections there are.
+    /// The number of connections.
     clients: u64,
-    /// How many bytes of host memory are taken.
+    /// The used host memory in bytes.
     host_used: u64,
-    /// How many may be.
+    /// The quota of host memory in bytes.
     host_quota: u64,
-    /// How many bytes of device memory are taken.
+    /// The used device memory in bytes.
     device_used: u64,
-    /// How many may be.
+    /// The quota of device memory in bytes.
     device_quota: u64,
-    /// How often a server has been started for this store.
+    /// How often a server was started for this store.
     servers: u64,
 }
 
@@ -207,7 +207,7 @@ impl Status {
 
 #[pymethods]
 impl Status {
-    /// One that was pickled.
+    /// Restores a pickled status.
     #[staticmethod]
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {

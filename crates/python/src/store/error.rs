@@ -1,12 +1,12 @@
-//! Errors of the store as exceptions of `wholemem.errors`, with what can be done about each.
+//! Converts errors of the store into exceptions of `wholemem.errors`, with hints.
 
 use wholemem_os::{Errno, Error as OsError};
 use wholemem_store::{Error, Refusal};
 
 use super::client::closed;
-use crate::error::Raised;
+use crate::error::Exception;
 
-impl From<Error> for Raised {
+impl From<Error> for Exception {
     fn from(error: Error) -> Self {
         let code = error.code();
         let raised = |class| Self::new(class, error.to_string()).code(code);
@@ -19,9 +19,9 @@ impl From<Error> for Raised {
                 if hint.is_empty() { raised } else { raised.hint(hint) }
             }
             Error::NotServed { .. } => raised("ServerLost")
-                .hint("start one with `wholemem serve`, or name its socket in `WHOLEMEM_SOCKET`"),
+                .hint("start a store with `wholemem serve`, or set `WHOLEMEM_SOCKET` to its socket"),
             Error::NoSocket { .. } => {
-                raised("BadEnvironment").hint("or give it to the client: `Client(socket)`")
+                raised("BadEnvironment").hint("or pass it to the client: `Client(socket)`")
             }
             Error::Socket { ref source, .. } => {
                 let message = format!("{error}: {source}");
@@ -30,61 +30,61 @@ impl From<Error> for Raised {
                 if hint.is_empty() { raised } else { raised.hint(hint) }
             }
             Error::Disconnected => {
-                raised("ServerLost").hint("make a new client; arrays of the old one stay as they are")
+                raised("ServerLost").hint("create a new client; arrays of the old one stay valid")
             }
-            // By a signal, whose handler has raised something else; or by who closed the client.
+            // After a signal, the exception of its handler is raised instead. Otherwise another thread closed the client.
             Error::Interrupted => closed(),
-            Error::TimedOut => raised("Timeout").hint("the server is stopped, or very busy"),
+            Error::TimedOut => raised("Timeout").hint("the server is stopped or overloaded"),
             Error::TooManyPins { .. } => {
-                raised("OutOfMemory").hint("drop arrays, or get what belongs together as a pack")
+                raised("OutOfMemory").hint("drop arrays, or store arrays that belong together as a pack")
             }
-            Error::Forked => raised("Forked").hint("make a client in the child itself"),
+            Error::Forked => raised("Forked").hint("create a client in the child process"),
             Error::DeviceHidden | Error::OnDevice { .. } => raised("WrongDevice"),
             Error::OutOfRange { .. } => raised("WrongValue"),
-            Error::EmptyName => raised("WrongValue").hint("give a name by which it can be got"),
+            Error::EmptyName => raised("WrongValue").hint("pass a name by which clients can get the object"),
             _ => raised("Error"),
         }
     }
 }
 
-/// The class of what the kernel says of a socket, and what can be done about it.
+/// The exception class and hint for an error of connecting to a socket.
 fn unusable(source: &OsError) -> (&'static str, &'static str) {
     match source {
         OsError::Call { errno: Errno::NAMETOOLONG, .. } => {
-            ("WrongValue", "the path of a socket has at most 107 bytes")
+            ("WrongValue", "the path of a socket can have at most 107 bytes")
         }
-        OsError::Call { errno: Errno::INVAL, .. } => ("WrongValue", "give a path without a zero byte"),
+        OsError::Call { errno: Errno::INVAL, .. } => ("WrongValue", "pass a path without a zero byte"),
         OsError::Call { errno: Errno::ACCESS | Errno::PERM, .. } => (
             "NotAllowed",
-            "a store is for the user who serves it, unless that one opens its socket to others",
+            "a store is private to the user who serves it, unless that user opens its socket to others",
         ),
         _ => ("Error", ""),
     }
 }
 
-/// The class of a refusal, and what can be done about it.
+/// The exception class and hint for a refusal of the server.
 fn refused(refusal: &Refusal) -> (&'static str, &'static str) {
     match refusal {
         Refusal::NoSuchName { .. } => {
-            ("NotFound", "`client.list()` names what there is; `get(name, timeout=10)` waits for it to come")
+            ("NotFound", "`client.list()` lists the objects; `get(name, timeout=10)` waits for the name")
         }
-        Refusal::NoSuchObject { .. } => ("NotFound", "it was deleted, or replaced, a moment ago"),
+        Refusal::NoSuchObject { .. } => ("NotFound", "it was just deleted or replaced"),
         Refusal::OverQuota { wanted, quota, .. } if wanted > quota => {
-            let hint = "it is larger than the whole store, and no waiting helps: serve with a larger `--size`, or \
-                        `--device-size` for what is on a GPU";
+            let hint = "it is larger than the whole store, so waiting does not help: serve with a larger `--size`, or \
+            `--device-size` for memory of a GPU";
             ("OverQuota", hint)
         }
-        Refusal::OverQuota { .. } => ("OverQuota", "`timeout=10` waits for others to delete something"),
+        Refusal::OverQuota { .. } => ("OverQuota", "`timeout=10` waits until other objects are deleted"),
         Refusal::IndexFull { .. } => {
-            ("OutOfMemory", "delete something, put packs, or serve with more `--objects`")
+            ("OutOfMemory", "delete objects, put packs, or serve with more `--objects`")
         }
         Refusal::NoMemory { .. } => ("OutOfMemory", ""),
         Refusal::NotYours { .. } => {
-            ("NotAllowed", "only who made it, or who serves the store, may delete it")
+            ("NotAllowed", "only the user who created it, or who serves the store, may delete it")
         }
         Refusal::StillMapped => (
             "InUse",
-            "drop every array that was made of the draft, and end children that were forked meanwhile; then seal again",
+            "drop every array of the draft, and end child processes that were forked meanwhile; then seal again",
         ),
         Refusal::NameTooLong { .. } | Refusal::MetaTooLong { .. } | Refusal::TooManyMembers { .. } => {
             ("WrongValue", "")

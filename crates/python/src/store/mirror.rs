@@ -1,27 +1,27 @@
-//! A host view of memory that may be on a device: copied in if asked for, and written back when it is done with.
+//! Mirrors: copies in host memory of drafts or objects that may be on a device. A draft's mirror is written back.
 //!
-//! What may be half written is not: where a block raises, the mirror is given up, and the draft stays as it was.
+//! If a `with` block raises, its mirror is abandoned, so that incomplete data is not written to the draft.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
 use super::draft::Draft;
-use super::lease;
-use crate::array::{self, Array, Place, View};
-use crate::error::{Raised, Raises};
-use crate::wait::waiting;
+use super::stored;
+use crate::array::{self, Array, DlDevice, View};
+use crate::error::{Exception, IntoPyResult};
+use crate::wait::run_blocking;
 
-/// A mirror, which arrays that were made of it keep.
+/// The memory of a mirror, which its arrays share.
 #[derive(Debug)]
-struct Reflected {
-    /// Before what it mirrors: it may write that when it goes.
+struct MirrorMemory {
+    /// Declared first, so that it is dropped before the source, to which the drop may write.
     mirror: wholemem_store::Mirror,
-    /// The draft's array, until that is let go: a draft is not sealed while anybody has an array of its mirror.
+    /// The draft's array. While it is held, the draft cannot be sealed.
     source: Mutex<Option<View>>,
 }
 
-impl Reflected {
+impl MirrorMemory {
     fn of(view: View) -> Option<Arc<Self>> {
         view.owner.downcast().ok()
     }
@@ -32,13 +32,19 @@ impl Reflected {
     }
 }
 
-/// A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
+/// A copy in host memory of a draft, or of an array that was got by its name.
 ///
-/// That of a draft is written back by :meth:`write_back`, or at the end of the context, and given up there if something
-/// was raised; until then the draft is not sealed. One that is simply dropped is written back as well, with the last of
-/// its arrays, also where something was raised: what may be half written is mirrored in a context. Without ``copy_in``,
-/// it begins with any bytes. A draft of less than 1 MiB in host memory is written by ``draft.array`` anyway, and has no
-/// mirror: :class:`wholemem.errors.Unsupported`.
+/// The mirror of a draft is written back by :meth:`write_back`, or at the end of a ``with`` block; if the block raises, it is
+/// abandoned. The draft cannot be sealed before. A mirror that is dropped outside of a ``with`` block is written back with its
+/// last array, even after an exception, so use a ``with`` block if the data may be incomplete.
+///
+/// Args:
+///     source: A :class:`Draft`, or an array that was got by its name.
+///     copy_in: Whether to copy the content of the draft. If not, the initial bytes are undefined.
+///
+/// Raises:
+///     wholemem.errors.Unsupported: The draft has less than 1 MiB in host memory; write to ``draft.array`` instead.
+///     wholemem.errors.WrongType: The source is neither a draft nor an array that was got by its name.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -51,12 +57,12 @@ impl Reflected {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// What it shows, until it was written back, or given up.
+    /// `None` after the mirror was written back or abandoned.
     open: Mutex<Option<View>>,
 }
 
-fn closed() -> Raised {
-    Raised::new("Closed", "the mirror was written back, or given up")
+fn closed() -> Exception {
+    Exception::new("Closed", "the mirror was written back or abandoned")
 }
 
 impl Mirror {
@@ -64,15 +70,15 @@ impl Mirror {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The end of a block: written back where nothing was raised, and given up otherwise.
-    fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
+    /// The end of a `with` block: writes the mirror back, or abandons it if the block raised.
+    fn exit(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
-            if let Some(reflected) = self.take().and_then(Reflected::of) {
-                reflected.abandon();
+            if let Some(memory) = self.take().and_then(MirrorMemory::of) {
+                memory.abandon();
             }
             return Ok(());
         }
-        // Written back within the block.
+        // The block itself wrote it back.
         if self.array().is_err() {
             return Ok(());
         }
@@ -83,7 +89,7 @@ impl Mirror {
 impl Drop for Mirror {
     fn drop(&mut self) {
         let Some(view) = self.take().filter(|view| !view.readonly) else { return };
-        // Whoever drops it has the interpreter's lock, which others may want while it is written back.
+        // The caller holds the GIL; release it while the data is written.
         let mut view = Some(view);
         let _ = Python::try_attach(|py| py.detach(|| drop(view.take())));
     }
@@ -98,48 +104,54 @@ impl Mirror {
         let (mirror, source, layout) = match source.cast::<Draft>() {
             Ok(draft) => {
                 let draft = draft.get();
-                let (mirror, view) = waiting(py, || draft.mirrored(copy_in))?;
+                let (mirror, view) = run_blocking(py, || draft.mirror(copy_in))?;
                 let layout = view.layout.clone();
                 (mirror, Some(view), layout)
             }
             Err(_) => {
-                let view = array::take(source, None)?;
-                let object = lease::object_of(&view).ok_or_else(|| {
-                    let raised = Raised::new(
+                let view = array::import(source, None)?;
+                let object = stored::object_of(&view).ok_or_else(|| {
+                    let raised = Exception::new(
                         "WrongType",
-                        "only a draft, or an array that was got by its name, is mirrored",
+                        "only a draft, or an array that was got by its name, can be mirrored",
                     );
-                    PyErr::from(raised.hint("a member of a pack is got by its full name, `pack/member`"))
+                    PyErr::from(raised.hint("get a member of a pack by its full name, `pack/member`"))
                 })?;
-                (waiting(py, || wholemem_store::Mirror::of_object(&object))?, None, view.layout)
+                (run_blocking(py, || wholemem_store::Mirror::of_object(&object))?, None, view.layout)
             }
         };
-        let address = mirror.bytes().raised()?.as_ptr().as_ptr().expose_provenance() as u64;
-        let owner = Arc::new(Reflected { mirror, source: Mutex::new(source) });
-        let view = View { address, layout, place: Place::CPU, readonly: !is_draft, owner };
+        let address = mirror.bytes().into_py()?.as_ptr().as_ptr().expose_provenance() as u64;
+        let owner = Arc::new(MirrorMemory { mirror, source: Mutex::new(source) });
+        let view = View { address, layout, dl_device: DlDevice::CPU, readonly: !is_draft, owner };
         Ok(Self { open: Mutex::new(Some(view)) })
     }
 
-    /// The copy, to be read, and that of a draft to be written.
+    /// The copy as an array; writable for a draft.
     #[getter]
     fn array(&self) -> PyResult<Array> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().map(|view| Array::new(view.clone())).ok_or_else(closed).raised()
+        open.as_ref().map(|view| Array::new(view.clone())).ok_or_else(closed).into_py()
     }
 
-    /// Writes a draft's mirror back, of which no array may be left, and ends it.
+    /// Writes the mirror back to its draft and closes it. No array of the mirror may exist.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Closed: The mirror was written back or abandoned.
+    ///     wholemem.errors.InUse: An array of the mirror still exists.
     fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let view = open.take().ok_or_else(closed).raised()?;
-        // What is only read is the same ever after.
+        let view = open.take().ok_or_else(closed).into_py()?;
+        // The mirror of an object is read-only, so its arrays may stay.
         if !view.readonly && Arc::strong_count(&view.owner) > 1 {
             *open = Some(view);
-            let raised = Raised::new("InUse", "arrays made of the mirror are still there");
+            let raised = Exception::new("InUse", "cannot write the mirror back: arrays of it still exist");
             return Err(raised.hint("drop them first: `del array`").into());
         }
         drop(open);
-        let reflected = Reflected::of(view).and_then(Arc::into_inner);
-        waiting(py, || reflected.map_or(Ok(()), |Reflected { mirror, source: _held }| mirror.write_back()))
+        let memory = MirrorMemory::of(view).and_then(Arc::into_inner);
+        run_blocking(py, || {
+            memory.map_or(Ok(()), |MirrorMemory { mirror, source: _source }| mirror.write_back())
+        })
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
@@ -160,6 +172,6 @@ impl Mirror {
         _error: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.leave(py, kind.is_some())
+        self.exit(py, kind.is_some())
     }
 }

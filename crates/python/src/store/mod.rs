@@ -1,36 +1,35 @@
-//! Named objects that outlive whoever made them, as arrays: see `wholemem.store` in Python.
+//! The store in Python: named objects that outlive the process that created them, as arrays.
 //!
-//! | room | what it holds |
+//! | module | content |
 //! |---|---|
 //! | `client` | a connection: put, get, publish, delete, list |
-//! | `given` | what is put: arrays, wherever they are |
-//! | `share` | arrays of a GPU that become objects where they lie |
-//! | `lease` | an object, or a pack of them, as arrays that keep it |
-//! | `draft` | what is being written, until it is sealed |
-//! | `watch` | being told of what happens to names |
-//! | `mirror` | a host view of memory that may be on a device |
-//! | `entry` | what there is to know of objects, and of the store |
-//! | `description` | shape and type of an array, as its object carries them |
+//! | `put_value` | the value of a `put`: arrays in host memory or on a GPU |
+//! | `share` | publishes GPU memory without a copy |
+//! | `stored` | an object, or a pack of objects, as arrays that hold its pin |
+//! | `draft` | objects that are being written, until they are sealed |
+//! | `watch` | events of names |
+//! | `mirror` | copies in host memory of objects on a device |
+//! | `entry` | descriptions of objects and of the store |
+//! | `description` | shape and type of an array in the metadata of its object |
 //! | `error` | errors of the store as exceptions |
 //!
-//! What it keeps true: an object whose memory is mapped already is got without a system call, but for a look at the
-//! connection now and then, and without giving up the interpreter's lock. Everything else gives it up first, and nothing
-//! that is dropped waits for anybody.
+//! Getting an object whose memory is already mapped makes no system call, except for a periodic check of the connection, and
+//! keeps the GIL. All other calls release the GIL. Dropping an object does not block.
 
 mod client;
 mod description;
 mod draft;
 mod entry;
 mod error;
-mod given;
-mod lease;
 mod mirror;
+mod put_value;
 mod share;
+mod stored;
 mod watch;
 
 pub(crate) use client::{Client, collect_shared};
 pub(crate) use draft::{Draft, PackDraft};
 pub(crate) use entry::{Entry, Status};
-pub(crate) use lease::Pack;
 pub(crate) use mirror::Mirror;
+pub(crate) use stored::Pack;
 pub(crate) use watch::{Event, Watch};

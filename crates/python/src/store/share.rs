@@ -1,8 +1,8 @@
-//! Arrays of a GPU that become objects where they lie: nothing is copied, and the array is kept until the object has gone.
+//! Publishes arrays on a GPU without a copy: the object is the array's memory, which is held until the object is freed.
 //!
-//! Whoever made the array may drop it. Its framework would then use the memory for another, so that it is held here as long
-//! as anybody has the object. What a framework has no name for is found by its address: the driver knows which allocation
-//! lies there, if it was made to be shared.
+//! The caller may drop the array. Its framework would then reuse the memory, so the array is held here while the object
+//! exists. For memory that this package did not allocate, the driver returns the allocation at an address, if it is
+//! shareable.
 
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -13,12 +13,12 @@ use wholemem_os::width::to_usize;
 use wholemem_store::{Client, Error, ObjectId, Refusal, Sealed};
 
 use super::description;
-use crate::array::{Turn, View};
-use crate::error::Raised;
+use crate::array::{FrameworkStream, View};
+use crate::error::Exception;
 use crate::pool;
 use crate::stream::finish;
 
-/// An array that is an object of a store.
+/// An array whose memory is an object of a store.
 #[derive(Debug)]
 struct Shared {
     client: Client,
@@ -28,31 +28,32 @@ struct Shared {
 
 static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
-/// What can be done about memory that is not shared as it is.
-const HINT: &str = "make the tensor under `wholemem.torch.pool.mem_pool()`, or `put` it, which copies";
+/// The hint for memory that cannot be shared.
+const HINT: &str = "create the tensor in `wholemem.torch.pool.mem_pool()`, or use `put`, which copies";
 
-/// Makes a name mean an array where it lies, and says which version of the name it is.
-pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Raised> {
+/// Publishes an array under a name without a copy, and returns the version of the object under its name.
+pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Exception> {
     collect();
     let epoch = ForkEpoch::current()?;
-    let refused = |message: String| Raised::new("Unsupported", message).hint(HINT);
-    if !view.place.is_cuda() || view.layout.count() == 0 {
-        return Err(refused(format!("an array on {} cannot become an object where it lies", view.place)));
+    let unsupported = |message: String| Exception::new("Unsupported", message).hint(HINT);
+    if !view.dl_device.is_cuda() || view.layout.count() == 0 {
+        return Err(unsupported(format!("an array on {} cannot be shared without a copy", view.dl_device)));
     }
     view.check_contiguous("the array")?;
     let (address, len, meta) = (view.address, view.layout.len(), description::describe(&view.layout));
-    let device = view.place.device()?;
-    // The array was asked for on the default stream.
-    finish(&Turn::of_default(&device).stream())?;
+    let device = view.dl_device.device()?;
+    // The array was imported for the default stream.
+    finish(&FrameworkStream::default_of(&device).stream())?;
     let within = |base: u64| {
         let offset = to_usize(address - base);
         offset..offset.saturating_add(len)
     };
     let sealed = match pool::find(address, len) {
-        Some(found) => share_piece(client, name, &meta, &found, within(found.base))?,
+        Some(segment) => share_segment(client, name, &meta, &segment, within(segment.base))?,
         None => {
-            let unknown =
-                |error| refused(format!("the memory of the array was not made to be shared: {error}"));
+            let unknown = |error| {
+                unsupported(format!("the memory of the array was not allocated to be shared: {error}"))
+            };
             let segments = Allocation::adopt(&device, address, len).map_err(unknown)?;
             match &segments[..] {
                 [Segment { address: base, allocation }] => {
@@ -60,46 +61,44 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
                 }
                 segments => {
                     let count = segments.len();
-                    return Err(refused(format!(
-                        "the array lies in {count} pieces of memory, and not in one"
-                    )));
+                    return Err(unsupported(format!("the array covers {count} allocations instead of one")));
                 }
             }
         }
     };
-    OURS.get_or_init(|| epoch);
-    let kept = Shared { client: client.clone(), object: sealed.id, _view: view.clone() };
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+    SHARING_PROCESS.get_or_init(|| epoch);
+    let shared = Shared { client: client.clone(), object: sealed.id, _view: view.clone() };
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner).push(shared);
     Ok(sealed.version)
 }
 
-/// Publishes some of a piece of torch's memory: as a part of what the store has of it, if it has.
-fn share_piece(
+/// Publishes a range of a segment of torch's pool, as a part of the segment if the store already has it.
+fn share_segment(
     client: &Client,
     name: &str,
     meta: &[u8],
-    found: &pool::Found,
+    segment: &pool::SegmentLocation,
     range: Range<usize>,
-) -> Result<Sealed, Raised> {
-    let part = pool::published(found.base, client)
+) -> Result<Sealed, Exception> {
+    let part = pool::published_object(segment.base, client)
         .map(|object| client.publish_range(name, meta, object, range.clone()));
     let sealed = match part {
         Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => {
-            client.adopt(name, meta, &found.allocation, range)?
+            client.adopt(name, meta, &segment.allocation, range)?
         }
         Some(sealed) => sealed?,
     };
-    pool::note(found.base, client, sealed.id);
+    pool::record_published(segment.base, client, sealed.id);
     Ok(sealed)
 }
 
-/// The process that shares: a forked child lets nothing go that is its parent's.
-static OURS: OnceLock<ForkEpoch> = OnceLock::new();
+/// The process that shares: a forked child must not release arrays of its parent.
+static SHARING_PROCESS: OnceLock<ForkEpoch> = OnceLock::new();
 
-/// Lets arrays go whose objects nobody has any more, and says how many are left.
+/// Releases arrays whose objects were freed, and returns the number of remaining arrays.
 pub(super) fn collect() -> usize {
-    // Before the lock, which in a child may be held by a thread that is not there.
-    if OURS.get().is_some_and(|epoch| !epoch.is_current()) {
+    // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
+    if SHARING_PROCESS.get().is_some_and(|epoch| !epoch.is_current()) {
         return 0;
     }
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +108,7 @@ pub(super) fn collect() -> usize {
     *shared = left;
     let count = shared.len();
     drop(shared);
-    // A framework may do what it likes when its arrays go.
+    // After the lock: dropping a framework's array may run arbitrary code.
     drop(gone);
     count
 }

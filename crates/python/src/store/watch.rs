@@ -1,4 +1,4 @@
-//! Being told of what happens to names: an iterator that waits for the next event.
+//! Watches: iterators that wait for events of names.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -8,34 +8,34 @@ use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Error, EventKind};
 
 use super::client::deadline_of;
-use crate::error::{Raised, Raises};
-use crate::wait::{Closed, waiting_unless};
+use crate::error::{Exception, IntoPyResult};
+use crate::wait::{ClosedFlag, run_blocking_unless};
 
 const PUBLISHED: &str = "published";
 const DELETED: &str = "deleted";
 const MISSED: &str = "missed";
 const KINDS: [&str; 3] = [PUBLISHED, DELETED, MISSED];
 
-/// What happened to an object with a name.
+/// An event: an object was published under a name, or deleted.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
-/// >>> watch = client.watch("told")
-/// >>> version = client.put("told", b"bytes")
+/// >>> watch = client.watch("watched")
+/// >>> version = client.put("watched", b"bytes")
 /// >>> event = watch.next()
 /// >>> event.name, event.kind, event.version == version
-/// ('told', 'published', True)
+/// ('watched', 'published', True)
 #[pyclass(frozen, eq, hash, get_all, module = "wholemem.store")]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event {
-    /// The name; where events were missed, what was watched for.
+    /// The name of the object; for ``missed``, the prefix of the watch.
     name: String,
-    /// The object; zero where events were missed.
+    /// The id of the object; 0 for ``missed``.
     id: u64,
-    /// ``published``: it is what its name means now; ``deleted``, also because another has taken its name; or
-    /// ``missed``: the server was replaced, and anything may have happened to names that begin so.
+    /// ``published``: the object is now the current object of its name. ``deleted``: the object was deleted or replaced.
+    /// ``missed``: the server was restarted, and events of names with this prefix may be lost.
     kind: &'static str,
-    /// Which object of that name it is, if it was published.
+    /// The version of the object under its name, if it was published.
     version: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ impl Event {
         Self { name: event.name, id: event.object.as_u64(), kind, version }
     }
 
-    /// Anything may have happened to names that begin so.
+    /// The event for a restart of the server: events of names with this prefix may be lost.
     fn missed(prefix: String) -> Self {
         Self { name: prefix, id: 0, kind: MISSED, version: None }
     }
@@ -56,13 +56,13 @@ impl Event {
 
 #[pymethods]
 impl Event {
-    /// One that was pickled.
+    /// Restores a pickled event.
     #[staticmethod]
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
-        let (name, id, said, version) = values.extract::<(String, u64, String, Option<u64>)>()?;
-        let unknown = || Raised::new("WrongValue", format!("there is no event of the kind `{said}`"));
-        let kind = KINDS.into_iter().find(|kind| *kind == said).ok_or_else(unknown).raised()?;
+        let (name, id, pickled, version) = values.extract::<(String, u64, String, Option<u64>)>()?;
+        let unknown = || Exception::new("WrongValue", format!("the event kind `{pickled}` does not exist"));
+        let kind = KINDS.into_iter().find(|kind| *kind == pickled).ok_or_else(unknown).into_py()?;
         Ok(Self { name, id, kind, version })
     }
 
@@ -78,10 +78,10 @@ impl Event {
     }
 }
 
-/// What happens to names, one event after the other: an iterator that waits for the next, and that Ctrl-C ends.
+/// An iterator over the events of names. It waits for the next event, and Ctrl-C interrupts it.
 ///
-/// When a server is replaced by another, the next event is of the kind ``missed``: what happened until then was told by
-/// nobody, and what happens from then on is. Look at what there is when you meet it.
+/// If the server is restarted, the next event has the kind ``missed``: earlier events may be lost, and later events are
+/// delivered. List the objects again after it.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -92,21 +92,21 @@ impl Event {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// The connection on which events come; `None` once it is closed.
+    /// The connection that receives events; `None` after `close`.
     open: Mutex<Option<wholemem_store::Watch>>,
-    /// Whether it is closed, or its client: the one ends it as the other does.
-    closed: [Closed; 2],
+    /// Set when the watch or its client is closed; either ends the watch.
+    closed: [ClosedFlag; 2],
     epoch: ForkEpoch,
 }
 
 impl Watch {
-    pub(super) fn new(watch: wholemem_store::Watch, client: &Closed) -> Result<Self, Raised> {
-        let closed = [Closed::default(), client.clone()];
+    pub(super) fn new(watch: wholemem_store::Watch, client: &ClosedFlag) -> Result<Self, Exception> {
+        let closed = [ClosedFlag::default(), client.clone()];
         Ok(Self { open: Mutex::new(Some(watch)), closed, epoch: ForkEpoch::current()? })
     }
 
-    /// The watch, for this thread alone, and not for a forked child.
-    fn open(&self) -> Result<MutexGuard<'_, Option<wholemem_store::Watch>>, Raised> {
+    /// The watch, locked for this thread; an error in a forked child.
+    fn open(&self) -> Result<MutexGuard<'_, Option<wholemem_store::Watch>>, Exception> {
         if !self.epoch.is_current() {
             return Err(Error::Forked.into());
         }
@@ -114,17 +114,18 @@ impl Watch {
             Ok(open) => Ok(open),
             Err(TryLockError::Poisoned(open)) => Ok(open.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                let raised = Raised::new("Busy", "another thread waits for the next event");
-                Err(raised.hint("a thread that watches needs a watch of its own"))
+                let raised =
+                    Exception::new("Busy", "another thread is waiting for the next event of this watch");
+                Err(raised.hint("each thread needs its own watch"))
             }
         }
     }
 
-    /// The next event; `None` of a watch that is closed.
+    /// The next event; `None` if the watch is closed.
     fn event(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<Event>> {
         let closed = self.closed.clone();
-        let is_closed = move || closed.iter().any(Closed::is_set);
-        waiting_unless(py, is_closed.clone(), || {
+        let is_closed = move || closed.iter().any(ClosedFlag::is_set);
+        run_blocking_unless(py, is_closed.clone(), || {
             let mut open = self.open()?;
             open.take_if(|_| is_closed());
             let Some(watch) = open.as_mut() else { return Ok(None) };
@@ -135,7 +136,7 @@ impl Watch {
                 }
                 Err(Error::EventsMissed { prefix }) => Ok(Some(Event::missed(prefix))),
                 Err(Error::TimedOut) => {
-                    Err(Raised::new("Timeout", "nothing happened in time").code("timed-out"))
+                    Err(Exception::new("Timeout", "no event arrived in time").code("timed-out"))
                 }
                 outcome => Ok(outcome.map(|event| Some(Event::new(event)))?),
             }
@@ -153,23 +154,36 @@ impl Watch {
         self.event(py, Deadline::NEVER)
     }
 
-    /// The next event, within so many seconds.
+    /// Waits for the next event.
+    ///
+    /// Args:
+    ///     timeout: Seconds to wait. ``None`` waits without a limit.
+    ///
+    /// Returns:
+    ///     The event.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Busy: Another thread is waiting.
+    ///     wholemem.errors.Closed: The watch or its client is closed.
+    ///     wholemem.errors.ServerLost: The store has ended.
+    ///     wholemem.errors.Timeout: No event arrived in time.
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Event> {
-        let deadline = timeout.map_or(Ok(Deadline::NEVER), deadline_of).raised()?;
-        let closed =
-            || Raised::new("Closed", "the watch is closed").hint("`client.watch(prefix)` makes another one");
+        let deadline = timeout.map_or(Ok(Deadline::NEVER), deadline_of).into_py()?;
+        let closed = || {
+            Exception::new("Closed", "the watch is closed").hint("create another one: `client.watch(prefix)`")
+        };
         self.event(py, deadline)?.ok_or_else(|| closed().into())
     }
 
-    /// Ends it, from any thread: the iteration is over, and a thread in :meth:`next` has
-    /// :class:`wholemem.errors.Closed` raised.
+    /// Closes the watch, from any thread. An iteration ends, and a thread in :meth:`next` gets
+    /// :class:`wholemem.errors.Closed`.
     fn close(&self) -> PyResult<()> {
         if !self.epoch.is_current() {
-            return Err(Raised::from(Error::Forked).into());
+            return Err(Exception::from(Error::Forked).into());
         }
         self.closed[0].set();
-        // A thread that waits for the next event lets it go itself.
+        // A waiting thread drops the connection itself.
         if let Ok(mut open) = self.open.try_lock() {
             drop(open.take());
         }

@@ -1,7 +1,7 @@
-"""wholemem for torch: gathers, scatters and collectives as operators, and an all-reduce without a detour.
+"""wholemem for torch: gathers, scatters and collectives as operators, and a fast all-reduce.
 
-What is here takes and returns tensors of torch, on the processor and on GPUs. Work goes to torch's current stream, and
-outputs come from torch's own allocator, so that they live in the pools of CUDA graphs.
+The functions accept and return torch tensors on the CPU and on GPUs. Work runs on torch's current stream, and outputs come from
+torch's allocator, so they can be captured in CUDA graphs.
 
 >>> import torch, wholemem, wholemem.torch as wm
 >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -13,19 +13,20 @@ tensor([[2., 2.],
 >>> wm.all_reduce(comm, torch.arange(3))
 tensor([0, 1, 2])
 
-The operators are ``torch.ops.wholemem.*``, and work under ``torch.compile(fullgraph=True)``: a compiler keeps all of them, and
-their order. Collectives have gradients, which are collectives; derivatives forward do not go through them, and torch takes their
-tangents for zero without a word. An embedding whose rows are all ranks' is :class:`Embedding`; where every microsecond counts,
-reduce by :class:`FastAllreduce`.
+The operators are ``torch.ops.wholemem.*`` and work under ``torch.compile(fullgraph=True)``: a compiler neither eliminates nor
+reorders them. Collectives are differentiable: the backward pass runs the matching collective. Forward-mode AD is not supported:
+torch treats the tangents as zero. :class:`Embedding` is an embedding whose rows are divided among ranks. For the shortest calls,
+:class:`FastAllreduce` bypasses the dispatcher.
 
-What is read may have any strides, and is copied where it has gaps; what is written, and what :class:`FastAllreduce` takes, may not.
+Inputs may have any strides and are copied if they are not contiguous. Outputs, and the tensors of :class:`FastAllreduce`, must be
+contiguous.
 
-Importing this imports torch, and touches no driver.
+Importing this package imports torch, and loads no driver.
 """
 
 from __future__ import annotations
 
-from . import gradients  # it tells torch of them
+from . import gradients  # registers the gradients of the operators
 from .allreduce import FastAllreduce
 from .embedding import Embedding
 from .ops import all_gather, all_reduce, broadcast, gather, scatter, scatter_add

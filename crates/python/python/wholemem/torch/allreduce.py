@@ -1,4 +1,4 @@
-"""All-reduce with nothing between Python and the launch: no operator, no capsule, no object that is not needed."""
+"""All-reduce with the shortest path from Python to the launch: no operator, no DLPack capsule, no further objects."""
 
 from __future__ import annotations
 
@@ -13,18 +13,28 @@ from .._native import Communicator, Window
 from .._native import ShortReduction as _ShortReduction
 from ..errors import PeerLost, Unsupported, WrongStride, WrongType, WrongValue
 from .shortcut import SHORTCUT
-from .tensors import EXCHANGE, NUMBERS, as_tensor, as_torch_dtype, check_own, check_tensor, raw_stream
+from .tensors import EXCHANGE, NUMBERS, as_tensor, as_torch_dtype, check_resolved, check_tensor, raw_stream
 
 __all__ = ["FastAllreduce"]
 
 
 class FastAllreduce(_ShortReduction):
-    """Sums of all ranks' tensors, for calls that are short and many: those between the layers of a model.
+    """Sums tensors over all ranks, for many short calls such as those between the layers of a model.
 
-    The ranks meet through a group of ``torch.distributed``, of whichever backend, if there is one; or as a launcher has
-    started them (``torchrun``, ``wholemem launch``). Tensors are of the processor or of one GPU, and of any size: those of up to
-    ``max_size`` bytes are what this is made for, and :meth:`should_use` says so. Who waits longer than ``timeout`` seconds for
-    another rank gets a :class:`~wholemem.errors.Timeout`; if none is given, ``WHOLEMEM_TIMEOUT`` says it.
+    The ranks join through a process group of ``torch.distributed``, with any backend, if there is one; otherwise as a launcher
+    started them (``torchrun``, ``wholemem launch``). Tensors are on the CPU or on one GPU, and of any size.
+
+    Args:
+        rank: The number of this rank.
+        world_size: The number of ranks.
+        max_size: The number of bytes up to which :meth:`should_use` recommends a call.
+        group: The process group. ``None`` is the default group, if ``torch.distributed`` is initialized.
+        device: The device of this rank. ``None`` is torch's current GPU, or the CPU if there is none.
+        timeout: Seconds to wait for other ranks, now and in later calls. ``None`` uses ``WHOLEMEM_TIMEOUT``.
+
+    Raises:
+        wholemem.errors.Timeout: A rank did not join in time.
+        wholemem.errors.WrongValue: The process group or launcher has another rank or number of ranks.
 
     >>> import torch
     >>> with FastAllreduce(0, 1, device="cpu") as fast:
@@ -54,33 +64,37 @@ class FastAllreduce(_ShortReduction):
         self.comm = _join(rank, world_size, group, _device(device), timeout)
         self.rank, self.world_size = self.comm.rank, self.comm.size
         if (self.rank, self.world_size) != (rank, world_size):
-            found = f"rank {self.rank} of {self.world_size}"
+            actual = f"rank {self.rank} of {self.world_size}"
             self.comm.close()
             raise WrongValue(
-                f"this process is {found}, and not rank {rank} of {world_size}", hint="give the group's own numbers"
+                f"this process is {actual}, not rank {rank} of {world_size}", hint="pass the rank and size of the group"
             )
         self.device = torch.device(self.comm.device)
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
-        # Those that their tensors do not keep, by address and length.
+        # Windows that their tensors do not keep alive, by address and length.
         self._windows: dict[tuple[int, int], tuple[StorageWeakRef, Window]] = {}
-        # Those that graphs may use, whatever becomes of their tensors.
+        # Windows that captured graphs may use after their tensors are dropped.
         self._recorded: dict[int, Window] = {}
-        # What the first call would make is made now: no graph can record that.
+        # Allocates what the first collective needs, because a graph capture cannot.
         self.comm.stream_barrier(stream=raw_stream(self._number))
         if SHORTCUT is not None:
-            self._go_short(SHORTCUT)
+            self._use_shortcut(SHORTCUT)
 
     def _all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor]) -> torch.Tensor:
-        """The same as :meth:`all_reduce`, for tensors that are not plain, and to say what is wrong."""
+        """Implements :meth:`all_reduce` for tensors that are not plain, and raises errors."""
         check_tensor("the tensor", tensor)
         out = torch.empty_like(tensor) if out is None else out
         check_tensor("the output", out)
-        check_own("the output", out)
+        check_resolved("the output", out)
         EXCHANGE.all_reduce(self.comm, tensor.resolve_neg(), out, "sum")
         return out
 
     def should_use(self, tensor: torch.Tensor) -> bool:
-        """Whether this is the way to reduce a tensor: it can be, and is not larger than ``max_size``."""
+        """Returns whether to reduce a tensor with this object: the tensor is supported and not larger than ``max_size``.
+
+        Args:
+            tensor: The tensor.
+        """
         check_tensor("the tensor", tensor)
         return (
             tensor.device == self.device
@@ -90,85 +104,108 @@ class FastAllreduce(_ShortReduction):
         )
 
     def register_buffer(self, tensor: torch.Tensor) -> None:
-        """Makes the other ranks read a tensor where it is, from now on. All ranks call it, with tensors of one size.
+        """Registers a tensor, so that the other ranks read it in place. All ranks call it, with tensors of the same size.
 
-        It is kept while it is reduced: its place may become another tensor's, on this rank alone, which the others would not
-        know. Memory that cannot be shared, as most of a processor's, is left for memory that can: the tensor moves there, as by
-        ``share_memory_``, with what it holds. Views that were made of it before stay behind.
+        Keep the tensor alive while it is reduced: otherwise its memory could be reused by another tensor on this rank, and the
+        other ranks would read that. Memory that cannot be shared, such as most CPU memory, is replaced: the tensor moves to shared
+        memory with its content, like ``share_memory_``. Existing views of it keep the old memory.
+
+        Args:
+            tensor: A contiguous tensor.
+
+        Raises:
+            wholemem.errors.WrongStride: The tensor is not contiguous.
         """
         check_tensor("the tensor", tensor)
         if not tensor.is_contiguous():
-            raise WrongStride("the tensor is not contiguous", hint="make it so by `contiguous()`")
+            raise WrongStride("the tensor is not contiguous", hint="use `contiguous()`")
         if tensor.numel() == 0:
-            # There is nothing to read.
+            # An empty tensor is not read.
             return
-        self._let_go()
+        self._release_windows()
         try:
             window = self.comm.window_register(tensor.detach(), stream=raw_stream(self._number))
         except Unsupported:
-            # On all ranks, if on one.
+            # If one rank raises this, all ranks do.
             window = self.comm.mem_alloc(tensor.nbytes)
-            # A tensor of inference moves to another such only.
+            # The data of an inference tensor can be replaced only by an inference tensor.
             with torch.inference_mode(tensor.is_inference()):
                 shared = as_tensor(window.local(tensor.dtype, tensor.shape))
                 shared.copy_(tensor.detach())
                 tensor.data = shared
-            self._made(tensor, window)
+            self._track_owned(tensor, window)
         else:
-            self._keep(tensor, window)
+            self._track(tensor, window)
 
     def empty(
         self, shape: Union[int, Sequence[int]], dtype: Union[str, torch.dtype] = torch.float32
     ) -> torch.Tensor:
-        """A new tensor that is registered already, zero. All ranks call it, with the same shape.
+        """Creates a registered tensor filled with zeros. All ranks call it, with the same shape.
 
-        Its memory goes with the tensor, and with its views: on a GPU in the next call that makes or registers one.
+        Its memory is freed with the tensor and its views; on a GPU, by the next call that creates or registers a tensor.
+
+        Args:
+            shape: The shape, or one int.
+            dtype: The dtype, or its name.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+            wholemem.errors.WrongType: The shape or dtype is not valid.
+            wholemem.errors.WrongValue: A length is negative.
         """
         dtype = as_torch_dtype(dtype)
         try:
             size = torch.Size((shape,) if isinstance(shape, int) else shape)
         except TypeError:
-            raise WrongType(f"`{shape}` is no shape", hint="give a number, or a tuple of numbers") from None
+            raise WrongType(f"`{shape}` is not a shape", hint="pass an int, or a tuple of ints") from None
         if any(length < 0 for length in size):
-            raise WrongValue(f"a dimension of the shape {list(size)} is negative", hint="give lengths from zero on")
+            raise WrongValue(f"a dimension of the shape {list(size)} is negative", hint="pass lengths that are not negative")
         if size.numel() == 0:
-            # There is no window of nothing.
+            # A window cannot be empty.
             return torch.empty(size, dtype=dtype, device=self.device)
-        self._let_go()
+        self._release_windows()
         window = self.comm.mem_alloc(size.numel() * dtype.itemsize)
         tensor = as_tensor(window.local(dtype, size))
-        self._made(tensor, window)
+        self._track_owned(tensor, window)
         return tensor
 
-    def _made(self, tensor: torch.Tensor, window: Window) -> None:
-        """Takes note of a tensor in memory of a window, which it keeps."""
+    def _track_owned(self, tensor: torch.Tensor, window: Window) -> None:
+        """Tracks a window whose memory its tensor keeps alive."""
         if self._number >= 0:
-            # What torch has enqueued for the tensor may still run when that is dropped.
-            self._keep(tensor, window)
+            # Work of torch on the tensor may still run when the tensor is dropped.
+            self._track(tensor, window)
 
-    def _keep(self, tensor: torch.Tensor, window: Window) -> None:
-        """Keeps a window for as long as there is the memory of its tensor. Another of the same memory is given up."""
+    def _track(self, tensor: torch.Tensor, window: Window) -> None:
+        """Holds a window while the storage of its tensor exists. An older window of the same memory is released."""
         self._windows[tensor.data_ptr(), tensor.nbytes] = (StorageWeakRef(tensor.untyped_storage()), window)
 
-    def _let_go(self) -> None:
-        """Gives up the windows whose tensors are gone, once what was enqueued for them has run."""
-        gone = [place for place, (memory, _) in self._windows.items() if memory.expired()]
-        if gone and self._number >= 0:
+    def _release_windows(self) -> None:
+        """Releases the windows whose tensors were dropped, after the work on them has run."""
+        expired = [key for key, (storage, _) in self._windows.items() if storage.expired()]
+        if expired and self._number >= 0:
             if torch.cuda.is_current_stream_capturing():
-                # Nobody can wait there.
+                # A capture cannot synchronize.
                 return
             torch.cuda.synchronize(self._number)
-        for place in gone:
-            del self._windows[place]
+        for key in expired:
+            del self._windows[key]
 
     @contextmanager
     def capture(self) -> Iterator[FastAllreduce]:
-        """Around the capture of CUDA graphs whose calls are to be made here. All ranks capture the same calls.
+        """Encloses the capture of CUDA graphs that contain calls of this object. All ranks capture the same calls.
 
-        The calls need nothing else: what is registered is read where it is by graphs as well, and nothing has to be
-        registered afterwards. What was registered until the end of it stays until :meth:`close`, since graphs do not keep their
-        tensors. At the end it is found out whether a rank has died meanwhile, which no call tells that is only
-        recorded.
+        Graphs also read registered tensors in place, and nothing has to be registered after the capture. Windows that are
+        registered when the block ends are held until :meth:`close`, because graphs do not keep their tensors alive. At the end, the
+        block raises an error if a rank exited meanwhile, because captured calls do not detect it.
+
+        Yields:
+            This object.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
         """
         self.comm.check()
         try:
@@ -178,12 +215,12 @@ class FastAllreduce(_ShortReduction):
         try:
             self.comm.check()
         except PeerLost as error:
-            # Who has closed it was through with its own, and may be before this one.
+            # A rank that has closed its object may have completed its capture earlier.
             if error.code != "peer-left":
                 raise
 
     def close(self) -> None:
-        """Leaves the group, once what was enqueued has run. What was registered stays as long as its tensor."""
+        """Leaves the group after the enqueued work has run. Registered memory stays valid while its tensor exists."""
         if not self.comm.closed:
             if self._number >= 0:
                 torch.cuda.synchronize(self._number)
@@ -206,18 +243,18 @@ class FastAllreduce(_ShortReduction):
         return f"FastAllreduce(rank={self.rank}, world_size={self.world_size}, device={self.device})"
 
 
-def _device(given: Union[None, str, int, torch.device]) -> str:
-    """The name of a device; if none is given, of torch's current one."""
-    if given is None:
-        given = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    device = torch.device(given)
+def _device(requested: Union[None, str, int, torch.device]) -> str:
+    """Returns the name of a device; by default torch's current one."""
+    if requested is None:
+        requested = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    device = torch.device(requested)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return str(device)
 
 
 def _join(rank: int, world_size: int, group: Any, device: str, timeout: Optional[float]) -> Communicator:
-    """The ranks that are to reduce together."""
+    """Joins the ranks through torch's process group, alone, or through the launcher."""
     if group is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return Communicator.from_torch(group, device=device, timeout=timeout)
     if (rank, world_size) == (0, 1):

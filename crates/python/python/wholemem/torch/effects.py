@@ -1,4 +1,4 @@
-"""Operators whose order a compiler keeps."""
+"""Registers operators that a compiler neither eliminates nor reorders."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import torch
 
 from ..errors import Unsupported
 
-__all__ = ["ordered"]
+__all__ = ["register_ordered"]
 
 
-def ordered(name: str) -> None:
-    """Declares that an operator does something that torch does not see: it stays, and stays where it is.
+def register_ordered(name: str) -> None:
+    """Declares that an operator has an effect that torch does not see, so that it is neither eliminated nor reordered.
 
-    torch has this under a name with an underscore; there is no other way to say it of memory that is no tensor.
-    A schema that claims to write some tensor instead would not do: the compiler copies the tensor, and moves a gather
-    behind the scatter that it came before.
+    torch's function for this is private; there is no public way to declare an effect on memory that is not a tensor. A schema
+    that declares a write to a tensor does not work: the compiler copies the tensor, and moves a gather after a later scatter.
+
+    Args:
+        name: The qualified name of the operator.
+
+    Raises:
+        Unsupported: This version of torch does not have the function.
     """
     register = getattr(torch.library, "_register_effectful_op", None)
     if register is None:
         raise Unsupported(
-            f"torch {torch.__version__} cannot be told of effects that it does not see",
+            f"torch {torch.__version__} does not support operators with ordered effects",
             hint="use torch 2.11 or newer",
         )
     from torch._library.effects import EffectType

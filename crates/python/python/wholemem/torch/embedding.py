@@ -1,4 +1,4 @@
-"""An embedding whose rows are divided among ranks, and whose gradients are too."""
+"""An embedding whose rows and gradients are divided among ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import _handles
 from .._handles import find
 from .._native import WholeTensor
 from ..errors import RanksDisagree, WrongType, WrongValue
-from .effects import ordered
+from .effects import register_ordered
 from .ops import LIBRARY, _gather, _gather_fake, gather, scatter_rows
 from .order import check_order
 from .tensors import NUMBERS, as_tensor, check_indices, check_kind, check_tensor, dtype_of, raw_stream
@@ -28,67 +28,83 @@ LIBRARY.define("embedding_backward(int gradients, Tensor values, Tensor indices)
 
 OPS = torch.ops.wholemem
 
-FIRST = "take the first backward pass on all ranks, with the embeddings in the same order, or give `grad=table.like()`"
-"""What can be done where ranks make the gradients of different tables."""
+GRADIENTS_HINT = (
+    "run the first backward pass on all ranks, with the embeddings in the same order, or pass `grad=table.like()`"
+)
+"""The hint if ranks create the gradients of different tables."""
 
 
 class Gradients:
-    """The gradients of a table: a table like it, made when it is first needed; and the order in which they are added."""
+    """The gradients of a table, created on first use, and the order in which they are added.
+
+    Args:
+        table: The table.
+        grad: The table of gradients, or ``None``.
+        order: ``any`` or ``fixed``.
+    """
 
     def __init__(self, table: WholeTensor, grad: Optional[WholeTensor], order: str) -> None:
         self.like = table
-        self.made = grad
+        self.created = grad
         self.order = order
-        self.handle = _handles.give(self)
-        self.home, self.making = os.getpid(), RLock()
+        self.handle = _handles.register(self)
+        self.pid, self.lock = os.getpid(), RLock()
 
     @property
     def table(self) -> WholeTensor:
-        """The gradients. All ranks ask for them first together."""
-        if self.made is None:
-            # Threads that come first together make one. A forked child, which can make none, waits for no thread of its parent.
-            with self.making if os.getpid() == self.home else nullcontext():
-                if self.made is None:
-                    self.made = self._make()
-        return self.made
+        """The table of gradients. The first use is a collective call."""
+        if self.created is None:
+            # The lock makes threads create one table. A forked child cannot create one, and must not wait for its parent's lock.
+            with self.lock if os.getpid() == self.pid else nullcontext():
+                if self.created is None:
+                    self.created = self._create()
+        return self.created
 
-    def _make(self) -> WholeTensor:
+    def _create(self) -> WholeTensor:
         try:
             return self.like.like()
         except RanksDisagree as error:
-            # It is the way through the model that was not the same.
-            error.hint = error.hint or FIRST
+            # Ranks took different paths through the model.
+            error.hint = error.hint or GRADIENTS_HINT
             raise
 
 
 class Embedding(torch.nn.Module):
-    """Rows of a table by their indices, as ``torch.nn.Embedding`` has them; but the rows are those of all ranks.
+    """An embedding like ``torch.nn.Embedding`` whose rows are a table of all ranks.
 
-    The backward pass adds the gradients of the rows to where they belong in ``grad``, a table like the first, whichever rank
-    has them: nothing of the size of the table is made, sent or summed up elsewhere. A table that is not given is made in the
-    first backward pass, which all ranks take with their embeddings in the same order, or else it raises
-    :class:`~wholemem.errors.RanksDisagree`; who cannot promise that gives ``grad=table.like()``. :meth:`step` descends along the
-    gradients; for another optimizer, take this rank's rows of both: ``as_tensor(embedding.table.local())`` and
-    ``as_tensor(embedding.grad.local())``.
+    The backward pass adds the gradients of rows directly to the table ``grad``, on the ranks that store them: nothing of the size
+    of the table is allocated, sent or reduced. If no ``grad`` is passed, the first backward pass creates it. All ranks must run
+    that pass with their embeddings in the same order; otherwise it raises :class:`~wholemem.errors.RanksDisagree`.
+    :meth:`step` is gradient descent. For another optimizer, use this rank's rows of both tables:
+    ``as_tensor(embedding.table.local())`` and ``as_tensor(embedding.grad.local())``.
 
-    Gradients are added in the order that the moment brings, and the last bits with it. With the order ``fixed`` they are the same
-    in every run, and every backward pass is a call of all ranks, in the same order of embeddings: a rank without indices for one
-    gives it none, and does not leave it out. ``torch.use_deterministic_algorithms(True)`` asks for it.
+    With the order ``any``, the order of additions and so the last bits of gradients vary between runs. With the order ``fixed``
+    they are the same in every run, and every backward pass is a collective call, in the same order of embeddings on all ranks: a
+    rank without indices calls the embedding with an empty tensor. ``torch.use_deterministic_algorithms(True)`` requires ``fixed``.
 
-    The rows are no parameters, since all ranks clear and move them together. What torch does to the parameters of a model
-    around this, it does not do here: neither ``model.zero_grad()`` nor ``optimizer.zero_grad()`` forgets these gradients, and
-    ``model.requires_grad_(False)`` does not freeze these rows. Ask each embedding itself, on all ranks::
+    The rows are not parameters, because all ranks update them together. Operations on the parameters of a surrounding model do not
+    apply to them: ``model.zero_grad()`` and ``optimizer.zero_grad()`` do not clear these gradients, and
+    ``model.requires_grad_(False)`` does not freeze these rows. Call each embedding, on all ranks::
 
         for module in model.modules():
             if isinstance(module, wholemem.torch.Embedding):
                 module.zero_grad()
 
-    Nor does ``state_dict()`` hold the rows: save them by ``embedding.table.save(path)``, and make the next embedding of
-    ``WholeTensor.load(comm, path)``, on all ranks. ``to()``, ``half()`` and the like neither move nor convert them, and
-    ``copy.deepcopy`` is refused.
+    ``state_dict()`` does not contain the rows: save them with ``embedding.table.save(path)``, and create the next embedding from
+    ``WholeTensor.load(comm, path)``, on all ranks. ``to()``, ``half()`` and similar calls neither move nor convert them, and
+    ``copy.deepcopy`` raises an error.
 
-    A compiler takes the table for a constant. Embeddings compiled each by itself, with ``fullgraph=True``, are limited by
-    ``torch._dynamo.config.recompile_limit``: compile the model around them, or raise the limit.
+    A compiler treats the table as a constant. If embeddings are compiled separately with ``fullgraph=True``,
+    ``torch._dynamo.config.recompile_limit`` limits their number: compile the surrounding model, or raise the limit.
+
+    Args:
+        table: The table of rows, of floats.
+        grad: The table of gradients, of the same shape and partition. ``None`` creates it in the first backward pass.
+        order: The order in which gradients are added: ``any`` or ``fixed``.
+
+    Raises:
+        wholemem.errors.WrongType: The tables do not hold floats.
+        wholemem.errors.WrongValue: The tables differ in shape or partition, or the order does not exist.
 
     >>> import torch, wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -102,7 +118,7 @@ class Embedding(torch.nn.Module):
     """
 
     table: WholeTensor
-    """The rows."""
+    """The table of rows."""
 
     def __init__(self, table: WholeTensor, grad: Optional[WholeTensor] = None, *, order: Order = "any") -> None:
         super().__init__()
@@ -112,56 +128,75 @@ class Embedding(torch.nn.Module):
             check_kind("the table of gradients", grad, WholeTensor)
             _check_fits(table, grad)
         if not dtype_of(table).is_floating_point:
-            raise WrongType(f"an embedding learns floats, and the table holds {table.dtype}", hint="give a table of floats")
+            raise WrongType(f"the table of an embedding must hold floats, but has {table.dtype}", hint="pass a table of floats")
         self.table = table
         self._gradients = Gradients(table, grad, order)
-        # A leaf by which the backward pass comes here: torch does not see the table, of which the rows are made.
+        # A leaf that makes autograd call the backward pass: torch does not see the table.
         self._anchor = torch.zeros((), device=table.device, requires_grad=True)
 
     @property
     def grad(self) -> WholeTensor:
-        """The gradients. All ranks ask for them first together."""
+        """The table of gradients. The first use is a collective call."""
         return self._gradients.table
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """The rows; with a way back to them, in training."""
+        """Returns the rows that the indices name, differentiable in training mode.
+
+        Args:
+            indices: A tensor of int32 or int64.
+        """
         if self.training and torch.is_grad_enabled() and self._anchor.requires_grad:
             check_tensor("the tensor of indices", indices)
             return OPS.embedding(self.table._handle, self._gradients.handle, self._anchor, indices)
         return gather(self.table, indices)
 
     def requires_grad_(self, requires_grad: bool = True) -> Embedding:
-        """Says whether rows are learned; if not, no way leads back to them. It is asked of the embedding itself."""
+        """Sets whether gradients of the rows are computed. Call it on the embedding, not on a surrounding module.
+
+        Args:
+            requires_grad: Whether gradients are computed.
+
+        Returns:
+            This embedding.
+        """
         self._anchor.requires_grad_(requires_grad)
         super().requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients, of all rows. All ranks call it; that of a module around this does not."""
+        """Sets the gradients of all rows to zero. All ranks call it; ``zero_grad`` of a surrounding module does not call it.
+
+        Args:
+            set_to_none: Passed to ``torch.nn.Module.zero_grad``.
+        """
         super().zero_grad(set_to_none)
-        if self._gradients.made is not None:
+        if self._gradients.created is not None:
             self._barrier()
             as_tensor(self.grad.local()).zero_()
             self._barrier()
 
     def step(self, lr: float) -> None:
-        """Moves the rows against their gradients, which are zero then: plain gradient descent. All ranks call it."""
+        """Updates the rows by gradient descent, and sets the gradients to zero. All ranks call it.
+
+        Args:
+            lr: The learning rate.
+        """
         self._barrier()
-        # Every rank moves its own rows.
+        # Every rank updates its own rows.
         rows, grad = as_tensor(self.table.local()), as_tensor(self.grad.local())
         rows.sub_(grad, alpha=lr)
         grad.zero_()
         self._barrier()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
-        # The rows are all ranks', and a copy of them would be made by all.
+        # The rows belong to all ranks, so a copy would be a collective call.
         raise WrongType(
-            "cannot copy this `Embedding`: its rows are those of all ranks",
-            hint="`copy.copy` shares the rows; for others, give a new `Embedding` a table of all ranks, by `table.like()`",
+            "cannot copy this `Embedding`: its rows belong to all ranks",
+            hint="`copy.copy` shares the rows; for new rows, create an `Embedding` of `table.like()` on all ranks",
         )
 
     def extra_repr(self) -> str:
-        """What ``print`` says of it."""
+        """Returns the text that ``print`` shows."""
         return f"{', '.join(map(str, self.table.shape))}, dtype={self.table.dtype}"
 
     def _barrier(self) -> None:
@@ -169,24 +204,24 @@ class Embedding(torch.nn.Module):
 
 
 def _check_fits(table: WholeTensor, grad: WholeTensor) -> None:
-    """Raises unless a table takes the gradients of another, each row's at the rank that has the row."""
+    """Raises an error unless a table can hold the gradients of another, each row on the same rank."""
     if grad.shape != table.shape:
-        raise WrongValue(f"gradients must have the shape {list(table.shape)}, and have {list(grad.shape)}")
-    dtype, hint = dtype_of(grad), "make it by `table.like()`"
+        raise WrongValue(f"gradients must have the shape {list(table.shape)}, but have {list(grad.shape)}")
+    dtype, hint = dtype_of(grad), "create it with `table.like()`"
     if dtype not in NUMBERS or not dtype.is_floating_point:
         raise WrongType(f"gradients cannot be added to {dtype}", hint=hint)
     if _rows_of_each(table) != _rows_of_each(grad):
         raise WrongValue(
-            f"the ranks have {_rows_of_each(table)} rows of the table, and {_rows_of_each(grad)} of its gradients", hint=hint
+            f"the ranks have {_rows_of_each(table)} rows of the table, but {_rows_of_each(grad)} rows of its gradients", hint=hint
         )
 
 
 def _rows_of_each(table: WholeTensor) -> list[int]:
-    """How many rows each rank has, up to the last one that has any: all ranks find the same."""
-    found: list[int] = []
-    while sum(found) < len(table):
-        found.append(len(table.rows_of(len(found))))
-    return found
+    """Returns the number of rows of each rank, up to the last rank that has any. The result is equal on all ranks."""
+    counts: list[int] = []
+    while sum(counts) < len(table):
+        counts.append(len(table.rows_of(len(counts))))
+    return counts
 
 
 def _embedding(table: int, gradients: int, anchor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -198,8 +233,8 @@ def _embedding_fake(table: int, gradients: int, anchor: torch.Tensor, indices: t
 
 
 def _backward(gradients: int, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    found = find(gradients, Gradients)
-    scatter_rows(True, found.table, values, indices, found.order)
+    target = find(gradients, Gradients)
+    scatter_rows(True, target.table, values, indices, target.order)
     return _backward_fake(gradients, values, indices)
 
 
@@ -210,7 +245,7 @@ def _backward_fake(gradients: int, values: torch.Tensor, indices: torch.Tensor) 
 
 def _setup(ctx: Any, inputs: tuple[int, int, torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
     _, gradients, _, indices = inputs
-    # Kept: the embedding may be dropped before the backward pass.
+    # Held, because the embedding may be dropped before the backward pass.
     ctx.gradients = find(gradients, Gradients)
     ctx.save_for_backward(indices)
 
@@ -220,12 +255,12 @@ def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tens
     return None, None, OPS.embedding_backward(ctx.gradients.handle, grad, indices), None
 
 
-for name, does, is_like in (
+for name, kernel, fake in (
     ("embedding", _embedding, _embedding_fake),
     ("embedding_backward", _backward, _backward_fake),
 ):
     for key in ("CPU", "CUDA"):
-        LIBRARY.impl(name, does, key)
-    torch.library.register_fake(f"wholemem::{name}", is_like, lib=LIBRARY)
-    ordered(f"wholemem::{name}")
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"wholemem::{name}", fake, lib=LIBRARY)
+    register_ordered(f"wholemem::{name}")
 torch.library.register_autograd("wholemem::embedding", _differentiate, setup_context=_setup, lib=LIBRARY)

@@ -1,7 +1,7 @@
-"""The way back through collectives: what a rank gave to all, all give back to it.
+"""The gradients of the collectives: each backward pass runs the matching collective.
 
-The backward passes are collectives too: all ranks take them, in the same order. They keep the communicator, which their user
-may have dropped.
+All ranks run the backward passes in the same order. The autograd context holds the communicator, which the user may have
+dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _set_up_all_reduce(ctx: Any, inputs: tuple[int, torch.Tensor, str], output: 
     handle, _, ctx.op = inputs
     ctx.comm = find(handle, Communicator)
     if ctx.op not in ("sum", "avg"):
-        raise Unsupported(f"there is no gradient of `{ctx.op}` over ranks", hint="give a tensor by `detach()`")
+        raise Unsupported(f"`{ctx.op}` over ranks is not differentiable", hint="pass `tensor.detach()`")
 
 
 def _all_reduce(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
@@ -31,14 +31,14 @@ def _all_reduce(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]
 
 
 def _check_sum(tensor: torch.Tensor) -> None:
-    """Raises unless gradients of a tensor can be added up. Bytes of any type get forward, and the way back is refused in time."""
+    """Raises ``Unsupported`` unless gradients of a tensor can be added. Forward calls copy any dtype, so this is checked there."""
     dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
     if dtype not in NUMBERS:
-        raise Unsupported(f"there is no gradient of {tensor.dtype} over ranks", hint="give a tensor by `detach()`")
+        raise Unsupported(f"{tensor.dtype} over ranks is not differentiable", hint="pass `tensor.detach()`")
 
 
 def _sum(comm: Communicator, grad: torch.Tensor) -> torch.Tensor:
-    """The sum of all ranks' gradients; complex ones are added as pairs."""
+    """Returns the sum of all ranks' gradients. Complex gradients are added as pairs of real numbers."""
     if not grad.is_complex():
         return OPS.all_reduce(comm._handle, grad, "sum")
     pairs = torch.view_as_real(grad.resolve_conj())

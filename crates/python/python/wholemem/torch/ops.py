@@ -1,12 +1,10 @@
-"""The operators ``torch.ops.wholemem.*``, and the functions that call them.
+"""The operators ``torch.ops.wholemem.*`` and the functions that call them.
 
-Tables and communicators travel as handles, since operators take numbers and tensors. What an operator does to a table, torch
-does not see; so all of them are declared to have an effect, in the order of the program. A compiler then threads a token
-from each to the next: none is removed although nobody uses what it returns, none is merged with its like, and a gather
-stays behind the scatter that came before it.
+Operators accept only tensors and plain values, so tables and communicators are passed as handles. torch does not see what an
+operator does to a table, so every operator is declared to have an ordered effect. A compiler then threads a token through them:
+none is eliminated if its result is unused, none is merged with an equal call, and a gather stays after an earlier scatter.
 
-What an operator reads may lie in memory in any way, and is made contiguous where it is not: a compiler chooses strides of its
-own for it, whatever the program says. What it writes is given as it is to be.
+Inputs may have any strides, because a compiler chooses its own, and are made contiguous. Outputs must be contiguous.
 """
 
 from __future__ import annotations
@@ -19,20 +17,20 @@ from torch.autograd.graph import increment_version
 from .._handles import find
 from .._native import Communicator, WholeTensor
 from ..errors import BadIndex
-from .effects import ordered
-from .order import check_determined, check_order
-from .shortcut import gather_around, is_forward
+from .effects import register_ordered
+from .order import check_deterministic, check_order
+from .shortcut import bypass_dispatcher, is_forward_ad
 from .tensors import (
     EXCHANGE,
     as_torch_dtype,
-    check_asked,
     check_indices,
     check_kind,
     check_like,
     check_no_gradient,
     check_number,
     check_op,
-    check_own,
+    check_requested_dtype,
+    check_resolved,
     check_tensor,
     contiguous,
     dtype_of,
@@ -56,7 +54,7 @@ LIBRARY.define("broadcast(int comm, Tensor input, int root=0) -> Tensor")
 OPS = torch.ops.wholemem
 
 
-@gather_around
+@bypass_dispatcher
 def gather(
     table: WholeTensor,
     indices: torch.Tensor,
@@ -64,9 +62,23 @@ def gather(
     out: Optional[torch.Tensor] = None,
     dtype: Union[None, str, torch.dtype] = None,
 ) -> torch.Tensor:
-    """The rows that the indices name, in ``out`` or in a new tensor; converted where ``dtype``, or ``out``'s type, asks for it.
+    """Gathers the rows that the indices name.
 
-    An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
+    Args:
+        table: The table.
+        indices: A tensor of int32 or int64.
+        out: The output tensor. The rows are converted to its dtype. ``None`` creates it.
+        dtype: The dtype of the output, or its name. ``None`` is the dtype of the table, or of ``out``.
+
+    Returns:
+        ``out``, or the new tensor.
+
+    Raises:
+        wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or ``table.check()`` raises it.
+        wholemem.errors.Unsupported: ``out`` requires a gradient.
+        wholemem.errors.WrongDevice: A tensor is on another device.
+        wholemem.errors.WrongType: The types cannot be converted, or the indices are not integers.
+        wholemem.errors.WrongValue: ``out`` has another shape, or another dtype than ``dtype``.
     """
     check_kind("the table", table, WholeTensor)
     if dtype is not None:
@@ -79,25 +91,34 @@ def gather(
         OPS.gather_into(table._handle, indices, out)
         return out
     if dtype is not None:
-        check_asked("the output", out, dtype)
+        check_requested_dtype("the output", out, dtype)
     check_no_gradient("the output", out)
     check_tensor("the tensor of indices", indices)
-    if torch.compiler.is_compiling() or is_forward():
-        # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
+    if torch.compiler.is_compiling() or is_forward_ad():
+        # An operator with an ordered effect cannot write to an argument, and forward-mode AD would lose the tangent of `out`.
         rows = OPS.gather(table._handle, indices, out.dtype)
-        # Fewer rows would be repeated, and those of another device copied.
+        # `copy_` alone would broadcast fewer rows and copy between devices.
         check_like("the output", out, rows)
         return out.copy_(rows)
-    check_own("the output", out)
+    check_resolved("the output", out)
     OPS.gather_into(table._handle, indices, out)
     return out
 
 
 def scatter(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
-    """Writes rows to where the indices say. Other ranks see them behind the next barrier. Indices come first, as in :func:`gather`.
+    """Writes rows to the rows that the indices name. Other ranks see them after the next barrier.
 
-    Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks. Without it,
-    this is refused under ``torch.use_deterministic_algorithms(True)``: nobody knows what other ranks write.
+    Args:
+        table: The table.
+        indices: A tensor of int32 or int64.
+        values: One row for each index.
+        order: If several rows go to one index, ``any`` stores one of them. ``fixed`` stores the last row of the last rank; it is a
+            collective call.
+
+    Raises:
+        wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or ``table.check()`` raises it.
+        wholemem.errors.Unsupported: The order is ``any``, and ``torch.use_deterministic_algorithms(True)`` is set.
+        wholemem.errors.WrongValue: ``values`` has another shape, or the order does not exist.
     """
     check_kind("the table", table, WholeTensor)
     check_tensor("the tensor of values", values)
@@ -107,10 +128,21 @@ def scatter(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, 
 
 
 def scatter_add(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
-    """Adds rows to where the indices say, all ranks at the same time if they like. Indices come first, as in :func:`gather`.
+    """Adds rows to the rows that the indices name. Ranks may call it at the same time.
 
-    With the order ``fixed``, and at the ``host``, it is a call of all ranks, and floats are the same to the bit in every run.
-    Other additions of floats are refused under ``torch.use_deterministic_algorithms(True)``.
+    With the order ``fixed``, and for a table in host memory, it is a collective call, and sums of floats are bitwise reproducible.
+
+    Args:
+        table: The table.
+        indices: A tensor of int32 or int64.
+        values: One row for each index.
+        order: ``any`` or ``fixed``.
+
+    Raises:
+        wholemem.errors.BadIndex: An index is outside the table. On a GPU, the next call or ``table.check()`` raises it.
+        wholemem.errors.Unsupported: Floats are added in the order ``any`` on a GPU, and
+            ``torch.use_deterministic_algorithms(True)`` is set.
+        wholemem.errors.WrongValue: ``values`` has another shape, or the order does not exist.
     """
     check_kind("the table", table, WholeTensor)
     check_tensor("the tensor of values", values)
@@ -120,9 +152,20 @@ def scatter_add(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor,
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-    """The elements of all ranks, combined: a new tensor, the same to the bit on every rank. All ranks call it.
+    """Reduces tensors over all ranks. All ranks call it and get a bitwise equal result.
 
-    ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
+    Args:
+        comm: The communicator.
+        tensor: The tensor of this rank.
+        op: ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        wholemem.errors.PeerLost: A rank exited.
+        wholemem.errors.Timeout: A rank did not call in time.
+        wholemem.errors.WrongType: The dtype does not support the operation.
     """
     check_kind("the communicator", comm, Communicator)
     check_tensor("the tensor", tensor)
@@ -131,14 +174,39 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp = "sum") -
 
 
 def all_gather(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
-    """Every rank's tensor, one after the other, as a new tensor with a dimension more. All ranks call it."""
+    """Concatenates the tensors of all ranks along a new first dimension. All ranks call it.
+
+    Args:
+        comm: The communicator.
+        tensor: The tensor of this rank.
+
+    Returns:
+        A new tensor of the shape ``(comm.size, *tensor.shape)``.
+
+    Raises:
+        wholemem.errors.PeerLost: A rank exited.
+        wholemem.errors.Timeout: A rank did not call in time.
+    """
     check_kind("the communicator", comm, Communicator)
     check_tensor("the tensor", tensor)
     return OPS.all_gather(comm._handle, tensor)
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
-    """The root's tensor, as a new one on every rank. All ranks call it, with tensors of one shape and type."""
+    """Returns the root's tensor on every rank. All ranks call it, with tensors of one shape and dtype.
+
+    Args:
+        comm: The communicator.
+        tensor: The tensor of this rank.
+        root: The rank whose tensor is returned.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        wholemem.errors.PeerLost: A rank exited.
+        wholemem.errors.Timeout: A rank did not call in time.
+    """
     check_kind("the communicator", comm, Communicator)
     check_tensor("the tensor", tensor)
     return OPS.broadcast(comm._handle, tensor, root)
@@ -163,7 +231,7 @@ def _gather_fake(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype
 def _gather_vmap(
     info: Any, dims: tuple[Optional[int], ...], handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None
 ) -> tuple[torch.Tensor, int]:
-    """Many tensors of indices, as ``torch.vmap`` has them, are one with a dimension more."""
+    """Implements ``torch.vmap``: the batch of index tensors is one tensor with another dimension."""
     _, dim, *_ = dims
     return OPS.gather(handle, indices.movedim(dim, 0), dtype), 0
 
@@ -188,9 +256,17 @@ def _scatter_rows(add: bool, handle: int, values: torch.Tensor, indices: torch.T
 
 
 def scatter_rows(add: bool, table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, order: str) -> None:
-    """Writes rows of a table, or adds to them."""
+    """Writes or adds rows to a table.
+
+    Args:
+        add: Whether to add.
+        table: The table.
+        values: One row for each index.
+        indices: A tensor of int32 or int64.
+        order: ``any`` or ``fixed``.
+    """
     if order != "fixed":
-        check_determined(table, add)
+        check_deterministic(table, add)
     indices, values = contiguous("the tensor of indices", indices), contiguous("the tensor of values", values, indices.dim())
     EXCHANGE.scatter(table, indices, values, add, order)
 
@@ -239,7 +315,7 @@ def _scatter_add(handle: int, values: torch.Tensor, indices: torch.Tensor, order
     _scatter_rows(True, handle, values, indices, order)
 
 
-for name, does, is_like in (
+for name, kernel, fake in (
     ("gather", _gather, _gather_fake),
     ("gather_into", _gather_into, _gather_into_fake),
     ("scatter", _scatter, _scatter_fake),
@@ -249,9 +325,9 @@ for name, does, is_like in (
     ("broadcast", _broadcast, _broadcast_fake),
 ):
     for key in ("CPU", "CUDA"):
-        LIBRARY.impl(name, does, key)
-    torch.library.register_fake(f"wholemem::{name}", is_like, lib=LIBRARY)
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"wholemem::{name}", fake, lib=LIBRARY)
     if name != "gather_into":
-        ordered(f"wholemem::{name}")
+        register_ordered(f"wholemem::{name}")
 
 torch.library.register_vmap("wholemem::gather", _gather_vmap, lib=LIBRARY)

@@ -1,7 +1,7 @@
-"""Tensors that are published to a store where they lie, without a copy.
+"""Publishes torch tensors to a store without a copy.
 
-A ``torch.cuda.MemPool`` of :func:`mem_pool` has memory that other processes can map. What is made in it is an ordinary
-tensor; :func:`publish` makes it an object of a store, which others get at once, and which outlives this process::
+A ``torch.cuda.MemPool`` of :func:`mem_pool` has memory that other processes can map. Tensors in it are ordinary tensors;
+:func:`publish` makes one an object of a store, which other processes get and which outlives this process::
 
     from wholemem import store
     from wholemem.torch import pool
@@ -15,8 +15,8 @@ tensor; :func:`publish` makes it an object of a store, which others get at once,
     # in another process
     weights = torch.from_dlpack(store.Client().get("weights", timeout=60))
 
-The tensor may be dropped: its memory is used for nothing else before the object has gone, and whoever had it has let it go.
-It must not be written meanwhile: on a GPU nobody can be kept from that.
+The tensor may be dropped: its memory is not reused before the object is deleted and all clients have released it. It must not
+be written meanwhile; on a GPU, writes cannot be prevented.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ _allocator: Any = None
 
 
 def mem_pool() -> Any:
-    """A ``torch.cuda.MemPool``, for ``torch.cuda.use_mem_pool``, whose tensors can be published."""
+    """Creates a pool whose tensors can be published.
+
+    Returns:
+        A ``torch.cuda.MemPool`` for ``torch.cuda.use_mem_pool``.
+    """
     global _allocator
     if _allocator is None:
-        # torch calls it for as long as there is a tensor: it stays.
+        # Never dropped, because torch calls it while any of its tensors exists.
         memory: Any = import_module("torch.cuda.memory")
         _allocator = memory.CUDAPluggableAllocator(
             _native.__file__, "wholemem_torch_alloc", "wholemem_torch_free"
@@ -45,17 +49,32 @@ def mem_pool() -> Any:
 
 
 def publish(client: _native.Client, name: str, tensor: Any, *, timeout: Optional[float] = None) -> int:
-    """Makes a name mean a tensor of a pool where it lies, and returns the version: see :meth:`Client.share`.
+    """Publishes a tensor of a pool under a name without a copy: see :meth:`Client.share`.
 
-    What is enqueued on the current stream is waited for. Tensors of one pool that torch has put into one piece of memory
-    are counted once.
+    The call waits for the work on the current stream. The quota counts a segment of torch's allocator once, even if several of
+    its tensors are published.
+
+    Args:
+        client: The connection to the store.
+        name: The name of the object.
+        tensor: A contiguous tensor that was created in a pool of :func:`mem_pool`.
+        timeout: Seconds to wait for free quota. ``None`` does not wait.
+
+    Returns:
+        The version of the object under its name.
+
+    Raises:
+        wholemem.errors.NotAllowed: Another user serves the store.
+        wholemem.errors.OverQuota: The quota is exhausted.
+        wholemem.errors.Unsupported: The tensor was not created in a pool.
     """
     return client.share(name, tensor.detach(), timeout=timeout)
 
 
 def collect() -> int:
-    """Gives memory back to the pool whose objects nobody has any more; how many published tensors are still kept.
+    """Releases published tensors whose objects were freed. Publishing and deleting do the same.
 
-    Publishing and deleting do the same.
+    Returns:
+        The number of published tensors that are still held.
     """
     return _native.collect_shared()

@@ -1,9 +1,9 @@
-"""The way around torch's dispatcher, for calls that nobody but the caller has to see.
+"""Fast path for gathers and all-reduces that bypasses torch's dispatcher.
 
-The dispatcher takes longer than a launch on a GPU. It is there for those who look at operators on their way: compilers and
-tracers, profilers, modes, derivatives forward, and tensors that stand for others. Where there are none of these, tensors are
-looked at in the native half, by the functions that torch publishes for it. What torch does not tell of is not noticed: an
-``ExecutionTraceObserver`` without a profiler sees the operators only.
+The dispatcher takes longer than a kernel launch. It exists for observers of operators: compilers, tracers, profilers, modes,
+forward-mode AD and tensor subclasses. If none of them is active, the native half reads the tensors through torch's exchange API.
+Observers that torch does not report are not detected: an ``ExecutionTraceObserver`` without a profiler records only calls that go
+through the dispatcher.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from torch.utils import _python_dispatch
 from .._native import ShortGather, Shortcut
 from .tensors import DTYPES, EXCHANGE
 
-__all__ = ["SHORTCUT", "gather_around", "is_forward"]
+__all__ = ["SHORTCUT", "bypass_dispatcher", "is_forward_ad"]
 
 Function = TypeVar("Function", bound=Callable[..., torch.Tensor])
 
 
 def _new(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor:
-    """A tensor without gaps whose elements nobody has written."""
+    """Creates an uninitialised contiguous tensor."""
     return torch.empty(size=size, dtype=dtype, device="cpu" if device < 0 else device)
 
 
-def _quick() -> Optional[tuple[Any, Any, Any]]:
-    """What compiled programs call to make tensors: on a GPU in half the time of `torch.empty`, and on the current one only."""
+def _fast_factories() -> Optional[tuple[Any, Any, Any]]:
+    """Returns the functions by which compiled code creates tensors, or ``None``.
+
+    On a GPU they take half the time of ``torch.empty``, but they use only the current GPU.
+    """
     try:
         compiled = torch._C._dynamo.guards
         current = getattr(torch._C, "_cuda_getDevice", _no_device)
@@ -39,51 +42,55 @@ def _quick() -> Optional[tuple[Any, Any, Any]]:
 
 
 def _no_device() -> int:
-    """The current GPU, for a torch that was built without."""
+    """Returns the current GPU for a torch without CUDA."""
     return -1
 
 
-def _flag(module: ModuleType, name: str, quiet: object) -> tuple[dict[str, Any], str, object]:
-    """A name of a module, and what it is while nobody looks."""
+def _flag(module: ModuleType, name: str, inactive: object) -> tuple[dict[str, Any], str, object]:
+    """Returns a variable of a module, and its value while the observer is inactive."""
     if name not in vars(module):
         raise AttributeError(f"`{module.__name__}` has no `{name}`")
-    return vars(module), name, quiet
+    return vars(module), name, inactive
 
 
 def _shortcut() -> Optional[Shortcut]:
     try:
         functions, operators = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
         profiling = _flag(profiler, "_is_profiler_enabled", False)
-        # Of all threads at once, and quickly; each is asked for its own while the call runs.
+        # A fast check for all threads; the stack of this thread is checked during the call.
         dispatching = _flag(_python_dispatch, "_is_in_torch_dispatch_mode", False)
         forward = _flag(forward_ad, "_current_level", -1)
         compiling = _flag(torch.compiler, "_is_compiling_flag", False)
         return Shortcut(
             EXCHANGE,
-            # These tell of each call, and would tell of two.
-            first=[profiling, dispatching, functions],
-            then=[forward, compiling, operators, torch._C._is_tracing],
+            # These observers record every call, and would record a repeated call twice.
+            checked_before=[profiling, dispatching, functions],
+            checked_during=[forward, compiling, operators, torch._C._is_tracing],
             types=list(DTYPES.values()),
-            is_other=torch._C.TensorBase.is_neg,
-            new=(_new, _quick()),
-            written=torch._C._increment_version,
+            is_negated=torch._C.TensorBase.is_neg,
+            factories=(_new, _fast_factories()),
+            mark_written=torch._C._increment_version,
         )
     except AttributeError:
-        # Another torch, which is not known well enough: its dispatcher is.
+        # An unknown version of torch: use the dispatcher.
         return None
 
 
 SHORTCUT = _shortcut()
-"""The way around the dispatcher, where it is known."""
+"""The fast path; ``None`` if this version of torch is not supported."""
 
 
-def gather_around(function: Function) -> Function:
-    """Makes a gather go around the dispatcher where it can; else, and where it is compiled, it is the function."""
+def bypass_dispatcher(function: Function) -> Function:
+    """Decorates a gather so that it bypasses the dispatcher if possible. Compilers see the function itself.
+
+    Args:
+        function: The gather, which calls the operator.
+    """
     if SHORTCUT is None:
         return function
     return cast(Function, ShortGather(SHORTCUT, function))
 
 
-def is_forward() -> bool:
-    """Whether derivatives are taken forward now: tensors have tangents beside them."""
+def is_forward_ad() -> bool:
+    """Returns whether forward-mode AD is active."""
     return bool(getattr(forward_ad, "_current_level", -1) >= 0)

@@ -1,6 +1,6 @@
-"""Tensors of torch: how the native half looks at them, their types, and what is checked of them in Python.
+"""torch tensors: the exchange API by which the native half reads them, their dtypes, and checks in Python.
 
-Shapes, strides, devices and memory are checked in the native half, by every call.
+The native half checks shapes, strides, devices and memory in every call.
 """
 
 from __future__ import annotations
@@ -17,32 +17,41 @@ __all__ = ["as_tensor"]
 
 
 def _exchange() -> Exchange:
-    """The functions by which torch describes its tensors."""
-    found = Exchange.of(torch.Tensor, torch.nn.Parameter)
-    if found is None:
+    """Opens torch's exchange API."""
+    exchange = Exchange.of(torch.Tensor, torch.nn.Parameter)
+    if exchange is None:
         raise Unsupported(
-            f"torch {torch.__version__} has no exchange API of DLPack that is understood here",
+            f"torch {torch.__version__} does not publish a supported version of DLPack's C exchange API",
             hint="use torch 2.11 or newer",
         )
-    return found
+    return exchange
 
 
 EXCHANGE = _exchange()
-"""Calls the native half with tensors, on torch's current stream."""
+"""Runs native calls on tensors, on torch's current stream."""
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name, _, _ in element_types() if hasattr(torch, name)
 }
-"""The types that tables hold, by the names they have there."""
+"""The dtypes that tables support, by name."""
 
 NUMBERS = frozenset(DTYPES[name] for name, is_number, _ in element_types() if is_number)
-"""The types that can be reduced and converted."""
+"""The dtypes that can be reduced and converted."""
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """An array of wholemem as a tensor of torch, without a copy: rows of a table, a part of a window, an object of a store.
+    """Imports an array of wholemem as a torch tensor, without a copy: rows of a table, a part of a window, an object of a store.
 
-    The tensor keeps the memory. What must not be written is not told by torch, which knows no such tensors.
+    The tensor keeps the memory alive. torch has no read-only tensors, so a read-only array is not protected by the tensor.
+
+    Args:
+        array: The array.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        wholemem.errors.WrongType: The object is not an array.
 
     >>> import wholemem
     >>> array = wholemem.zeros((2, 3), "float32")
@@ -52,106 +61,140 @@ def as_tensor(array: Any) -> torch.Tensor:
     (np.float32(6.0), True)
     """
     if not hasattr(array, "__dlpack__") and type(array).__name__ != "PyCapsule":
-        is_of_ranks = isinstance(array, (WholeTensor, Window, ChunkedTensor))
-        hint = "give this rank's part of it: `local()`" if is_of_ranks else "give an array of wholemem"
-        raise WrongType(f"there is no array of a `{type(array).__name__}`", hint=hint)
+        has_parts = isinstance(array, (WholeTensor, Window, ChunkedTensor))
+        hint = "pass this rank's part of it: `local()`" if has_parts else "pass an array of wholemem"
+        raise WrongType(f"a `{type(array).__name__}` is not an array", hint=hint)
     return torch.from_dlpack(array)
 
 
-def contiguous(what: str, tensor: torch.Tensor, dims: int = 0) -> torch.Tensor:
-    """A tensor that is read, or a contiguous copy of it. Behind one dimension, rows may lie apart."""
+def contiguous(argument: str, tensor: torch.Tensor, dims: int = 0) -> torch.Tensor:
+    """Returns an input tensor, or a contiguous copy of it. After one dimension of indices, rows may have gaps between them.
+
+    Args:
+        argument: The name of the tensor in errors.
+        tensor: The tensor.
+        dims: The number of dimensions before a row.
+
+    Raises:
+        WrongValue: The storage of the tensor was freed.
+    """
     if tensor.is_contiguous():
         return tensor
     if tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0:
-        # Copying it would read memory that is gone.
-        raise WrongValue(f"{what} has no memory", hint="give one whose storage was not freed")
-    is_of_rows = dims == 1 and tensor.numel() > 0 and tensor[0].is_contiguous() and tensor.stride(0) >= tensor[0].numel()
-    return tensor if is_of_rows else tensor.contiguous()
+        # A copy would read freed memory.
+        raise WrongValue(f"{argument} has no memory", hint="pass a tensor whose storage was not freed")
+    has_plain_rows = (
+        dims == 1 and tensor.numel() > 0 and tensor[0].is_contiguous() and tensor.stride(0) >= tensor[0].numel()
+    )
+    return tensor if has_plain_rows else tensor.contiguous()
 
 
 def raw_stream(device: int) -> int:
-    """The number of torch's current stream on a GPU; on the processor, where there are none, 0."""
+    """Returns the handle of torch's current stream on a GPU.
+
+    Args:
+        device: The number of the GPU; negative for the CPU.
+
+    Returns:
+        The handle; 0 for the CPU.
+    """
     return 0 if device < 0 else int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def dtype_of(table: WholeTensor) -> torch.dtype:
-    """What torch calls the elements of a table."""
+    """Returns the torch dtype of a table.
+
+    Args:
+        table: The table.
+
+    Raises:
+        WrongType: This version of torch does not have the dtype.
+    """
     try:
         return DTYPES[table.dtype]
     except KeyError:
-        raise WrongType(f"torch {torch.__version__} has no type like {table.dtype}") from None
+        raise WrongType(f"torch {torch.__version__} has no type {table.dtype}") from None
 
 
 def as_torch_dtype(dtype: Any) -> torch.dtype:
-    """A type of torch, given as it is or by its name."""
+    """Converts a dtype argument, which is a torch dtype or its name.
+
+    Args:
+        dtype: The argument.
+
+    Raises:
+        WrongType: torch does not have the dtype.
+    """
     if isinstance(dtype, torch.dtype):
         return dtype
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
-    raise WrongType(f"torch has no type called `{dtype}`", hint="give a name such as `float32`, or a `torch.dtype`")
+    raise WrongType(f"torch has no type `{dtype}`", hint="pass a name such as `float32`, or a `torch.dtype`")
 
 
-def check_kind(what: str, given: Any, kind: type) -> None:
-    """Raises unless something is what it is called."""
-    if not isinstance(given, kind):
-        raise WrongType(f"{what} is a `{type(given).__name__}`", hint=f"give a `wholemem.{kind.__name__}`")
+def check_kind(argument: str, value: Any, kind: type) -> None:
+    """Raises ``WrongType`` unless an argument is an instance of a class."""
+    if not isinstance(value, kind):
+        raise WrongType(f"{argument} is a `{type(value).__name__}`", hint=f"pass a `wholemem.{kind.__name__}`")
 
 
-def check_tensor(what: str, given: Any) -> None:
-    """Raises unless torch takes something for a tensor."""
-    if not isinstance(given, torch.Tensor) and not hasattr(given, "__torch_function__"):
-        raise WrongType(f"{what} is a `{type(given).__name__}`", hint="give a tensor: `torch.as_tensor(...)`")
+def check_tensor(argument: str, value: Any) -> None:
+    """Raises ``WrongType`` unless an argument is a tensor or overrides torch functions."""
+    if not isinstance(value, torch.Tensor) and not hasattr(value, "__torch_function__"):
+        raise WrongType(f"{argument} is a `{type(value).__name__}`", hint="pass a tensor: `torch.as_tensor(...)`")
 
 
 def check_op(op: Any) -> None:
-    """Raises unless a reduction is given by its name."""
+    """Raises ``WrongType`` unless a reduction is given by name."""
     if not isinstance(op, str):
-        raise WrongType(f"the operation is a `{type(op).__name__}`", hint="give its name: `sum`, `avg`, `min`, `max` and so on")
+        hint = "pass its name, such as `sum`, `avg`, `min` or `max`"
+        raise WrongType(f"the operation is a `{type(op).__name__}`, not a str", hint=hint)
 
 
 def check_number(dtype: torch.dtype) -> None:
-    """Raises unless elements of a type can be reduced."""
+    """Raises ``WrongType`` unless elements of a dtype can be reduced."""
     if dtype not in NUMBERS:
         raise WrongType(f"cannot compute with {dtype}", hint="convert the tensor to another type first")
 
 
-def check_asked(what: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raises unless a tensor holds what was asked for."""
+def check_requested_dtype(argument: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises ``WrongValue`` unless an output has the requested dtype."""
     if dtype is not tensor.dtype:
-        raise WrongValue(f"{what} holds {tensor.dtype}, and {dtype} was asked for", hint="leave out `dtype`")
+        raise WrongValue(f"{argument} has the type {tensor.dtype}, but `dtype` is {dtype}", hint="omit `dtype`")
 
 
-def check_no_gradient(what: str, tensor: torch.Tensor) -> None:
-    """Raises if a backward pass would come to a tensor that is to be written."""
+def check_no_gradient(argument: str, tensor: torch.Tensor) -> None:
+    """Raises ``Unsupported`` if autograd records writes to an output."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise Unsupported(f"{what} requires a gradient", hint="give it by `detach()`, or under `torch.no_grad()`")
+        raise Unsupported(f"{argument} requires a gradient", hint="pass `tensor.detach()`, or use `torch.no_grad()`")
 
 
-def check_own(what: str, tensor: torch.Tensor) -> None:
-    """Raises if the elements are not those in memory, but their negatives or conjugates."""
+def check_resolved(argument: str, tensor: torch.Tensor) -> None:
+    """Raises ``WrongValue`` if a tensor is a lazily negated or conjugated view of its memory."""
     if tensor.is_neg() or tensor.is_conj():
-        other = "negative" if tensor.is_neg() else "conjugate"
-        raise WrongValue(f"{what} is the {other} of what is in its memory", hint="give one that is no such view")
+        view = "negated" if tensor.is_neg() else "conjugated"
+        raise WrongValue(f"{argument} is a lazily {view} view of its memory", hint="pass a tensor that is not such a view")
 
 
-def check_like(what: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Raises unless a tensor has the type, the shape and the device of another."""
+def check_like(argument: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Raises an error unless a tensor has the dtype, shape and device of another."""
     if tensor.dtype is not other.dtype:
-        raise WrongType(f"{what} holds {tensor.dtype}, and the tensor {other.dtype}", hint="give one of the same type")
+        raise WrongType(f"{argument} has the type {tensor.dtype}, but the tensor has {other.dtype}", hint="use the same type")
     if tensor.shape != other.shape:
-        raise WrongValue(f"{what} must have the shape {list(other.shape)}, and has {list(tensor.shape)}")
-    check_together(what, tensor, other)
+        raise WrongValue(f"{argument} must have the shape {list(other.shape)}, but has {list(tensor.shape)}")
+    check_same_device(argument, tensor, other)
 
 
-def check_together(what: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Raises unless two tensors are on one device."""
+def check_same_device(argument: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Raises ``WrongDevice`` unless two tensors are on one device."""
     if tensor.device != other.device:
         raise WrongDevice(
-            f"{what} is on {tensor.device}, and the other tensor on {other.device}", hint="move one to the other"
+            f"{argument} is on {tensor.device}, but the other tensor is on {other.device}",
+            hint="move one of them to the device of the other",
         )
 
 
 def check_indices(indices: torch.Tensor) -> None:
-    """Raises unless these can name rows."""
+    """Raises ``WrongType`` unless a tensor can hold indices."""
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
-        raise WrongType(f"indices are int32 or int64, and not {indices.dtype}", hint="convert them by `long()`")
+        raise WrongType(f"indices must be int32 or int64, but are {indices.dtype}", hint="convert them with `long()`")

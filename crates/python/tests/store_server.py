@@ -1,4 +1,4 @@
-"""Stores for tests, served as a user serves them."""
+"""Stores for tests, served by the program."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, Optional
 
 from wholemem import store
-from world import PROGRAM
+from launcher import PROGRAM
 
 
-class Served:
-    """A store with a folder of its own, which ends with the test, or with the process of the tests."""
+class StoreServer:
+    """A store in its own folder. It ends with the test or with the test process."""
 
     def __init__(
         self, size: str = "256MiB", *, device_size: Optional[str] = None, env: Optional[dict[str, str]] = None
@@ -31,12 +31,12 @@ class Served:
         return store.Client(self.socket)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """What the program does with this store."""
+        """Runs the program with this store."""
         environment = {**os.environ, "WHOLEMEM_SOCKET": self.socket}
         return subprocess.run([PROGRAM, *arguments], env=environment, check=True, capture_output=True, text=True)
 
     def server(self) -> int:
-        """The number of the server's process; the keeper has started it."""
+        """Returns the process id of the server, which is a child of the keeper."""
         with open(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children") as file:
             (server,) = file.read().split()
         return int(server)
@@ -45,7 +45,7 @@ class Served:
         os.kill(self.server(), signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kills all of it: the keeper stands still meanwhile, since either would start the other again."""
+        """Kills the keeper and the server. The keeper is stopped first, because each would restart the other."""
         os.kill(self.keeper.pid, signal.SIGSTOP)
         self.kill_server()
         self.keeper.kill()
@@ -59,7 +59,7 @@ class Served:
             self.keeper.stdout.close()
         self.folder.cleanup()
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> StoreServer:
         return self
 
     def __exit__(
@@ -72,16 +72,16 @@ class Served:
 
 
 def map_of(address: int) -> tuple[str, str]:
-    """The access and the inode of the map that an address lies in: equal inodes are the same memory, in any process."""
+    """Returns the access rights and the inode of the map at an address. Equal inodes are the same memory in any process."""
     with open("/proc/self/maps") as file:
         for line in file:
-            place, access, _, _, inode, *_ = line.split()
-            start, end = (int(part, 16) for part in place.split("-"))
+            addresses, access, _, _, inode, *_ = line.split()
+            start, end = (int(part, 16) for part in addresses.split("-"))
             if start <= address < end:
                 return access, inode
     raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
 def address(array: Any) -> int:
-    """Where numpy says that an array is."""
+    """Returns the address of an array according to numpy."""
     return int(array.__array_interface__["data"][0])

@@ -1,41 +1,41 @@
-//! What stays in its process, and says so where it is pickled: workers that are spawned are given what travels.
+//! Rejects pickling of objects that belong to one process, with a hint for worker processes.
 //!
-//! `copy` asks in the same way, and gets the same answer.
+//! `copy.copy` uses the same protocol and raises the same exception.
 
 use pyo3::prelude::*;
 
 use crate::array::Array;
 use crate::communicator::Communicator;
-use crate::error::Raised;
+use crate::error::Exception;
 use crate::shortcut::ShortReduction;
 use crate::store::{Client, Draft, Mirror, Pack, PackDraft, Watch};
 use crate::tensor::WholeTensor;
 use crate::window::Window;
 
-/// What can be done where something was to travel.
-const HINT: &str = "gather in the main process, or give a copy away: `array.numpy()`; what is in a store, a worker gets by its \
-                    name, through a `store.Client` of its own";
+/// The hint: how to send data to another process.
+const HINT: &str = "gather in the main process, or send a copy: `array.numpy()`; a worker gets objects of a store by name, \
+                    through its own `store.Client`";
 
-fn stays(object: &Bound<'_, PyAny>) -> PyErr {
+fn not_picklable(object: &Bound<'_, PyAny>) -> PyErr {
     let kind = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
-    let message = format!("cannot pickle this `{kind}`: it stays in the process that made it");
-    Raised::new("WrongType", message).hint(HINT).into()
+    let message = format!("cannot pickle this `{kind}`: it belongs to the process that created it");
+    Exception::new("WrongType", message).hint(HINT).into()
 }
 
-macro_rules! stay {
+macro_rules! reject_pickling {
     ($($class:ident),+ $(,)?) => {
         $(
             #[pymethods]
             impl $class {
                 fn __reduce_ex__(slf: &Bound<'_, Self>, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
-                    Err(stays(slf.as_any()))
+                    Err(not_picklable(slf.as_any()))
                 }
             }
         )+
     };
 }
 
-stay!(
+reject_pickling!(
     Array,
     Client,
     Communicator,

@@ -1,4 +1,4 @@
-//! An object, or a pack of them, as arrays that keep it: a pin is let go with the last array.
+//! Arrays of stored objects: each array holds a pin of its object, which is released with the last array.
 
 use std::sync::Arc;
 
@@ -7,54 +7,59 @@ use pyo3::types::{PyIterator, PyList};
 use wholemem_store::{Client, Object, ObjectId, PackMember, PackObject};
 
 use super::description;
-use crate::array::{Array, Place, View};
-use crate::error::{Raised, Raises};
+use crate::array::{Array, DlDevice, View};
+use crate::error::{Exception, IntoPyResult};
 
-/// What has a name: an array, or a pack of arrays.
+/// The object of a name: an array, or a pack of arrays.
 #[derive(IntoPyObject)]
-pub(super) enum Named {
+pub(super) enum StoredValue {
     Array(Array),
     Pack(Pack),
 }
 
-impl Named {
-    pub(super) fn of(object: Object) -> Result<Self, Raised> {
+impl StoredValue {
+    pub(super) fn of(object: Object) -> Result<Self, Exception> {
         let is_empty_pack = || description::is_empty_pack(&object.meta(), object.len());
         if object.is_pack() || (object.is_empty() && is_empty_pack()) {
             return Ok(Self::Pack(Pack::new(object.into_pack()?)?));
         }
-        let layout = description::understand(&object.meta(), object.len())?;
-        let (address, place) = (object.span()?.address(), Place::of(&object.device()));
-        Ok(Self::Array(Array::new(View { address, layout, place, readonly: true, owner: Arc::new(object) })))
+        let layout = description::layout_of(&object.meta(), object.len())?;
+        let (address, dl_device) = (object.span()?.address(), DlDevice::of(&object.device()));
+        Ok(Self::Array(Array::new(View {
+            address,
+            layout,
+            dl_device,
+            readonly: true,
+            owner: Arc::new(object),
+        })))
     }
 }
 
-/// The object that an array is all of, if it is one that was got from a store.
+/// The object of an array that comes from a store and covers the whole object.
 pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
     let object = Arc::clone(&view.owner).downcast::<Object>().ok()?;
-    // Without gaps, whichever dimension is the fastest.
+    // The array covers the object in C or Fortran order.
     let (extent, len) = (view.layout.extent().ok()?, object.len());
     let is_whole = view.layout.len() == len && extent == (0, len);
     (is_whole && view.address == object.span().ok()?.address()).then_some(object)
 }
 
-/// The object that an array is all of, alone or in a pack, if it is one that this client got: its number, and what is said
-/// of it.
-pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
+/// The id and metadata of the object that an array covers, alone or in a pack, if this client got it.
+pub(super) fn stored_object(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
     if let Some(object) = object_of(view) {
         return client.is_source_of(&object).then(|| (object.id(), object.meta()));
     }
     let pack = Arc::clone(&view.owner).downcast::<PackObject>().ok()?;
     let len = view.layout.len();
-    // What has no elements may lie where another array does.
+    // An empty array may have the address of another member.
     let is_whole = len > 0 && view.layout.extent().ok()? == (0, len);
     let offset = view.address.checked_sub(pack.whole().span().ok()?.address())?;
-    let is_it = |member: &PackMember| member.offset as u64 == offset && member.len == len;
-    let found = pack.members().map(|(_, member)| member).find(|member| is_it(member))?;
+    let is_match = |member: &PackMember| member.offset as u64 == offset && member.len == len;
+    let found = pack.members().map(|(_, member)| member).find(|member| is_match(member))?;
     (is_whole && client.is_source_of(pack.whole())).then(|| (found.id, found.meta.clone()))
 }
 
-/// Arrays by name, in one piece of memory, held as one: a mapping, in the order in which they were put.
+/// A mapping of names to arrays that are one object in one allocation, in the order in which they were put.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -70,42 +75,42 @@ pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)
 pub(crate) struct Pack {
     pack: Arc<PackObject>,
     name: String,
-    /// Names as they are behind that of the pack, in the order in which the arrays were put.
+    /// Names without the name of the pack, in the order in which the arrays were put.
     members: Vec<String>,
-    place: Place,
+    dl_device: DlDevice,
 }
 
 impl Pack {
-    fn new(pack: PackObject) -> Result<Self, Raised> {
-        let (name, place) = (pack.whole().entry()?.name, Place::of(&pack.whole().device()));
+    fn new(pack: PackObject) -> Result<Self, Exception> {
+        let (name, dl_device) = (pack.whole().entry()?.name, DlDevice::of(&pack.whole().device()));
         let own = format!("{name}/");
         let mut members: Vec<(usize, &str)> =
             pack.members().map(|(name, member)| (member.number, name)).collect();
         members.sort_unstable();
         let short = |name: &str| name.strip_prefix(&own).unwrap_or(name).to_owned();
         let members = members.into_iter().map(|(_, name)| short(name)).collect();
-        Ok(Self { pack: Arc::new(pack), name, members, place })
+        Ok(Self { pack: Arc::new(pack), name, members, dl_device })
     }
 
-    /// The full name of a member, and where it lies.
+    /// The full name of a member, and its position.
     fn find(&self, name: &str) -> Option<(String, &PackMember)> {
         let full = format!("{}/{name}", self.name);
         let found = [full, name.to_owned()];
         found.into_iter().find_map(|full| self.pack.member(&full).map(|member| (full.clone(), member)))
     }
 
-    fn array(&self, name: &str) -> Result<Option<Array>, Raised> {
+    fn array(&self, name: &str) -> Result<Option<Array>, Exception> {
         let Some((full, member)) = self.find(name) else { return Ok(None) };
-        let layout = description::understand(&member.meta, member.len)?;
-        let (address, place) = (self.pack.span(&full)?.address(), self.place);
+        let layout = description::layout_of(&member.meta, member.len)?;
+        let (address, dl_device) = (self.pack.span(&full)?.address(), self.dl_device);
         let owner = Arc::clone(&self.pack);
-        Ok(Some(Array::new(View { address, layout, place, readonly: true, owner })))
+        Ok(Some(Array::new(View { address, layout, dl_device, readonly: true, owner })))
     }
 
-    fn must(&self, name: &str) -> Result<Array, Raised> {
+    fn require(&self, name: &str) -> Result<Array, Exception> {
         let missing = || {
-            let message = format!("there is no array named `{name}` in the pack `{}`", self.name);
-            Raised::new("NotFound", message).hint("`pack.keys()` names those there are").code("no-such-name")
+            let message = format!("the pack `{}` has no array `{name}`", self.name);
+            Exception::new("NotFound", message).hint("`pack.keys()` lists the names").code("no-such-name")
         };
         self.array(name)?.ok_or_else(missing)
     }
@@ -113,13 +118,13 @@ impl Pack {
 
 #[pymethods]
 impl Pack {
-    /// Its name.
+    /// The name of the pack.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many bytes its arrays take.
+    /// The size of all arrays in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.pack.members().map(|(_, member)| member.len).sum()
@@ -134,14 +139,18 @@ impl Pack {
     }
 
     fn __getitem__(&self, name: &str) -> PyResult<Array> {
-        self.must(name).raised()
+        self.require(name).into_py()
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
         PyList::new(py, &self.members)?.try_iter()
     }
 
-    /// One of its arrays, or ``default``.
+    /// Returns an array by its name.
+    ///
+    /// Args:
+    ///     name: The name without the name of the pack.
+    ///     default: The result if there is no such array.
     #[pyo3(signature = (name, default=None))]
     fn get<'py>(
         &self,
@@ -149,26 +158,26 @@ impl Pack {
         name: &str,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.array(name).raised()? {
+        match self.array(name).into_py()? {
             Some(array) => Ok(Some(Bound::new(py, array)?.into_any())),
             None => Ok(default),
         }
     }
 
-    /// The names of its arrays.
+    /// Returns the names of the arrays.
     fn keys(&self) -> Vec<String> {
         self.members.clone()
     }
 
-    /// Its arrays.
+    /// Returns the arrays.
     fn values(&self) -> PyResult<Vec<Array>> {
-        self.members.iter().map(|name| self.must(name)).collect::<Result<_, _>>().raised()
+        self.members.iter().map(|name| self.require(name)).collect::<Result<_, _>>().into_py()
     }
 
-    /// Names and arrays.
+    /// Returns the names and arrays.
     fn items(&self) -> PyResult<Vec<(String, Array)>> {
-        let items = self.members.iter().map(|name| Ok((name.clone(), self.must(name)?)));
-        items.collect::<Result<_, Raised>>().raised()
+        let items = self.members.iter().map(|name| Ok((name.clone(), self.require(name)?)));
+        items.collect::<Result<_, Exception>>().into_py()
     }
 
     fn __repr__(&self) -> String {

@@ -15,8 +15,8 @@ from wholemem import Communicator
 PROGRAM = os.environ.get("WHOLEMEM_PROGRAM", "wholemem")
 
 
-def each(size: int, work: Callable[[Communicator], Any], *, timeout: float = 60) -> list[Any]:
-    """What ``work`` returns as every rank of a new group of threads; the first exception is raised."""
+def run_ranks(size: int, work: Callable[[Communicator], Any], *, timeout: float = 60) -> list[Any]:
+    """Runs ``work`` as every rank of a new group of threads, and returns the results; raises the first exception."""
     outcomes: list[Any] = [None] * size
     errors: list[BaseException] = []
 
@@ -39,19 +39,19 @@ def each(size: int, work: Callable[[Communicator], Any], *, timeout: float = 60)
 
 
 def script(text: str) -> list[str]:
-    """A program of Python."""
+    """Returns the command that runs a Python program."""
     return [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(text)]
 
 
 def run(text: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a program of Python to its end."""
+    """Runs a Python program and waits for it."""
     return subprocess.run(script(text), capture_output=True, text=True, **options)
 
 
 def launch(
     size: int, text: str, *, arguments: Sequence[str] = (), **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of Python as so many ranks."""
+    """Runs a Python program as ``size`` ranks."""
     command = [PROGRAM, "launch", "-n", str(size), "--", *script(text), *arguments]
     return subprocess.run(command, capture_output=True, text=True, **options)
 
@@ -65,4 +65,4 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-__all__ = ["PROGRAM", "descriptors", "each", "launch", "resident", "run", "script", "wholemem"]
+__all__ = ["PROGRAM", "descriptors", "run_ranks", "launch", "resident", "run", "script", "wholemem"]

@@ -1,0 +1,103 @@
+//! Orders the use of an array between streams: the next stream waits for the stream that used the array last.
+//!
+//! So an array can be exported immediately after a call has enqueued work that writes it: a DLPack consumer names the stream
+//! on which it will use the array, and that stream waits, not the CPU.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use wholemem_hal::{Device, Event, EventKind, Stream};
+
+use crate::error::Exception;
+
+/// A stream of a GPU that a framework owns, identified by its handle.
+#[derive(Debug)]
+pub(crate) struct FrameworkStream {
+    device: Device,
+    handle: u64,
+    /// The framework's stream object, which keeps the stream alive.
+    stream_object: Option<Py<PyAny>>,
+}
+
+impl FrameworkStream {
+    /// DLPack's number of the default stream, whose handle in the driver is 0.
+    pub(crate) const DEFAULT: i64 = 1;
+
+    /// The default stream of a device, which always exists.
+    pub(crate) fn default_of(device: &Device) -> Self {
+        Self { device: device.clone(), handle: Self::DEFAULT.unsigned_abs(), stream_object: None }
+    }
+
+    /// A stream by its handle; 0 and 1 are the default stream. `stream` is the framework's object, which is held.
+    ///
+    /// # Safety
+    /// The handle is that of a stream of the device. The stream is not destroyed before the last use of this value and its
+    /// clones, nor before the work that is enqueued through them has run.
+    pub(crate) unsafe fn new(device: &Device, handle: u64, stream: Option<&Bound<'_, PyAny>>) -> Self {
+        let stream_object = stream.map(|stream| stream.clone().unbind());
+        Self { device: device.clone(), handle: handle.max(Self::DEFAULT.unsigned_abs()), stream_object }
+    }
+
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        let stream_object = self.stream_object.as_ref().map(|stream| stream.clone_ref(py));
+        Self { device: self.device.clone(), handle: self.handle, stream_object }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The stream, for enqueueing work.
+    pub(crate) fn stream(&self) -> Stream {
+        let handle = if self.handle == Self::DEFAULT.unsigned_abs() { 0 } else { self.handle };
+        // SAFETY: the default stream always exists. For another stream, the caller of `new` guarantees that it belongs to the
+        // device and is not destroyed before the work has run.
+        unsafe { Stream::from_foreign(&self.device, handle) }
+    }
+
+    /// Makes later work of this stream wait for the work that is now on another stream.
+    pub(crate) fn wait_for(&self, other: &Self) -> Result<(), Exception> {
+        if (self.device.id(), self.handle) == (other.device.id(), other.handle) {
+            return Ok(());
+        }
+        let (first, second) = (other.stream(), self.stream());
+        // Captured work runs when the graph is launched; the caller of the launch orders it.
+        if first.is_capturing() || second.is_capturing() {
+            return Ok(());
+        }
+        let event = Event::create(&other.device, EventKind::Order)?;
+        first.record(&event)?;
+        Ok(second.await_event(&event)?)
+    }
+}
+
+/// The stream that used an array last, if any.
+#[derive(Debug, Default)]
+pub(crate) struct LastStream(Mutex<Option<FrameworkStream>>);
+
+impl LastStream {
+    /// Records that `next` uses the array from now on, after the work of the stream that used it last.
+    pub(crate) fn update(&self, py: Python<'_>, next: &FrameworkStream) -> Result<(), Exception> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = last.as_ref() {
+            next.wait_for(last)?;
+        }
+        // The replaced value may hold the last reference to a stream object: drop it after the lock.
+        let previous = last.replace(next.clone_ref(py));
+        drop(last);
+        drop(previous);
+        Ok(())
+    }
+
+    /// The stream that used the array last.
+    pub(crate) fn get(&self, py: Python<'_>) -> Option<FrameworkStream> {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().map(|stream| stream.clone_ref(py))
+    }
+
+    /// The driver's handle of the stream that used the array last, for `__cuda_array_interface__`.
+    pub(crate) fn handle(&self) -> Option<u64> {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().map(|stream| stream.handle)
+    }
+}
