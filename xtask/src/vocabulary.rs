@@ -2,7 +2,7 @@
 //!
 //! A line of the list has three columns, separated by `|`: the name or phrase, the path prefix in which it is banned (`*` for the
 //! whole repository), and the replacement. A single word with a capital letter or an underscore is an identifier and is compared
-//! exactly; other phrases are compared case-insensitively. Both match whole words only.
+//! exactly. Other phrases also match with a capital first letter, and with underscores for spaces. Both match whole words only.
 
 use std::fs;
 
@@ -85,20 +85,27 @@ fn find(path: &str, text: &str, banned: &[BannedPhrase]) -> Vec<String> {
 
 /// The position at which a phrase first occurs as whole words.
 fn position(text: &str, phrase: &str) -> Option<usize> {
-    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     let is_identifier =
         phrase.chars().all(is_word) && phrase.contains(|letter: char| letter.is_uppercase() || letter == '_');
-    let (text, phrase) = if is_identifier {
-        (text.to_owned(), phrase.to_owned())
-    } else {
-        (text.to_ascii_lowercase(), phrase.to_ascii_lowercase())
-    };
-    let starts = text.match_indices(&phrase).map(|(start, _)| start);
+    if is_identifier {
+        return whole_words(text, phrase);
+    }
+    let text = text.replace('_', " ");
+    let capitalized: String = phrase[..1].to_uppercase() + &phrase[1..];
+    [phrase, &capitalized].into_iter().filter_map(|phrase| whole_words(&text, phrase)).min()
+}
+
+fn whole_words(text: &str, phrase: &str) -> Option<usize> {
+    let starts = text.match_indices(phrase).map(|(start, _)| start);
     starts.into_iter().find(|&start| {
         let before = text[..start].chars().next_back();
         let after = text[start + phrase.len()..].chars().next();
         !before.is_some_and(is_word) && !after.is_some_and(is_word)
     })
+}
+
+fn is_word(letter: char) -> bool {
+    letter.is_alphanumeric() || letter == '_'
 }
 
 #[cfg(test)]
@@ -120,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn phrases_match_in_any_case_and_across_lines() {
+    fn phrases_match_capitalized_in_names_and_across_lines() {
         let list = [banned("without a word", "*")];
-        let text = "// Without a word.\n// it fails without\n// a word, and\n// without a wording\n";
+        let text = "// Without a word.\n// it fails without\n// a word, and\n// without a wording\nfn fails_without_a_word() {}\n";
         assert_eq!(
             find("a.rs", text, &list),
-            ["a.rs:1: `without a word`: write better", "a.rs:2: `without a word`: write better"]
+            [1, 2, 5].map(|line| format!("a.rs:{line}: `without a word`: write better"))
         );
     }
 

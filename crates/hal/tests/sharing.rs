@@ -138,7 +138,7 @@ fn a_process_waits_for_an_event_of_another_process() {
     });
 }
 
-/// The user id of `nobody`.
+/// The user id of an unprivileged user.
 const NOBODY: u32 = 65_534;
 
 #[test]

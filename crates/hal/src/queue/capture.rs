@@ -43,7 +43,7 @@ impl Stream {
                 .map_err(|cause| backend.to_error(self.device().id(), Attempt::Capture, cause))?;
             state.capture = Some(Vec::new());
         }
-        // `EndCapture` also ends the capture if `work` panics; otherwise the stream would capture for ever.
+        // `EndCapture` also ends the capture if `work` panics; otherwise the stream would stay in capture mode.
         let capture = EndCapture { stream: self };
         let result = work(self);
         let graph = capture.end();

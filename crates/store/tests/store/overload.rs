@@ -372,7 +372,7 @@ fn describe(attack: Attack, figures: &str, spinning: Option<u64>, release_time: 
     let ratio = p99.as_secs_f64() / Duration::from_nanos(spinning.unwrap_or(figures[1])).as_secs_f64();
     let line = format!(
         "{attack:?}: p50 {p50:.1?}, p99 {p99:.1?} ({ratio:.1} of spinning), longest {longest:.1?}; \
-         {connected} clients; {} MiB held, given back after {release_time:.1?}",
+         {connected} clients; {} MiB held, released after {release_time:.1?}",
         held >> 20,
     );
     (line, figures[1])
