@@ -15,7 +15,7 @@ const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "launch::"]),
     (
         "wholemem",
-        &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes", "a_few_elements_are_combined"],
+        &["copies_write_exactly_their_bytes", "short_indices_address_rows", "short_reductions_match"],
     ),
     ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::machine::ledger::"]),
 ];

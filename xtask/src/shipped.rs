@@ -21,8 +21,8 @@ const HOOK_MODULES: &[&[&str]] = &[
     &["wholemem_os", "fault"],
     &["wholemem_comm", "fuzz"],
     &["wholemem_store", "fuzz"],
-    &["wholemem", "cpu", "call", "hooks", "requested"],
-    &["wholemem", "collective", "hooks", "requested"],
+    &["wholemem", "cpu", "call", "hooks", "enabled"],
+    &["wholemem", "collective", "hooks", "enabled"],
     &["wholemem_testkit"],
 ];
 
@@ -143,12 +143,28 @@ mod tests {
 
     use super::*;
 
+    /// A renamed module would make the search for its symbols pass without a check.
+    #[test]
+    fn hook_modules_exist() {
+        for module in HOOK_MODULES.iter().filter(|module| module.len() > 1) {
+            let (folder, rest) = (module[0].trim_start_matches("wholemem_"), &module[1..]);
+            let (name, parents) = rest.split_last().unwrap();
+            let source = Path::new("../crates").join(folder).join("src");
+            let file = match parents {
+                [] => source.join("lib.rs"),
+                parents => source.join(parents.join("/")).with_extension("rs"),
+            };
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(text.contains(&format!("mod {name}")), "{} has no module {name}", file.display());
+        }
+    }
+
     #[test]
     fn hook_symbols_are_found_in_both_manglings() {
         let legacy = b"\0_ZN11wholemem_os5fault4pass17h0123456789abcdefE\0";
-        let v0 = b"\0_RNvMs_NtNtNtNtCs1_8wholemem3cpu4call5hooks9requestedNtB6_14CollectiveCall5delay\0";
+        let v0 = b"\0_RNvMs_NtNtNtNtCs1_8wholemem3cpu4call5hooks7enabledNtB6_14CollectiveCall5delay\0";
         assert_eq!(find_hooks(legacy, &[]), ["symbols of wholemem_os::fault"]);
-        assert_eq!(find_hooks(v0, &[]), ["symbols of wholemem::cpu::call::hooks::requested"]);
+        assert_eq!(find_hooks(v0, &[]), ["symbols of wholemem::cpu::call::hooks::enabled"]);
     }
 
     #[test]
