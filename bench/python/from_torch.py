@@ -360,7 +360,7 @@ def reduce_cases(args):
 
 
 def case(name, parameters, found, ours):
-    """Summarizes the runs of both sides: the best run of each, and the median within a run."""
+    """Summarizes the runs of torch and of Rust: the best run of each, and the median of the rounds within a run."""
     digits = lambda value: float(f"{value:.4g}")
     return {
         "case": name,

@@ -113,7 +113,7 @@ pub(super) fn round_trips(len: usize, rounds: u32) -> Result<Vec<Duration>> {
             for _ in 0..packets {
                 here.send(&packet, &[], Deadline::NEVER)?;
                 let got = here.recv(&mut buffer, Deadline::NEVER)?;
-                ensure!(got == len, "the reply to a packet of {len} bytes has {got} bytes");
+                ensure!(got == len, "the echo of a packet of {len} bytes has {got} bytes instead");
             }
             if round >= WARM_UP {
                 times.push(start.elapsed());

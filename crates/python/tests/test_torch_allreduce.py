@@ -299,7 +299,7 @@ with wm.FastAllreduce(rank, 2, device="cpu") as fast:
         tensor[:1000], tensor[1000:] = 1 + rank, 10 + 10 * rank
         gc.collect()
         fast.comm.barrier()
-        # Different offsets are not allowed; they show here which memory is read.
+        # Callers must not use different offsets. This test does, to see which memory is read.
         total = fast.all_reduce(tensor[1000 * rank :][:1000])
         print(name, total.unique().tolist(), flush=True)
 """

@@ -70,7 +70,7 @@ fn log_dir_receives_the_output_of_each_rank() {
 
 #[test]
 fn the_secret_is_not_on_any_command_line() {
-    // With shell builtins: a `grep` for the secret would have it on its command line.
+    // The script uses shell builtins only: a `grep` for the secret would have the secret on its own command line.
     let script = "all=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ')\n\
                   case \"$all\" in *wm1-*) echo visible;; *) echo hidden;; esac\n\
                   case \"$WHOLEMEM_ID\" in wm1-*) echo known;; esac";

@@ -138,7 +138,7 @@ impl Paths {
                 self.paths.insert(by, RankPath::Tree);
                 vec![PathAction::AlongTree(waiting)]
             }
-            // A reply without an offer is ignored.
+            // A reply to which this rank made no offer is ignored.
             other => {
                 self.paths.extend(other.map(|path| (by, path)));
                 vec![]

@@ -76,7 +76,7 @@ impl HostQueue {
         }
     }
 
-    /// Submits work to the schedule, or captures it.
+    /// Adds work to the graph if the stream is in capture mode; otherwise submits it to the scheduler.
     ///
     /// # Safety
     /// As [`Schedule::submit`]; the operands of captured work stay accessible while its graph may be launched.

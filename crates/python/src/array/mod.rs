@@ -320,7 +320,7 @@ impl Array {
         }
         let stream = u64::try_from(stream.unwrap_or(0)).ok();
         if let (Some(last), Some(stream)) = (self.last.get(py), stream) {
-            // SAFETY: by the DLPack protocol, the consumer names a stream of the array's device.
+            // SAFETY: by the DLPack protocol, the consumer passes the handle of a stream of the array's device.
             unsafe { FrameworkStream::new(last.device(), stream, None) }.wait_for(&last).into_py()?;
         }
         if copy == Some(true) {

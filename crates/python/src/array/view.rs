@@ -203,7 +203,7 @@ impl View {
         } else {
             let device = self.dl_device.device()?;
             let copy = CudaMallocBuffer::create(&device, len)?.all();
-            // SAFETY: by the DLPack protocol, the consumer names a stream of the array's device.
+            // SAFETY: by the DLPack protocol, the consumer passes the handle of a stream of the array's device.
             let stream = unsafe { FrameworkStream::new(&device, stream.unwrap_or(0), None) }.stream();
             stream.copy(&copy, &self.span("the array", &device, Rights::Read)?)?;
             (copy.address(), Arc::new(copy))

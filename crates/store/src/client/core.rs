@@ -420,7 +420,7 @@ fn find(
     }
 }
 
-/// Makes the path of a socket absolute, so that it stays valid if the working folder changes, unless it would exceed the maximum
+/// Makes the path of a socket absolute, so that it stays valid if the working directory changes, unless it would exceed the maximum
 /// length of a socket address.
 fn absolute_path(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).ok();

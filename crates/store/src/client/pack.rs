@@ -220,7 +220,7 @@ impl PackObject {
         Ok(self.object.span()?.part(member.offset, member.len)?)
     }
 
-    /// The pack as a single object.
+    /// The object that covers the memory of all members of the pack.
     #[must_use]
     pub fn whole(&self) -> &Object {
         &self.object

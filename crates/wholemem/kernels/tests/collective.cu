@@ -464,7 +464,7 @@ void stress()
     }
 }
 
-// Calls that find stale packets with the same low 32 bits of the call number, while one rank sends late.
+// Tests calls that find stale packets with the same low 32 bits of the call number, because one rank sends late.
 u64 wrap(u32 mutant)
 {
     World world(2, 4096, 16384, 1 << 20, 2 * SECOND, true);

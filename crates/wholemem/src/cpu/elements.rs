@@ -81,10 +81,11 @@ unsafe fn for_rows<I: Index>(request: &ElementsRequest, work: impl Fn(Option<*mu
     let lookup = unsafe { RowLookup::new(&request.rows) };
     for_each_range(request.rows.count, request.rows.row_len, |range| {
         for position in range {
-            // SAFETY: the position is within the request.
+            // SAFETY: the position is less than the number of indices of the request.
             let row = unsafe { lookup.table_row::<I>(position) };
             if row.is_none() {
-                // SAFETY: the position is within the request, and the caller guarantees that the record is mapped.
+                // SAFETY: the position is less than the number of indices of the request. The caller guarantees that the record is
+                // mapped.
                 unsafe { lookup.store_bad_index::<I>(position) };
             }
             work(row, lookup.dense_row(position));

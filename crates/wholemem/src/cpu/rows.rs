@@ -275,7 +275,7 @@ unsafe fn copy_rows<I: Index, M: RowCopier, const GATHER: bool>(
 ) {
     if !copier.prefetches() {
         for position in range {
-            // SAFETY: the position is within the request.
+            // SAFETY: the position is less than the number of indices of the request.
             let row = unsafe { lookup.table_row::<I>(position) };
             // SAFETY: the caller guarantees the same preconditions.
             unsafe {
@@ -341,7 +341,7 @@ unsafe fn look_up_ahead<I: Index, M: RowCopier, const GATHER: bool>(
     found: &mut [*mut u8; ROWS_AHEAD],
 ) {
     for (position, place) in range.zip(found) {
-        // SAFETY: the position is within the request.
+        // SAFETY: the position is less than the number of indices of the request.
         let row = unsafe { lookup.table_row::<I>(position) };
         *place = row.unwrap_or(std::ptr::null_mut());
         if let Some(row) = row {

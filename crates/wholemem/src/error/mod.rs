@@ -98,7 +98,7 @@ pub enum Error {
     EmptyRow,
 
     /// Memory longer than an address space.
-    #[error("{rows} rows of {row_len} bytes are longer than the address space")]
+    #[error("{rows} rows of {row_len} bytes exceed the address space")]
     TooLong {
         /// The number of rows.
         rows: u64,
@@ -264,7 +264,7 @@ pub enum Error {
     #[error("the window belongs to another group")]
     ForeignWindow,
 
-    /// A window without bytes on any rank.
+    /// A window that is empty on all ranks.
     #[error("the window has no bytes on any rank")]
     EmptyWindow,
 

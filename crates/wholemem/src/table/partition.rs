@@ -134,7 +134,7 @@ impl Partition {
     }
 }
 
-/// Checks that signed indices can number the rows.
+/// Checks that the number of rows fits in a signed index.
 fn check_rows(rows: Option<u64>) -> Result<u64> {
     rows.filter(|rows| i64::try_from(*rows).is_ok()).ok_or(Error::TooManyRows)
 }

@@ -19,7 +19,7 @@ pub struct TensorSpec {
     pub dtype: Dtype,
     /// Its shape, rows first.
     pub shape: Vec<u64>,
-    /// How ranks address it.
+    /// How ranks address the tensor: as one range, or in one chunk per rank.
     pub kind: Kind,
     /// Where its bytes are stored.
     pub location: Location,
@@ -150,7 +150,7 @@ impl WholeTensor {
         [&words[..], &self.shape].concat()
     }
 
-    /// A view of a memory as rows of elements: one row for each of the memory's.
+    /// Returns a tensor over the rows of a `WholeMemory`, without a copy: row i of the tensor is row i of the memory.
     ///
     /// # Errors
     /// [`Error::TooShort`] if the elements of a row are longer than a row of the memory.

@@ -198,7 +198,8 @@ impl Executor<'_> {
         self.park_process(client, request, claimed)
     }
 
-    /// Parks descriptors of a process with the keeper. The client is answered when they are parked.
+    /// Sends file descriptors of a client process to the keeper, which holds them. The client gets its response when the keeper has
+    /// them.
     fn park_process(
         &mut self,
         client: ClientId,

@@ -45,7 +45,7 @@ pub(super) struct Creation {
 }
 
 impl Creation {
-    /// Whether the next step has work to do, after this number of completed passes over all pins.
+    /// Whether a waiting request can continue after `passes` completed scans of all pin pages.
     pub(super) fn is_ready(&self, passes: u64) -> bool {
         self.pending.is_ready() || self.pending.has_due(passes) || self.pending.has_abandoned()
     }

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::id::AllocationId;
 
-    /// Pin pages, and the number of cells that were read.
+    /// The pin pages of a test, with a counter of the cells that were read.
     #[derive(Default)]
     struct TestPages {
         pages: Vec<Vec<u64>>,

@@ -41,7 +41,7 @@ pub struct MemorySpec {
     /// The length of a row in bytes. A row is never divided between ranks.
     #[doc(alias = "min_granularity")]
     pub row_len: usize,
-    /// How ranks address it.
+    /// How ranks address the memory: as one range, or in one chunk per rank.
     pub kind: Kind,
     /// Where its bytes are stored.
     pub location: Location,
@@ -111,7 +111,7 @@ impl WholeMemory {
         self.core.number
     }
 
-    /// How ranks address it.
+    /// How ranks address the memory: as one range, or in one chunk per rank.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.core.plan.kind
