@@ -33,7 +33,7 @@ def dtype_name(row_bytes):
 
 
 class Numpy:
-    """The gather of PyTorch on CPUs."""
+    """Gathers rows with `numpy.take` on the CPU."""
 
     name = "numpy"
     payload, most_rows, ring = 64 << 20, 4 << 20, 1 << 30

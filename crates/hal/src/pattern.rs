@@ -76,7 +76,7 @@ impl Pattern {
     pub fn fill(&self, stream: &Stream, to: &Span, seed: u64) -> Result<()> {
         let count = words(stream, to, Rights::ReadWrite)?;
         let args = Args::new().u64(to.address()).u64(count).u64(seed);
-        // SAFETY: the arguments match the kernel's parameters; the span is writable and held.
+        // SAFETY: the arguments match the kernel's parameters; the span is writable and stays mapped until the kernel has run.
         unsafe { stream.launch(&self.fill, &shape(count), &args, std::slice::from_ref(to)) }
     }
 

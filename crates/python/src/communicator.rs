@@ -192,7 +192,7 @@ impl Communicator {
         })
     }
 
-    /// Joins the ranks of a process group of ``torch.distributed``, which is used to exchange the unique id.
+    /// Creates a communicator of the ranks of a ``torch.distributed`` process group, which is used to exchange the unique id.
     ///
     /// Args:
     ///     group: The process group. ``None`` is the default group.

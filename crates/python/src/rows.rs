@@ -155,7 +155,7 @@ impl WholeTensor {
 
 #[pymethods]
 impl WholeTensor {
-    /// Gathers the rows that the indices name.
+    /// Gathers the rows at the indices.
     ///
     /// Indices of torch return a torch tensor, and the work runs on torch's current stream unless ``stream`` is given. Indices of
     /// numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
@@ -230,7 +230,7 @@ impl WholeTensor {
         Ok(out)
     }
 
-    /// Writes rows to the rows that the indices name. Other ranks see them after the next :meth:`barrier`.
+    /// Writes rows to the rows at the indices. Other ranks see them after the next :meth:`barrier`.
     ///
     /// If the table is on a GPU, indices and rows in host memory are copied to it, and the call waits for the copies. torch
     /// tensors are not copied. Rows are written in any order. If ``array`` is part of a table, it must not overlap the written
@@ -266,7 +266,7 @@ impl WholeTensor {
         self.scatter_arrays(py, [indices, array], scatter, convert, skip_bad, stream)
     }
 
-    /// Adds rows to the rows that the indices name. Other ranks see the sums after the next :meth:`barrier`.
+    /// Adds rows to the rows at the indices. Other ranks see the sums after the next :meth:`barrier`.
     ///
     /// With the order ``fixed``, and for a table in host memory, it is a collective call. Otherwise it behaves as
     /// :meth:`scatter`.

@@ -45,7 +45,7 @@ class StoreServer:
         os.kill(self.server(), signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kills the keeper and the server. The keeper is stopped first, because each would restart the other."""
+        """Kills the server and the keeper. The keeper is suspended (SIGSTOP) first, because it would restart the server."""
         os.kill(self.keeper.pid, signal.SIGSTOP)
         self.kill_server()
         self.keeper.kill()

@@ -29,7 +29,7 @@ def memory() -> Any:
 
 
 def elsewhere(served: StoreServer, text: str, **environment: str) -> str:
-    """Runs another process with the store and torch, and returns its output."""
+    """Runs code in another process that imports torch and connects to the store, and returns its output."""
     beginning = "import torch, wholemem\nfrom wholemem import errors, store\nclient = store.Client()\n"
     environment = {**os.environ, "WHOLEMEM_SOCKET": served.socket, **environment}
     ended = run(beginning + text, env=environment, timeout=50)

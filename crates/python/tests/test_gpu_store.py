@@ -23,7 +23,7 @@ def served() -> Iterator[StoreServer]:
 
 
 def elsewhere(served: StoreServer, text: str) -> str:
-    """Runs another process with the store and torch, and returns its output."""
+    """Runs code in another process that imports torch and connects to the store, and returns its output."""
     beginning = "import torch, wholemem\nfrom wholemem import store\nclient = store.Client()\n"
     ended = run(beginning + text, env={**os.environ, "WHOLEMEM_SOCKET": served.socket}, timeout=50)
     assert ended.returncode == 0, ended.stderr

@@ -128,7 +128,7 @@ pub enum Error {
     Index(#[from] IndexError),
 
     /// A process of the store could not be started.
-    #[error("cannot start a process of the store")]
+    #[error("cannot start the keeper or the server of the store")]
     Launch {
         /// The error of the launch.
         source: io::Error,

@@ -128,7 +128,7 @@ mod tests {
         files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned())
     }
 
-    /// The edges from module `a` with this text, in a crate with the modules `a`, `b`, `c` and `d`, whose root re-exports
+    /// Returns the imports of module `a`, whose source is this text, in a crate with the modules `a`, `b`, `c` and `d`, whose root re-exports
     /// `b::Bee` and `c::{Sea, deep::Deep as Depth}`.
     fn from_a(text: &str) -> Vec<String> {
         let root = "mod a; mod b { pub struct Bee; }\n\

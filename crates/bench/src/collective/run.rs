@@ -222,7 +222,11 @@ impl<'a> CollectiveRunner<'a> {
             let mut word = [0; size_of::<u64>()];
             self.stream.read(&self.word.part_of(rank, 0, word.len())?, &mut word)?;
             let seen = u64::from_ne_bytes(word);
-            ensure!(seen == self.rounds, "rank {rank} was in round {seen} instead of {}", self.rounds);
+            ensure!(
+                seen == self.rounds,
+                "rank {rank} was in benchmark round {seen} instead of {}",
+                self.rounds
+            );
         }
         Ok(())
     }

@@ -72,7 +72,11 @@ fn attach(
 ) -> Result<Duration> {
     let other: Client = store.connect_with(backend)?;
     let (took, held): (_, PackObject) = timed(|| Ok(other.get_pack("pack")?))?;
-    ensure!(held.members().count() == objects as usize, "the pack lacks objects");
+    ensure!(
+        held.members().count() == objects as usize,
+        "the pack has {} objects instead of {objects}",
+        held.members().count()
+    );
     let stream = device.stream()?;
     for object in [0, objects / 2, objects - 1] {
         let mut seen = [0];

@@ -165,7 +165,11 @@ fn attach(store: &TemporaryStore, client: &Client, objects: u32, rounds: u32) ->
     for _ in 0..rounds {
         let other = store.connect()?;
         let (took, held) = timed(|| Ok(other.get_pack("pack")?))?;
-        ensure!(held.members().count() == objects as usize, "the pack lacks objects");
+        ensure!(
+            held.members().count() == objects as usize,
+            "the pack has {} objects instead of {objects}",
+            held.members().count()
+        );
         let last = objects as usize - 1;
         let mut seen = [0];
         held.bytes(&format!("pack/layers.{last}.weight"))?.read_at(LEN - 1, &mut seen)?;

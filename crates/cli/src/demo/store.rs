@@ -25,7 +25,7 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     })?;
     recorder.step("put", || {
         let sealed = client.put(NAME, &bytes)?;
-        ensure!(sealed.version == 1, "`{NAME}` is version {}", sealed.version);
+        ensure!(sealed.version == 1, "`{NAME}` has version {} instead of 1", sealed.version);
         let text = format!("{} are sealed as `{NAME}`: no process can write them", RoundedSize(len));
         Ok(((), StepResult::new(text).moved(len)))
     })?;

@@ -79,7 +79,7 @@ class Array:
     def data_ptr(self) -> int:
         """Returns the address of the first element."""
     def numpy(self) -> Any:
-        """Returns a numpy array of the same memory.
+        """Returns a numpy array that shares this memory.
 
         Raises:
             wholemem.errors.Unsupported: The memory is on a GPU, or numpy does not have the element type.
@@ -454,7 +454,7 @@ class Communicator:
     def from_torch(
         cls, group: Any = None, *, device: Any = None, timeout: Optional[float] = None
     ) -> Communicator:
-        """Joins the ranks of a process group of ``torch.distributed``, which is used to exchange the unique id.
+        """Creates a communicator of the ranks of a ``torch.distributed`` process group, which is used to exchange the unique id.
 
         Args:
             group: The process group. ``None`` is the default group.
@@ -939,7 +939,7 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> _Out:
-        """Gathers the rows that the indices name.
+        """Gathers the rows at the indices.
 
         Indices of torch return a torch tensor, and the work runs on torch's current stream unless ``stream`` is given. Indices of
         numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
@@ -978,7 +978,7 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
-        """Writes rows to the rows that the indices name. Other ranks see them after the next :meth:`barrier`.
+        """Writes rows to the rows at the indices. Other ranks see them after the next :meth:`barrier`.
 
         If the table is on a GPU, indices and rows in host memory are copied to it, and the call waits for the copies. torch
         tensors are not copied. Rows are written in any order. If ``array`` is part of a table, it must not overlap the written
@@ -1009,7 +1009,7 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
-        """Adds rows to the rows that the indices name. Other ranks see the sums after the next :meth:`barrier`.
+        """Adds rows to the rows at the indices. Other ranks see the sums after the next :meth:`barrier`.
 
         With the order ``fixed``, and for a table in host memory, it is a collective call. Otherwise it behaves as
         :meth:`scatter`.

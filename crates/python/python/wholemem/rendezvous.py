@@ -24,7 +24,7 @@ def _boot_id() -> str:
 def through_torch(
     kind: type[Communicator], group: Any, device: Optional[str], timeout: Optional[float]
 ) -> Communicator:
-    """Joins the ranks of a process group of ``torch.distributed``, with any backend.
+    """Creates a communicator of the ranks of a ``torch.distributed`` process group with any backend.
 
     Rank 0 creates the unique id, and the process group distributes it; torch is used for nothing else.
 

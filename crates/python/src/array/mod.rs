@@ -234,7 +234,7 @@ impl Array {
         rows.ok_or_else(|| Exception::new("WrongType", "an array without dimensions has no length").into())
     }
 
-    /// Returns a numpy array of the same memory.
+    /// Returns a numpy array that shares this memory.
     ///
     /// Raises:
     ///     wholemem.errors.Unsupported: The memory is on a GPU, or numpy does not have the element type.

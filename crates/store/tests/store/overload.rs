@@ -128,7 +128,7 @@ impl Attacker<'_> {
         self.connections[at] = Some(AttackConnection { socket, last: 1, pins: None, sent: 0 });
     }
 
-    /// Reads pending messages, and stores the pin page. Returns false if the connection has ended.
+    /// Reads pending messages. Stores the pin page (the memory of this client's pins) if a message carries it. Returns false if the connection has ended.
     fn read(&mut self, at: usize) -> bool {
         let Some(connection) = &mut self.connections[at] else { return false };
         loop {

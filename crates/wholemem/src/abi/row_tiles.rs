@@ -69,7 +69,7 @@ pub const ADD_TURNS: u32 = 8;
 /// Vectors of 16 bytes that each thread stages.
 pub const STAGE_TURNS: u32 = 4;
 
-/// The most parts of rows that a warp stages.
+/// The maximum number of parts of rows that a warp stages in shared memory at a time.
 pub const STAGE_PARTS: u32 = 64;
 
 /// Bytes of shared memory in which a warp stages: its vectors and one on either side, two addresses and a length for each part.

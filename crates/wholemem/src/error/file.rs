@@ -122,7 +122,7 @@ pub enum FileProblem {
     },
 
     /// A file that was written while it was read.
-    #[error("it changed while it was read")]
+    #[error("the file changed while it was read")]
     Changed,
 
     /// A folder that was replaced or removed while its files were opened.

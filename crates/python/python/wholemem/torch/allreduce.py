@@ -173,7 +173,7 @@ class FastAllreduce(_ShortReduction):
         return tensor
 
     def _track_owned(self, tensor: torch.Tensor, window: Window) -> None:
-        """Tracks a window whose memory its tensor keeps alive."""
+        """Remembers a window by a weak reference; the tensor over its memory keeps it alive."""
         if self._number >= 0:
             # Work of torch on the tensor may still run when the tensor is dropped.
             self._track(tensor, window)

@@ -140,7 +140,7 @@ class Embedding(torch.nn.Module):
         return self._gradients.table
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """Returns the rows that the indices name, differentiable in training mode.
+        """Returns the rows at the indices, differentiable in training mode.
 
         Args:
             indices: A tensor of int32 or int64.

@@ -62,7 +62,7 @@ def gather(
     out: Optional[torch.Tensor] = None,
     dtype: Union[None, str, torch.dtype] = None,
 ) -> torch.Tensor:
-    """Gathers the rows that the indices name.
+    """Gathers the rows at the indices.
 
     Args:
         table: The table.
@@ -106,7 +106,7 @@ def gather(
 
 
 def scatter(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
-    """Writes rows to the rows that the indices name. Other ranks see them after the next barrier.
+    """Writes rows to the rows at the indices. Other ranks see them after the next barrier.
 
     Args:
         table: The table.
@@ -128,7 +128,7 @@ def scatter(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, 
 
 
 def scatter_add(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
-    """Adds rows to the rows that the indices name. Ranks may call it at the same time.
+    """Adds rows to the rows at the indices. Ranks may call it at the same time.
 
     With the order ``fixed``, and for a table in host memory, it is a collective call, and sums of floats are bitwise reproducible.
 

@@ -39,7 +39,7 @@ def mem_pool() -> Any:
     """
     global _allocator
     if _allocator is None:
-        # Never dropped, because torch calls it while any of its tensors exists.
+        # Never dropped: torch may call it as long as a tensor exists that was allocated through it.
         memory: Any = import_module("torch.cuda.memory")
         _allocator = memory.CUDAPluggableAllocator(
             _native.__file__, "wholemem_torch_alloc", "wholemem_torch_free"

@@ -47,7 +47,7 @@ def _no_device() -> int:
 
 
 def _flag(module: ModuleType, name: str, inactive: object) -> tuple[dict[str, Any], str, object]:
-    """Returns a variable of a module, and its value while the observer is inactive."""
+    """Returns a module variable that an observer of calls replaces, and the value that it has without an observer."""
     if name not in vars(module):
         raise AttributeError(f"`{module.__name__}` has no `{name}`")
     return vars(module), name, inactive

@@ -208,7 +208,7 @@ impl<'a> EventLoop<'a> {
         self.packet = packet;
     }
 
-    /// Processes a request: here if it concerns processes, otherwise by the state machine.
+    /// Handles a request. Requests about client processes are handled here, all others by the state machine.
     fn process(
         &mut self,
         client: ClientId,

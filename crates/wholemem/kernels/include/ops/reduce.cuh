@@ -84,7 +84,7 @@ template <class Float> __device__ __forceinline__ Float greater(Float a, Float b
     return is_nan(a) || a > b || (a == b && !negative(a)) ? a : b;
 }
 
-// A reduction whose type and operation are known at run time. Floats of up to 32 bits are accumulated as 32-bit floats, one per
+// A reduction whose type and operation are known only at run time. Floats of up to 32 bits are accumulated as 32-bit floats, one per
 // word; all other types stay in the four words of a pack. `count` is the number of ranks, for the mean.
 struct Any {
 

@@ -70,7 +70,7 @@ pub(super) fn narrow_pairs<const COUNT: usize>(totals: [f32; COUNT]) -> [bf16; C
     elements
 }
 
-/// Rounds a float to bfloat16 in the upper 16 bits, to nearest with ties to even. Values beyond the largest number become infinity.
+/// Rounds a float to bfloat16 in the upper 16 bits, to nearest with ties to even. Values beyond the largest finite bfloat16 become infinity.
 /// The canonical NaN has zeros in its lower bits, so it is unchanged.
 #[inline(always)]
 fn rounded(total: f32) -> u32 {
