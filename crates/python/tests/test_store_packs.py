@@ -55,7 +55,7 @@ def test_an_empty_pack_is_a_pack(served: StoreServer, client: store.Client, tmp_
 @pytest.mark.parametrize("count", [10, LARGE])
 def test_a_pack_preserves_the_order_of_empty_arrays(client: store.Client, count: int) -> None:
     names = ["z", "y", "last", "b", "first", "x", "a"]
-    # The index reuses slots, so the order of the slots is not the order of creation.
+    # Free index slots in random order, so that the arrays of the pack get slots that are not in ascending order.
     for number in range(100):
         client.put(f"before {number}", b"")
     for number in random.Random(1).sample(range(100), 100):

@@ -138,7 +138,7 @@ impl Paths {
                 self.paths.insert(by, RankPath::Tree);
                 vec![PathAction::AlongTree(waiting)]
             }
-            // A reply to which this rank made no offer is ignored.
+            // A reply is ignored if this rank has no open offer to the sender.
             other => {
                 self.paths.extend(other.map(|path| (by, path)));
                 vec![]

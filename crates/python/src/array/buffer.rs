@@ -57,7 +57,7 @@ impl HeldBuffer {
     }
 }
 
-// SAFETY: the fields are read only before construction ends; later the buffer is only released, with the GIL held.
+// SAFETY: after construction, only `obj` is read, as a `Py`, which is `Send`; the buffer is released with the GIL held.
 unsafe impl Send for HeldBuffer {}
 // SAFETY: a shared reference exposes only the exporting object as `Py`, which is `Sync`.
 unsafe impl Sync for HeldBuffer {}

@@ -264,7 +264,7 @@ impl ClientCore {
         let location = self.index.location(id);
         let must_notify = self.pins.unpin(&self.index, id, pin_at);
         if must_notify && let Some(location) = location {
-            // The object is deleted and this was the last use here: unmap its memory, unless it is an arena.
+            // The object is deleted: unmap its memory, unless this process still uses it or it is an arena.
             self.maps.evict(&self.index, location.allocation);
         }
         self.notify_if(must_notify, id);

@@ -331,7 +331,7 @@ impl PageClaim {
     fn try_claim(&self, deadline: Deadline) -> Result<bool, wholemem_os::Error> {
         let socket = PacketSocket::connect_encoded(&self.address)?;
         socket.send(&self.request, &[], deadline)?;
-        // A packet longer than any response that rejects a page claim.
+        // The buffer is longer than any response that rejects a page claim.
         let mut answer = [0; 1024];
         let len = socket.recv(&mut answer, deadline)?;
         match frame::peek_id(&answer[..len]) {

@@ -47,7 +47,7 @@ __device__ void begin()
 
 __global__ void nothing(const Long) { begin(); }
 
-// A barrier between processes. words[0] is the number of the call; `flags` has one word per pair of ranks, 128 bytes apart.
+// A barrier between processes. `words[0]` is the number of finished calls; `flags` has one word per ordered pair of ranks, 128 bytes apart.
 __global__ void synchronize(const Long argument)
 {
     begin();

@@ -45,7 +45,8 @@ pub(super) struct Creation {
 }
 
 impl Creation {
-    /// Whether a waiting request can continue after `passes` completed scans of all pin pages.
+    /// Whether a request that waits for memory can be resumed or dropped now. `passes` is the number of completed scans of all pins,
+    /// which deferred requests wait for.
     pub(super) fn is_ready(&self, passes: u64) -> bool {
         self.pending.is_ready() || self.pending.has_due(passes) || self.pending.has_abandoned()
     }
