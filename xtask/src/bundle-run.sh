@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests and benchmarks of wholemem on this machine's GPU, and writes a report of at most 8 files for each part.
 #
-#   run REPORT-FOLDER [PART]     all (the default), memory, rows, reduce, python, calls, peers
+#   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, python, calls, peers
 #
-# memory: test suites and memory benchmarks; rows: gather and scatter; reduce: collectives of ranks that share the GPU, and
+# tests: all test suites, without benchmarks; memory: its test suites and memory benchmarks; rows: gather and scatter; reduce: collectives of ranks that share the GPU, and
 # all-reduce compared with PyTorch; python: the Python package with this machine's Python, PyTorch, CuPy and JAX; calls: the cost
 # of a call from PyTorch; peers: gather compared with PyTorch and WholeGraph, if the bundle was built with --peers.
 # Every step has a time limit. Tests with several processes on the GPU run under an MPS server in private folders, which stops
@@ -12,7 +12,7 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | memory | rows | reduce | python | calls | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
+case "$part" in all | tests | memory | rows | reduce | python | calls | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 failed=0
 private=$(mktemp -d)
@@ -70,7 +70,7 @@ bench() {
 } >"$report/summary.txt" 2>&1
 : >"$report/log.txt"
 
-memory() {
+memory_tests() {
     step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
     step "suite" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
     step "rows" 300 "$tests/test-rows" --test-threads=1 gpu::
@@ -78,11 +78,6 @@ memory() {
     step "graphs and large" 120 "$tests/test-whole" --test-threads=1 graphs::gpu_ large::gpu_
     step "store" 120 "$tests/test-store" --test-threads=1 gpu::suite adopt::suite
     step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
-    OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
-    OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
-    OUTPUT="$report/hand.json" bench hand 180 hand --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
-    OUTPUT="$report/copy.json" bench copy 120 copy
-    OUTPUT="$report/store.json" bench store 120 store --packs 300,10000 --pack-bytes 16GiB
 
     if begin_mps "suite under MPS"; then
         step "suite under MPS" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
@@ -99,6 +94,14 @@ memory() {
     else
         echo "suite under memcheck         skipped: no compute-sanitizer" | tee -a "$report/summary.txt"
     fi
+}
+
+memory_benches() {
+    OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
+    OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
+    OUTPUT="$report/hand.json" bench hand 180 hand --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
+    OUTPUT="$report/copy.json" bench copy 120 copy
+    OUTPUT="$report/store.json" bench store 120 store --packs 300,10000 --pack-bytes 16GiB
 }
 
 # Gather with every row size on one rank; with all kinds, locations, index types and distributions; with ranks that share the GPU;
@@ -119,7 +122,7 @@ rows() {
 
 # Windows and collectives: with ranks in one process, then with ranks in several processes under MPS. Without MPS, the GPU would
 # switch between processes in time slices of milliseconds.
-reduce() {
+collective_tests() {
     # Up to nine ranks run in one process; with fewer hardware queues, the work of one rank would wait for that of another.
     step "windows and collectives" 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$tests/test-symmetric" --test-threads=1 gpu_ \
         --skip killed_rank --skip of_processes
@@ -129,6 +132,11 @@ reduce() {
     # deadlock must end with an error.
     step "one connection" 200 env CUDA_DEVICE_MAX_CONNECTIONS=1 "$tests/test-symmetric" --test-threads=1 call_order:: gpu_gathers
     step "blocking launches" 200 env CUDA_LAUNCH_BLOCKING=1 "$tests/test-symmetric" --test-threads=1 call_order:: gpu_gathers
+    end_mps
+}
+
+collective_benches() {
+    begin_mps "collective benches" || return
     OUTPUT="$report/allreduce.json" bench allreduce 200 allreduce --ranks 2,4,8 --rounds 7 --place out
     OUTPUT="$report/allreduce-tune.json" bench "allreduce, every algorithm" 200 allreduce --tune --ranks 2,4 --rounds 5
     OUTPUT="$report/allgather.json" bench allgather 100 allgather --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB
@@ -203,10 +211,12 @@ peers() {
         --json "$report/peers-gather.json"
 }
 
-[ "$part" = all ] || [ "$part" = memory ] && memory
-[ "$part" = all ] || [ "$part" = rows ] && rows
-[ "$part" = all ] || [ "$part" = reduce ] && reduce
-[ "$part" = all ] || [ "$part" = python ] && python
-[ "$part" = all ] || [ "$part" = calls ] && calls
-[ "$part" = all ] || [ "$part" = peers ] && peers
+case "$part" in
+    all) parts=(memory_tests memory_benches rows collective_tests collective_benches python calls peers) ;;
+    tests) parts=(memory_tests collective_tests python) ;;
+    memory) parts=(memory_tests memory_benches) ;;
+    reduce) parts=(collective_tests collective_benches) ;;
+    *) parts=("$part") ;;
+esac
+for name in "${parts[@]}"; do "$name"; done
 exit "$failed"

@@ -4,45 +4,62 @@
 //! no test is an error, because it means that a module was renamed and is no longer tested.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow};
 
-use crate::{command, toolchain};
+use crate::{command, report, toolchain};
 
-/// The packages, and substrings of the names of their tests that run under Miri.
+/// The packages, and substrings of the names of their tests that run under Miri. Long runs come first, so that no core is idle at
+/// the end.
 const RUNS: &[(&str, &[&str])] = &[
+    ("wholemem-store", &["index::record::"]),
+    ("wholemem-store", &["id::", "index::layout::", "server::machine::ledger::"]),
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "launch::"]),
     (
         "wholemem",
         &["copies_write_exactly_their_bytes", "short_indices_address_rows", "short_reductions_match"],
     ),
-    ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::machine::ledger::"]),
 ];
 
 /// The number of proptest cases. It is small in exhaustive runs too, because Miri is about a hundred times slower than native
 /// code.
 const PROPTEST_CASES: &str = "16";
 
+/// Runs as many packages at a time as the machine has cores, because Miri uses one core for each.
 pub(crate) fn check() -> Result<()> {
     toolchain::need_miri()?;
-    let mut findings = Vec::new();
-    for (package, filters) in RUNS {
-        let mut miri = Command::new("rustup");
-        miri.args(["run", "nightly", "cargo", "miri", "test", "--locked", "-p", package, "--lib", "--"])
-            .args(*filters)
-            .env("MIRIFLAGS", "-Zmiri-disable-isolation")
-            .env("PROPTEST_CASES", PROPTEST_CASES);
-        let (status, output) = command::tee(&mut miri)?;
-        match command::check_status(&miri, status) {
-            Ok(()) => findings.extend(filters_without_tests(package, filters, &output)),
-            Err(error) => findings.push(format!("{error:#}")),
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut findings = Vec::new();
+        while let Some((package, filters)) = RUNS.get(next.fetch_add(1, Ordering::Relaxed)) {
+            findings.extend(run(package, filters).unwrap_or_else(|error| vec![format!("{error:#}")]));
         }
-    }
-    if !findings.is_empty() {
-        bail!("{}", findings.join("; "));
-    }
-    Ok(())
+        findings
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let findings = thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().map_err(|_| anyhow!("a run of Miri panicked")))
+            .collect::<Result<Vec<_>>>()
+    })?;
+    report::no_findings(findings.concat())
+}
+
+/// Runs tests of a package, and returns the findings.
+fn run(package: &str, filters: &[&str]) -> Result<Vec<String>> {
+    let mut miri = Command::new("rustup");
+    miri.args(["run", "nightly", "cargo", "miri", "test", "--locked", "-p", package, "--lib", "--"])
+        .args(filters)
+        .env("MIRIFLAGS", "-Zmiri-disable-isolation")
+        .env("PROPTEST_CASES", PROPTEST_CASES);
+    let (status, output) = command::tee(&mut miri)?;
+    command::check_status(&miri, status)?;
+    Ok(filters_without_tests(package, filters, &output))
 }
 
 /// A finding for each filter that matched no passed test, in a run that succeeded.
