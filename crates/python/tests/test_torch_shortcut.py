@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import mmap
 import pickle
+import platform
 import pydoc
 import weakref
 from typing import Any, Callable
@@ -190,6 +192,25 @@ def test_importing_loads_no_compiler() -> None:
     text = "import sys, wholemem.torch as wm; print('torch._dynamo' in sys.modules, type(wm.gather).__name__)"
     ended = run(text)
     assert (ended.stdout, ended.stderr) == ("False ShortGather\n", "")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86-64 maps low addresses on request")
+def test_cpu_memory_below_4_gib_is_accepted() -> None:
+    """An interpreter without a position-independent executable has its heap there; MAP_32BIT maps memory there."""
+    map_32bit = 0x40
+    low = mmap.mmap(-1, 1 << 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_32bit)
+    numbers, floats = torch.frombuffer(low, dtype=torch.int64)[:2], torch.frombuffer(low, dtype=torch.float32)[100:106]
+    assert 0 < numbers.data_ptr() < floats.data_ptr() < 1 << 32
+    numbers[:], rows = torch.tensor([19, 2]), floats.reshape(2, 3)
+    (comm,) = Communicator.local(1, device="cpu")
+    table = WholeTensor.create(comm, (20, 3), "float32")
+    table.write(0, torch.arange(60.0).reshape(20, 3))
+    for requested in (numbers, torch.tensor([19, 2])):
+        rows.zero_()
+        assert wm.gather(table, requested, out=rows) is rows and rows.tolist() == [[57, 58, 59], [6, 7, 8]]
+    with wm.FastAllreduce(0, 1, device="cpu") as fast:
+        assert torch.equal(fast.all_reduce(floats), floats)
+    assert torch.equal(wm.all_reduce(comm, floats), floats)
 
 
 def test_a_tensor_with_freed_storage_is_rejected(table: WholeTensor, device: str) -> None:

@@ -24,9 +24,10 @@ const MAJOR: u32 = 1;
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
 
-/// The lowest address that counts as memory. A fake tensor, or a tensor whose storage was freed, has a null base address, so
-/// its address is a small offset. Memory that GPUs share is above this address.
-const LOWEST_ADDRESS: u64 = 1 << 32;
+/// Addresses from here on are memory. A fake tensor, or a tensor whose storage was freed, has a null base address, so its address
+/// is the offset in its storage, which may also be an address of the heap: the heap of an interpreter without a
+/// position-independent executable begins below 4 GiB. For lower addresses, the storage is asked for its base address.
+const CERTAIN_ADDRESS: u64 = 1 << 32;
 
 /// DLPack's table of functions. Functions that are not called here are opaque pointers.
 #[repr(C)]
@@ -177,6 +178,18 @@ impl Exchange {
         if unsafe { (self.inspect)(object.as_ptr().cast(), &raw mut raw) } != 0 {
             return Err("its framework does not describe it");
         }
+        let mut address = raw.address();
+        if address > 0 && address < CERTAIN_ADDRESS {
+            if !has_storage(object) {
+                address = 0;
+            }
+            // Python code has run since the first call, so the tensor is read again.
+            // SAFETY: the same as for the first call: the object is a tensor of the framework, and the descriptor is writable.
+            let result = unsafe { (self.inspect)(object.as_ptr().cast(), &raw mut raw) };
+            if result != 0 || (address > 0 && raw.address() != address) {
+                return Err("its memory changed while it was read");
+            }
+        }
         let device = match raw.device_type {
             CPU => DlDevice::CPU,
             CUDA => DlDevice::cuda(raw.device_id),
@@ -187,7 +200,6 @@ impl Exchange {
         let Ok(dtype) = raw.element() else {
             return Err("its element type is not supported");
         };
-        let address = if raw.address() < LOWEST_ADDRESS { 0 } else { raw.address() };
         // SAFETY: the framework guarantees that the elements exist, and the caller that they exist until the work has run.
         Ok(unsafe { RawTensor::borrowed(address, shape, strides, dtype, device) })
     }
@@ -206,4 +218,11 @@ impl Exchange {
         // SAFETY: the framework returned its current stream of this device, and it never destroys its streams.
         Ok(unsafe { state.stream_at(stream.expose_provenance() as u64) })
     }
+}
+
+/// Whether the storage of a torch tensor has a base address other than null.
+#[cold]
+fn has_storage(object: &Bound<'_, PyAny>) -> bool {
+    let base = object.call_method0("untyped_storage").and_then(|storage| storage.call_method0("data_ptr"));
+    base.and_then(|base| base.extract::<u64>()).is_ok_and(|base| base > 0)
 }
