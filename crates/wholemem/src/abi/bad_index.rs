@@ -1,4 +1,4 @@
-//! The record in which kernels store the first index that names no row.
+//! The record in which kernels of gather and scatter store the first index that names no row of the table.
 //!
 //! GPU kernels only lower `position` (atomic minimum). CPU kernels also store the index and the number of rows, for the position
 //! in `recorded for`; if that differs from `position`, the index is unknown.
@@ -6,32 +6,34 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The position if there was no bad index.
+/// The value of the position word if no index was out of range.
 pub(crate) const NO_BAD_INDEX: u64 = u64::MAX;
 
-/// A word of a record: a `u64`, eight times its number behind the record's address.
+/// A word of the record of bad indices (indices that name no row). Word `n` is the `u64` at 8 * `n` bytes after the address of
+/// the record.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadIndexWord {
-    /// The smallest position of a bad index; all bits set if there was none.
+    /// The smallest position of a bad index (one that names no row) among the indices; all bits set if there was none.
     Position = 0,
-    /// The index. CPU kernels only.
+    /// The bad index, which names no row. Only CPU kernels store it.
     Index = 1,
-    /// The number of rows of the table. CPU kernels only.
+    /// The number of rows of the table that the bad index was meant for. Only CPU kernels store it.
     Rows = 2,
-    /// The position for which the index and the number of rows were stored. CPU kernels only.
+    /// The position for which the bad index and the number of rows were stored. Only CPU kernels store it.
     RecordedFor = 3,
 }
 
-/// The number of words of a record.
+/// The number of words in a record of a bad index.
 pub(crate) const RECORD_WORDS: usize = BadIndexWord::RecordedFor as usize + 1;
 
-/// Held while the words of a record are changed together. Bad indices are rare, so one lock serves all records.
+/// A lock that is held while several words of a bad-index record are changed. Bad indices are rare, so one lock serves all
+/// records.
 static RECORDING: Mutex<()> = Mutex::new(());
 
-/// The words of a record.
+/// The words of a record of a bad index (an index that names no row).
 pub(crate) struct BadIndexRecord<'a> {
-    /// The first word: its address is in the request.
+    /// The first word of the record. Kernels receive its address in their request.
     pub(crate) position: &'a AtomicU64,
     pub(crate) index: &'a AtomicU64,
     pub(crate) rows: &'a AtomicU64,
@@ -39,7 +41,7 @@ pub(crate) struct BadIndexRecord<'a> {
 }
 
 impl<'a> BadIndexRecord<'a> {
-    /// The record whose words `word` gives.
+    /// Creates a record from the words that the function `word` returns.
     pub(crate) fn of<E>(word: impl Fn(BadIndexWord) -> Result<&'a AtomicU64, E>) -> Result<Self, E> {
         Ok(Self {
             position: word(BadIndexWord::Position)?,
@@ -49,7 +51,7 @@ impl<'a> BadIndexRecord<'a> {
         })
     }
 
-    /// Stores an index that names none of `rows` rows, unless one at a smaller position is stored.
+    /// Stores a bad index, which names none of `rows` rows, unless a bad index at a smaller position is stored.
     pub(crate) fn store(&self, position: u64, index: i64, rows: u64) {
         if position >= self.position.load(Ordering::Acquire) {
             return;
@@ -58,16 +60,16 @@ impl<'a> BadIndexRecord<'a> {
         if position < self.position.load(Ordering::Acquire) {
             self.index.store(index.cast_unsigned(), Ordering::Release);
             self.rows.store(rows, Ordering::Release);
-            // If the index names a row now, another writer replaced it after it was checked: it is unknown.
+            // If the index names a row now, another thread replaced it after the check, so the bad index is unknown.
             let recorded_for = if names_a_row(index, rows) { NO_BAD_INDEX } else { position };
             self.recorded_for.store(recorded_for, Ordering::Release);
             self.position.store(position, Ordering::Release);
         }
     }
 
-    /// Takes the stored position and clears the record.
+    /// Returns the stored bad index, if there is one, and clears the record.
     pub(crate) fn take(&self) -> Option<BadIndex> {
-        // Almost always clean, and every call reads it: check without the lock first.
+        // Every call reads the record, and it is almost always empty, so check it without the lock first.
         if self.position.load(Ordering::Acquire) == NO_BAD_INDEX {
             return None;
         }
@@ -83,7 +85,7 @@ impl<'a> BadIndexRecord<'a> {
     }
 }
 
-/// An index that names no row; `None` for what is unknown.
+/// A bad index, which names no row of a table. The index and the number of rows are `None` if they are unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadIndex {
     pub(crate) position: u64,
@@ -91,12 +93,12 @@ pub(crate) struct BadIndex {
     pub(crate) rows: Option<u64>,
 }
 
-/// Whether an index names one of `rows` rows.
+/// Returns true if an index names one of `rows` rows.
 pub(crate) fn names_a_row(index: i64, rows: u64) -> bool {
     u64::try_from(index).is_ok_and(|index| index < rows)
 }
 
 fn recording() -> MutexGuard<'static, ()> {
-    // The lock protects no data of its own, so a panic of a holder leaves nothing inconsistent.
+    // The lock protects no data of its own, so a panic of its holder leaves nothing inconsistent.
     RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
 }

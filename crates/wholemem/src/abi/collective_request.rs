@@ -1,37 +1,38 @@
-//! The request of a collective call: the argument of its kernels.
+//! The request of a collective call, which is the argument of the call's kernels.
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::{LaneRef, WindowRef};
 use crate::dtype::{Dtype, ReduceOp};
 
-/// Threads of a block.
+/// The number of threads in one block of a collective kernel.
 pub const COLLECTIVE_THREADS: u32 = 512;
 
-/// One rank's part of one collective call. All ranks run it with equal grids.
+/// One rank's part of a collective call. All ranks launch kernels with equal grids.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 pub struct CollectiveRequest {
-    /// The lane.
+    /// The lane (the sequence of collective calls) to which the call belongs.
     pub lane: LaneRef,
-    /// The address of this rank's input, aligned to its elements.
+    /// The address of this rank's input of the call, aligned to its element type.
     pub input: u64,
-    /// The address of this rank's output, aligned to its elements. It may be the input; of an all-gather, this rank's part of
-    /// the output may be the input.
+    /// The address of this rank's output of the call, aligned to its element type. The input may be the output, or, in an
+    /// all-gather, this rank's part of the output.
     pub output: u64,
-    /// The number of elements of the input.
+    /// The number of elements in each rank's input.
     pub count: u64,
-    /// Every rank's input, if the other ranks read it directly.
+    /// The addresses of every rank's input, if ranks read the inputs of other ranks directly; otherwise zero.
     pub inputs: WindowRef,
-    /// Every rank's output, if the other ranks write it directly.
+    /// The addresses of every rank's output, if ranks write the outputs of other ranks directly; otherwise zero.
     pub outputs: WindowRef,
-    /// The type of the elements.
+    /// The type of the elements that the call reduces or copies.
     pub dtype: Dtype,
-    /// The reduction.
+    /// The operation by which an all-reduce combines elements, for example a sum.
     pub op: ReduceOp,
-    /// The root of a broadcast.
+    /// The number of the rank whose input a broadcast copies.
     pub root: u32,
-    /// Nonzero for a programmatic launch: the kernel starts while the previous one runs, and permits the next one to start.
+    /// Nonzero for a programmatic launch: the kernel starts while the previous kernel of the stream runs, and permits the next
+    /// kernel to start early.
     pub programmatic: u32,
 }
 
@@ -41,7 +42,7 @@ layout!(CollectiveRequest: 192 {
 });
 
 impl CollectiveRequest {
-    /// A request without input and output: that of a barrier.
+    /// Creates the request of a call without input and output, such as a barrier.
     pub(crate) fn without_data(lane: LaneRef) -> Self {
         let [inputs, outputs] = [WindowRef::default(); 2];
         let (dtype, op) = (Dtype::U8, ReduceOp::Sum);

@@ -1,4 +1,5 @@
-//! `ElementRef`: from which a user's kernel computes the address of any element of a table or a view.
+//! `ElementRef`: the description of a table from which a user's kernel computes the address of any element of the table or a
+//! view.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -18,16 +19,16 @@ use super::GlobalRef;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct ElementRef {
-    /// The addresses of its rows.
+    /// The addresses of the table's rows.
     pub rows: GlobalRef,
-    /// Bytes of a row: fewer than the stride in a view of some columns.
+    /// The number of bytes in a row: fewer than the stride in a view of some columns.
     pub row_len: u64,
 }
 
 layout!(ElementRef: 72 { rows: 0, row_len: 64 });
 
 impl ElementRef {
-    /// The row of a byte, numbered through all rows as if they were contiguous, and its offset in that row.
+    /// Returns the row of a byte and the offset in that row. Bytes are numbered through all rows as if the rows were contiguous.
     #[must_use]
     pub fn locate(&self, byte: u64) -> (u64, u64) {
         (byte / self.row_len, byte % self.row_len)

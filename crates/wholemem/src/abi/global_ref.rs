@@ -1,9 +1,9 @@
-//! `GlobalRef`: 64 bytes from which a kernel computes the address of any row.
+//! `GlobalRef`: 64 bytes from which a kernel computes the address of any row of a table.
 
 use wholemem_os::width::to_usize;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The addresses of the rows of a table.
+/// The addresses of the rows of a table, whose rows are in one or several chunks (ranges of addresses).
 ///
 /// ```text
 ///   chunks = 1    base ------------------> row 0, row 1, row 2 ...            one range of addresses
@@ -19,24 +19,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct GlobalRef {
-    /// With one chunk, the address of row 0. With more, the address of the directory: `u64 bases[chunks]`, then
-    /// `u64 starts[chunks + 1]`.
+    /// For one chunk, the address of row 0. For several chunks, the address of a directory: `u64 bases[chunks]`, then `u64
+    /// starts[chunks + 1]`.
     pub base: u64,
-    /// Valid indices are below this.
+    /// The number of rows. Valid indices are less than this number.
     pub rows: u64,
-    /// Added to an index before its chunk is looked up; zero with one chunk, where it is part of the base.
+    /// The number that is added to an index before its chunk is looked up. With one chunk it is zero, because it is part of
+    /// `base`.
     pub first_row: u64,
-    /// Bytes from one row to the next, in every chunk.
+    /// The number of bytes from one row to the next, in every chunk.
     pub stride: u64,
-    /// Bytes added to the address of a row; zero with one chunk, where they are part of the base.
+    /// The number of bytes that is added to the address of a row. With one chunk it is zero, because it is part of `base`.
     pub offset: u64,
-    /// The rows of every chunk but the last that is not empty; zero to search, if they differ or are one.
+    /// The number of rows in every chunk but the last that is not empty. Zero selects a binary search for the chunk, because the
+    /// chunks differ or have one row each.
     pub chunk_rows: u64,
-    /// The multiplier of the division by `chunk_rows`.
+    /// The multiplier with which kernels divide a row by `chunk_rows`.
     pub magic: u64,
-    /// The shift of the division by `chunk_rows`.
+    /// The shift with which kernels divide a row by `chunk_rows`.
     pub shift: u32,
-    /// The number of chunks; zero for a table without rows.
+    /// The number of chunks, each of which has its own range of addresses; zero for a table without rows.
     pub chunks: u32,
 }
 
@@ -45,14 +47,14 @@ layout!(GlobalRef: 64 {
 });
 
 impl GlobalRef {
-    /// A table whose rows follow each other from `base` on.
+    /// Creates a reference to a table whose rows are in one chunk, `stride` bytes apart from `base` on.
     #[must_use]
     pub fn continuous(base: u64, rows: u64, stride: u64) -> Self {
         let [first_row, offset, chunk_rows, magic] = [0; 4];
         Self { base, rows, first_row, stride, offset, chunk_rows, magic, shift: 0, chunks: 1 }
     }
 
-    /// A view of the table: `rows` rows from `first_row` on, each from byte `offset` on.
+    /// Returns a view of the table: `rows` rows from `first_row` on, without the first `offset` bytes of each row.
     #[must_use]
     pub fn part(self, first_row: u64, rows: u64, offset: u64) -> Self {
         if self.chunks == 1 {
@@ -62,7 +64,7 @@ impl GlobalRef {
         }
     }
 
-    /// The chunk of a row and the number of the row in the chunk, given the first row of each chunk.
+    /// Returns the chunk of a row and the number of the row in that chunk, given the first row of each chunk.
     ///
     /// `row` is a valid index with `first_row` added; `starts` is the second half of the directory.
     #[must_use]
@@ -80,7 +82,7 @@ impl GlobalRef {
     }
 }
 
-/// An exact division of any 64-bit number by a fixed one.
+/// An exact division of any 64-bit number by a constant, which needs only a multiplication and shifts.
 ///
 /// With `l = ceil(log2 by)`, `n / by` is the upper part of `n * ceil(2^(64+l) / by)`. That multiplier has 65 bits, of
 /// which the highest is always set: only the other bits are stored, and `n` is added after the multiplication, in two halves so
@@ -93,7 +95,8 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// `None` for 0, for 1, whose multiplier has too many bits, and for divisors above 2^63.
+    /// Creates a division by the constant `by`. Returns `None` for 0, for 1 (its multiplier has too many bits), and for constants
+    /// above 2^63.
     pub(crate) fn by(by: u64) -> Option<Self> {
         if !(2..=1 << 63).contains(&by) {
             return None;
@@ -109,7 +112,7 @@ impl Division {
     }
 }
 
-/// A product in two halves.
+/// Multiplies two 64-bit numbers to a 128-bit product, and returns its low and high half.
 trait Widening {
     fn widening(self, other: u64) -> (u64, u64);
 }

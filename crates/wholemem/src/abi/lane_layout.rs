@@ -1,4 +1,4 @@
-//! The layout of each rank's memory of a lane: the same offsets on every rank.
+//! The layout of the memory that each rank has for a lane (a sequence of collective calls). The offsets are equal on all ranks.
 //!
 //! ```text
 //!   0          notices_at   ll_at                       staging_at                 result_at             len
@@ -8,10 +8,10 @@
 use super::{LaneRef, MAX_BLOCKS, SIGNAL_STRIDE};
 use crate::error::{Error, Result};
 
-/// The alignment of the parts.
+/// The alignment in bytes of the regions in a lane's memory: packet slots, staging buffers and reduced tiles.
 const PAGE: u64 = 4096;
 
-/// Offsets in a rank's memory of a lane.
+/// The offsets of the regions in the memory that a rank has for a lane (a sequence of collective calls).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneLayout {
     pub(crate) notices_at: u64,
@@ -20,12 +20,13 @@ pub(crate) struct LaneLayout {
     pub(crate) staging_at: u64,
     pub(crate) staging_len: u64,
     pub(crate) result_at: u64,
-    /// The length of the memory.
+    /// The length in bytes of one rank's memory of the lane.
     pub(crate) len: u64,
 }
 
 impl LaneLayout {
-    /// The layout for `ranks` ranks, each of which sends at most `ll_len` bytes in packets and stages `staging_len` bytes.
+    /// Computes the layout for `ranks` ranks, each of which sends at most `ll_len` bytes in packets and stages `staging_len`
+    /// bytes.
     pub(crate) fn new(ranks: u32, ll_len: usize, staging_len: usize) -> Result<Self> {
         let plan = || {
             let ranks = u64::from(ranks);
@@ -33,7 +34,8 @@ impl LaneLayout {
             let staging_len = (staging_len as u64).max(PAGE).checked_next_multiple_of(PAGE)?;
             let notices_at = u64::from(MAX_BLOCKS) * ranks * SIGNAL_STRIDE;
             let ll_at = (notices_at + ranks * 8).checked_next_multiple_of(PAGE)?;
-            // Two parities of a slot for each rank; half of a packet is flags.
+            // Each rank has two packet slots for every rank, which calls use alternately. Half of a packet is flags, so a slot
+            // has twice the bytes.
             let staging_at = ll_len.checked_mul(4 * ranks)?.checked_add(ll_at)?;
             let result_at = staging_len.checked_mul(2)?.checked_add(staging_at)?;
             let len = result_at.checked_add(staging_len)?;
@@ -43,11 +45,12 @@ impl LaneLayout {
     }
 }
 
-/// The number of ranks whose slots have different offsets in a page.
+/// The number of CPU ranks whose packet slots have different offsets in a page.
 const STAGGERED: u64 = 16;
 
-/// The offset of a CPU rank's signal and packets, in its own memory. All ranks read them there, so a rank needs only the first of
-/// the slots that GPU ranks fill for each other, for each parity.
+/// Returns the offset at which a CPU rank stores its signal and its packets, in its own memory of the lane. All ranks read them
+/// there, so of the slots that GPU ranks fill for each other, a CPU rank needs only the first one for each parity (0 or 1,
+/// alternating between calls).
 ///
 /// The slots of ranks have different offsets in a page: a load is delayed by an earlier store to the same offset of another page.
 pub(crate) fn slot_at(lane: &LaneRef, rank: u32, parity: u64) -> u64 {
@@ -65,7 +68,7 @@ mod tests {
             let lane = LaneRef { ll_at: layout.ll_at, ll_len: layout.ll_len, ranks, ..LaneRef::default() };
             for rank in 0..ranks {
                 let [even, odd] = [0, 1].map(|parity| slot_at(&lane, rank, parity));
-                // A signal, and as much behind it as goes in packets.
+                // The signal has 8 bytes, and the packets behind it have at most `ll_len` bytes.
                 assert!(even >= layout.ll_at && even + 8 + layout.ll_len <= odd, "rank {rank} of {ranks}");
                 assert!(odd + 8 + layout.ll_len <= layout.staging_at, "rank {rank} of {ranks}");
             }

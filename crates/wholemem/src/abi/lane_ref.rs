@@ -1,17 +1,18 @@
-//! `LaneRef`: the memory through which the ranks of a lane synchronize and exchange data.
+//! `LaneRef`: the memory through which the ranks of a lane (a sequence of collective calls) synchronize and exchange data.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The most blocks of a call. Each block has signals and a sequence number of its own.
+/// The maximum number of blocks in one collective call. Each block has its own signals and sequence number.
 pub const MAX_BLOCKS: u32 = 128;
 
-/// Bytes from one signal to the next: no two of them share a cache line.
+/// The number of bytes from one rank's signal to the next, so that no two signals share a cache line.
 pub const SIGNAL_STRIDE: u64 = 128;
 
-/// The position of the call's number in a signal; below it is the phase that the rank has reached in the call.
+/// The number of low bits of a signal that hold the phase that the rank has reached in a collective call. The bits above hold the
+/// number of the call.
 pub const PHASE_BITS: u32 = 16;
 
-/// A lane as kernels see it: the memory through which its ranks synchronize and exchange data.
+/// A lane (a sequence of collective calls) as kernels see it: the memory through which its ranks synchronize and exchange data.
 ///
 /// ```text
 ///   the memory of each rank, from base + rank * stride on:
@@ -22,35 +23,35 @@ pub const PHASE_BITS: u32 = 16;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct LaneRef {
-    /// The address of rank 0's memory of the lane.
+    /// The address of the memory that rank 0 has for the lane.
     pub base: u64,
-    /// Bytes from one rank's memory to the next rank's.
+    /// The number of bytes from the memory of one rank to the memory of the next rank.
     pub stride: u64,
-    /// The address of this rank's control words, which no other rank accesses.
+    /// The address of this rank's control words of the lane, which no other rank accesses.
     pub control: u64,
-    /// The address of the report, which this rank's kernels share with its host.
+    /// The address of the report words, which this rank's kernels share with the host.
     pub report: u64,
-    /// The address of the debug words of a test; zero outside tests.
+    /// The address of the debug words with which a test injects faults; zero outside tests.
     pub debug: u64,
-    /// The offset of the notices, in which ranks store why they have aborted: a word for each rank.
+    /// The offset in a rank's memory of the notices: one word for each rank, in which the rank stores why it has aborted.
     pub notices_at: u64,
-    /// The offset of the packet slots.
+    /// The offset in a rank's memory of the slots in which other ranks store packets (data and flag in one machine word).
     pub ll_at: u64,
-    /// The most bytes that a rank can send in packets, a multiple of 16.
+    /// The maximum number of bytes that a rank can send in packets in one call, a multiple of 16.
     pub ll_len: u64,
-    /// The offset of the two staging buffers.
+    /// The offset in a rank's memory of the two staging buffers, which calls use alternately.
     pub staging_at: u64,
     /// The length of each staging buffer, a multiple of 4096.
     pub staging_len: u64,
-    /// The offset of the buffer for reduced elements.
+    /// The offset in a rank's memory of the buffer for reduced elements.
     pub result_at: u64,
-    /// This rank.
+    /// The number of this rank.
     pub rank: u32,
-    /// The number of ranks.
+    /// The number of ranks in the group.
     pub ranks: u32,
-    /// Nonzero if all ranks are on one device.
+    /// Nonzero if all ranks of the group are on one device.
     pub near: u32,
-    /// Zero.
+    /// Padding, which must be zero.
     pub reserved: u32,
 }
 

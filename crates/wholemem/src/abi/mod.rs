@@ -1,4 +1,4 @@
-//! The device ABI: the only definition of every structure, word and constant that kernels and the host both know.
+//! The device ABI: the only definition of each structure, word and constant that both kernels and the host use.
 //!
 //! ```text
 //!   rows          RowsRequest ── GlobalRef          collectives   CollectiveRequest ── LaneRef, WindowRef
@@ -15,7 +15,7 @@
 //! out of its arguments ([`TryFromBytes`](zerocopy::TryFromBytes)), which fails for codes that name nothing. This module
 //! launches nothing.
 
-/// Checks at compile time the size of a structure, and that it has these fields at these offsets.
+/// Checks at compile time that a structure has the given size, and its fields the given offsets.
 ///
 /// `cargo xtask abi` reads the same numbers, and writes a `static_assert` for each.
 macro_rules! layout {

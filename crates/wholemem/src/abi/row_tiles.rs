@@ -1,8 +1,8 @@
-//! How a GPU divides the rows of a request into tiles: the second argument of the kernels of gather and scatter.
+//! The tiles into which a GPU divides the rows of a gather or scatter: the second argument of its kernels.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How the rows of a request are divided into tiles, each of which one warp copies.
+/// The tiles into which the rows of a gather or scatter are divided. One warp copies one tile.
 ///
 /// The units of all rows are numbered consecutively. A tile may begin and end within a row:
 ///
@@ -14,27 +14,30 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct RowTiles {
-    /// The number of tiles.
+    /// The number of tiles in the gather or scatter.
     pub tiles: u64,
-    /// Units of a row.
+    /// The number of units (of `width` bytes each) in a row.
     pub row_units: u64,
-    /// The multiplier of the division by `row_units`, or by `parts` if rows are staged; unused if the divisor is one.
+    /// The multiplier with which kernels divide by `row_units`, or by `parts` if rows are staged in shared memory; unused if the
+    /// divisor is one.
     pub magic: u64,
-    /// The shift of that division.
+    /// The shift of the division by `row_units` or `parts` that uses `magic`.
     pub shift: u32,
-    /// Units of a tile; if rows are staged, bytes of a part.
+    /// The number of units in a tile; if rows are staged in shared memory, the number of bytes in a part of a row.
     pub units: u32,
-    /// 2^31 divided by `row_units`, or by `units` if a row is longer than a tile; rounded up.
+    /// 2^31 divided by `row_units`, or by `units` if a row is longer than a tile, rounded up. With this factor kernels find the
+    /// row of a unit in a tile.
     pub unit_magic: u32,
-    /// Parts of a row, if rows are staged.
+    /// The number of parts into which each row is divided, if rows are staged in shared memory.
     pub parts: u32,
-    /// Bytes of a unit, of which all addresses are multiples; zero: units are bytes, and rows are staged.
+    /// The number of bytes in a unit, to which all addresses of rows are aligned. Zero means that units are bytes and rows are
+    /// staged in shared memory.
     pub width: u32,
-    /// One to fetch the sectors that a row shares with its neighbours before the row is written.
+    /// One if kernels fetch the sectors that a row shares with its neighbour rows before they write the row; otherwise zero.
     pub edges: u32,
-    /// Bytes of an index: four or eight.
+    /// The number of bytes in an index of the gather or scatter: four or eight.
     pub index_len: u32,
-    /// Zero.
+    /// Padding, which must be zero.
     pub reserved: u32,
 }
 
@@ -43,34 +46,35 @@ layout!(RowTiles: 56 {
     index_len: 48, reserved: 52,
 });
 
-/// Threads of a warp.
+/// The number of threads in a warp.
 pub const WARP: u32 = 32;
 
-/// Threads of a block.
+/// The number of threads in one block of a gather or scatter kernel.
 pub const ROW_THREADS: u32 = 256;
 
-/// Units of 16 bytes that each thread copies in a tile.
+/// The number of 16-byte units that each thread copies in one tile of a gather or scatter.
 pub const ROW_TURNS_16: u32 = 3;
-/// Units of 8 bytes that each thread copies in a tile.
+/// The number of 8-byte units that each thread copies in one tile of a gather or scatter.
 pub const ROW_TURNS_8: u32 = 6;
-/// Units of 4 bytes that each thread copies in a tile.
+/// The number of 4-byte units that each thread copies in one tile of a gather or scatter.
 pub const ROW_TURNS_4: u32 = 8;
-/// Units of 1 or 2 bytes that each thread copies in a tile.
+/// The number of units of 1 or 2 bytes that each thread copies in one tile of a gather or scatter.
 pub const ROW_TURNS_1: u32 = 4;
 
-/// Units of four elements that each thread converts in a tile.
+/// The number of four-element units that each thread converts in one tile of a gather or scatter with type conversion.
 pub const CONVERT_TURNS_4: u32 = 2;
-/// Units of one element that each thread converts in a tile.
+/// The number of single elements that each thread converts in one tile of a gather or scatter with type conversion.
 pub const CONVERT_TURNS_1: u32 = 4;
 
-/// Units that each thread adds in a tile.
+/// The number of units that each thread adds in one tile of a scatter-add.
 pub const ADD_TURNS: u32 = 8;
 
-/// Vectors of 16 bytes that each thread stages.
+/// The number of 16-byte vectors that each thread stages in shared memory at a time in a gather or scatter.
 pub const STAGE_TURNS: u32 = 4;
 
-/// The maximum number of parts of rows that a warp stages in shared memory at a time.
+/// The maximum number of row parts that a warp stages in shared memory at a time in a gather or scatter.
 pub const STAGE_PARTS: u32 = 64;
 
-/// Bytes of shared memory in which a warp stages: its vectors and one on either side, two addresses and a length for each part.
+/// The number of bytes of shared memory in which a warp stages rows: its vectors and one on either side, and two addresses and a
+/// length for each row part.
 pub const STAGE_LEN: u32 = (WARP * STAGE_TURNS + 2) * 16 + STAGE_PARTS * (8 + 8 + 4);

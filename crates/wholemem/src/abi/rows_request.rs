@@ -1,27 +1,28 @@
-//! The requests of gather and scatter: the first argument of their kernels.
+//! The requests of gather and scatter, which are the first argument of their kernels.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::GlobalRef;
 use crate::dtype::Dtype;
 
-/// A copy of rows between a table and a dense array, as bytes.
+/// A gather or scatter that copies rows as bytes between a table and a dense array.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct RowsRequest {
-    /// The table.
+    /// The table that a gather reads and a scatter writes.
     pub table: GlobalRef,
-    /// The address of the indices, signed numbers of four or eight bytes.
+    /// The address of the row indices, which are signed integers of four or eight bytes.
     pub indices: u64,
-    /// The number of indices.
+    /// The number of row indices.
     pub count: u64,
     /// The address of the dense array, which a gather writes and a scatter reads.
     pub rows: u64,
-    /// Bytes from one row to the next in the dense array.
+    /// The number of bytes from one row to the next in the dense array.
     pub rows_stride: u64,
-    /// Bytes of a row in the table.
+    /// The number of bytes in a row of the table.
     pub row_len: u64,
-    /// The address of the record of bad indices, a `u64` for each `BadIndexWord`; zero for no record.
+    /// The address of the record in which kernels store the first index that names no row: a `u64` for each `BadIndexWord`; zero
+    /// for no record.
     pub bad: u64,
 }
 
@@ -29,13 +30,13 @@ layout!(RowsRequest: 112 {
     table: 0, indices: 64, count: 72, rows: 80, rows_stride: 88, row_len: 96, bad: 104,
 });
 
-/// A copy of rows element by element, with conversion or addition.
+/// A gather, scatter or scatter-add that handles rows element by element, because it converts or adds elements.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 pub struct ElementsRequest {
-    /// The rows.
+    /// The rows to copy, convert or add.
     pub rows: RowsRequest,
-    /// The number of elements of a row.
+    /// The number of elements in a row.
     pub elements: u64,
     /// The type of the table's elements.
     pub table_dtype: Dtype,
@@ -45,17 +46,17 @@ pub struct ElementsRequest {
 
 layout!(ElementsRequest: 128 { rows: 0, elements: 112, table_dtype: 120, rows_dtype: 124 });
 
-/// The type of indices.
+/// The integer type of row indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IndexType {
-    /// Signed, four bytes.
+    /// A signed integer of four bytes.
     I32,
-    /// Signed, eight bytes.
+    /// A signed integer of eight bytes.
     I64,
 }
 
 impl IndexType {
-    /// The length of an index in bytes.
+    /// Returns the length of one index in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an index is never empty")]
     pub fn len(self) -> usize {
@@ -65,12 +66,12 @@ impl IndexType {
         }
     }
 
-    /// The type of indices of `len` bytes; `None` if there is none.
+    /// Returns the integer type of indices of `len` bytes; `None` if there is no such type.
     pub(crate) fn of_len(len: u32) -> Option<Self> {
         [Self::I32, Self::I64].into_iter().find(|kind| kind.len() == len as usize)
     }
 
-    /// Decodes indices from memory.
+    /// Decodes the indices in `bytes`.
     pub(crate) fn decode(self, bytes: &[u8]) -> Vec<i64> {
         match self {
             Self::I32 => bytes.as_chunks().0.iter().map(|index| i32::from_ne_bytes(*index).into()).collect(),

@@ -1,8 +1,8 @@
-//! `WindowRef`: every rank's part of a window.
+//! `WindowRef`: the addresses of every rank's part of a window.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The addresses of every rank's part of a window. All zero if there is no window.
+/// The addresses of every rank's part of a window. All fields are zero if there is no window.
 ///
 /// ```text
 ///   flat      | rank 0 ...... | rank 1 ...... | rank 2 ...... |   base + rank * stride: no memory is read to find a part
@@ -14,18 +14,19 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct WindowRef {
-    /// The address of rank 0's part; with a table, the offset from each address of the table.
+    /// The address of rank 0's part of the window. If there is a table, the offset that is added to each address in the table.
     pub base: u64,
-    /// Bytes from one rank's part to the next rank's.
+    /// The number of bytes from one rank's part of the window to the next rank's part.
     pub stride: u64,
-    /// The address of a table with each rank's address, if the parts are not `stride` bytes apart; otherwise zero.
+    /// The address of a table with the address of each rank's part of the window, if the parts are not `stride` bytes apart;
+    /// otherwise zero.
     pub table: u64,
 }
 
 layout!(WindowRef: 24 { base: 0, stride: 8, table: 16 });
 
 impl WindowRef {
-    /// Whether there is no window.
+    /// Returns true if this reference is to no window.
     ///
     /// ```
     /// use wholemem::WindowRef;

@@ -24,31 +24,33 @@ use crate::communicator::{agree, from_text, to_text, words_of};
 use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 use wholemem_os::width::to_usize;
 
-/// The unit of strides: 4 GiB, so that the upper 32 bits of an address identify the rank.
+/// The distance between the address ranges of two ranks' windows is a multiple of 4 GiB, so that the upper 32 bits of an address
+/// identify the rank.
 const STRIDE_UNIT: usize = 4 << 30;
 
-/// The length of the heap of small windows, in granules.
+/// The length of each rank's heap of small windows, in granules (the unit of physical memory).
 const HEAP_GRANULES: usize = 16;
 
-/// The mappings of one rank's memory, at adjacent addresses.
+/// The mappings of one rank's memory in a window, at adjacent addresses.
 pub(super) type RankMappings = Vec<Mapping>;
 
-/// The address space of one group's windows in this process.
+/// The addresses in this process at which the windows of one group are mapped.
 #[derive(Debug)]
 pub(super) struct WindowAddressSpace {
     group: Communicator,
     granule: Granule,
     stride: usize,
-    /// Shared with the other ranks of this process: one of them maps the memory for all.
+    /// The reserved addresses, which the group's ranks in this process share: one of them maps the windows' memory for all.
     reservation: Reservation,
     window_table: Mutex<WindowTable>,
     dropped: DroppedWindows,
-    /// Every rank's heap of small windows. It is created with the first small window.
+    /// The heap of small windows of every rank. It is created with the first small window.
     heap: Mutex<Option<Vec<RankMappings>>>,
 }
 
 impl WindowAddressSpace {
-    /// Reserves addresses: at most `requested_len` bytes for all ranks together, with an equal share for each. Collective.
+    /// Reserves the addresses for windows: at most `requested_len` bytes for all ranks together, with an equal share for each
+    /// rank. Collective.
     pub(super) fn reserve(group: &Communicator, requested_len: usize) -> Result<Self> {
         let comm = group.bootstrap();
         let granularity = agree(comm, group.device().granularity().map_err(Error::from))?;
@@ -89,11 +91,12 @@ impl WindowAddressSpace {
         }
         let agreed = agree(group.bootstrap(), created);
         if leader == rank && agreed.is_err() {
-            // The other ranks of this process also failed and no longer take the value: remove it.
+            // The other ranks of this process do not take the created value if the creation failed on any rank, so remove it.
             sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<T>(rank, *other)));
         }
         let created = agreed?;
-        // Ranks of the same process with another backend have a separate leader.
+        // Only ranks with the same backend take the value from this leader; ranks of the same process with another backend have
+        // another leader.
         let taken = || process_ranks.take(leader, rank);
         created.or_else(taken).ok_or(Error::Differs { rank: leader })
     }
@@ -135,7 +138,7 @@ impl WindowAddressSpace {
         self.window_with_table(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
-    /// Creates a window of existing memory. Collective.
+    /// Creates a window of memory that already exists on each rank. Collective.
     pub(super) fn register(&self, part: Result<(WindowPart, Vec<Allocation>)>) -> Result<Window> {
         let (part, allocations) = match part {
             Ok((part, allocations)) => (Ok(part), allocations),
@@ -148,10 +151,10 @@ impl WindowAddressSpace {
         self.create_mapped(&parts, || Ok(allocations))
     }
 
-    /// Creates a window of memory from `cudaMalloc`. Collective.
+    /// Creates a window of existing `cudaMalloc` memory of each rank. Collective.
     pub(super) fn register_cuda_malloc(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
         let (process_ranks, rank) = (self.group.process_ranks(), self.group.rank());
-        // A process cannot open its own CUDA IPC handle, so ranks of one process pass the buffers to each other.
+        // A process cannot open its own CUDA IPC handle, so ranks of one process pass their `cudaMalloc` buffers to each other.
         let same_process: Vec<_> =
             process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
         same_process.iter().for_each(|other| process_ranks.put(rank, *other, buffer.clone()));
@@ -173,7 +176,7 @@ impl WindowAddressSpace {
         self.window_with_table(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
-    /// Allocates zeroed memory for this rank's part.
+    /// Allocates zeroed memory for this rank's part of a window.
     fn allocate_own_part(&self, parts: &[WindowPart]) -> Result<Vec<Allocation>> {
         let own = parts.get(self.group.rank().index()).map_or(0, WindowPart::address_len);
         if own == 0 {
@@ -182,8 +185,8 @@ impl WindowAddressSpace {
         Ok(vec![self.group.device().allocate(own)?])
     }
 
-    /// Allocates the memory of lanes, `len` bytes on each rank. Returns the mappings, the address of rank 0's memory and the
-    /// stride. Collective.
+    /// Allocates `len` bytes on each rank for lanes (sequences of collective calls). Returns the mappings, the address of rank
+    /// 0's memory and the distance to the next rank's memory. Collective.
     ///
     /// The memory is zeroed before other ranks can access it. Otherwise zeroing could overwrite signals of a faster rank.
     pub(super) fn allocate_zeroed(&self, len: usize) -> Result<(Vec<RankMappings>, u64, u64)> {
@@ -206,8 +209,8 @@ impl WindowAddressSpace {
         (0..).map(Rank).zip(&parts).map(|(rank, bytes)| WindowPart::from_bytes(rank, bytes)).collect()
     }
 
-    /// Sends this rank's part or error, and the ids of the windows that it has dropped, to all ranks. Returns the parts of all
-    /// ranks, or the error of the lowest rank that failed.
+    /// Sends this rank's part of a new window, or its error, and the ids of the windows that it has dropped, to all ranks.
+    /// Returns the parts of all ranks, or the error of the lowest rank that failed.
     fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const SUCCEEDED: u8 = 0;
         const FAILED: u8 = 1;
@@ -240,7 +243,7 @@ impl WindowAddressSpace {
         }
     }
 
-    /// Creates a window that has its own mappings, outside the heap.
+    /// Creates a window that has its own mappings, outside the heap of small windows.
     fn create_mapped(
         &self,
         parts: &[WindowPart],
@@ -263,7 +266,7 @@ impl WindowAddressSpace {
         created
     }
 
-    /// A window whose parts are `stride` bytes apart.
+    /// Creates a window whose parts (one for each rank) are a constant number of bytes apart.
     fn window_with_stride(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Result<Window> {
         let base = self.reservation.address() + offset as u64;
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
@@ -272,7 +275,7 @@ impl WindowAddressSpace {
         Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 
-    /// A window with a table of the addresses of its parts, for parts that are not at equal distances. Collective.
+    /// Creates a window with a table of the addresses of all ranks' parts, for parts that are not at equal distances. Collective.
     fn window_with_table(&self, id: u64, spans: Vec<Option<Span>>) -> Result<Window> {
         let device = self.group.device();
         let addresses: Vec<u8> =
@@ -294,7 +297,7 @@ impl WindowAddressSpace {
         Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 
-    /// Exchanges the allocations of all ranks, and maps them at `offset` in each rank's share of the addresses. Collective.
+    /// Exchanges the allocations of all ranks, and maps each at `offset` in the rank's share of the window addresses. Collective.
     fn exchange_memory(
         &self,
         parts: &[WindowPart],
@@ -331,7 +334,7 @@ impl WindowAddressSpace {
         })
     }
 
-    /// Creates a window in the heap of small windows. Creates the heap first if there is none.
+    /// Creates a window in the heap of small windows. The first call also creates the heap.
     fn create_in_heap(&self, parts: &[WindowPart], most: usize) -> Result<Window> {
         let mut heap_slot = lock(&self.heap);
         let heap = match heap_slot.take() {
@@ -370,14 +373,14 @@ impl WindowAddressSpace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct WindowMessage<'a> {
     outcome: u8,
-    /// The ids of the windows that the rank has dropped since the last exchange.
+    /// The ids of the windows that the sending rank has dropped since the previous message.
     dropped: &'a [[u8; 8]],
-    /// The encoded part of the window, or the encoded error.
+    /// The encoded part of the window that the sending rank provides, or its encoded error.
     payload: &'a [u8],
 }
 
 impl<'a> WindowMessage<'a> {
-    /// Decodes a message; `None` if it is malformed.
+    /// Decodes a message about a new window; returns `None` if the message is malformed.
     fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (outcome, rest) = bytes.split_first()?;
         let (count, rest) = rest.split_first_chunk::<8>()?;
@@ -386,7 +389,7 @@ impl<'a> WindowMessage<'a> {
     }
 }
 
-/// Exports allocations for other ranks.
+/// Exports allocations as file descriptors for other ranks.
 fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
     let export = |memory: Allocation| match memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd() {
         Some(fd) => Ok((memory, fd)),
@@ -395,7 +398,7 @@ fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
     own.into_iter().map(export).collect()
 }
 
-/// The `len` bytes at offset `skip` of a rank's mappings; `None` for zero bytes.
+/// Returns the `len` bytes at offset `skip` of the memory that one rank has mapped for a window; `None` for zero bytes.
 fn span(mappings: &RankMappings, skip: usize, len: usize) -> Result<Option<Span>> {
     if len == 0 {
         return Ok(None);
@@ -404,8 +407,8 @@ fn span(mappings: &RankMappings, skip: usize, len: usize) -> Result<Option<Span>
     Ok(Some(Span::join(&all)?.part(skip, len)?))
 }
 
-/// The distance between the shares of two ranks: the length of the largest device memory, or less if the requested address space is
-/// too short for that.
+/// Returns the distance between the window addresses of two ranks: the length of the largest device memory, or less if the
+/// requested address space is too short for that.
 fn stride(ranks: u32, memory_len: usize, requested_len: usize) -> Result<usize> {
     let even_share = requested_len / ranks.max(1) as usize / STRIDE_UNIT * STRIDE_UNIT;
     if even_share == 0 {
@@ -418,7 +421,7 @@ fn stride(ranks: u32, memory_len: usize, requested_len: usize) -> Result<usize> 
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change is a single operation, so the value is consistent after a panic.
+    // Every change under this lock is a single operation, so the value is consistent after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,4 +1,5 @@
-//! The collective calls of a lane: checks the arguments, plans the call and launches it.
+//! The methods of a lane (a sequence of collective calls) that check the arguments of a collective call, plan the call and launch
+//! it.
 
 use std::sync::Arc;
 
@@ -12,25 +13,26 @@ use super::{Buffer, Lane};
 use crate::{CollectiveRequest, Dtype, Error, ReduceOp, Result, WindowRef};
 use wholemem_os::width::to_usize;
 
-/// The maximum number of pieces of a staged call: a phase number has 16 bits, and two-shot has two phases for each piece. On GPUs
-/// half of that suffices, because so many staging buffers are longer than device memory.
+/// Returns the maximum number of staging buffers that a collective call may fill one after another. A phase number has 16 bits,
+/// and the two-shot algorithm has two phases for each filled buffer. On GPUs half of that suffices, because so many buffers are
+/// longer than device memory.
 fn max_pieces(runs_inline: bool) -> u64 {
     if runs_inline { (1 << 15) - 1 } else { 1 << 14 }
 }
 
-/// A buffer of a call whose length, rights and alignment have been checked.
+/// An input or output of a collective call whose length, rights and alignment have been checked.
 #[derive(Debug, Clone, Copy)]
 struct CheckedBuffer<'a> {
     address: u64,
-    /// The addresses of all ranks' buffers, if other ranks access this one directly; otherwise empty.
+    /// The addresses of all ranks' inputs (or outputs), if ranks access them directly; otherwise empty.
     reference: WindowRef,
-    /// Keeps the memory alive while the call is in flight.
+    /// Keeps the buffer's memory alive while the call is in flight.
     keep: Option<&'a Span>,
 }
 
 impl Lane {
-    /// Reduces the elements of all ranks, in the order of ranks, to the output of every rank. Collective: all ranks pass the same
-    /// length, type, operation and kind of buffer.
+    /// Reduces the elements at each position of all ranks' inputs, in the order of ranks, and stores the result in the output of
+    /// every rank. Collective: all ranks pass the same length, type, operation and kind of buffer.
     ///
     /// The result is bitwise the same on every rank, for every algorithm, size and device. `input` and `output` must be the same
     /// buffer, or must not overlap.
@@ -77,7 +79,8 @@ impl Lane {
         self.call(stream, &call, &input, &output.into())
     }
 
-    /// Copies every rank's input to the output of every rank, in the order of ranks. Collective: all ranks pass the same length.
+    /// Concatenates the inputs of all ranks, in the order of ranks, in the output of every rank. Collective: all ranks pass the
+    /// same length.
     ///
     /// `input` may be this rank's part of `output` (in place); otherwise they must not overlap.
     ///
@@ -97,8 +100,8 @@ impl Lane {
         self.call(stream, &call, &input, &output.into())
     }
 
-    /// Copies the root's input to the output of every rank. Collective: all ranks pass the same length and root. The inputs of the
-    /// other ranks are not read.
+    /// Copies the input of rank `root` to the output of every rank. Collective: all ranks pass the same length and root. The
+    /// inputs of the other ranks are not read.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`] for a root that does not exist.
@@ -139,7 +142,8 @@ impl Lane {
             return self.check();
         }
         let reduces = call.kind == CollectiveKind::AllReduce;
-        // In-place matters only for a reduction: it alone writes memory that other ranks may still read.
+        // Whether a call is in place matters only for a reduction, because only a reduction writes memory that other ranks may
+        // still read.
         let window = !from.reference.is_none() && self.tuning.reads_window(len);
         let direct = |buffer: &CheckedBuffer<'_>| {
             if self.tuning.reads_window(len) { buffer.reference } else { WindowRef::default() }
@@ -166,7 +170,8 @@ impl Lane {
         self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
     }
 
-    /// Runs or enqueues this rank's part of a call. If it runs later, the stream keeps `buffers` alive until then.
+    /// Runs or enqueues this rank's part of a collective call. If the call is enqueued, the stream keeps `buffers` alive until it
+    /// has run.
     fn perform(
         &self,
         stream: &Stream,
@@ -189,16 +194,16 @@ impl Lane {
         if !inline {
             return Ok(());
         }
-        // If the lane had failed before, the call did nothing, and `check` returns the earlier error.
+        // If an earlier call of the lane failed, this call did nothing, and `check` returns the earlier error.
         let outcome = self.check();
         if outcome == Err(CommError::Aborted { by: self.group.rank() }.into()) {
-            // The caller of this rank was interrupted, which aborts the group, as in every other wait.
+            // The caller interrupted this rank (for example with Ctrl-C). As in every other wait, the interrupt aborts the group.
             self.group.bootstrap().abort();
         }
         outcome
     }
 
-    /// Checks that a buffer has `len` bytes: on this rank, and in a window on all ranks.
+    /// Checks that a buffer of a collective call has `len` bytes on this rank; if the buffer is in a window, on all ranks.
     #[inline]
     fn check_buffer<'a>(
         &self,
@@ -259,20 +264,21 @@ impl Lane {
     }
 }
 
-/// The arguments of a call, equal on all ranks.
+/// The arguments of a collective call that are equal on all ranks.
 #[derive(Debug, Clone, Copy)]
 struct CallArgs {
     kind: CollectiveKind,
     dtype: Dtype,
     op: ReduceOp,
     root: Rank,
-    /// The number of elements of the input.
+    /// The number of elements of each rank's input.
     count: u64,
-    /// The length of the output in units of the input: the number of ranks for an all-gather, otherwise 1.
+    /// The length of the output divided by the length of the input: the number of ranks for an all-gather, otherwise 1.
     times: u64,
 }
 
-/// Whether the call is in place: the output, or this rank's part of it, is the input.
+/// Returns true if the collective call is in place: the input is the output, or, for an all-gather, this rank's part of the
+/// output.
 fn is_in_place(
     call: &CallArgs,
     from: &CheckedBuffer<'_>,

@@ -1,4 +1,5 @@
-//! Test hooks of collective calls: delays, call counters close to overflow, broken synchronization rules, other kernels.
+//! Test hooks of collective calls, which inject delays, call counters close to overflow, broken synchronization rules and other
+//! kernels.
 //!
 //! They exist only with the feature `test-hooks`. Without it a lane has no debug words (their address is zero), and the kernels
 //! are always those of this crate. Every synchronization rule has a bit that makes kernels break it, and
@@ -11,7 +12,7 @@ pub use enabled::CallFaults;
 #[cfg(feature = "test-hooks")]
 pub(super) use enabled::{DEBUG_LEN, LaneHooks, image};
 
-/// The implementation without test hooks.
+/// The implementation of the hooks of collective calls without the feature `test-hooks`.
 #[cfg(not(feature = "test-hooks"))]
 mod disabled {
     use wholemem_hal::KernelImage;
@@ -19,23 +20,23 @@ mod disabled {
     use super::super::{Lane, SymmetricSpec};
     use crate::LaneRef;
 
-    /// The length of a lane's debug words.
+    /// The length of the words through which tests inject faults into a lane: zero without the feature `test-hooks`.
     pub(in super::super) const DEBUG_LEN: usize = 0;
 
     impl Lane {
-        /// The current description of this lane for kernels.
+        /// Returns the description of this lane that is passed to kernels.
         pub(in super::super) fn current(&self) -> LaneRef {
             self.reference
         }
     }
 
-    /// The kernels to load.
+    /// Returns the image of the collective kernels to load.
     pub(in super::super) fn image(_: &SymmetricSpec, default_image: KernelImage) -> KernelImage {
         default_image
     }
 }
 
-/// The implementation with the feature `test-hooks`.
+/// The implementation of the hooks of collective calls with the feature `test-hooks`.
 #[cfg(feature = "test-hooks")]
 mod enabled {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +52,7 @@ mod enabled {
     };
     use crate::{Error, Result};
 
-    /// The length of a lane's debug words, which follow its control words.
+    /// The length of a lane's debug words, through which tests inject faults. They follow the lane's control words.
     pub(in super::super) const DEBUG_LEN: usize = 12 << 10;
 
     const _: () = assert!(8 * (DebugWord::Delays as u32 + DEBUG_POINTS * MAX_BLOCKS) as usize <= DEBUG_LEN);
@@ -59,20 +60,20 @@ mod enabled {
     /// Faults that a test injects into the collective calls of this rank.
     #[derive(Debug, Clone, PartialEq, Eq, Default)]
     pub struct CallFaults {
-        /// The synchronization rule to break.
+        /// The synchronization rule that the kernels of this rank break.
         pub mutant: Option<Mutant>,
-        /// The seed of random delays.
+        /// The seed of the random delays in collective calls.
         pub seed: u64,
-        /// The maximum random delay in nanoseconds; zero for none.
+        /// The maximum random delay in a collective call in nanoseconds; zero for no random delays.
         pub random: u64,
-        /// Fixed delays: the point of the call, the block, and nanoseconds.
+        /// Fixed delays in collective calls. Each has the number of a point of the call, the number of a block, and nanoseconds.
         pub delays: Vec<(usize, u32, u64)>,
-        /// The number that the next call gets, to test overflow of the counter. Equal on all ranks.
+        /// The sequence number of the next collective call, to test overflow of the counter. It must be equal on all ranks.
         pub counter: Option<u64>,
     }
 
     impl CallFaults {
-        /// Encodes the debug words.
+        /// Encodes these faults as the debug words that kernels read.
         fn words(&self) -> Vec<u64> {
             let delay_at = |point: usize, block: u32| {
                 DebugWord::Delays as usize + point * MAX_BLOCKS as usize + block as usize
@@ -89,21 +90,21 @@ mod enabled {
             words
         }
 
-        /// Whether kernels must read the debug words.
+        /// Returns true if kernels must read the debug words to inject these faults.
         fn needs_debug_words(&self) -> bool {
             let Self { mutant, random, delays, .. } = self;
             mutant.is_some() || *random != 0 || !delays.is_empty()
         }
     }
 
-    /// The memory of a lane in which faults are injected.
+    /// The memory of a lane through which tests inject faults into collective calls.
     #[derive(Debug)]
     pub(in super::super) struct LaneHooks {
-        /// The address of the debug words, or zero if kernels are not to read them.
+        /// The address of the lane's debug words, or zero if kernels do not read them.
         debug: AtomicU64,
-        /// The control and debug words.
+        /// The control words and debug words of the lane.
         private: Span,
-        /// Every rank's memory of all lanes, with the offset of this lane.
+        /// Every rank's memory of all lanes, with the offset of this lane in that memory.
         memory: Vec<(Span, usize)>,
     }
 
@@ -120,7 +121,7 @@ mod enabled {
             Ok(Self { debug: AtomicU64::new(0), private, memory })
         }
 
-        /// Overwrites the call counters of a lane, while no call is in flight.
+        /// Overwrites the call counters of a lane. No call of the lane may be in flight.
         fn set_counters(&self, stream: &Stream, lane: &LaneRef, counter: u64) -> Result<()> {
             let counters = counter.to_ne_bytes().repeat(MAX_BLOCKS as usize);
             let words = self.private.part(ControlWord::Sequence as usize * 8, counters.len())?;
@@ -128,8 +129,8 @@ mod enabled {
             self.set_progress(stream, lane, counter.wrapping_sub(1) << PHASE_BITS)
         }
 
-        /// Sets the progress of this rank that other ranks see. CPU ranks use the signals of the first block only, and those
-        /// before their own packets.
+        /// Sets the progress of this rank that the other ranks read. CPU ranks use only the signals of the first block, and the
+        /// signals in front of their own packets.
         fn set_progress(&self, stream: &Stream, lane: &LaneRef, flag: u64) -> Result<()> {
             let LaneRef { rank, ranks, .. } = *lane;
             let on_host = stream.runs_inline();
@@ -153,12 +154,12 @@ mod enabled {
     }
 
     impl Lane {
-        /// The current description of this lane for kernels.
+        /// Returns the description of this lane that is passed to kernels, with the address of its debug words.
         pub(in super::super) fn current(&self) -> LaneRef {
             LaneRef { debug: self.hooks.debug.load(Ordering::Acquire), ..self.reference }
         }
 
-        /// Injects faults into this rank's later calls. No call may be in flight on any rank.
+        /// Injects faults into later collective calls of this rank. No collective call may be in flight on any rank.
         ///
         /// # Errors
         /// [`Error::Hal`].
@@ -177,7 +178,7 @@ mod enabled {
         }
     }
 
-    /// The kernels to load: those of the test, if it sets some.
+    /// Returns the image of the collective kernels to load: the PTX of a test, if the test provides one.
     pub(in super::super) fn image(spec: &SymmetricSpec, default_image: KernelImage) -> KernelImage {
         KernelImage { ptx: spec.kernels.or(default_image.ptx), ..default_image }
     }

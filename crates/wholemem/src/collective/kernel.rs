@@ -1,4 +1,4 @@
-//! The kernels of collective calls on one device: loading and launching.
+//! Loads and launches the kernels of collective calls on one device.
 
 #![allow(unsafe_code, reason = "a kernel launch is unsafe")]
 
@@ -15,8 +15,8 @@ use crate::{CollectiveRequest, Result, cpu};
 const COLLECTIVE: KernelImage =
     KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.ptx")), host: cpu::COLLECTIVES };
 
-/// The kernels for compute capability 9.0 and later, which use programmatic dependent launch: a kernel starts while the previous
-/// kernel of its stream runs, and waits for it itself.
+/// The collective kernels for compute capability 9.0 and later, which use programmatic dependent launch: a kernel starts while
+/// the previous kernel of its stream runs, and itself waits for the end of that kernel.
 const COLLECTIVE_90: KernelImage =
     KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.90.ptx")), ..COLLECTIVE };
 
@@ -36,11 +36,12 @@ pub(super) struct CollectiveKernels {
     all_gather: [CollectiveKernel; 2],
     broadcast: [CollectiveKernel; 2],
     barrier: CollectiveKernel,
-    /// Whether the kernels use programmatic dependent launch.
+    /// True if the collective kernels use programmatic dependent launch.
     programmatic: bool,
 }
 
-/// A kernel, and the function that a CPU rank calls directly: a launch would take longer than a short call.
+/// A collective kernel with its function for CPU ranks, which a CPU rank calls directly, because a launch would take longer than
+/// a short collective call.
 #[derive(Debug)]
 struct CollectiveKernel {
     function: Function,
@@ -48,12 +49,13 @@ struct CollectiveKernel {
 }
 
 impl CollectiveKernels {
-    /// Loads the kernels. This must happen before any kernel waits for other ranks, because drivers block in a load until running
-    /// kernels end.
+    /// Loads the collective kernels. Call this before any kernel waits for other ranks, because drivers block in a load until
+    /// running kernels end.
     pub(super) fn load(device: &Device, spec: &SymmetricSpec) -> Result<Self> {
         let programmatic = device.info().compute >= 90;
         let image = hooks::image(spec, if programmatic { COLLECTIVE_90 } else { COLLECTIVE });
-        // SAFETY: the functions of the image take a `CollectiveRequest`. `launch`, their only caller, passes one.
+        // SAFETY: every function of the image takes one `CollectiveRequest`, and `launch`, the only caller of the functions,
+        // passes one.
         let module = unsafe { Module::load(device, &image) }?;
         let kernel = |name| {
             let cpu = cpu::collective_function(name).expect("every kernel has a CPU function");
@@ -72,13 +74,13 @@ impl CollectiveKernels {
         })
     }
 
-    /// The number of calls of a lane that can be resident on the device at once, on each rank: two with programmatic dependent
-    /// launch, because a kernel becomes resident while the previous one runs.
+    /// Returns the number of collective calls of one lane that can be resident on a device at once, on each rank: two with
+    /// programmatic dependent launch, because a kernel becomes resident while the previous one runs; otherwise one.
     pub(super) fn concurrent_calls(&self) -> u32 {
         if self.programmatic { 2 } else { 1 }
     }
 
-    /// The number of blocks that can be resident at once on the device, for every kernel.
+    /// Returns the number of blocks that can be resident on the device at once, for the collective kernel with the fewest.
     pub(super) fn resident_blocks(&self) -> Result<u32> {
         let all =
             self.all_reduce.iter().chain(&self.all_gather).chain(&self.broadcast).chain([&self.barrier]);
@@ -88,8 +90,9 @@ impl CollectiveKernels {
         Ok(counts.into_iter().min().unwrap_or(0))
     }
 
-    /// Launches each kernel once on a poisoned lane, where it does nothing. Drivers load a kernel at its first launch and then
-    /// block until running kernels end. Later, a running kernel could be one that waits for this rank: a deadlock.
+    /// Launches each collective kernel once on a poisoned lane, where kernels do nothing, because drivers load a kernel at its
+    /// first launch and block until running kernels end. A first launch during later calls could block on a kernel that waits for
+    /// this rank, which is a deadlock.
     pub(super) fn warm_up(&self, stream: &Stream, request: &CollectiveRequest, operand: &Span) -> Result<()> {
         for algorithm in Algorithm::ALL {
             for kind in [
@@ -114,8 +117,8 @@ impl CollectiveKernels {
         }
     }
 
-    /// Runs this rank's part of a call in the calling thread, if work runs inline and the stream is not capturing. Otherwise it
-    /// does nothing and returns `false`.
+    /// Runs this rank's part of a collective call in the calling thread, if work of the stream runs inline and the stream is not
+    /// capturing. Otherwise does nothing and returns `false`.
     ///
     /// The caller has checked the request: it belongs to a lane of this rank; input and output, and windows on every rank, have the
     /// elements and rights that it needs. The caller keeps their memory alive.
@@ -126,12 +129,13 @@ impl CollectiveKernels {
         request: &CollectiveRequest,
     ) -> Result<bool> {
         let kernel = self.kernel(kind, algorithm);
-        // SAFETY: the caller of `run` has checked that the addresses of the request are valid, and holds their memory.
+        // SAFETY: the caller of `run` guarantees that the addresses in `request` are valid for the call's elements, and keeps
+        // their memory alive during `run`.
         Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.cpu)(request) })?)
     }
 
-    /// Enqueues this rank's part of a call. The caller has checked the request as for [`run`](Self::run); all memory that it
-    /// accesses is among the operands.
+    /// Enqueues this rank's part of a collective call. The caller has checked the request as for [`run`](Self::run), and passes
+    /// all memory that the kernel accesses as operands.
     pub(super) fn launch<'a>(
         &self,
         stream: &Stream,
@@ -147,8 +151,8 @@ impl CollectiveKernels {
         let request = CollectiveRequest { programmatic: u32::from(self.programmatic), ..*request };
         let args = Args::new().value(&request);
         let function = &self.kernel(kind, algorithm).function;
-        // SAFETY: the functions take a `CollectiveRequest`. The caller has checked that its addresses are valid, and their memory
-        // is among the operands, which the stream holds until the kernel has ended.
+        // SAFETY: every collective function takes one `CollectiveRequest`. The caller of `launch` guarantees that the addresses
+        // in `request` are valid, and that their memory is among `operands`, which the stream holds until the kernel has ended.
         Ok(unsafe { stream.launch(function, &shape, &args, operands) }?)
     }
 }

@@ -1,4 +1,4 @@
-//! A lane: one sequence of collective calls, with its memory on all ranks and its report.
+//! A lane: a sequence of collective calls, with its memory on all ranks and the report of its errors.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,13 +21,14 @@ use crate::abi::{CollectiveRequest, ControlWord, LaneLayout, LaneRef, MAX_BLOCKS
 use crate::{Communicator, Result, cpu};
 use wholemem_os::width::to_usize;
 
-/// The length of a lane's private memory: its control words, and with test hooks its debug words.
+/// The length of the memory of a lane that only its own rank accesses: the control words, and the debug words with the feature
+/// `test-hooks`.
 pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + hooks::DEBUG_LEN;
 pub(super) const CONTROL_LEN: usize = 4 << 10;
 
 const _: () = assert!(8 * (ControlWord::Sequence as u32 + MAX_BLOCKS) as usize <= CONTROL_LEN);
 
-/// One sequence of collective calls: they run one after the other, on any streams. Calls that should overlap need separate lanes.
+/// A sequence of collective calls, which run one after the other, on any streams. Calls that should overlap need separate lanes.
 ///
 /// On devices that support it, a call is a programmatic launch: it starts while the previous kernel of its stream runs, and permits
 /// the next one to start. If ranks share a device, a user's kernels with programmatic launch must leave enough
@@ -41,15 +42,15 @@ pub struct Lane {
     pub(super) timeout: Duration,
     pub(super) reference: LaneRef,
     pub(super) report: LaneReport,
-    /// Keeps all memory that calls of the lane access alive.
+    /// Keeps all memory alive that calls of this lane access.
     pub(super) operand: Span,
-    /// Shared by all windows of this group; a window of another group has another list.
+    /// The list of dropped windows, which all windows of this group share. A window with another list is of another group.
     pub(super) dropped: DroppedWindows,
     #[cfg(feature = "test-hooks")]
     pub(super) hooks: LaneHooks,
-    /// The stream of the last call.
+    /// The stream of the last call of this lane.
     last_stream: Mutex<Option<Stream>>,
-    /// The staging buffer for calls on slices of host memory; `None` if work runs inline.
+    /// The stream and staging buffer for calls on slices of host memory; `None` if work runs inline.
     pub(super) slice_staging: Option<SliceStaging>,
     _watch: FailureWatch,
 }
@@ -64,13 +65,13 @@ pub(super) struct LaneContext {
     pub(super) timeout: Duration,
     pub(super) layout: LaneLayout,
     pub(super) dropped: DroppedWindows,
-    /// Whether there are more CPU ranks than cores.
+    /// True if the group has more CPU ranks than cores.
     pub(super) share_cores: bool,
 }
 
 impl Lane {
-    /// Creates the lane whose memory is at `offset` in every rank's memory of lanes. Rank 0's memory is at `base`, the next rank's
-    /// `stride` bytes further.
+    /// Creates one lane. Its memory is at `offset` in each rank's memory of all lanes, which is at `base` on rank 0 and `stride`
+    /// bytes further on each next rank.
     pub(super) fn create(
         context: &LaneContext,
         memory: &[RankMappings],
@@ -83,7 +84,7 @@ impl Lane {
         let device = group.device();
         let report = LaneReport::create(device, group.size())?;
         let mut control = vec![0_u64; CONTROL_LEN / 8];
-        // Zero would mean no limit. Timeouts of more than 584 years saturate.
+        // A timeout of zero would mean no limit, so the minimum is 1 ns. Timeouts of more than 584 years saturate.
         control[ControlWord::Timeout as usize] = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1);
         control[ControlWord::Spins as usize] = cpu::spins(share_cores);
         control[ControlWord::Sequence as usize..][..MAX_BLOCKS as usize].fill(1);
@@ -136,8 +137,8 @@ impl Lane {
         })
     }
 
-    /// Returns the error of a call that has failed, if any. It does not wait. Synchronize the stream first to include all enqueued
-    /// calls.
+    /// Returns the error of a collective call of this lane that has failed, if any, without waiting. Synchronize the stream first
+    /// to include all enqueued calls.
     ///
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) with the ranks that were lost or did not arrive before the timeout. Later calls of the
@@ -146,24 +147,24 @@ impl Lane {
         self.report.check(self.group.bootstrap(), self.timeout)
     }
 
-    /// The description of the lane for a user's kernels: the argument of `Call` in `barrier.cuh`.
+    /// Returns the description of this lane for a user's kernels, which pass it to `Call` in `barrier.cuh`.
     #[must_use]
     pub fn lane_ref(&self) -> LaneRef {
         self.reference
     }
 
-    /// Enqueues a call after the previous call of the lane, on any stream.
+    /// Enqueues a collective call, on any stream, so that it runs after the previous call of this lane.
     pub(super) fn after_previous_call(
         &self,
         stream: &Stream,
         enqueue: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         if stream.runs_inline() {
-            // Inline work acquires the call lock itself, also when a graph replays it.
+            // Inline work acquires the lane's call lock itself, also when a CUDA graph replays the work.
             return enqueue();
         }
         let mut last = self.last_stream();
-        // Captured work is ordered by the launch of the graph.
+        // Captured work is ordered by the launch of its graph, so no event is needed.
         if last.as_ref() != Some(stream) && !stream.is_capturing() {
             if let Some(previous) = last.as_ref() {
                 let event = Event::create(previous.device(), EventKind::Order)?;
@@ -180,19 +181,20 @@ impl Lane {
     }
 }
 
-/// Aborts kernels if the group fails. CPU kernels are aborted also if a rank leaves. That aborts no call that the leaving rank has
-/// completed: a rank completes a call only after all ranks have arrived in it, so no rank waits for it there.
+/// Watches the group and aborts the kernels of a lane if the group fails. CPU kernels are aborted also if a rank leaves. No call
+/// that the leaving rank has completed is aborted: a rank completes a call only after all ranks have arrived in it, so no rank
+/// still waits for the leaving rank in that call.
 fn watch(group: &Communicator, report: LaneReport, maps: Vec<Mapping>, offset: usize) -> FailureWatch {
     let (own, on_host) = (group.rank(), group.device().backend().kind() == BackendKind::Host);
     group.bootstrap().watch(move |error| {
-        // A GPU may still run calls that the rank enqueued before it left, so GPU kernels wait until their timeout.
+        // A GPU may still run calls that the leaving rank enqueued before it left, so GPU kernels wait until their timeout.
         if !on_host && matches!(error, CommError::PeerLeft { .. } | CommError::Closed) {
             return;
         }
-        // It fails only in a forked child, which has no kernels.
+        // `abort` fails only in a forked child, which has no kernels.
         let _ = report.abort(own, error);
-        // A thread that read the abort request before it was stored may be about to sleep, and miss one wake-up: wake it
-        // repeatedly.
+        // A thread of this rank that read the abort word before the abort request was stored may be about to sleep and miss one
+        // wake-up, so wake it repeatedly.
         while report.is_asleep() {
             for (rank, map) in maps.iter().enumerate() {
                 if let Ok(bytes) = map.bytes()

@@ -1,4 +1,4 @@
-//! Collective calls over memory that every rank has: reduce, gather, broadcast, barrier.
+//! Collective calls over memory that all ranks of a group share: all-reduce, all-gather, broadcast and barrier.
 //!
 //! ```text
 //!   SymmetricMemory ── address_space: the addresses of all windows ── window_table: the offset of each window (pure)

@@ -1,4 +1,5 @@
-//! The report of a lane: words through which the host aborts kernels, and kernels report why they were aborted.
+//! The report of a lane (a sequence of collective calls): words through which the host aborts kernels, and kernels report why
+//! they were aborted.
 //!
 //! The words are defined in `abi`.
 
@@ -11,7 +12,7 @@ use wholemem_hal::{Attempt, Device, PinnedBuffer, Span};
 use crate::Result;
 use crate::abi::{Cause, ReportWord};
 
-/// The report words of one lane on one rank.
+/// The report words of one lane (a sequence of collective calls) on one rank.
 #[derive(Debug, Clone)]
 pub(super) struct LaneReport {
     words: PinnedBuffer,
@@ -24,12 +25,12 @@ impl LaneReport {
         Ok(Self { words: PinnedBuffer::create(device, len)?, ranks })
     }
 
-    /// The memory of the report.
+    /// The memory of the report words, as an operand of kernels.
     pub(super) fn span(&self) -> Span {
         self.words.all()
     }
 
-    /// Requests that this rank's kernels abort.
+    /// Requests that this rank's collective kernels abort because of `error`.
     pub(super) fn abort(&self, own: Rank, error: &CommError) -> Result<()> {
         let cause = match error {
             CommError::PeerLeft { rank } => Cause::Left.word(*rank),
@@ -41,18 +42,18 @@ impl LaneReport {
             }
             _ => Cause::Aborted.word(Rank(0)),
         };
-        // Only the first cause is stored.
+        // If the abort word already has a cause, it is not overwritten: only the first cause is reported.
         self.with(ReportWord::Abort, |word| {
             let _ = word.compare_exchange(0, cause, Ordering::SeqCst, Ordering::SeqCst);
         })
     }
 
-    /// Whether the thread of this CPU rank sleeps or is about to sleep.
+    /// Returns true if the thread that runs a collective call of this CPU rank sleeps or is about to sleep.
     pub(super) fn is_asleep(&self) -> bool {
         self.with(ReportWord::Asleep, |word| word.load(Ordering::SeqCst)).is_ok_and(|asleep| asleep != 0)
     }
 
-    /// Returns the error of an aborted kernel, if a kernel has been aborted.
+    /// Returns the error of an aborted collective kernel, if one has been aborted.
     pub(super) fn check(&self, comm: &Bootstrap, timeout: Duration) -> Result<()> {
         if self.with(ReportWord::Aborted, |word| word.load(Ordering::Acquire))? == 0 {
             return Ok(());
@@ -67,7 +68,8 @@ impl LaneReport {
             Some((Cause::Aborted, rank)) => CommError::Aborted { by: rank },
             None => CommError::Protocol { rank: comm.rank(), what: "the cause in its report is malformed" },
         };
-        // An error of the bootstrap group takes precedence: it is the same on all remaining ranks.
+        // An error of the bootstrap group takes precedence over the kernel's error, because it is the same on all remaining
+        // ranks.
         comm.check()?;
         Err(error.into())
     }
@@ -91,7 +93,7 @@ impl LaneReport {
 
     fn with_index<T>(&self, index: usize, access: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
         let bytes = self.words.bytes()?;
-        // The buffer begins on a page, so its words are aligned.
+        // The report's memory begins at a page boundary, so its words are aligned.
         let word = bytes.atomic_u64(index * 8).map_err(|cause| wholemem_hal::Error::Failed {
             attempt: Attempt::Access { len: size_of::<u64>() },
             cause: cause.into(),

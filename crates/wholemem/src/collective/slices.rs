@@ -1,4 +1,4 @@
-//! Collective calls on slices of host memory, which wait for the result.
+//! Collective calls on slices of host memory, which block until the result is in the slice.
 //!
 //! On the host backend kernels access the slices directly. On other devices slices are staged in pinned memory, piece by piece. All
 //! ranks pass the same length, so all ranks divide the call into the same pieces. The stream and the buffer are created with the
@@ -15,17 +15,18 @@ use super::Lane;
 use crate::communicator::{lend, lend_mut};
 use crate::{Element, ReduceOp, Result};
 
-/// The length of the pieces in which slices are staged.
+/// The length in bytes of the pieces in which slices are staged for a collective call.
 const PIECE_LEN: usize = 1 << 20;
 
-/// The stream and the pinned buffer of a lane whose work does not run inline.
+/// The stream and the pinned buffer through which a lane stages slices of host memory, if its work does not run inline.
 #[derive(Debug)]
 pub(super) struct SliceStaging {
     used: Mutex<(Stream, PinnedBuffer)>,
 }
 
 impl SliceStaging {
-    /// Creates the staging buffer of a lane on the device of `stream`, and holds a clone of the stream; `None` if work runs inline.
+    /// Creates the staging buffer for slices of a lane, on the device of `stream`, and keeps a clone of the stream. Returns
+    /// `None` if work runs inline.
     pub(super) fn create(stream: &Stream) -> Result<Option<Self>> {
         if stream.runs_inline() {
             return Ok(None);
@@ -35,14 +36,14 @@ impl SliceStaging {
     }
 
     fn lock(&self) -> MutexGuard<'_, (Stream, PinnedBuffer)> {
-        // Every call writes the buffer before reading it, so its content after a panic does not matter.
+        // Every call writes the staging buffer before reading it, so its content after a panic does not matter.
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Lane {
     /// Reduces the elements of all ranks in place: afterwards the slice of every rank has, at each position, the reduction of all
-    /// ranks' elements at that position. It waits for the result, which is bitwise the same on every rank. Collective: all ranks
+    /// ranks' elements at that position. Waits for the result, which is bitwise the same on every rank. Collective: all ranks
     /// pass the same length and operation.
     ///
     /// [`all_reduce`](Self::all_reduce) enqueues the same call on a stream, and needs no copies if the memory is a window.
@@ -67,8 +68,8 @@ impl Lane {
         self.in_place(values, |stream, span| self.all_reduce(stream, span, span, T::DTYPE, op))
     }
 
-    /// Copies the root's slice to the slices of all ranks, and waits for the result. Collective: all ranks pass the same length
-    /// and root.
+    /// Copies the slice of rank `root` to the slices of all ranks, and waits for the result. Collective: all ranks pass the same
+    /// length and root.
     ///
     /// ```
     /// use wholemem::{Communicator, Rank, SymmetricMemory, SymmetricSpec};
@@ -89,8 +90,8 @@ impl Lane {
         self.in_place(values, |stream, span| self.broadcast(stream, root, span, span))
     }
 
-    /// Returns the slices of all ranks, concatenated in the order of ranks. It waits for the result. Collective: all ranks pass the
-    /// same length.
+    /// Returns the slices of all ranks, concatenated in the order of ranks, after waiting for the result. Collective: all ranks
+    /// pass the same length.
     ///
     /// ```
     /// use wholemem::{Communicator, SymmetricMemory, SymmetricSpec};
@@ -136,7 +137,8 @@ impl Lane {
         Ok(all)
     }
 
-    /// Calls `call` with the memory of a slice, in place or staged piece by piece, and waits for the result.
+    /// Makes a collective call on the memory of a slice, directly if work runs inline, otherwise staged piece by piece. Waits for
+    /// the result.
     fn in_place<T: Element>(
         &self,
         values: &mut [T],
@@ -163,7 +165,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Waits for the calls on a stream.
+    /// Waits for the collective calls that were enqueued on a stream, and returns their error.
     fn wait(&self, stream: &Stream) -> Result<()> {
         stream.synchronize(Deadline::NEVER)?;
         self.check()

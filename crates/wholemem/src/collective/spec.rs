@@ -5,13 +5,14 @@ use std::time::Duration;
 use super::tuning::{Algorithm, Tuning};
 use crate::{Error, Result};
 
-/// Environment variable: the algorithm to use for calls that support it.
+/// The name of the environment variable with the algorithm for all collective calls that support it.
 const ALGO: &str = "WHOLEMEM_ALGO";
 
-/// Environment variable: the bytes of addresses for a group's windows, for all ranks together.
+/// The name of the environment variable with the number of bytes of addresses to reserve for a group's windows, for all ranks
+/// together.
 const WINDOW_SPACE: &str = "WHOLEMEM_WINDOW_SPACE";
 
-/// The options of symmetric memory. They must be equal on all ranks.
+/// The options of symmetric memory (windows and lanes of a group). They must be equal on all ranks.
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,21 +23,21 @@ const WINDOW_SPACE: &str = "WHOLEMEM_WINDOW_SPACE";
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SymmetricSpec {
-    /// The number of lanes: the number of collective calls that can be in flight at once.
+    /// The number of lanes, which is the number of collective calls that can be in flight at once.
     pub lanes: u32,
-    /// The bytes of addresses for windows, for all ranks together.
+    /// The number of bytes of addresses to reserve for windows, for all ranks together.
     pub window_space: usize,
-    /// The length of a staging buffer, for memory that is not in a window. Every rank has three of them. Zero selects the
-    /// default.
+    /// The length of a staging buffer, through which collective calls copy memory that is not in a window. Every rank has three
+    /// of them. Zero selects the default.
     pub staging_len: usize,
-    /// The maximum number of bytes that a rank can send in packets. Every rank allocates four times as much for each rank. Zero
-    /// selects the default.
+    /// The maximum number of bytes that a rank can send in packets in one collective call. Every rank allocates four times as
+    /// much for each rank. Zero selects the default.
     pub packets_len: usize,
-    /// How long a call waits for other ranks.
+    /// The time that a collective call waits for other ranks before it fails.
     pub timeout: Duration,
-    /// Thresholds for the choice of the algorithm; `None` for [`Tuning::measured`].
+    /// The thresholds by which a collective call chooses its algorithm; `None` for [`Tuning::measured`].
     pub tuning: Option<Tuning>,
-    /// PTX of kernels with fault injection for tests, for devices from compute capability 9.0 on.
+    /// The PTX of collective kernels with fault injection for tests, for devices of compute capability 9.0 and later.
     #[cfg(feature = "test-hooks")]
     #[doc(hidden)]
     pub kernels: Option<&'static str>,
@@ -58,7 +59,7 @@ impl Default for SymmetricSpec {
 }
 
 impl SymmetricSpec {
-    /// The options and the tuning, with the overrides of environment variables.
+    /// Returns these options and the tuning, with the overrides of environment variables.
     ///
     /// | variable | meaning |
     /// |---|---|

@@ -1,4 +1,4 @@
-//! Symmetric memory: creation of a group's windows and lanes.
+//! Symmetric memory: creates a group's windows (memory that all ranks map) and lanes (sequences of collective calls).
 
 use std::collections::HashSet;
 use std::ops::Deref;
@@ -19,18 +19,19 @@ use crate::abi::{LaneLayout, MAX_BLOCKS};
 use crate::communicator::agree;
 use crate::{Communicator, Error, Result};
 
-/// The default lengths of a staging buffer. On CPUs it fits in the inner caches. More than two ranks use a longer buffer, because
-/// each synchronization takes longer.
+/// The default lengths of the staging buffers of collective calls. On CPUs a buffer fits in the inner caches. More than two ranks
+/// use a longer buffer, because each synchronization takes longer.
 const STAGING_OF_TWO_RANKS: usize = 128 << 10;
 const STAGING_ON_HOSTS: usize = 256 << 10;
 const STAGING_ON_DEVICES: usize = 8 << 20;
 
-/// The default for the maximum number of bytes in packets, and the maximum of all ranks together.
+/// The default maximum number of bytes that a rank sends in packets, on CPUs and on GPUs, and the maximum on GPUs for all ranks
+/// together.
 const PACKETS_ON_HOSTS: usize = 8 << 10;
 const PACKETS_ON_DEVICES: usize = 256 << 10;
 const PACKETS_OF_ALL_RANKS: usize = 4 << 20;
 
-/// A group's windows, and the collective calls over them. Clones refer to the same memory.
+/// A group's windows, and the collective calls over them. Clones refer to the same windows.
 ///
 /// It dereferences to its first [lane](Self::lane).
 #[derive(Debug, Clone)]
@@ -43,12 +44,13 @@ pub struct SymmetricMemory {
 struct SymmetricCore {
     group: Communicator,
     address_space: WindowAddressSpace,
-    /// There is at least one lane.
+    /// The lanes (sequences of collective calls) of this group: at least one.
     lanes: Vec<Lane>,
 }
 
 impl SymmetricMemory {
-    /// Creates the symmetric memory of a group. Collective, with the same options on all ranks.
+    /// Creates the symmetric memory of a group: its lanes and the address space of its windows. Collective, with the same options
+    /// on all ranks.
     ///
     /// The environment variables `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` override the options.
     ///
@@ -122,7 +124,7 @@ impl SymmetricMemory {
         self.core.address_space.allocate_on_host(len)
     }
 
-    /// Creates a window of existing memory: all of an allocation of this rank's device. Collective.
+    /// Creates a window of existing memory: a whole allocation on each rank's device. Collective.
     ///
     /// If the memory is also mapped at other addresses, kernels that run concurrently must not access it through both mappings.
     ///
@@ -134,7 +136,7 @@ impl SymmetricMemory {
     }
 
     /// Creates a window of `len` bytes that other code in this process has mapped at `address`, for example a framework that
-    /// allocates in segments. Collective. The window keeps the memory alive, also if the other code frees it.
+    /// allocates in segments. Collective. The window keeps the memory alive, even if the other code frees it.
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is not of mapped device memory, and
@@ -153,8 +155,8 @@ impl SymmetricMemory {
         self.core.address_space.register_cuda_malloc(buffer)
     }
 
-    /// Drops a window on all ranks, and waits until all ranks have dropped it. Collective. Dropping the value without this call
-    /// does not communicate.
+    /// Drops a window on all ranks, and waits until all ranks have dropped it. Collective. Dropping a [`Window`] without this
+    /// call does not communicate.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -165,7 +167,7 @@ impl SymmetricMemory {
         Ok(())
     }
 
-    /// Returns a lane by its index.
+    /// Returns the lane (sequence of collective calls) with the given index.
     ///
     /// # Errors
     /// [`Error::NoSuchLane`].
@@ -174,7 +176,7 @@ impl SymmetricMemory {
         lanes.get(index).ok_or(Error::NoSuchLane { index, lanes: lanes.len() })
     }
 
-    /// The group whose memory it is.
+    /// Returns the group that owns this symmetric memory.
     #[must_use]
     pub fn group(&self) -> &Communicator {
         &self.core.group
@@ -189,8 +191,8 @@ impl Deref for SymmetricMemory {
     }
 }
 
-/// Creates the lanes: their memory on all ranks, which is zeroed before other ranks can access it, and each rank's control words.
-/// Collective.
+/// Creates the lanes of a group: their memory on all ranks, which is zeroed before other ranks can access it, and the control
+/// words of each rank. Collective.
 fn create_lanes(
     context: &LaneContext,
     address_space: &WindowAddressSpace,
@@ -215,7 +217,7 @@ fn create_lanes(
     agree(group.bootstrap(), create())
 }
 
-/// Whether there are more CPU ranks than cores for them. Collective.
+/// Returns true if the group has more CPU ranks than cores on which they may run. Collective.
 fn share_cores(group: &Communicator) -> Result<bool> {
     if group.device().backend().kind() != BackendKind::Host {
         return Ok(false);
@@ -228,8 +230,8 @@ fn share_cores(group: &Communicator) -> Result<bool> {
     has_more_ranks_than_cores(&group.bootstrap().all_gather(&own)?)
 }
 
-/// Whether there are more ranks than cores on which they may run, or than the CPU quota of a control group allows. `all` has a
-/// message of each rank: its available parallelism, then its cores.
+/// Returns true if there are more ranks than cores on which they may run, or more than the CPU quota of a control group allows.
+/// `all` has a message of each rank: its available parallelism, then the numbers of its cores.
 fn has_more_ranks_than_cores(all: &[Vec<u8>]) -> Result<bool> {
     let mut cpus: HashSet<&[u8; 4]> = HashSet::new();
     let mut most = usize::MAX;
@@ -247,8 +249,8 @@ fn has_more_ranks_than_cores(all: &[Vec<u8>]) -> Result<bool> {
     Ok(cpus.len().min(most) < all.len())
 }
 
-/// The number of blocks of one call that can be resident at once on every device, if every lane of every rank on the device has a
-/// call (two with programmatic launch); and whether all ranks are on one device. Collective.
+/// Returns the number of blocks of one collective call that can be resident at once on every device, if every lane of every rank
+/// on the device has a call in flight (two calls with programmatic launch); and true if all ranks are on one device. Collective.
 fn resident_blocks(group: &Communicator, kernels: &CollectiveKernels, lanes: u32) -> Result<(u32, bool)> {
     let comm = group.bootstrap();
     let fit = agree(comm, kernels.resident_blocks())?;

@@ -1,4 +1,4 @@
-//! The choice of an algorithm: a pure function of the call and of thresholds that are equal on all ranks.
+//! Chooses the algorithm of a collective call: a pure function of the call and of thresholds that are equal on all ranks.
 //!
 //! ```text
 //!   packets     data and flags in the same words; no barrier                           shortest calls
@@ -18,17 +18,17 @@ use crate::abi::{COLLECTIVE_THREADS, MAX_BLOCKS};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank sends its elements to all other ranks in packets with flags in them.
+    /// Every rank sends its elements to all other ranks in packets, which have data and flag in one machine word.
     #[doc(alias = "LL")]
     Packets,
-    /// Every rank reads the elements of all ranks.
+    /// Every rank reads the elements of all ranks and reduces all of them.
     OneShot,
-    /// Every rank reduces one part of the elements, and all ranks gather the parts.
+    /// Every rank reduces one part of the elements of all ranks, and all ranks gather the reduced parts.
     TwoShot,
 }
 
 impl Algorithm {
-    /// All algorithms, in the order of call lengths.
+    /// All algorithms, from the one for the shortest calls to the one for the longest.
     pub const ALL: [Self; 3] = [Self::Packets, Self::OneShot, Self::TwoShot];
 }
 
@@ -51,31 +51,34 @@ impl FromStr for Algorithm {
     }
 }
 
-/// The error for an unknown algorithm name.
+/// The error for an unknown name of a collective algorithm.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown algorithm `{name}`: use packets, one-shot or two-shot")]
 pub struct UnknownAlgorithm {
-    /// The name.
+    /// The unknown name.
     pub name: String,
 }
 
-/// The length up to which each algorithm is used, if the call supports the algorithm. Equal on all ranks.
+/// The input lengths up to which a collective call uses each algorithm, if the call supports the algorithm. They must be equal on
+/// all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// The maximum input length in bytes for packets.
+    /// The maximum input length in bytes for the packets algorithm.
     pub packets: usize,
-    /// The maximum input length in bytes for one-shot, if inputs are staged.
+    /// The maximum input length in bytes for the one-shot algorithm, if inputs are staged.
     pub one_shot_staged: usize,
-    /// The maximum input length in bytes for one-shot, if inputs are in windows.
+    /// The maximum input length in bytes for the one-shot algorithm, if inputs are in windows.
     pub one_shot_window: usize,
-    /// The maximum input length in bytes for which an input in a window is staged too: staging costs a copy and saves a barrier.
+    /// The maximum input length in bytes for which an input in a window is staged like other memory: staging costs a copy and
+    /// saves a barrier.
     pub stage_window: usize,
-    /// An algorithm to use for all calls that support it.
+    /// The algorithm for all calls that support it, whatever their length; `None` to choose by length.
     pub always: Option<Algorithm>,
 }
 
 impl Tuning {
-    /// The thresholds that were fastest in measurements: on two cores of a server, and on one H200 that all ranks share.
+    /// Returns the thresholds that were fastest in measurements, which ran on two cores of a server, and on one H200 that all
+    /// ranks share.
     #[must_use]
     pub fn measured(backend: BackendKind, ranks: u32) -> Self {
         let ranks = ranks.max(1) as usize;
@@ -89,8 +92,8 @@ impl Tuning {
             },
             _ => Self {
                 packets: 2 << 10,
-                // Among two ranks a byte crosses once either way. In one shot there is one barrier less; in two, a rank stages
-                // half as much.
+                // With two ranks, one-shot and two-shot move each byte between the ranks once. One-shot has one barrier less; in
+                // two-shot, a rank stages half as much.
                 one_shot_staged: if ranks <= 2 { 128 << 10 } else { 4 << 10 },
                 one_shot_window: 4 << 10,
                 stage_window: 0,
@@ -99,7 +102,7 @@ impl Tuning {
         }
     }
 
-    /// Whether a call reads inputs in a window directly.
+    /// Returns true if collective calls of this length read inputs in a window directly, without staging them.
     pub(super) fn reads_window(&self, len: u64) -> bool {
         len > self.stage_window as u64
     }
@@ -112,33 +115,33 @@ impl Tuning {
     }
 }
 
-/// The properties of a call on which its algorithm depends. Equal on all ranks.
+/// The properties of a collective call on which the choice of its algorithm depends. They are equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CallProperties {
     pub(super) ranks: u32,
-    /// The length of every rank's input.
+    /// The length in bytes of every rank's input.
     pub(super) len: u64,
-    /// Whether the inputs are in a window.
+    /// True if the inputs are in a window and are read there.
     pub(super) window: bool,
-    /// Whether the call is in place: the output of each rank is its input.
+    /// True if the call is in place: the output of each rank is its input.
     pub(super) in_place: bool,
-    /// Whether elements are reduced. Calls that only copy never use two-shot.
+    /// True if the call reduces elements. Calls that only copy never use two-shot.
     pub(super) reduces: bool,
 }
 
-/// Limits of the ranks' devices: the smallest of all ranks, so that they are equal on all ranks.
+/// Limits of the ranks' devices for collective calls: the smallest of all ranks, so that they are equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DeviceLimits {
-    /// The maximum number of bytes that a rank can send in packets.
+    /// The maximum number of bytes that a rank can send in packets in one collective call.
     pub(super) packets: u64,
-    /// The number of blocks of one rank's call that can be resident at once.
+    /// The number of blocks of one rank's collective call that can be resident at once.
     pub(super) blocks: u32,
-    /// Whether all ranks are on one device.
+    /// True if all ranks are on one device.
     pub(super) near: bool,
 }
 
 impl Lane {
-    /// The algorithm of a call with inputs of `len` bytes. Benchmarks report it.
+    /// Returns the algorithm of a collective call with inputs of `len` bytes, for reports of benchmarks.
     #[doc(hidden)]
     #[must_use]
     pub fn algorithm_of(&self, len: usize, window: bool, in_place: bool, reduces: bool) -> Algorithm {
@@ -149,11 +152,11 @@ impl Lane {
     }
 }
 
-/// Chooses the algorithm of a call.
+/// Chooses the algorithm of a collective call.
 pub(super) fn choose(properties: &CallProperties, tuning: &Tuning, limits: &DeviceLimits) -> Algorithm {
     let can = |algorithm| match algorithm {
         Algorithm::Packets => properties.len <= limits.packets,
-        // A rank would overwrite its input while other ranks read it.
+        // One-shot is impossible in place in a window, because a rank would overwrite its input while other ranks read it.
         Algorithm::OneShot => !(properties.window && properties.in_place),
         Algorithm::TwoShot => properties.reduces,
     };
@@ -170,7 +173,8 @@ pub(super) fn choose(properties: &CallProperties, tuning: &Tuning, limits: &Devi
     }
 }
 
-/// The number of blocks of a call: one for each tile of the input, and at most as many as can be resident at once.
+/// Returns the number of blocks of a collective call: one for each tile of the input, and at most as many as can be resident at
+/// once.
 pub(super) fn blocks(algorithm: Algorithm, properties: &CallProperties, limits: &DeviceLimits) -> u32 {
     let threads = u64::from(COLLECTIVE_THREADS);
     let tiles = match algorithm {

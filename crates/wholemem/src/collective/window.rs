@@ -9,10 +9,10 @@ use wholemem_hal::Span;
 use super::window_table::WindowId;
 use crate::{Error, Result, WindowRef};
 
-/// The windows that this rank has dropped since the last exchange.
+/// The ids of the windows that this rank has dropped and not yet reported to the other ranks.
 pub(super) type DroppedWindows = Arc<Mutex<Vec<WindowId>>>;
 
-/// Memory of which every rank has a part, and which every rank has mapped. Clones refer to the same window.
+/// A window: memory of which every rank has a part, and which every rank has mapped. Clones refer to the same window.
 ///
 /// Dropping the last clone releases this rank's mappings, without communication. After all ranks have dropped the window, its
 /// addresses are reused, so finish the work that uses it first.
@@ -47,19 +47,20 @@ pub struct Window {
 #[derive(Debug)]
 pub(super) struct WindowCore {
     pub(super) id: WindowId,
-    /// The list of the group's dropped windows, which also identifies the group.
+    /// The list of the group's dropped windows. Two windows of the same group share the list, so it also identifies the group.
     pub(super) dropped: DroppedWindows,
     pub(super) own: Rank,
-    /// The parts by rank; `None` for a rank without bytes.
+    /// The memory of each rank's part of the window; `None` for a rank without bytes.
     pub(super) spans: Vec<Option<Span>>,
-    /// Keeps all parts alive, and the table of their addresses if they are not at equal distances.
+    /// Keeps the parts of all ranks alive, and the table of their addresses if the window needs one.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
 }
 
 impl Drop for WindowCore {
     fn drop(&mut self) {
-        // Other code only pushes to the list or takes all of it, so the list is consistent after a panic.
+        // Code that holds this lock only adds to the list of dropped windows or takes all of it, so the list is consistent after
+        // a panic.
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
     }
 }
@@ -69,31 +70,31 @@ impl Window {
         Self { core: Arc::new(core) }
     }
 
-    /// The length of this rank's part.
+    /// Returns the length in bytes of this rank's part of the window.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len_of(self.core.own)
     }
 
-    /// Whether this rank's part has no bytes.
+    /// Returns true if this rank's part of the window has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The length of a rank's part; zero for a rank that does not exist.
+    /// Returns the length in bytes of a rank's part of the window; zero for a rank that does not exist.
     #[must_use]
     pub fn len_of(&self, rank: Rank) -> usize {
         self.span_of(rank).map_or(0, Span::len)
     }
 
-    /// This rank's part; `None` if it is [empty](Self::is_empty).
+    /// Returns this rank's part of the window; `None` if the part is [empty](Self::is_empty).
     #[must_use]
     pub fn local(&self) -> Option<&Span> {
         self.span_of(self.core.own)
     }
 
-    /// A range of a rank's part: `len` bytes at `offset`.
+    /// Returns `len` bytes at `offset` of a rank's part of the window.
     ///
     /// # Errors
     /// [`Error::NoPart`] for bytes outside the rank's part.
@@ -106,13 +107,13 @@ impl Window {
         }
     }
 
-    /// The addresses at which this rank has mapped the parts, for kernels.
+    /// Returns the addresses at which this rank has mapped all parts of the window, for kernels.
     #[must_use]
     pub fn window_ref(&self) -> WindowRef {
         self.core.reference
     }
 
-    /// The bytes from `range.start` to `range.end` of every rank's part, as a buffer of a collective call.
+    /// Returns the bytes from `range.start` to `range.end` of every rank's part of the window, as a buffer of a collective call.
     #[must_use]
     pub fn range(&self, range: Range<usize>) -> Buffer<'_> {
         Buffer::Window { window: self, range }
@@ -128,16 +129,16 @@ impl Window {
 }
 
 /// The input or output of a collective call: memory of this rank, which is staged, or a range of a window, which other ranks
-/// access directly. All ranks pass the same kind and the same range.
+/// access directly. All ranks pass the same kind of buffer, and the same range of a window.
 #[derive(Debug, Clone)]
 pub enum Buffer<'a> {
-    /// Memory of this rank.
+    /// Memory of this rank only, which the call stages.
     Own(&'a Span),
     /// A range of every rank's part of a window.
     Window {
-        /// The window.
+        /// The window that has the buffer.
         window: &'a Window,
-        /// The bytes.
+        /// The bytes of the buffer, as a range of every rank's part of the window.
         range: Range<usize>,
     },
 }
@@ -148,7 +149,8 @@ impl<'a> From<&'a Span> for Buffer<'a> {
     }
 }
 
-/// All of this rank's part. The part of every other rank must be at least as long.
+/// Converts a window to a buffer of a collective call: all of this rank's part. The part of every other rank must be at least as
+/// long.
 impl<'a> From<&'a Window> for Buffer<'a> {
     fn from(window: &'a Window) -> Self {
         window.range(0..window.len())
@@ -156,7 +158,7 @@ impl<'a> From<&'a Window> for Buffer<'a> {
 }
 
 impl Buffer<'_> {
-    /// Its length in bytes.
+    /// Returns the length of this buffer in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Own(span) => span.len(),

@@ -6,29 +6,29 @@ use wholemem_hal::{Allocation, CudaMallocBuffer, Device, Granule, ShareHandle};
 use crate::{Error, Result};
 use wholemem_os::width::to_usize;
 
-/// One rank's part of a window, as ranks exchange it when they create the window.
+/// One rank's part of a window, as the ranks send it to each other when they create the window.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct WindowPart {
-    /// Its length in bytes.
+    /// The length in bytes of the window part.
     pub(super) len: usize,
-    /// The offset of the part in its first allocation.
+    /// The offset in bytes of the window part in its first allocation.
     pub(super) skip: usize,
-    /// The lengths of the allocations, in whole granules.
+    /// The lengths of the allocations of the window part, in bytes: whole granules.
     pub(super) allocation_lens: Vec<usize>,
 }
 
 /// One rank's part of a window of `cudaMalloc` memory: a CUDA IPC handle instead of allocations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct IpcWindowPart {
-    /// Its length in bytes.
+    /// The length in bytes of the window part.
     pub(super) len: usize,
-    /// Its offset in the memory of the handle.
+    /// The offset in bytes of the window part in the memory of the CUDA IPC handle.
     pub(super) offset: usize,
     pub(super) handle_bytes: [u8; 64],
 }
 
 impl IpcWindowPart {
-    /// Exports a buffer for other processes.
+    /// Exports a `cudaMalloc` buffer for other processes.
     pub(super) fn of(buffer: &CudaMallocBuffer) -> Result<Self> {
         match buffer.export()? {
             ShareHandle::CudaIpc { token: handle_bytes, offset } => {
@@ -41,7 +41,7 @@ impl IpcWindowPart {
         }
     }
 
-    /// Opens another process's buffer.
+    /// Opens the `cudaMalloc` buffer of another process.
     pub(super) fn open(&self, device: &Device) -> Result<CudaMallocBuffer> {
         let handle = ShareHandle::CudaIpc { token: self.handle_bytes, offset: self.offset };
         Ok(CudaMallocBuffer::import(device, &handle, self.len)?)
@@ -52,7 +52,7 @@ impl IpcWindowPart {
         [&words.concat()[..], &self.handle_bytes].concat()
     }
 
-    /// Decodes the part of a rank.
+    /// Decodes the description that `rank` sends of its part of a window of `cudaMalloc` memory.
     pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
         let (words, handle_bytes) = bytes.split_at_checked(16).ok_or_else(|| malformed(rank))?;
         let WindowPart { len, skip: offset, .. } = WindowPart::from_bytes(rank, words)?;
@@ -61,7 +61,7 @@ impl IpcWindowPart {
 }
 
 impl WindowPart {
-    /// A part of new memory: one allocation.
+    /// Describes a window part of new memory: one allocation.
     ///
     /// # Errors
     /// [`Error::TooLong`] if whole granules of it do not fit in an address space.
@@ -70,13 +70,13 @@ impl WindowPart {
         Ok(Self { len, skip: 0, allocation_lens: if len == 0 { Vec::new() } else { vec![allocation_len] } })
     }
 
-    /// A part that is a whole allocation.
+    /// Describes a window part that is a whole existing allocation.
     pub(super) fn of(memory: &Allocation) -> (Self, Vec<Allocation>) {
         let len = memory.len();
         (Self { len, skip: 0, allocation_lens: vec![len] }, vec![memory.clone()])
     }
 
-    /// A part of memory that other code has mapped at `address`: all allocations in the range.
+    /// Describes a window part of memory that other code has mapped at `address`: all allocations in that range of addresses.
     pub(super) fn adopt(device: &Device, address: u64, len: usize) -> Result<(Self, Vec<Allocation>)> {
         let segments = Allocation::adopt(device, address, len)?;
         let Some(first) = segments.first() else {
@@ -89,7 +89,7 @@ impl WindowPart {
         Ok((Self { len, skip, allocation_lens }, memory))
     }
 
-    /// The length of the address range that it needs.
+    /// Returns the length in bytes of the address range that the window part needs.
     pub(super) fn address_len(&self) -> usize {
         self.allocation_lens.iter().fold(0, |sum, len| sum.saturating_add(*len))
     }
@@ -99,7 +99,7 @@ impl WindowPart {
         words.flat_map(|word| (word as u64).to_le_bytes()).collect()
     }
 
-    /// Decodes the part of a rank.
+    /// Decodes the description that `rank` sends of its part of a window.
     pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
         let (words, []) = bytes.as_chunks() else { return Err(malformed(rank)) };
         let word = |word: &[u8; 8]| usize::try_from(u64::from_le_bytes(*word)).map_err(|_| malformed(rank));
@@ -109,7 +109,7 @@ impl WindowPart {
     }
 }
 
-/// The error for a rank that sends a malformed part.
+/// Returns the error for a rank that sends a malformed part of a window.
 pub(super) fn malformed(rank: Rank) -> Error {
     wholemem_comm::Error::Protocol { rank, what: "its part of a window is malformed" }.into()
 }

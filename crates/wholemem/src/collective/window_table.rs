@@ -1,4 +1,4 @@
-//! The offsets of all windows of a group. Every rank has a table, and the tables are equal on all ranks.
+//! The table of the offsets of all windows of a group. Every rank has a table, and the tables are equal on all ranks.
 //!
 //! ```text
 //!   one rank's share of the addresses, `stride` long, the same offsets on every rank
@@ -15,18 +15,18 @@ use wholemem_hal::{Granule, Suballocator};
 
 use crate::{Error, Result};
 
-/// The alignment of slots in the heap: whole cache lines.
+/// The alignment in bytes of the windows in the heap of small windows: whole cache lines.
 const SLOT: usize = 256;
 
-/// The id of a window, equal on all ranks.
+/// The id of a window, which is equal on all ranks.
 pub(crate) type WindowId = u64;
 
-/// The offset of a window in each rank's share of the addresses, or in the heap.
+/// The offset of a window: in each rank's share of the window addresses, or in the heap of small windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WindowOffset {
-    /// The window has its own mappings, at this offset in the share.
+    /// The window has its own mappings, at this offset in each rank's share of the addresses.
     Mapped(usize),
-    /// The window is in the heap, at this offset in the heap.
+    /// The window is at this offset in the heap of small windows.
     Heap(usize),
 }
 
@@ -37,13 +37,13 @@ struct WindowEntry {
     dropped: u32,
 }
 
-/// All windows of one group, and the free addresses.
+/// The table of all windows of one group, and of the free addresses.
 #[derive(Debug)]
 pub(crate) struct WindowTable {
     ranks: u32,
     granule: Granule,
     space: Suballocator,
-    /// The offset from which no address has been used by a window.
+    /// The lowest offset from which on no window has used the addresses.
     fresh: usize,
     heap: Suballocator,
     next: WindowId,
@@ -51,24 +51,27 @@ pub(crate) struct WindowTable {
 }
 
 impl WindowTable {
-    /// An empty table, for shares of `stride` bytes of addresses and a heap of `heap_len` bytes.
+    /// Creates a table without windows. Each rank has `stride` bytes of addresses and a heap of `heap_len` bytes for small
+    /// windows.
     pub(crate) fn new(ranks: u32, granule: Granule, stride: usize, heap_len: usize) -> Self {
         let (space, heap) = (Suballocator::new(stride), Suballocator::new(heap_len));
         Self { ranks, granule, space, fresh: 0, heap, next: 0, entries: BTreeMap::new() }
     }
 
-    /// Whether a window of at most `len` bytes on each rank belongs in the heap, because it would leave most of a granule unused.
+    /// Returns true if a window of at most `len` bytes on each rank belongs in the heap of small windows, because mappings of its
+    /// own would leave most of a granule unused, and if the heap has space for it.
     pub(crate) fn is_small(&self, len: usize) -> bool {
         len <= self.granule.len() / 2 && len <= self.heap.largest_free().saturating_sub(SLOT)
     }
 
-    /// Adds a window in the heap.
+    /// Adds a window to the heap of small windows. Returns its id and its offset in the heap.
     pub(crate) fn insert_in_heap(&mut self, len: usize) -> Result<(WindowId, usize)> {
         let offset = self.heap.allocate(len.max(1), SLOT).map_err(|_| self.full(len))?;
         Ok((self.insert(WindowOffset::Heap(offset)), offset))
     }
 
-    /// Adds a window that has its own mappings. `len` is the maximum length of a rank's part.
+    /// Adds a window that has its own mappings, where `len` is the maximum length of a rank's part. Returns its id and its
+    /// offset.
     pub(crate) fn insert_mapped(&mut self, len: usize) -> Result<(WindowId, usize)> {
         let len = self.granule.round_up(len.max(1)).ok_or_else(|| self.full(len))?;
         let fresh = self.fresh;
@@ -82,7 +85,7 @@ impl WindowTable {
         Ok((self.insert(WindowOffset::Mapped(offset)), offset))
     }
 
-    /// Records that a rank has dropped a window.
+    /// Records that one rank has dropped a window. Removes the window after all ranks have dropped it.
     pub(crate) fn record_drop(&mut self, id: WindowId) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         entry.dropped += 1;
@@ -91,9 +94,9 @@ impl WindowTable {
         }
     }
 
-    /// Removes a window.
+    /// Removes a window and frees its addresses.
     pub(crate) fn remove(&mut self, id: WindowId) {
-        // The range of an entry is allocated as long as the entry exists, so freeing it succeeds.
+        // The address range of a window is allocated as long as the window is in the table, so freeing the range succeeds.
         let _ = match self.entries.remove(&id).map(|entry| entry.offset_kind) {
             Some(WindowOffset::Mapped(offset)) => self.space.free(offset),
             Some(WindowOffset::Heap(offset)) => self.heap.free(offset),

@@ -7,8 +7,8 @@ use wholemem_comm::{Bootstrap, Rank, VoteResult};
 
 use crate::error::{Error, Result};
 
-/// Returns this rank's result if the step succeeded on every rank, and otherwise the error of the lowest rank that failed.
-/// Collective.
+/// Returns `outcome` if the step of a collective call succeeded on every rank, and otherwise the error of the lowest rank that
+/// failed. Collective.
 pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     let vote = outcome.as_ref().map(drop).map_err(to_text);
     match comm.agree(vote.as_ref().map(drop).map_err(String::as_str))? {
@@ -20,15 +20,15 @@ pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
 /// The arguments of a collective call that a rank sends to all ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct CallTerms {
-    /// Values that may differ between ranks; the same number of words on all ranks.
+    /// Values of this rank, which may differ between ranks. All ranks send the same number of words.
     pub(crate) own: Vec<u64>,
-    /// Arguments that must be equal on all ranks.
+    /// Encoded arguments of the collective call that must be equal on all ranks.
     pub(crate) same: Vec<u8>,
 }
 
-/// Exchanges the terms of a collective call and returns the `own` values of every rank. If a rank passes an error, all ranks return
-/// the error of the lowest such rank. If a rank makes another call or passes another `same`, all ranks return [`Error::Differs`].
-/// Collective.
+/// Exchanges the arguments of a collective call and returns the `own` values of every rank. If a rank passes an error, all ranks
+/// return the error of the lowest such rank. If a rank makes another call or passes another `same`, all ranks return
+/// [`Error::Differs`]. Collective.
 pub(crate) fn exchange_terms(
     comm: &Bootstrap,
     call: &str,
@@ -70,10 +70,12 @@ pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Encodes an error as text for a message: its code, its hint if it has one, its message and the messages of its sources.
+/// Encodes an error as text for a message to other ranks: its code, its hint if it has one, its text and the texts of its
+/// sources.
 pub(crate) fn to_text(error: &Error) -> String {
     let mut text = format!("{} {}\n{error}", error.code(), error.hint().unwrap_or_default());
-    // A transparent error has the message of its source, which must not be repeated.
+    // The text of a transparent error is the text of its source, which must not be repeated, so the loop begins after that
+    // source.
     let mut source = error.source();
     while let Some(error) = source {
         let _ = write!(text, ": {error}");
@@ -82,7 +84,7 @@ pub(crate) fn to_text(error: &Error) -> String {
     text
 }
 
-/// Decodes the words in a message of a rank.
+/// Decodes a message of `rank` that must have exactly `COUNT` words.
 pub(crate) fn words_of<const COUNT: usize>(rank: Rank, bytes: &[u8]) -> Result<[u64; COUNT]> {
     let words = match bytes.as_chunks() {
         (words, []) => <[[u8; 8]; COUNT]>::try_from(words).ok(),
@@ -93,7 +95,7 @@ pub(crate) fn words_of<const COUNT: usize>(rank: Rank, bytes: &[u8]) -> Result<[
     Ok(words.map(u64::from_le_bytes))
 }
 
-/// Decodes the error in a message of a rank.
+/// Decodes the error in a message that `rank` sent.
 pub(crate) fn from_text(rank: Rank, text: &str) -> Error {
     let decode = || {
         let (about, reason) = text.split_once('\n')?;

@@ -1,4 +1,4 @@
-//! The communicator: a group of ranks, each with a device, that share memory and make collective calls.
+//! The communicator: a rank's membership in a group of ranks, each with a device, that share memory and make collective calls.
 
 mod agreement;
 mod process_ranks;
@@ -48,7 +48,7 @@ struct CommunicatorState {
     host_device: Device,
     kernels: RowKernels,
     process_ranks: Arc<ProcessRanks>,
-    /// The number of memories that this rank has started to create.
+    /// The number of shared memories that this rank has started to create.
     memories: AtomicU64,
     staging: StagingPool,
 }
@@ -81,7 +81,7 @@ impl Communicator {
         let id = bootstrap.broadcast(Rank(0), &GroupId::random().0)?;
         let id = GroupId::from_bytes(&id)?;
         let process_ranks = ProcessRanks::join(id, bootstrap.rank(), device);
-        // After the vote, all ranks of this process are registered in `ProcessRanks`.
+        // When `agree` below returns, all ranks of this process are registered in `ProcessRanks`.
         let loaded = RowKernels::load(device).and_then(|kernels| Ok((kernels, host_device(device)?)));
         let (kernels, host_device) = agree(&bootstrap, loaded)?;
         let (device, memories) = (device.clone(), AtomicU64::new(0));
@@ -119,7 +119,8 @@ impl Communicator {
         in_threads(members, |(bootstrap, device)| Self::create(bootstrap, device))
     }
 
-    /// Calls `work` for each of these ranks, each in its own thread, as collective calls require if one process has several ranks.
+    /// Calls `work` for each rank of `ranks` in its own thread, because collective calls need a thread for each rank of a
+    /// process.
     ///
     /// # Errors
     /// The error of the lowest rank that failed.
@@ -127,8 +128,8 @@ impl Communicator {
         in_threads(ranks.iter().collect(), work)
     }
 
-    /// Runs `work` on `ranks` ranks that are threads of this process, and returns their results in the order of ranks. The
-    /// devices are those of [`Backend::auto`]: rank `n` has device `n`, modulo the number of devices.
+    /// Runs `work` on `ranks` ranks that are threads of this process, and returns the results in the order of ranks. The devices
+    /// are those of [`Backend::auto`]: rank `n` has device `n`, modulo the number of devices.
     ///
     /// ```
     /// use wholemem::Communicator;
@@ -148,37 +149,37 @@ impl Communicator {
         Self::on_each(&Self::local(&devices)?, work)
     }
 
-    /// This rank.
+    /// Returns the number of this rank in its group.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.core.bootstrap.rank()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks in the group.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.core.bootstrap.size()
     }
 
-    /// This rank's device.
+    /// Returns this rank's device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device
     }
 
-    /// Returns a new number for a memory of this rank.
+    /// Returns a number for a shared memory of this rank that no earlier memory has.
     pub(crate) fn next_memory(&self) -> u64 {
         self.core.memories.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The connection to the other ranks: bytes and file descriptors, without a device.
+    /// Returns the connection to the other ranks, which transfers bytes and file descriptors and needs no device.
     #[must_use]
     pub fn bootstrap(&self) -> &Bootstrap {
         &self.core.bootstrap
     }
 
-    /// Waits until all ranks have called it. After the barrier, every rank sees the data that blocking calls of any rank, such as
-    /// [`scatter`](crate::WholeTensor::scatter), wrote before the barrier. Collective.
+    /// Waits until all ranks have called `barrier`. After the barrier, every rank sees the data that blocking calls of any rank,
+    /// such as [`scatter`](crate::WholeTensor::scatter), wrote before the barrier. Collective.
     ///
     /// It does not wait for work that was enqueued on streams: [`barrier_on`](Self::barrier_on) does.
     ///
@@ -188,9 +189,9 @@ impl Communicator {
         Ok(self.core.bootstrap.barrier()?)
     }
 
-    /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued before
-    /// it. A gather after the barrier sees every scatter of any rank before it. Collective; it waits for the work of `stream` and
-    /// for all ranks.
+    /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued
+    /// before it. A gather after the barrier sees every scatter of any rank before it. Collective. Blocks until the work of
+    /// `stream` has ended and all ranks have called `barrier_on`.
     ///
     /// # Errors
     /// [`Error::Hal`] if the work failed or the stream is being captured; [`Error::Comm`].
@@ -206,7 +207,7 @@ impl Communicator {
         self.core.staging.with(&self.core.device, work)
     }
 
-    /// The device on which this rank's host memory is allocated.
+    /// Returns the device on which this rank's host memory is allocated.
     pub(crate) fn host_device(&self) -> &Device {
         &self.core.host_device
     }
@@ -220,7 +221,7 @@ impl Communicator {
     }
 }
 
-/// The device for host memory.
+/// Returns the device on which a rank with the given device allocates host memory.
 fn host_device(device: &Device) -> Result<Device> {
     if device.backend().kind() == BackendKind::Host {
         return Ok(device.clone());
@@ -228,7 +229,7 @@ fn host_device(device: &Device) -> Result<Device> {
     Ok(Backend::host(HostConfig::default())?.device(0)?)
 }
 
-/// Runs `work` on each item, each in its own thread.
+/// Runs `work` on each item, each in its own thread, and returns the results in the order of the items.
 fn in_threads<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> Result<T> + Sync) -> Result<Vec<T>> {
     std::thread::scope(|scope| {
         let work = &work;
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(failed, Err(Error::Interrupted));
     }
 
-    /// Rank 0 broadcasts a message of an invalid length.
+    /// Here rank 0 broadcasts a group id of an invalid length.
     #[test]
     fn a_malformed_group_id_is_an_error() {
         let [first, second] = <[_; 2]>::try_from(Bootstrap::local(2).unwrap()).unwrap();

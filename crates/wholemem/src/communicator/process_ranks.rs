@@ -1,4 +1,4 @@
-//! The ranks of a group that are in this process. They share one mapping of each memory.
+//! The ranks of a group that are in this process. They share one mapping of each shared memory.
 //!
 //! ```text
 //!   process A                                   process B
@@ -21,7 +21,7 @@ use wholemem_hal::{Device, Grant, Rights};
 
 use crate::error::Result;
 
-/// Identifies a group within a process.
+/// Identifies a group of ranks within a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GroupId(pub(crate) [u8; 16]);
 
@@ -34,7 +34,7 @@ impl GroupId {
         Self(id)
     }
 
-    /// Decodes the id that rank 0 broadcast.
+    /// Decodes the group id that rank 0 broadcast.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let what = "the id of its group has an invalid length";
         let broken = |_| wholemem_comm::Error::Protocol { rank: Rank(0), what };
@@ -42,7 +42,7 @@ impl GroupId {
     }
 }
 
-/// The groups that have a rank in this process.
+/// All groups that have a rank in this process.
 static GROUPS: LazyLock<Mutex<HashMap<GroupId, Weak<ProcessRanks>>>> = LazyLock::new(Mutex::default);
 
 /// The ranks of one group that are in this process.
@@ -55,12 +55,12 @@ pub(crate) struct ProcessRanks {
 #[derive(Debug, Default)]
 struct ProcessRanksState {
     members: BTreeMap<Rank, Device>,
-    /// Values that one rank passes to another, by sender and receiver.
+    /// Values that one rank of this process passes to another, by the sending and the receiving rank.
     passed: HashMap<(Rank, Rank), Box<dyn Any + Send>>,
 }
 
 impl ProcessRanks {
-    /// Adds a rank with its device.
+    /// Adds a rank with its device to the ranks of its group in this process.
     pub(crate) fn join(id: GroupId, rank: Rank, device: &Device) -> Arc<Self> {
         let mut groups = lock(&GROUPS);
         let group = groups.get(&id).and_then(Weak::upgrade).unwrap_or_else(|| {
@@ -73,8 +73,8 @@ impl ProcessRanks {
         group
     }
 
-    /// The ranks on the same backend as `rank`, including itself, in ascending order. They share mappings. All ranks must have
-    /// joined.
+    /// Returns the ranks of this process on the same backend as `rank`, including itself, in ascending order. They share
+    /// mappings. All ranks must have joined.
     pub(crate) fn ranks_on_backend(&self, rank: Rank) -> Vec<Rank> {
         let state = self.state();
         let own = state.members.get(&rank).expect("a rank joins before its communicator is created");
@@ -82,7 +82,7 @@ impl ProcessRanks {
         on_backend.map(|(rank, _)| *rank).collect()
     }
 
-    /// Grants read and write access to the devices of `ranks`, each device once.
+    /// Returns grants of read and write access for the devices of `ranks`, each device once.
     pub(crate) fn grants(&self, ranks: &[Rank]) -> Vec<Grant> {
         let state = self.state();
         let mut devices: Vec<_> =
@@ -92,12 +92,12 @@ impl ProcessRanks {
         devices.into_iter().map(|device| Grant { device, rights: Rights::ReadWrite }).collect()
     }
 
-    /// Stores a value that the rank `to` takes.
+    /// Stores a value that rank `from` passes to rank `to` of this process.
     pub(crate) fn put(&self, from: Rank, to: Rank, value: impl Any + Send) {
         self.state().passed.insert((from, to), Box::new(value));
     }
 
-    /// Takes the value that the rank `from` has stored for the rank `to`.
+    /// Takes the value that rank `from` of this process has stored for rank `to`.
     pub(crate) fn take<T: Any>(&self, from: Rank, to: Rank) -> Option<T> {
         let value = self.state().passed.remove(&(from, to))?;
         value.downcast().ok().map(|value| *value)
@@ -111,7 +111,7 @@ impl ProcessRanks {
 impl Drop for ProcessRanks {
     fn drop(&mut self) {
         let mut groups = lock(&GROUPS);
-        // A rank may have joined the group again and inserted a new entry.
+        // A rank may have joined the group again and inserted a new entry, which must remain.
         if groups.get(&self.id).is_some_and(|group| group.strong_count() == 0) {
             groups.remove(&self.id);
         }
@@ -119,7 +119,7 @@ impl Drop for ProcessRanks {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is one insert or one remove, so the map is consistent after a panic.
+    // Each change under this lock is one insert or one remove, so the map is consistent after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -18,31 +18,31 @@ use wholemem_hal::{Device, PinnedBuffer, Rights, Span, Stream};
 use crate::dtype::Element;
 use crate::error::Result;
 
-/// The length of the pieces in which long slices are staged.
+/// The maximum length in bytes of a pooled staging buffer. Longer slices are staged in pieces.
 pub(crate) const STAGING_LEN: usize = 16 << 20;
 
-/// The idle streams and buffers of a communicator.
+/// The idle streams and staging buffers of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct StagingPool {
     spare: Mutex<Vec<Staging>>,
 }
 
 impl StagingPool {
-    /// Calls `work` with a stream and buffers that no other call uses at the same time.
+    /// Calls `work` with a stream and a staging buffer that no other call uses at the same time.
     pub(super) fn with<T>(&self, device: &Device, work: impl FnOnce(&mut Staging) -> Result<T>) -> Result<T> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut staging = match spare {
             Some(staging) => staging,
             None => Staging { stream: device.stream()?, buffer: None },
         };
-        // After a failure the device may still access the buffer, so it is not reused.
+        // If `work` fails, the device may still access the staging buffer, so the buffer is not reused.
         let outcome = work(&mut staging)?;
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
         Ok(outcome)
     }
 }
 
-/// A stream for one call at a time, and a pinned buffer if the stream does not run inline.
+/// A stream for one blocking call at a time, and a pinned staging buffer if the stream does not run inline.
 #[derive(Debug)]
 pub(crate) struct Staging {
     stream: Stream,
@@ -54,7 +54,8 @@ impl Staging {
         &self.stream
     }
 
-    /// A buffer of at least `len` bytes. It is reused by later calls if it is not longer than [`STAGING_LEN`].
+    /// Returns a pinned staging buffer of at least `len` bytes. Later calls reuse the buffer if it is not longer than
+    /// [`STAGING_LEN`].
     pub(crate) fn buffer(&mut self, len: usize) -> Result<PinnedBuffer> {
         if let Some(buffer) = self.buffer.as_ref().filter(|buffer| buffer.len() >= len) {
             return Ok(buffer.clone());
@@ -69,16 +70,16 @@ impl Staging {
     }
 }
 
-/// Calls `work` with a span of the memory of a slice, which work of `stream` may read. The stream must run inline.
+/// Calls `work` with a span of a slice's memory, which work of `stream` may read. The stream must run inline.
 pub(crate) fn lend<T: Element, R>(stream: &Stream, slice: &[T], work: impl FnOnce(&Span) -> R) -> R {
     let address = slice.as_ptr().expose_provenance();
     lend_memory(stream, (address, size_of_val(slice)), Rights::Read, work)
 }
 
-/// Calls `work` with a span of the memory of a slice, which work of `stream` may read and write. The stream must run inline.
+/// Calls `work` with a span of a slice's memory, which work of `stream` may read and write. The stream must run inline.
 pub(crate) fn lend_mut<T: Element, R>(stream: &Stream, slice: &mut [T], work: impl FnOnce(&Span) -> R) -> R {
     let address = slice.as_mut_ptr().expose_provenance();
-    // Every bit pattern is a valid element, so any write leaves valid values.
+    // Every bit pattern is a valid `T`, so any write to the slice leaves valid values.
     lend_memory(stream, (address, size_of_val(slice)), Rights::ReadWrite, work)
 }
 
@@ -90,17 +91,17 @@ fn lend_memory<R>(
 ) -> R {
     assert!(stream.runs_inline(), "a stream that does not run inline may access the memory after the call");
     let owner = Arc::new(());
-    // Declared before the span, so that it is dropped after the span, also if `work` panics.
+    // The loan is declared before the span, so that it is dropped after the span, even if `work` panics.
     let _loan = SliceLoan { owner: &owner };
-    // SAFETY: the caller has borrowed the memory until this function returns, mutably if the rights include writing. Work of an
-    // inline stream has run when the enqueueing call returns. No later use is possible: if a clone of the span remains, dropping
-    // the `SliceLoan` aborts the process.
+    // SAFETY: the caller of `lend_memory` has borrowed the `len` bytes at `address` until this function returns, mutably if the
+    // rights include writing. Work of an inline stream has run when the enqueueing call returns. No later use is possible: if a
+    // clone of the span remains, dropping the `SliceLoan` aborts the process.
     let span =
         unsafe { Span::foreign(stream.device(), address as u64, len, rights, Arc::<()>::clone(&owner)) };
     work(&span)
 }
 
-/// A borrow of memory that spans refer to. When it ends, no span may remain; otherwise it aborts the process.
+/// A borrow of memory that spans refer to. If a span still exists when the borrow ends, dropping it aborts the process.
 struct SliceLoan<'a> {
     owner: &'a Arc<()>,
 }
@@ -141,7 +142,7 @@ mod tests {
         };
         assert_eq!(spare(), [128]);
         pool.with(device, |staging| {
-            // A concurrent call uses another stream.
+            // A concurrent call uses another stream than the outer call.
             let other = pool.with(device, |other| Ok(other.stream().clone())).unwrap();
             assert_ne!(&other, staging.stream());
             Ok(())
