@@ -37,13 +37,14 @@ use self::collective::{WAIT_SLICE, wait_remaining_timeout};
 /// The default timeout of an operation; see [`Bootstrap::set_timeout`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The maximum group size. A wrong size is an error at once, instead of a timeout.
+/// The maximum number of ranks in a group. A larger requested group size is an error at once, instead of a timeout.
 const MAX_RANKS: u32 = 1 << 16;
 
-/// The timeout that is used for a deadline that never passes.
+/// The timeout for joining a group if the caller's deadline never passes: ten years.
 const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// How much longer than the progress thread a caller waits, so that a defect of the progress thread does not hang it.
+/// The extra time for which a joining caller waits after its timeout, so that a defect of the progress thread does not
+/// make the caller hang.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// One rank's membership in a group.
@@ -57,15 +58,15 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Bootstrap {
     pub(crate) core: Arc<RankCore>,
     pub(crate) timeout: Duration,
-    /// Whether an operation is in progress.
+    /// True while an operation of this communicator is in progress.
     busy: AtomicBool,
-    /// The progress thread, until this rank leaves.
+    /// The join handle of the communicator's progress thread, until this rank leaves the group.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Bootstrap {
-    /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have joined. If ranks are missing, it
-    /// fails when the deadline passes, at most half a second later.
+    /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have joined. If ranks are missing, the
+    /// call fails when the deadline passes, at most half a second later.
     ///
     /// If ranks die after others have joined them, all survivors get [`Error::PeerLost`] within a second of each
     /// other: when the last of them has called `create`, or else at the deadline. So the survivors can create a new
@@ -82,8 +83,8 @@ impl Bootstrap {
         Self::create_part(id, rank, size, timeout, None)
     }
 
-    /// Joins a group. If it is split from another group, `split_from` is that group, and all its members are members
-    /// of that.
+    /// Joins a group. If the group is split from another group, `split_from` is that original group, which contains all
+    /// members of the new group.
     fn create_part(
         id: &UniqueId,
         rank: Rank,
@@ -98,12 +99,12 @@ impl Bootstrap {
             return Err(Error::TooManyRanks { size, limit: MAX_RANKS });
         }
         id.check_location(rank)?;
-        // A rank may receive descriptors from every other rank.
+        // Raised because a rank may receive file descriptors from every other rank of the group.
         wholemem_os::descriptors::raise_limit();
         let tree = Tree::new(rank, size);
         let core = Arc::new(RankCore::create(id.clone(), tree)?);
-        // A rank without children listens too: if its parent dies, other ranks probe its address to check whether it
-        // lives.
+        // A rank without children listens too: if its parent dies, other ranks connect to its address to check whether
+        // the rank lives.
         let acceptor = match tree.neighbours().next() {
             Some(_) => Some(Acceptor::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
             None => None,
@@ -114,7 +115,7 @@ impl Bootstrap {
             .spawn(move || progress.run())
             .map_err(|error| OsError::Call {
                 call: "clone",
-                // An error without an errno means that the name contains a zero byte.
+                // If starting a thread fails without an errno, the thread name contains a zero byte.
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
             })?;
         let (busy, thread) = (AtomicBool::new(false), Mutex::new(Some(thread)));
@@ -180,25 +181,25 @@ impl Bootstrap {
         self.core.tree.rank
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the group.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.core.tree.size
     }
 
-    /// Returns how long each operation waits for the other ranks.
+    /// Returns the time for which each operation waits for the other ranks.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Sets how long each operation waits for the other ranks. It should be the same on all of them.
+    /// Sets the time for which each operation waits for the other ranks. All ranks should set the same timeout.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Returns the number of connections to other ranks: at most five initially, and one more for each other rank
-    /// with which long messages were exchanged.
+    /// Returns the number of connections of this rank to other ranks: at most five initially, and one more for each
+    /// other rank with which it has exchanged long messages.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.core.links().len() + self.core.paths().open()
@@ -241,7 +242,7 @@ impl Bootstrap {
     /// ```
     pub fn leave(&self) {
         if !self.core.epoch.is_current() {
-            // In a forked child the thread and the group belong to the parent.
+            // In a forked child, the progress thread and the membership in the group belong to the parent process.
             return;
         }
         let is_new = {
@@ -262,7 +263,8 @@ impl Bootstrap {
         }
     }
 
-    /// Leaves the group, and returns whether it was still usable. Dropping the value leaves it too.
+    /// Leaves the group, and returns an error if the group was no longer usable. Dropping the communicator also leaves
+    /// the group.
     ///
     /// # Errors
     /// As [`check`](Self::check), except that it is not an error if other ranks left before.
@@ -277,7 +279,8 @@ impl Bootstrap {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Begins an operation: assigns its number, if no other operation is in progress and the group is usable.
+    /// Begins an operation: assigns a number to the operation, if no other operation is in progress and the group is
+    /// usable.
     fn begin(&self) -> Result<OperationGuard<'_>> {
         self.check_epoch()?;
         if self.busy.swap(true, Ordering::Acquire) {
@@ -308,12 +311,12 @@ impl Drop for OperationGuard<'_> {
 impl Drop for Bootstrap {
     fn drop(&mut self) {
         self.leave();
-        // In a forked child the thread belongs to the parent, and cannot be joined.
+        // In a forked child, the progress thread belongs to the parent process and cannot be joined.
         std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// Rounds up to whole milliseconds, so that an error shows 4 s and not 3.999981 s.
+/// Rounds a duration up to whole milliseconds, so that an error message shows 4 s and not 3.999981 s.
 fn to_milliseconds(left: Duration) -> Duration {
     let milliseconds = left.as_nanos().div_ceil(1_000_000);
     u64::try_from(milliseconds).map_or(MAX_TIMEOUT, Duration::from_millis)
@@ -326,12 +329,13 @@ fn listen(id: &UniqueId, rank: Rank) -> Result<PacketListener> {
     }
 }
 
-/// Calls `work` for each rank in its own thread. A panic in one of the threads is resumed in the caller's.
+/// Calls `work` for each rank in a thread of its own. If one of the threads panics, the calling thread resumes the
+/// panic.
 fn in_threads<T: Send>(count: u32, work: impl Fn(Rank) -> Result<T> + Sync) -> Result<Vec<T>> {
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = (0..count).map(Rank).map(|rank| scope.spawn(move || work(rank))).collect();
-        // All threads are joined before the first outcome is examined.
+        // All threads are joined before the result of the first thread is examined.
         let outcomes: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         outcomes
             .into_iter()

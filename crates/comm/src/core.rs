@@ -1,4 +1,4 @@
-//! The state of a rank that callers and the progress thread share.
+//! The state of a rank that the threads of its callers share with its progress thread.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -19,14 +19,15 @@ mod watchers;
 
 pub(crate) use watchers::FailureCallback;
 
-/// A complete message, assembled from its frames.
+/// A complete message from another rank, assembled from its frames.
 #[derive(Debug)]
 pub(crate) struct GroupMessage {
     pub(crate) operation: Operation,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A descriptor that is sent to all ranks, with the rank that it belongs to and its index there.
+/// A file descriptor that is sent to all ranks, with the rank that passed it and its index among the descriptors of
+/// that rank.
 #[derive(Debug, Clone)]
 pub(crate) struct TaggedFd {
     pub(crate) src: Rank,
@@ -34,7 +35,7 @@ pub(crate) struct TaggedFd {
     pub(crate) fd: Arc<OwnedFd>,
 }
 
-/// The phase of a group.
+/// The phase of a group: its ranks are joining, the group is ready, or joining has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GroupPhase {
     Joining,
@@ -42,36 +43,36 @@ pub(crate) enum GroupPhase {
     Failed(Error),
 }
 
-/// The mutable part of a rank's shared state.
+/// The part of a rank's shared state that a mutex protects.
 #[derive(Debug)]
 pub(crate) struct RankState {
     pub(crate) phase: GroupPhase,
     pub(crate) group: GroupState,
     pub(crate) inbox: HashMap<(u64, FrameKind, Rank), GroupMessage>,
-    /// Received descriptors, by operation and by the neighbour that sent them.
+    /// Received file descriptors, by operation number and by the neighbour that sent them.
     pub(crate) fds: HashMap<(u64, Rank), Vec<TaggedFd>>,
-    /// Whether descriptors were lost on receipt since the last operation that exchanges descriptors began.
+    /// True if file descriptors were lost on receipt since the last operation that exchanges descriptors began.
     pub(crate) fds_lost: bool,
     /// The number of the last operation that began on this rank.
     pub(crate) begun: u64,
     /// The number of the last operation that finished on this rank.
     pub(crate) finished: u64,
-    /// Whether the progress thread must end.
+    /// True if the progress thread must end.
     pub(crate) stop: bool,
 }
 
-/// The state of a rank that callers and the progress thread share.
+/// The state of a rank that the threads of its callers share with its progress thread.
 #[derive(Debug)]
 pub(crate) struct RankCore {
     pub(crate) tree: Tree,
     pub(crate) id: UniqueId,
     pub(crate) liveness: LivenessLock,
     pub(crate) epoch: ForkEpoch,
-    /// Wakes the progress thread.
+    /// The eventfd that wakes the progress thread.
     pub(crate) wake: OwnedFd,
     /// Links to the neighbours in the tree.
     pub(crate) links: Mutex<BTreeMap<Rank, Arc<RankLink>>>,
-    /// Links to other ranks.
+    /// Direct links to ranks that are not neighbours in the tree.
     paths: Mutex<Paths>,
     pub(crate) state: Mutex<RankState>,
     pub(crate) changed: Condvar,
@@ -125,7 +126,7 @@ impl RankCore {
         self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the parent's progress thread runs. Rank 0 has no parent, so the result is true.
+    /// Returns true if the parent's progress thread is not stalled. On rank 0, which has no parent, the result is true.
     pub(crate) fn parent_runs(&self) -> bool {
         self.tree.parent().is_none_or(|parent| !self.stalled().contains(&parent))
     }
@@ -136,17 +137,17 @@ impl RankCore {
 
     /// Wakes the progress thread.
     pub(crate) fn wake(&self) {
-        // An error means that the counter is full, so the thread is awake already.
+        // A failed write means that the eventfd's counter is full, so the progress thread is awake already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Sends a message to a neighbour, or queues it.
+    /// Sends a message to a neighbour, or queues it if the socket is full.
     pub(crate) fn post(&self, to: Rank, header: FrameHeader, payload: &[u8]) {
         self.post_packets(to, header.frames(payload).into_iter().map(FramePacket::from));
     }
 
     pub(crate) fn post_packets(&self, to: Rank, packets: impl IntoIterator<Item = FramePacket>) {
-        // Without a link the peer has died or left, which is recorded in the state of the group.
+        // If there is no link to a rank, the rank has died or left, which the state of the group records.
         if let Some(link) = self.link(to)
             && link.post(packets) != SendStatus::Done
         {
@@ -166,7 +167,8 @@ impl RankCore {
         self.apply_path_actions(to, next);
     }
 
-    /// Performs path actions for a rank. Returns the link that must be read from now on, if one was opened.
+    /// Performs the actions that `Paths` returned for the messages to rank `to`. Returns the link to read from now on,
+    /// if a direct link was opened.
     pub(crate) fn apply_path_actions(&self, to: Rank, next: Vec<PathAction>) -> Option<Arc<RankLink>> {
         let hop = self.tree.hop_towards(to)?;
         let post_empty =
@@ -189,7 +191,8 @@ impl RankCore {
         opened
     }
 
-    /// Returns the ranks to report if these are missing: a stalled neighbour instead of the ranks behind it.
+    /// Returns the ranks to report as missing, given the ranks that have not answered: a stalled neighbour replaces the
+    /// ranks that are reached through it.
     pub(crate) fn ranks_to_report(&self, missing: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
         let stalled = self.stalled();
         let named = |rank| self.tree.hop_towards(rank).filter(|hop| stalled.contains(hop)).unwrap_or(rank);
@@ -197,7 +200,7 @@ impl RankCore {
         all.into_iter().collect()
     }
 
-    /// Records that the group failed, and informs the neighbours.
+    /// Records that the group has failed, and informs the neighbours other than `from`.
     pub(crate) fn fail_group(&self, fault: GroupFault, from: Option<Rank>) {
         let (to_inform, is_first) = {
             let mut state = self.state();
@@ -210,7 +213,7 @@ impl RankCore {
             let header =
                 FrameHeader::new(FrameKind::GroupFailed, Operation::None, self.tree.rank, link.peer, 0);
             for frame in header.frames(&encode_fault(Some(&fault))) {
-                // Sent before all queued packets, which are useless once the group has failed.
+                // The failure is sent before all queued packets, which are useless once the group has failed.
                 if link.post_urgent(FramePacket::from(frame)) != SendStatus::Done {
                     self.wake();
                 }
@@ -221,7 +224,8 @@ impl RankCore {
         }
     }
 
-    /// Records that another rank left after operation `after`, and informs the neighbours.
+    /// Records that another rank has left the group after operation `after`, and informs the neighbours other than
+    /// `from`.
     pub(crate) fn on_rank_left(&self, rank: Rank, after: u64, from: Option<Rank>) {
         let (to_inform, is_new) = {
             let mut state = self.state();
@@ -260,7 +264,7 @@ mod tests {
         core.post(Rank(1), header, &vec![0; 16 << 20]);
         core.fail_group(GroupFault::Aborted(Rank(0)), None);
         let mut buffer = vec![0; MAX_PACKET];
-        // Packets that the socket had accepted before come first.
+        // Packets that the socket accepted before the failure arrive first.
         let first = (0..).find(|_| {
             let len = there.recv(&mut buffer, Deadline::NOW).unwrap();
             core.link(Rank(1)).unwrap().flush();

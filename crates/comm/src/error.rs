@@ -1,4 +1,4 @@
-//! Errors of communication between ranks, with the ranks that caused them.
+//! Errors of communication between ranks. They contain the ranks that caused them.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,26 +26,26 @@ pub enum Error {
     /// their program, or not started.
     #[error("no answer from {} within {timeout:?}{}", RankList(missing), hint(*.joining))]
     Timeout {
-        /// Ranks known to be missing. Ranks that can be reached only through one of them are not listed.
+        /// The ranks known to be missing. Ranks that can be reached only through one of them are not listed.
         missing: Vec<Rank>,
-        /// How long this rank waited: its own timeout, or less if another rank, which began earlier or has a shorter
-        /// timeout, has ended the wait for all.
+        /// The time for which this rank waited: its own timeout, or less if another rank, which began earlier or has a
+        /// shorter timeout, has ended the operation for all ranks.
         timeout: Duration,
-        /// Whether the group was still being formed.
+        /// True if the timeout expired while the ranks were still joining the group.
         joining: bool,
     },
 
     /// A rank called [`abort`](crate::Bootstrap::abort).
     #[error("rank {by} aborted the communicator")]
     Aborted {
-        /// The rank that called it.
+        /// The rank that called `abort`.
         by: Rank,
     },
 
-    /// A rank has closed its communicator, and takes part in no further operation.
+    /// A rank has closed its communicator, and takes part in no later operation.
     #[error("rank {rank} has closed the communicator")]
     PeerLeft {
-        /// The rank that closed it.
+        /// The rank that closed its communicator.
         rank: Rank,
     },
 
@@ -53,130 +53,130 @@ pub enum Error {
     #[error("the communicator is closed")]
     Closed,
 
-    /// An earlier operation timed out, so the ranks are no longer synchronised.
+    /// An earlier operation timed out, so the ranks are no longer synchronised and the communicator is unusable.
     #[error("the communicator is unusable: an earlier operation timed out waiting for {}", RankList(missing))]
     Poisoned {
-        /// The ranks that were missing in that operation.
+        /// The ranks that were missing in the operation that timed out.
         missing: Vec<Rank>,
     },
 
-    /// Ranks are in different operations: every rank must call the same operations in the same order.
+    /// Two ranks called different operations: every rank must call the same operations in the same order.
     #[error("rank {rank} called `{there}` while this rank called `{here}`")]
     Mismatch {
-        /// The other rank.
+        /// The rank that called another operation than this rank.
         rank: Rank,
-        /// The operation of this rank.
+        /// The operation that this rank called.
         here: &'static str,
-        /// The operation of the other rank.
+        /// The operation that the other rank called.
         there: &'static str,
     },
 
-    /// A rank violated the protocol, or runs another version.
+    /// A rank violated the protocol between ranks, or runs another version of wholemem.
     #[error("rank {rank} violated the protocol: {what}")]
     Protocol {
-        /// The rank that violated it.
+        /// The rank that violated the protocol.
         rank: Rank,
-        /// The violation.
+        /// A description of the protocol violation.
         what: &'static str,
     },
 
-    /// Another process has joined with this rank already.
+    /// Another process has already joined the group as this rank.
     #[error("rank {rank} is already taken by another process")]
     RankTaken {
-        /// The requested rank.
+        /// The rank that this process requested.
         rank: Rank,
     },
 
     /// The ranks were started with different group sizes.
     #[error("rank {rank} was started for {here} ranks, and rank {parent} for {there}")]
     SizeDiffers {
-        /// This rank.
+        /// The rank of this process.
         rank: Rank,
-        /// The parent that it joins.
+        /// The rank that was started for another group size: the parent of this rank in the tree of ranks.
         parent: Rank,
-        /// The group size of this rank.
+        /// The group size that was passed to this rank.
         here: u32,
-        /// The group size of the parent.
+        /// The group size that was passed to the parent.
         there: u32,
     },
 
-    /// This process is in another network namespace than the process that created the id, and the id contains no
-    /// socket directory.
+    /// This process is in another network namespace than the process that created the unique id, and the unique id
+    /// contains no socket directory.
     #[error(
         "rank {rank} is in another network namespace than rank 0: set `WHOLEMEM_SOCKET_DIR` to a directory that all \
          ranks see, and that belongs to their user with mode 0700"
     )]
     OtherNamespace {
-        /// This rank.
+        /// The rank of this process.
         rank: Rank,
     },
 
-    /// The directory for sockets is not secure.
+    /// The directory for sockets does not exist, has an unusable path, or is accessible to other users.
     #[error("cannot use `{path}` for sockets: it {problem}")]
     SocketDir {
-        /// The directory.
+        /// The path of the directory for sockets.
         path: String,
-        /// What is wrong with the directory, as the rest of a sentence.
+        /// What is wrong with the directory for sockets, as the rest of a sentence.
         problem: &'static str,
     },
 
-    /// The rank is not in the group.
+    /// The requested rank is not less than the number of ranks in the group.
     #[error("rank {rank} does not exist: the group has {size} ranks")]
     NoSuchRank {
-        /// The requested rank.
+        /// The rank that was requested.
         rank: Rank,
         /// The number of ranks in the group.
         size: u32,
     },
 
-    /// The requested group is too large.
+    /// The requested group has too many ranks.
     #[error("a group has at most {limit} ranks, not {size}")]
     TooManyRanks {
         /// The requested number of ranks.
         size: u32,
-        /// The maximum number of ranks.
+        /// The maximum number of ranks in a group.
         limit: u32,
     },
 
-    /// A list does not have one entry for each rank.
-    #[error("got {count} entries for {size} ranks")]
+    /// The number of entries passed to an all-to-all operation does not fit the number of ranks.
+    #[error("an all-to-all operation got {count} entries, which cannot be assigned to {size} ranks")]
     WrongCount {
-        /// The number of entries.
+        /// The number of entries: bytes in `all_to_all`, parts in `all_to_allv`.
         count: usize,
-        /// The number of ranks.
+        /// The number of ranks in the group.
         size: u32,
     },
 
-    /// A payload is too long for one operation.
+    /// A payload is too long for one collective operation.
     #[error("cannot send {len} bytes in one operation: the limit is {limit}")]
     TooLong {
-        /// The length of the payload.
+        /// The length of the payload in bytes.
         len: usize,
-        /// The maximum length.
+        /// The maximum length of a payload in bytes.
         limit: usize,
     },
 
-    /// Another thread is in an operation of this communicator.
+    /// Another thread of this process is in an operation of the communicator.
     #[error("another thread of this process is in an operation of this communicator")]
     Busy,
 
-    /// This process is a forked child, in which inherited communicators are unusable.
+    /// This process is a forked child, which cannot use the communicators of its parent process.
     #[error("a communicator cannot be used in a forked child")]
     Forked,
 
     /// A text is not a valid unique id.
     #[error("the {part} of the unique id is missing or malformed")]
     BadId {
-        /// The part of the id that is wrong.
+        /// The part of the unique id that is missing or malformed.
         part: &'static str,
     },
 
-    /// An environment variable is missing, malformed, or contradicts another.
+    /// An environment variable is missing, malformed, or contradicts another variable.
     #[error("`{name}` {problem}")]
     Environment {
-        /// The name of the variable.
+        /// The name of the environment variable.
         name: &'static str,
-        /// What is wrong with its value, as the rest of a sentence.
+        /// What is wrong with the environment variable, as the rest of a sentence.
         problem: &'static str,
     },
 
@@ -186,20 +186,20 @@ pub enum Error {
          one node"
     )]
     SeveralNodes {
-        /// The variable that shows it.
+        /// The environment variable that shows that the ranks are on several nodes.
         name: &'static str,
-        /// Its value.
+        /// The value of the environment variable.
         value: String,
-        /// The number of ranks.
+        /// The number of ranks in the group.
         size: u32,
     },
 
-    /// A rank could not receive the file descriptors of an operation.
+    /// A rank could not receive all file descriptors in an exchange of descriptors.
     #[error("rank {rank} could not receive all file descriptors: {reason}")]
     Descriptors {
-        /// The lowest rank that failed.
+        /// The lowest rank that could not receive all file descriptors.
         rank: Rank,
-        /// The reason that the rank reported.
+        /// The reason that this rank reported.
         reason: String,
     },
 
@@ -209,10 +209,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Converts an error of a split group to ranks of the group it was split from: rank `n` of the split group is
-    /// `members[n]`.
+    /// Converts the ranks in an error of a split group to ranks of the original group: rank `n` of the split group is
+    /// rank `members[n]` of the original group.
     pub(crate) fn with_ranks_of(self, members: &[Rank]) -> Self {
-        // Ranks in messages of other ranks are checked on receipt.
+        // The index is valid: ranks in messages from other ranks are checked on receipt.
         let named = |rank: Rank| *members.get(rank.index()).expect("a rank of the split group");
         match self {
             Self::PeerLost { rank } => Self::PeerLost { rank: named(rank) },
@@ -257,7 +257,7 @@ impl Error {
         }
     }
 
-    /// Returns whether the error is permanent for the communicator that returned it.
+    /// Returns true if the error is permanent: every later operation of the communicator that returned it fails too.
     #[must_use]
     pub fn poisons(&self) -> bool {
         matches!(
@@ -278,7 +278,7 @@ fn hint(joining: bool) -> &'static str {
     if joining { "; ranks in other network namespaces need a shared `WHOLEMEM_SOCKET_DIR`" } else { "" }
 }
 
-/// Displays a list of ranks, shortened to the first eight and the number of the others.
+/// Displays a list of ranks: the first eight, and the number of the remaining ones.
 struct RankList<'a>(&'a [Rank]);
 
 impl fmt::Display for RankList<'_> {

@@ -1,21 +1,21 @@
-//! Why a group failed: the form that ranks send each other, and its conversion to errors.
+//! The reasons why a group fails, as ranks send them to each other, and their conversion to errors.
 
 use std::time::Duration;
 
 use crate::{Error, Rank};
 
-/// Why a group failed.
+/// The reason why a group failed: a lost, aborting, missing or violating rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GroupFault {
     Lost(Rank),
     Aborted(Rank),
     Missing(Vec<Rank>),
-    /// Another rank reported that this rank violated the protocol or called another operation.
+    /// The given rank violated the protocol or called another operation than the rank that reported it.
     ProtocolViolation(Rank),
 }
 
 impl GroupFault {
-    /// Returns the ranks that caused the failure.
+    /// Returns the ranks that caused the failure of the group.
     pub(crate) fn ranks(&self) -> &[Rank] {
         match self {
             Self::Lost(rank) | Self::Aborted(rank) | Self::ProtocolViolation(rank) => {
@@ -25,7 +25,7 @@ impl GroupFault {
         }
     }
 
-    /// Returns the error of operations after the one that failed.
+    /// Returns the error of every operation after the operation in which the group failed.
     pub(crate) fn error(&self) -> Error {
         match self {
             Self::Lost(rank) => Error::PeerLost { rank: *rank },
@@ -37,7 +37,7 @@ impl GroupFault {
         }
     }
 
-    /// Returns the error of the operation during which the group failed.
+    /// Returns the error of the operation in which the group failed.
     pub(crate) fn error_within(&self, timeout: Duration, joining: bool) -> Error {
         match self {
             Self::Missing(missing) => Error::Timeout { missing: missing.clone(), timeout, joining },

@@ -7,7 +7,7 @@ use crate::id::{SocketLocation, UniqueId};
 use crate::wire::frame;
 use crate::wire::handshake::{HandshakeMessage, MAX_LEN, Role, Transcript};
 
-/// Decodes bytes as a frame from a neighbour.
+/// Decodes arbitrary bytes as a frame (a packet) from a neighbour.
 ///
 /// # Panics
 /// If re-encoding the decoded frame gives other bytes, or the frame exceeds its bounds.
@@ -27,7 +27,8 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// Decodes bytes as the packets of an unauthenticated peer, each preceded by a byte with its length.
+/// Decodes arbitrary bytes as the handshake packets of an unauthenticated peer. A byte with its length precedes each
+/// packet.
 ///
 /// # Panics
 /// If a peer without the secret is authenticated, or re-encoding a decoded message gives other bytes.

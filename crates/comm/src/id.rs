@@ -1,4 +1,4 @@
-//! The unique id of a group: where the sockets of its ranks are, and the secret that authenticates them.
+//! The unique id of a group: the location of its ranks' sockets, and the secret that authenticates the ranks.
 //!
 //! One process creates a [`UniqueId`] and passes its text to the others through a pipe, an environment variable or a
 //! file that only they can read: every process that knows the text can join. The address at which a rank listens is
@@ -14,22 +14,22 @@ use wholemem_os::{Errno, Error as OsError};
 
 use crate::{Error, Rank, Result};
 
-/// The environment variable with the directory for sockets.
+/// The environment variable with the directory for the sockets of a group.
 pub(crate) const SOCKET_DIR: &str = "WHOLEMEM_SOCKET_DIR";
 
 const PREFIX: &str = "wm1";
 
-/// The maximum length of the text of an id.
+/// The maximum length in bytes of the text form of a unique id.
 const MAX_TEXT_LEN: usize = 128;
 
-/// Addresses are derived with the secret: if another process could guess an address, it could bind it before the rank
-/// does.
+/// The context of the hash that derives the socket addresses of ranks from the secret: if another process could guess
+/// an address, it could bind the address before the rank does.
 const ADDRESS_CONTEXT: &str = "wholemem 2026-11 address of a rank";
 const SUCCESSOR_CONTEXT: &str = "wholemem 2026-11 address of a dead rank's stand-in";
 const PROOF_CONTEXT: &str = "wholemem 2026-11 proof of the secret";
 const CHILD_CONTEXT: &str = "wholemem 2026-11 id of a part of a group";
 
-/// The address and the secret of a group. Every process that knows it can join.
+/// The socket location and the secret of a group. Every process that knows the unique id can join the group.
 ///
 /// Its text has at most 128 bytes and one line. `Display` writes the text; `Debug` hides the secret.
 ///
@@ -46,20 +46,21 @@ const CHILD_CONTEXT: &str = "wholemem 2026-11 id of a part of a group";
 pub struct UniqueId {
     location: SocketLocation,
     nonce: [u8; 8],
-    /// If all bytes are zero, there is no secret, and only processes of the same user are accepted.
+    /// The secret of the group. If all bytes are zero, there is no secret, and ranks accept only processes of the same
+    /// user.
     secret: [u8; 16],
 }
 
-/// Where the sockets of a group are.
+/// The location of a group's sockets: a directory or a network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SocketLocation {
-    /// Socket files in a directory.
+    /// The sockets are files in this directory.
     Directory(PathBuf),
-    /// Abstract names in the network namespace with this inode number.
+    /// The sockets have abstract names in the network namespace with this inode number.
     Namespace(u64),
 }
 
-/// The key of the handshake proofs of a group.
+/// The key of the hashes by which ranks of a group prove that they know the secret.
 #[derive(Clone)]
 pub(crate) struct GroupKey([u8; 32]);
 
@@ -76,8 +77,8 @@ impl fmt::Debug for GroupKey {
 }
 
 impl UniqueId {
-    /// Creates a new id. If `WHOLEMEM_SOCKET_DIR` is set, the sockets are files in that directory, so that ranks in
-    /// other network namespaces can join; otherwise they are abstract names.
+    /// Creates a new unique id. If `WHOLEMEM_SOCKET_DIR` is set, the sockets are files in that directory, so that ranks
+    /// in other network namespaces can join; otherwise the sockets have abstract names.
     ///
     /// # Errors
     /// [`Error::SocketDir`] if the directory belongs to another user or is accessible to others, or if its path is
@@ -89,7 +90,7 @@ impl UniqueId {
         }
     }
 
-    /// Creates a new id whose sockets are files in `directory`, which is created if it does not exist.
+    /// Creates a new unique id whose sockets are files in `directory`, which is created if it does not exist.
     ///
     /// # Errors
     /// [`Error::SocketDir`] if the directory belongs to another user or is accessible to others, or if its path is
@@ -98,12 +99,12 @@ impl UniqueId {
         Ok(Self { location: SocketLocation::in_directory(directory)?, nonce: random()?, secret: random()? })
     }
 
-    /// Creates a new id whose sockets are abstract names.
+    /// Creates a new unique id whose sockets have abstract names in the network namespace of this process.
     pub(crate) fn create_private() -> Result<Self> {
         Ok(Self { location: SocketLocation::current_namespace()?, nonce: random()?, secret: random()? })
     }
 
-    /// Derives an id from a text that all ranks know, with or without a secret.
+    /// Derives a unique id from a text that all ranks know, with or without a secret.
     pub(crate) fn from_text(location: SocketLocation, text: &str, secret: Option<&str>) -> Self {
         let hash = |label: &str, of: &str| {
             let mut hasher = blake3::Hasher::new_derive_key(CHILD_CONTEXT);
@@ -119,7 +120,8 @@ impl UniqueId {
         }
     }
 
-    /// Derives the id of a split group. All members of this group can compute it, and no other process.
+    /// Derives the unique id of a split group. Only processes that know the unique id of the original group can compute
+    /// it.
     pub(crate) fn split_id(&self, split: u64, color: u32) -> Self {
         let mut hasher = self.derive(CHILD_CONTEXT);
         hasher.update(&split.to_le_bytes()).update(&color.to_le_bytes());
@@ -133,7 +135,8 @@ impl UniqueId {
         }
     }
 
-    /// Returns whether ranks authenticate with a secret. Otherwise they accept every process of their user.
+    /// Returns true if ranks authenticate each other with a secret. Otherwise they accept every process of the same
+    /// user.
     pub(crate) fn has_secret(&self) -> bool {
         self.secret != [0; 16]
     }
@@ -147,8 +150,8 @@ impl UniqueId {
         self.address_in(ADDRESS_CONTEXT, rank)
     }
 
-    /// Returns the address at which the successor of a rank that died while joining listens for the dead rank's
-    /// children.
+    /// Returns the address for the children of a rank that died while joining. The successor of the dead rank listens
+    /// there.
     ///
     /// It differs from the dead rank's own address: the kernel may close that late, and a forked child may hold it
     /// open.
@@ -185,7 +188,7 @@ impl UniqueId {
 }
 
 impl SocketLocation {
-    /// Returns the network namespace of this process.
+    /// Returns the network namespace of this process as a socket location.
     pub(crate) fn current_namespace() -> Result<Self> {
         let namespace = rustix::fs::stat("/proc/self/ns/net");
         let namespace = namespace.map_err(|errno| OsError::Call { call: "stat", errno })?;
@@ -205,7 +208,7 @@ impl SocketLocation {
         }
         match std::fs::DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                // An error without an errno means that the path contains a zero byte.
+                // If `mkdir` fails without an errno, the path contains a zero byte.
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
                 return Err(OsError::Call { call: "mkdir", errno }.into());
             }

@@ -32,26 +32,26 @@ mod joining;
 
 use self::joining::Joining;
 
-/// How often the liveness pages of the neighbours are read.
+/// The interval at which the liveness pages of the neighbours are read.
 const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 const LARGE_GROUP_PROBE_INTERVAL: Duration = Duration::from_millis(40);
 const LARGE_GROUP: u32 = 64;
 
-/// How long a leaving rank waits for its neighbours to read its queued packets. In a usable group these are the last
-/// messages of operations that this rank has finished; in a failed group only the message of the failure.
+/// The time that a leaving rank waits for its neighbours to read its queued packets. In a usable group, these are the
+/// last messages of operations that this rank has finished; in a failed group, only the report of the failure.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const FAILED_LEAVE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The maximum number of frames that are read from one link before the next link is read.
 const MAX_FRAMES_PER_LINK: usize = 64;
 
-/// A link, with the state of reading from it.
+/// A link to another rank, with the state of reading from it.
 #[derive(Debug)]
 struct LinkReader {
     link: Arc<RankLink>,
-    /// Whether the connection has ended. That alone does not mean that the rank has died.
+    /// True if the connection has ended. A rank whose connection has ended has not necessarily died.
     ended: bool,
-    /// Messages of which some frames have arrived.
+    /// Incomplete messages: those of which only some frames (packets) have arrived.
     partial: HashMap<(FrameKind, u64, Rank), Vec<u8>>,
 }
 
@@ -60,7 +60,7 @@ impl LinkReader {
         Self { link, ended: false, partial: HashMap::new() }
     }
 
-    /// Returns the link for `poll`.
+    /// Sends queued packets, and returns the link's socket for `poll`, unless the connection has ended.
     fn poll(&self) -> Option<PollFd<'_>> {
         let full = self.link.flush() == SendStatus::SocketFull;
         let flags = if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
@@ -68,7 +68,7 @@ impl LinkReader {
     }
 }
 
-/// A neighbour, with the handles that detect its death.
+/// A neighbour in the tree of ranks, with the handles that detect its death.
 #[derive(Debug)]
 struct Neighbour {
     probe: LivenessProbe,
@@ -76,7 +76,7 @@ struct Neighbour {
     stall: StallDetector,
 }
 
-/// The state of the progress thread.
+/// The state of a communicator's progress thread.
 #[derive(Debug)]
 pub(crate) struct ProgressThread {
     core: Arc<RankCore>,
@@ -84,11 +84,11 @@ pub(crate) struct ProgressThread {
     timeout: Duration,
     protocol: Option<JoinProtocol>,
     joining: Joining,
-    /// The neighbours in the tree.
+    /// The connected neighbours in the tree of ranks.
     peers: BTreeMap<Rank, Neighbour>,
     /// The links to the neighbours, and direct links to other ranks.
     readers: BTreeMap<Rank, LinkReader>,
-    /// While joining: the group that this group is split from.
+    /// While joining a split group: the original group, from which this group is split.
     split_from: Option<Arc<RankCore>>,
     buffer: Vec<u8>,
     last_probe: Instant,
@@ -118,7 +118,7 @@ impl ProgressThread {
         }
     }
 
-    /// Runs until the communicator is dropped.
+    /// Runs the progress thread until this rank leaves the group.
     pub(crate) fn run(mut self) {
         let core = Arc::clone(&self.core);
         let guard = match core.liveness.acquire() {
@@ -148,7 +148,8 @@ impl ProgressThread {
         if self.core.tree.size > LARGE_GROUP { LARGE_GROUP_PROBE_INTERVAL } else { PROBE_INTERVAL }
     }
 
-    /// Waits until a descriptor is ready, or the next probe, retry or tick is due.
+    /// Waits until a descriptor is ready, or until it is time for the next probe of neighbours, connection attempt or
+    /// protocol tick.
     fn wait_for_events(&mut self) {
         let mut wait = self.probe_interval().saturating_sub(self.last_probe.elapsed());
         if let Some(retry_in) = self.joining.retry_in() {
@@ -164,7 +165,7 @@ impl ProgressThread {
             self.peers.values().map(|peer| PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN)),
         );
         let wait = Timespec::try_from(wait).expect("a few milliseconds");
-        // An error is ignored, since the loop checks everything after each wait.
+        // An error of `poll` is ignored, since the loop checks everything after each wait.
         let _ = poll(&mut polls, Some(&wait));
         let mut woken = [0; 8];
         let _ = rustix::io::read(&self.core.wake, &mut woken);
@@ -174,8 +175,8 @@ impl ProgressThread {
         for rank in self.readers.keys().copied().collect::<Vec<_>>() {
             self.read_from(rank, MAX_FRAMES_PER_LINK);
         }
-        // Whether a neighbour died is decided by its liveness page; the death of any other rank is reported by its
-        // neighbours.
+        // An ended link to a neighbour is kept: the neighbour's liveness page decides whether it died. The death of any
+        // other rank is reported by the neighbours of that rank.
         let (peers, core) = (&self.peers, &self.core);
         self.readers.retain(|rank, reader| {
             let stays = !reader.ended || peers.contains_key(rank);
@@ -186,7 +187,7 @@ impl ProgressThread {
         });
     }
 
-    /// Reads at most `max_frames` frames from one rank.
+    /// Reads at most `max_frames` frames (packets) from one rank.
     fn read_from(&mut self, rank: Rank, max_frames: usize) {
         let mut buffer = std::mem::take(&mut self.buffer);
         for _ in 0..max_frames {
@@ -200,7 +201,8 @@ impl ProgressThread {
                 }
                 Err(OsError::TimedOut) => break,
                 Err(OsError::FdsTruncated { .. }) => {
-                    // The sender waits for an acknowledgement of the batch.
+                    // The batch of descriptors is acknowledged although some were lost, because the sender waits for
+                    // the acknowledgement.
                     let link = Arc::clone(&reader.link);
                     self.acknowledge(&link);
                     self.on_lost_fds(rank, &buffer);
@@ -211,7 +213,8 @@ impl ProgressThread {
         self.buffer = buffer;
     }
 
-    /// Handles a frame whose descriptors were lost: an offer of a link, or a batch of descriptors.
+    /// Handles a frame whose file descriptors were lost on receipt: an offer of a direct link, or a batch of
+    /// descriptors.
     fn on_lost_fds(&mut self, from: Rank, buffer: &[u8]) {
         match frame::decode(&buffer[..frame::HEADER]) {
             Ok((header, [])) if header.kind == FrameKind::LinkOffer => {
@@ -235,7 +238,7 @@ impl ProgressThread {
         }
     }
 
-    /// Handles one frame from a neighbour: forwards it, or adds it to its message.
+    /// Handles one frame (a packet) from another rank: forwards it towards its destination, or adds it to its message.
     fn on_frame(&mut self, from: Rank, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Malformed> {
         let (header, payload) = frame::decode(bytes)?;
         if usize::from(header.fds) != fds.len() {
@@ -336,14 +339,14 @@ impl ProgressThread {
                     self.acknowledge(&link);
                 }
                 let mut state = self.core.state();
-                // Descriptors of a failed operation that arrive late are closed here.
+                // Descriptors of a failed operation that arrive late are not stored, and are thus closed.
                 if op > state.finished {
                     state.fds.entry((op, from)).or_default().extend(tags);
                 }
                 self.core.changed.notify_all();
             }
             FrameKind::LinkOffer => {
-                // A descriptor that is not a packet socket is treated as lost.
+                // If the descriptor in an offer of a direct link is not a packet socket, it is treated as lost.
                 let socket = fds.into_iter().next().and_then(|fd| PacketSocket::adopt(fd).ok());
                 let next = self.core.paths().on_offer(src, socket);
                 self.apply_path_actions(src, next);
@@ -364,7 +367,7 @@ impl ProgressThread {
         Ok(())
     }
 
-    /// Checks that ranks in a message are ranks of the group.
+    /// Checks that all ranks named in a message are in the group.
     fn check_ranks<'r>(&self, ranks: impl IntoIterator<Item = &'r Rank>) -> Result<(), Malformed> {
         let size = self.core.tree.size;
         let are_known = ranks.into_iter().all(|rank| rank.0 < size);
@@ -385,7 +388,7 @@ impl ProgressThread {
         self.core.changed.notify_all();
     }
 
-    /// Reads the liveness pages of the neighbours, and handles those that have died or stalled.
+    /// Reads the liveness pages of the neighbours, and handles neighbours that have died, left or stalled.
     fn probe_neighbours(&mut self) {
         let (mut dead, passed) = (Vec::new(), self.last_probe.elapsed());
         for (rank, peer) in &mut self.peers {
@@ -398,7 +401,8 @@ impl ProgressThread {
         for rank in dead {
             self.on_peer_exit(rank);
         }
-        // A rank that has left is not stalled, so it is not reported instead of the ranks behind it.
+        // A neighbour that has left is not stalled, so it is not reported as missing instead of the ranks that are
+        // reached through it.
         let is_stalled = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
         *self.core.stalled() = self.core.tree.neighbours().filter(is_stalled).collect();
         self.last_probe = Instant::now();
@@ -407,7 +411,8 @@ impl ProgressThread {
         self.probe_unaccounted();
     }
 
-    /// Handles the end of a neighbour's progress thread: it has left or died. Its remaining packets are read first.
+    /// Handles the end of a neighbour's progress thread: the neighbour has left or died. The remaining packets from the
+    /// neighbour are read first.
     fn on_peer_exit(&mut self, rank: Rank) {
         self.read_from(rank, usize::MAX);
         let Some(peer) = self.peers.remove(&rank) else { return };
@@ -420,7 +425,8 @@ impl ProgressThread {
             return match JoinRecord::decode(peer.probe.status(), Tree { rank, ..self.core.tree }) {
                 Ok(record) => {
                     if peer.probe.state() == LockState::Died {
-                        // The dead rank may have taken the position of another one.
+                        // The dead neighbour may be a rank that had taken the position of another dead rank, so the
+                        // socket of that rank is removed too.
                         self.core.id.address(record.rank).remove();
                     }
                     self.protocol(Input::Died(rank, record));
@@ -432,7 +438,8 @@ impl ProgressThread {
             };
         }
         let has_left = self.core.state().group.has_left(rank);
-        // A rank that released its lock without a message left a failed group, or failed to join.
+        // If a neighbour released its liveness lock without a message that it leaves, it left a failed group, or failed
+        // to join.
         if !has_left && (peer.probe.state() == LockState::Died || peer.process.has_exited() == Ok(true)) {
             self.core.fail_group(GroupFault::Lost(rank), None);
         } else if !has_left {
@@ -441,11 +448,12 @@ impl ProgressThread {
         }
     }
 
-    /// Fails joining if the group that this group is split from has failed.
+    /// If this group is being split from another group that has failed, makes joining fail too.
     fn check_split_from(&mut self) {
         let fault = self.split_from.as_ref().and_then(|group| group.state().group.fault().cloned());
         if let (Some(fault), Some(_)) = (fault, &self.protocol) {
-            // No further rank joins this group, and a dead member cannot remove its socket file.
+            // The neighbours' socket files are removed: no further rank joins this group, and a dead member cannot
+            // remove its own file.
             for rank in self.core.tree.neighbours() {
                 self.core.id.address(rank).remove();
             }
@@ -453,7 +461,8 @@ impl ProgressThread {
         }
     }
 
-    /// Informs the neighbours that this rank leaves, and waits for a limited time until they have received it.
+    /// Informs the neighbours that this rank leaves the group, and waits for a limited time until they have received
+    /// its packets.
     fn leave(&mut self) {
         let (is_ready, has_failed, finished) = {
             let state = self.core.state();
@@ -483,14 +492,14 @@ impl ProgressThread {
             let left = deadline.remaining().map_or(PROBE_INTERVAL, |left| left.min(PROBE_INTERVAL));
             let left = Timespec::try_from(left).expect("a few milliseconds");
             let _ = poll(&mut polls, Some(&left));
-            // Packets queued after a batch of descriptors are sent when the neighbour acknowledges the batch. Reading
-            // also lets neighbours leave that wait until their own packets are read.
+            // Packets queued after a batch of descriptors are sent when the neighbour acknowledges the batch, so links
+            // must be read. Reading also lets neighbours leave that wait until their own packets are read.
             self.read();
         }
     }
 }
 
-/// Decodes the tags of a batch of descriptors: a rank and an index, eight bytes each.
+/// Decodes the tags of a batch of file descriptors. A tag is a rank and an index, eight bytes in total.
 fn decode_tags(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<TaggedFd>, Malformed> {
     let (tags, []) = bytes.as_chunks::<8>() else {
         return Err(Malformed("a batch of descriptors ends with an incomplete tag"));

@@ -10,15 +10,15 @@
 
 use std::fmt;
 
-/// The number of children of a rank in the tree.
+/// The maximum number of children of a rank in the tree.
 const ARITY: u32 = 4;
 
-/// The number of a process in its group: `0..size`.
+/// The number of a member of a group: at least 0, and less than the group size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// Returns the rank as an index into a list with one entry per rank.
+    /// Returns the rank as an index into a list that has one entry for each rank.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -31,7 +31,7 @@ impl fmt::Display for Rank {
     }
 }
 
-/// The position of one rank in the tree of its group.
+/// The position of one rank in the tree of its group's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tree {
     pub(crate) rank: Rank,
@@ -60,24 +60,24 @@ impl Tree {
             .map(Rank)
     }
 
-    /// Returns the parent and the children: the ranks to which this rank is always connected.
+    /// Returns the parent and the children of this rank: the ranks to which it is always connected.
     pub(crate) fn neighbours(self) -> impl Iterator<Item = Rank> {
         self.parent().into_iter().chain(self.children())
     }
 
-    /// Returns the number of hops to rank 0.
+    /// Returns the number of hops in the tree from this rank to rank 0.
     pub(crate) fn depth(self) -> u32 {
         std::iter::successors(Some(self), |at| at.parent().map(|rank| Self { rank, ..*at }))
             .skip(1)
             .fold(0, |depth, _| depth + 1)
     }
 
-    /// Returns the number of hops from the deepest rank to rank 0.
+    /// Returns the number of hops in the tree from the deepest rank to rank 0.
     pub(crate) fn height(self) -> u32 {
         Self { rank: Rank(self.size - 1), ..self }.depth()
     }
 
-    /// Returns the number of ranks in the subtree of this rank, including itself.
+    /// Returns the number of ranks in the subtree of this rank, including the rank itself.
     pub(crate) fn count_below(self) -> usize {
         let (mut first, mut last) = (u64::from(self.rank.0), u64::from(self.rank.0));
         let (mut count, size) = (0, u64::from(self.size));
@@ -100,12 +100,12 @@ impl Tree {
         None
     }
 
-    /// Returns the neighbour on the path to another rank.
+    /// Returns the neighbour on the path in the tree to another rank.
     pub(crate) fn hop_towards(self, rank: Rank) -> Option<Rank> {
         self.child_towards(rank).or_else(|| self.parent())
     }
 
-    /// Returns whether `rank` is in the subtree of this rank, including itself.
+    /// Returns true if `rank` is in the subtree of this rank, or is this rank itself.
     pub(crate) fn is_below(self, rank: Rank) -> bool {
         rank == self.rank || self.child_towards(rank).is_some()
     }

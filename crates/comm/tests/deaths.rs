@@ -1,4 +1,4 @@
-//! Ranks that die, are stopped, fork and form new groups, as processes.
+//! Tests in which ranks, each a process, die, are stopped, fork and form new groups.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn available_gib() -> u64 {
     line.split_ascii_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") >> 20
 }
 
-/// Allocates resident memory, which the kernel takes some time to free.
+/// Allocates resident memory. When the process is killed, the kernel takes some time to free it.
 fn resident(gib: usize) -> Vec<u8> {
     let mut memory = vec![0u8; gib << 30];
     memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
@@ -51,8 +51,8 @@ fn a_killed_rank_with_much_memory_and_a_child_that_holds_its_sockets_is_reported
             rank.wait_to_be_killed();
         }
         if rank.id() == 3 {
-            // Keeps the child of the dead rank, and with it copies of its sockets, alive until all ranks have
-            // detected the death.
+            // Keeps the child process of the dead rank, and with it copies of the dead rank's sockets, alive until all
+            // ranks have detected the death.
             let (_, child_socket) = rank.recv(2);
             assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(2) }));
             rank.barrier_with(&[0, 1]);
@@ -74,7 +74,8 @@ fn a_killed_rank_with_much_memory_and_a_child_that_holds_its_sockets_is_reported
     });
 }
 
-/// Forks a child that holds the descriptors of this process open, including its sockets, until rank 3 lets it exit.
+/// Forks a child that holds the descriptors of this process open, including its sockets, until rank 3 closes its end of
+/// a socket pair.
 fn leave_child_with_sockets(rank: &wholemem_testkit::Rank) {
     let (here, there) = PacketSocket::pair().expect("a socket pair");
     rank.send(3, b"child", &[there.as_fd()]);
@@ -137,7 +138,8 @@ fn a_rank_stopped_in_all_to_all_is_reported_without_the_ranks_behind_it() {
         let timeout = Duration::from_secs(3);
         let mut comm = join(&rank.parameter(), rank.id(), 7, TIMEOUT).expect("a group");
         comm.set_timeout(timeout);
-        // All ranks are ready, so rank 1 has nothing to forward, and it is not stopped in the barrier.
+        // Rank 1 is not stopped in the barrier, and has nothing to forward, because all ranks have passed the barrier
+        // when it is stopped.
         rank.barrier();
         if rank.id() == 1 {
             rank.send(0, b"stop me", &[]);
@@ -150,7 +152,7 @@ fn a_rank_stopped_in_all_to_all_is_reported_without_the_ranks_behind_it() {
         }
         let others: Vec<_> = [0, 2, 3, 4, 5, 6].into_iter().filter(|other| *other != rank.id()).collect();
         rank.barrier_with(&others);
-        // Short parts: those between ranks 5 and 6 and the others are forwarded by rank 1.
+        // The parts are short, so rank 1 forwards those between ranks 5 and 6 and the other ranks.
         let stopped = Error::Timeout { missing: vec![Rank(1)], timeout, joining: false };
         assert_eq!(comm.all_to_all(&[7; 70]), Err(stopped));
         rank.barrier_with(&others);
@@ -166,7 +168,8 @@ fn a_rank_stopped_before_it_joins_is_reported_to_all_at_the_deadline() {
         if rank.id() == 2 {
             rank.wait_to_be_killed();
         }
-        // Synchronised: rank 0 gives up first, and informs rank 1 before its timeout expires too.
+        // Ranks 0 and 1 start to join at the same time: rank 0 gives up first, and informs rank 1 before the timeout of
+        // rank 1 expires.
         rank.barrier_with(&[1 - rank.id()]);
         let timeout = Duration::from_secs(3);
         let error = join(&rank.parameter(), rank.id(), 3, timeout).expect_err("rank 2 does not join");
@@ -189,11 +192,12 @@ fn the_survivors_of_a_death_form_a_new_group() {
         let (first, second) = parameter.split_once(' ').expect("two ids");
         let comm = join(first, rank.id(), 6, TIMEOUT).expect("a group");
         comm.barrier().expect("all ranks take part");
-        // Barriers of the harness, two of them: a rank that has passed the second knows that all ranks have left the
-        // first. A rank that is killed may have left a barrier of the group before it has forwarded the decision.
+        // Two barriers of the test harness: a rank that has passed the second knows that all ranks have left the first.
+        // A barrier of the group is not enough, because a rank that leaves it and is killed may not have forwarded the
+        // decision.
         rank.barrier();
         rank.barrier();
-        // Rank 5 is below rank 1, so no other rank can inform it.
+        // Rank 5 is below rank 1 in the tree, so no other rank can inform it of the death of rank 1.
         match rank.id() {
             1 => {
                 rank.send(0, b"ready", &[]);
@@ -243,7 +247,7 @@ fn sixteen_waiting_ranks_use_little_processor_time() {
         };
         let before = cpu();
         if rank.id() == 15 {
-            // Makes the other ranks wait; the sleep orders nothing.
+            // The sleep makes the other ranks wait. The test does not depend on its length.
             std::thread::sleep(Duration::from_secs(1));
         }
         comm.barrier().expect("all ranks take part");
@@ -260,7 +264,8 @@ fn a_second_process_with_the_same_rank_or_another_size_is_refused() {
         let barrier = |comm: Bootstrap| comm.barrier().expect("all ranks take part");
         match rank.id() {
             0 => barrier(claim(0, 3).expect("a group")),
-            // The group is incomplete until one of the two processes that claim rank 1 was refused.
+            // Rank 2 joins only after one of the two processes that claim rank 1 was refused, so the group is
+            // incomplete until then.
             2 => {
                 let is_refused = |from| {
                     let deadline = Deadline::after(Duration::from_millis(5));
@@ -273,7 +278,8 @@ fn a_second_process_with_the_same_rank_or_another_size_is_refused() {
                 if contender == 3 {
                     let sizes = Error::SizeDiffers { rank: Rank(2), parent: Rank(0), here: 4, there: 3 };
                     assert_eq!(claim(2, 4).expect_err("refused"), sizes);
-                    // Rank 0 has sent this refusal, so it listens, and its rank is taken.
+                    // Rank 0 has refused the wrong group size, so it is listening, and a second process cannot become
+                    // rank 0.
                     assert_eq!(claim(0, 3).expect_err("refused"), Error::RankTaken { rank: Rank(0) });
                 }
                 match claim(1, 3) {

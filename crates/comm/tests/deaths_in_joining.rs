@@ -1,4 +1,5 @@
-//! Ranks killed while joining: all survivors get an error, and form a new group, long before the deadline.
+//! Tests in which ranks are killed while joining: all survivors get an error, and form a new group, long before the
+//! deadline.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -9,10 +10,10 @@ use wholemem_os::{Deadline, PacketSocket, PidFd};
 use wholemem_testkit::forked::leave_forked_child;
 use wholemem_testkit::{Census, Ranks, test_name};
 
-/// Rank 0 is joined by ranks 1 to 4, and rank 1 by ranks 5 and 6.
+/// The size of a group in which ranks 1 to 4 join rank 0, and ranks 5 and 6 join rank 1.
 const SIZE: usize = 7;
 
-/// Longer than the harness waits for a test, so that a rank that waits for it fails the test.
+/// A timeout longer than the harness waits for a test: if a rank waits for this timeout, the test fails.
 const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
 fn join(id: &str, rank: usize, size: usize, timeout: Duration) -> Result<Bootstrap, Error> {
@@ -20,8 +21,8 @@ fn join(id: &str, rank: usize, size: usize, timeout: Duration) -> Result<Bootstr
     Bootstrap::create(&id.parse()?, Rank(number(rank)), number(size), Deadline::after(timeout))
 }
 
-/// Waits until a process has mapped the liveness pages of this many ranks, including its own: it maps those of the
-/// ranks that it has joined, and that have joined it.
+/// Waits until a process has mapped the liveness pages of `ranks` ranks: its own page, and those of the ranks that it
+/// is connected to.
 fn wait_until_connected(process: u32, ranks: usize) {
     let maps = || std::fs::read_to_string(format!("/proc/{process}/maps")).expect("the process lives");
     while maps().lines().filter(|line| line.contains("wholemem-liveness")).count() < ranks {
@@ -29,14 +30,15 @@ fn wait_until_connected(process: u32, ranks: usize) {
     }
 }
 
-/// Kills a process, and returns when it has exited.
+/// Kills a process, and waits until it has exited.
 fn kill(process: u32) {
     let process = PidFd::open(process).expect("the process lives");
     process.kill().expect("kill");
     assert_eq!(process.wait_exit(Deadline::after(LONG_TIMEOUT)), Ok(true));
 }
 
-/// Kills `victim` while all but `late` are joining and `connected` of them are its neighbours. Then `late` joins.
+/// Kills rank `victim` when all ranks but `late` are joining and `connected` of them are connected to the victim. After
+/// that, rank `late` joins.
 fn kill_while_joining(rank: &wholemem_testkit::Rank, victim: usize, late: usize, connected: usize) {
     let parameter = rank.parameter();
     let (first, second) = parameter.split_once(' ').expect("two ids");
@@ -50,12 +52,13 @@ fn kill_while_joining(rank: &wholemem_testkit::Rank, victim: usize, late: usize,
         joining.join().expect("no panic").expect_err("a rank is late");
         unreachable!("the rank is killed while it joins");
     }
-    // Starts threads, and allocates what a process allocates once.
+    // Creates a first group before the census, because a process starts some threads and allocates some memory only
+    // once.
     drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
     let mut child_socket = Vec::new();
     if rank.id() == late {
-        // A child of the victim holds its sockets open until all ranks have learnt of the death.
+        // A forked child of the victim holds the victim's sockets open until all ranks have learnt of its death.
         child_socket = rank.recv(victim).1;
         assert_eq!(rank.recv(victim).0, b"forked");
         kill(rank.pid(victim));
@@ -70,8 +73,8 @@ fn kill_while_joining(rank: &wholemem_testkit::Rank, victim: usize, late: usize,
     Census::take().assert_same_as(&before, "after both groups");
 }
 
-/// Forks a child that holds the descriptors of this process open, including its sockets, until rank `late` lets it
-/// exit.
+/// Forks a child that holds the descriptors of this process open, including its sockets, until rank `late` closes its
+/// end of a socket pair.
 fn keep_sockets_open(rank: &wholemem_testkit::Rank, late: usize) {
     let (here, there) = PacketSocket::pair().expect("a socket pair");
     rank.send(late, b"child", &[there.as_fd()]);
@@ -132,44 +135,46 @@ fn kill_with_folder(rank: &wholemem_testkit::Rank) {
     kill_while_joining(rank, victim, 6, if victim == 0 { 4 } else { 2 });
 }
 
-/// What the last of five ranks does before it joins: it makes others join, and kills some of them.
+/// A step that the last of five ranks performs before it joins: it makes another rank join, or kills one.
 #[derive(Clone, Copy)]
 enum DriverStep {
-    /// A rank joins, and is connected to another one when the next step begins.
+    /// This rank joins. The next step begins when the rank is connected to another one; rank 0 only starts listening.
     Join(usize),
     Kill(usize),
 }
 
 use DriverStep::{Join, Kill};
 
-/// The size of a group whose ranks 1 to 4 join rank 0. The last one drives the others.
+/// The size of a group whose ranks 1 to 4 join rank 0. The last rank controls when the others join and are killed.
 const FLAT: usize = 5;
 const DRIVER: usize = FLAT - 1;
 
-/// Rank 1 is the only rank that can take the position of rank 0. Ranks 2 and 3 join it there.
+/// Rank 1, the only rank that can take the position of the killed rank 0, is killed after ranks 2 and 3 have joined it
+/// there.
 const SUCCESSOR: &[DriverStep] = &[Join(0), Join(1), Kill(0), Join(2), Join(3), Kill(1)];
 
-/// Rank 2 takes the position after rank 1, and rank 3 after rank 2.
+/// Rank 2 takes the position of rank 0 after rank 1 was killed in it, and rank 3 takes it after rank 2 was killed.
 const SUCCESSORS: &[DriverStep] = &[Join(0), Join(1), Kill(0), Join(2), Kill(1), Join(3), Kill(2)];
 
-/// Rank 1 dies, whether it has taken the position of rank 0 or not, before another rank is connected to it.
+/// Rank 1 is killed before another rank has connected to it, whether or not it has taken the position of rank 0.
 const UNSEEN: &[DriverStep] = &[Join(0), Join(1), Join(2), Join(3), Kill(0), Kill(1)];
 
 fn kill_in_steps(rank: &wholemem_testkit::Rank, steps: &[DriverStep]) {
     let parameter = rank.parameter();
     let (first, second) = parameter.split_once(' ').expect("two ids");
     let is_killed = |rank: usize| steps.iter().any(|step| matches!(step, Kill(killed) if *killed == rank));
-    // Starts threads, and allocates what a process allocates once.
+    // Creates a first group before the census, because a process starts some threads and allocates some memory only
+    // once.
     drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
     if rank.id() == DRIVER {
         for step in steps {
             match *step {
                 Join(other) => {
-                    // The rank has left the group that it created for itself.
+                    // A rank sends "ready" after it has left the group that it created for itself.
                     assert_eq!(rank.recv(other).0, b"ready");
                     rank.send(other, b"join", &[]);
-                    // Rank 0 has no neighbour yet.
+                    // Rank 0 is connected to no other rank yet, so only its own liveness page is mapped.
                     wait_until_connected(rank.pid(other), if other == 0 { 1 } else { 2 });
                 }
                 Kill(other) => kill(rank.pid(other)),

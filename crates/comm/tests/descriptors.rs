@@ -1,5 +1,5 @@
-//! Ranks with a full descriptor table: the operation reports the rank or works without descriptors, and the group
-//! stays usable.
+//! Tests of ranks with a full descriptor table: an operation reports the rank or works without descriptors, and the
+//! group stays usable.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn a_rank_with_a_full_descriptor_table_is_reported_and_the_group_stays_usable() 
         let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
         let before = Census::take();
         let limit = getrlimit(Resource::Nofile);
-        // Rank 1 has a parent and one child, which is rank 6.
+        // Rank 1 has a parent and two children, ranks 5 and 6.
         for full in [1, 0, 6] {
             if me.0 == full {
                 let low = Rlimit { current: Some(before.fds.len() as u64 + 150), ..limit };
@@ -35,13 +35,15 @@ fn a_rank_with_a_full_descriptor_table_is_reported_and_the_group_stays_usable() 
             assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [100; 7]);
             drop(all);
             comm.barrier().expect("all ranks have closed their descriptors");
-            // Queued packets still hold duplicates; they are closed when the batch is acknowledged.
+            // Queued packets still hold duplicates of the descriptors, which are closed when the neighbour acknowledges
+            // the batch.
             let settled = (0..500).any(|_| {
                 std::thread::sleep(Duration::from_millis(10));
                 Census::take() == before
             });
             assert!(settled, "descriptors are left");
-            // A barrier of the harness: in the census of a rank, the leaving of another one would show.
+            // A barrier of the test harness keeps all ranks in the group until every rank has taken its census: if
+            // another rank left, the census would change.
             rank.barrier();
         }
     });
@@ -55,8 +57,8 @@ fn a_rank_that_leaves_at_once_has_reported_the_rank_with_the_full_descriptor_tab
         let deadline = Deadline::after(Duration::from_secs(60));
         let id = rank.parameter().parse().expect("an id");
         let comm = Bootstrap::create(&id, me, 2, deadline).expect("a group");
-        // Rank 0 has many batches to send, of which rank 1 cannot receive the first; the vote is queued after the
-        // others.
+        // Rank 0 has many batches of descriptors to send, and rank 1 cannot receive the first batch. The vote is queued
+        // after the other batches.
         let count = if rank.id() == 0 { 1500 } else { 0 };
         let own: Vec<_> = (0..count).map(|_| Memfd::create("test", 4096).expect("memory")).collect();
         let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
@@ -70,7 +72,7 @@ fn a_rank_that_leaves_at_once_has_reported_the_rank_with_the_full_descriptor_tab
     });
 }
 
-/// Returns the byte that a part consists of.
+/// Returns the byte of which the part from rank `from` to rank `to` consists.
 fn part(from: u32, to: u32, round: u32) -> u8 {
     u8::try_from(from * 16 + to + round).expect("small")
 }
@@ -78,8 +80,8 @@ fn part(from: u32, to: u32, round: u32) -> u8 {
 #[test]
 fn ranks_without_free_descriptors_send_long_messages_along_the_tree() {
     let id = UniqueId::create().expect("an id").to_string();
-    // Rank 1 is between 5 and the others; 0 is between all. So the full rank offers links, is offered links, and
-    // forwards them.
+    // In the tree, rank 1 is between rank 5 and the other ranks, and rank 0 is between all. So the rank with the full
+    // descriptor table offers direct links, is offered links, and forwards offers.
     for full in [0, 1, 5] {
         let parameter = format!("{id} {full}");
         Ranks::of(7).parameter(parameter).run(test_name!(), |rank| {
@@ -91,13 +93,14 @@ fn ranks_without_free_descriptors_send_long_messages_along_the_tree() {
             let limit = getrlimit(Resource::Nofile);
             let is_full = me.0.to_string() == full;
             if is_full {
-                // The limit is the lowest free descriptor, so none can be opened.
+                // The new limit equals the lowest free descriptor, so no further descriptor can be opened.
                 let next = std::fs::File::open("/dev/null").expect("one is free");
                 let low = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).expect("a number");
                 drop(next);
                 setrlimit(Resource::Nofile, Rlimit { current: Some(low), ..limit }).expect("a lower limit");
             }
-            // No rank offers a link to it before its table is full.
+            // After this barrier the descriptor table of rank `full` is full, so no rank offers a direct link to it
+            // before.
             rank.barrier();
             for round in 0..3 {
                 let parts: Vec<Vec<u8>> = (0..7).map(|to| vec![part(me.0, to, round); 200_000]).collect();
@@ -111,7 +114,8 @@ fn ranks_without_free_descriptors_send_long_messages_along_the_tree() {
             let neighbours = [4, 3, 1, 1, 1, 1, 1][me.index()];
             let more = comm.connections() - neighbours;
             assert!(!is_full || more == 0, "{more} direct links with a full descriptor table");
-            // Offers through rank 0 are lost there; rank 5 forwards none, so the other ranks have their links.
+            // If rank 0 has the full descriptor table, all offers of direct links that it forwards are lost. Rank 5
+            // forwards none, so the other ranks have direct links.
             assert!(full != "5" || is_full || more > 0, "no direct links with free descriptors");
             comm.barrier().expect("the group is usable");
             rank.barrier();

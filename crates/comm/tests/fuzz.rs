@@ -1,4 +1,4 @@
-//! Runs the corpora of the fuzz targets, unchanged and with seeded mutations.
+//! Runs the fuzz targets on their corpora, unchanged and with seeded mutations.
 
 use std::path::Path;
 

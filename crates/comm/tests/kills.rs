@@ -1,5 +1,5 @@
-//! A rank is killed or stopped at any system call of an operation: no rank hangs, every survivor names it, and
-//! nothing is left.
+//! Tests in which a rank is killed or stopped at any system call of an operation: no rank hangs, the errors of all
+//! survivors contain that rank, and no files or descriptors are left.
 //!
 //! Each case is a group of three processes, and a fourth process that steps one of them through the operation and
 //! kills it at the nth system call. A seeded sample of cases runs always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
@@ -16,13 +16,13 @@ use wholemem_testkit::{Census, Ranks, Stepper, stepper, test_name};
 const SIZE: u32 = 3;
 const STEPPER: usize = 3;
 
-/// How long ranks wait for a rank that was killed before it was authenticated.
+/// The timeout for joining, which expires if a rank was killed before it was authenticated.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many cases of an operation run concurrently.
+/// The number of test cases of an operation that run concurrently.
 const CONCURRENT_CASES: usize = 4;
 
-/// How many system calls of each operation and victim are tested in an ordinary run.
+/// The number of system calls at which a victim is killed in an ordinary test run, for each operation and each victim.
 const SAMPLE: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,8 @@ enum Operation {
 const OPERATIONS: [Operation; 5] =
     [Operation::Create, Operation::Split, Operation::AllGather, Operation::AllGatherFds, Operation::AllToAll];
 
-/// One case: the operation, the victim, the system call at which it is killed, and the file for the outcome.
+/// One test case: the operation, the rank that is killed or stopped, the number of the system call at which this
+/// happens, and the file for the outcome.
 #[derive(Debug)]
 struct Case {
     operation: Operation,
@@ -72,18 +73,20 @@ impl Case {
 fn create(case: &Case, rank: u32) -> Result<Bootstrap, Error> {
     let id: UniqueId = case.id.parse()?;
     let mut comm = Bootstrap::create(&id, Rank(rank), SIZE, Deadline::after(TIMEOUT))?;
-    // A death is reported at once; for a stopped rank the others wait for the whole timeout.
+    // A death is reported at once, so the timeout may be long. If a rank is stopped, the other ranks wait for the whole
+    // timeout.
     comm.set_timeout(if case.fate == TraceAction::Freeze { TIMEOUT } else { Duration::from_secs(60) });
     Ok(comm)
 }
 
-/// Runs the operation under test. The communicator is borrowed so that it lives until the second mark.
+/// Runs the operation under test. The communicator is only borrowed, because it must live until the stepper has stopped
+/// counting system calls.
 fn operate(operation: Operation, comm: &Bootstrap) -> Result<(), Error> {
     match operation {
         Operation::Create => Ok(()),
         Operation::Split => comm.split(Some(0), SIZE - comm.rank().0).map(drop),
         Operation::AllGather => comm.all_gather(&[7; 100_000]).map(drop),
-        // The parts are long enough that two children of rank 0 open a direct link.
+        // The parts are so long that two children of rank 0 open a direct link to each other.
         Operation::AllToAll => comm.all_to_all(&[7; 300_000]).map(drop),
         Operation::AllGatherFds => {
             let own = [Memfd::create("test", 4096)?, Memfd::create("test", 4096)?];
@@ -113,11 +116,13 @@ fn victim(rank: &wholemem_testkit::Rank, case: &Case) {
 }
 
 fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
-    // Starts threads, and allocates what a process allocates once.
+    // Creates a first group before the census, because a process starts some threads and allocates some memory only
+    // once.
     drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
     if case.operation == Operation::Create {
-        // At the same time as the victim: if it began much later, the others would have given up.
+        // A survivor starts to join at the same time as the victim: if the victim began much later, the survivors would
+        // have given up.
         assert_eq!(harness.recv(STEPPER).0, b"go");
     }
     if case.fate == TraceAction::Freeze && case.nth.is_some() {
@@ -147,7 +152,7 @@ fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     Census::take().assert_same_as(&before, "after the group");
 }
 
-/// Checks what a survivor reports about a stopped rank, and that the survivors can form a new group.
+/// Checks which errors a survivor gets if a rank is stopped, and that the survivors can form a new group.
 fn outlast(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     let named = |error: &Error| match error {
         Error::Timeout { missing, .. } | Error::Poisoned { missing } => missing.contains(&Rank(case.victim)),
@@ -162,7 +167,7 @@ fn outlast(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     let error = outcome.expect_err("a rank is stopped");
     assert!(named(&error), "{error} does not name {}", case.victim);
     let other = (0..SIZE).find(|other| *other != rank && *other != case.victim).expect("three ranks");
-    // Both survivors derive the same id from the id of the first group.
+    // Both survivors derive the id of the new group from the id of the first group, in the same way.
     let digits: String = case.id[4..20].chars().rev().collect();
     let id = format!("{}{digits}{}", &case.id[..4], &case.id[20..]).parse().expect("an id");
     let deadline = Deadline::after(Duration::from_secs(60));
@@ -199,7 +204,7 @@ fn body(rank: &wholemem_testkit::Rank) {
     }
 }
 
-/// Runs one case, and returns the number of system calls of the operation.
+/// Runs one test case, and returns the number of system calls that the victim made in the operation.
 fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: TraceAction) -> u64 {
     let folder = tempfile::tempdir_in("/tmp").expect("a directory");
     let folder = folder.path();
@@ -216,7 +221,7 @@ fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: Tr
         std::panic::resume_unwind(panic);
     }
     if fate == TraceAction::Freeze {
-        // The stopped rank is killed at the end, and no process is left to remove its socket file.
+        // The stopped rank is killed at the end of the test case, and no process is left to remove its socket file.
         return 0;
     }
     let left: Vec<_> = std::fs::read_dir(folder.join("s")).expect("the directory").collect();
@@ -226,7 +231,7 @@ fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: Tr
 
 fn sweep(test: &str, operation: Operation, fate: TraceAction) {
     if std::env::var_os("WHOLEMEM_TEST").is_some() {
-        // This process is a rank of a case, which runs the body only.
+        // This process was started as a rank of a test case, so it runs only the body of the case.
         return Ranks::of(4).run(test, body);
     }
     let mut random = wholemem_testkit::seed();
@@ -247,7 +252,7 @@ fn sweep(test: &str, operation: Operation, fate: TraceAction) {
         wholemem_testkit::report(&format!(
             "{operation:?}, rank {victim}: {calls} calls, {fate:?} at {tried} of them"
         ));
-        // Most of a case is waiting for a timeout, so several run concurrently.
+        // A test case mostly waits for a timeout, so several cases run concurrently.
         let cases = std::sync::Mutex::new(all.into_iter());
         std::thread::scope(|scope| {
             for _ in 0..CONCURRENT_CASES {

@@ -1,4 +1,4 @@
-//! Ranks in different namespaces, with and without a common socket directory.
+//! Tests of ranks in different Linux namespaces, with and without a common socket directory.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn ranks_in_different_namespaces_share_memory_through_a_common_socket_directory(
             "the byte that the other rank wrote into this rank's memory"
         );
         comm.barrier().expect("both have read");
-        // The death of a rank in another PID namespace is detected like any other.
+        // The death of a rank in another PID namespace is detected like any other death.
         if rank.id() == 1 {
             std::mem::forget(comm);
             return;
@@ -54,7 +54,7 @@ fn without_a_common_socket_directory_the_error_names_the_variable() {
     if !Ranks::can_use_namespaces() {
         return wholemem_testkit::skipped("namespaces are not permitted here");
     }
-    // Only if the variable is not set in the environment of this run.
+    // The test needs an id without a socket directory, so it is skipped if the environment variable is set.
     let id = if std::env::var_os("WHOLEMEM_SOCKET_DIR").is_some() {
         return wholemem_testkit::skipped("`WHOLEMEM_SOCKET_DIR` is set");
     } else {
@@ -73,7 +73,8 @@ fn without_a_common_socket_directory_the_error_names_the_variable() {
 
 #[test]
 fn ranks_started_on_several_nodes_are_refused_at_once() {
-    // One of two ranks: a rank that is not refused would wait for the other one, longer than the harness does.
+    // Only one of two ranks is started: if it were not refused, it would wait for the other rank, longer than the
+    // harness waits.
     let two_nodes = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")];
     let others = [("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500"), ("WHOLEMEM_TIMEOUT", "3600")];
     let variables = two_nodes.into_iter().chain(others);

@@ -1,4 +1,4 @@
-//! Tests of every operation, with ranks that are threads of this process.
+//! Tests of every operation of a communicator, with ranks that are threads of this process.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use wholemem_os::{Deadline, Memfd};
 
 const SIZES: [u32; 6] = [1, 2, 3, 5, 7, 22];
 
-/// Runs `body` as every rank of a new group.
+/// Runs `body` in a thread for each rank of a new group.
 fn each(size: u32, body: impl Fn(&Bootstrap) + Sync) {
     let ranks = Bootstrap::local(size).expect("a group");
     std::thread::scope(|scope| {
@@ -57,7 +57,7 @@ fn all_gather_returns_the_bytes_of_all_ranks_also_long_and_empty_ones() {
     for size in SIZES {
         each(size, |comm| {
             for len in [0, 1, 4096, 300_000] {
-                // Ranks have different lengths.
+                // Each rank passes a different number of bytes.
                 let len_of = |rank: Rank| len + rank.index() % 3 * usize::from(len > 0);
                 let got = comm.all_gather(&bytes(comm.rank(), 0, len_of(comm.rank()))).expect("all_gather");
                 let expected: Vec<_> =
@@ -104,7 +104,7 @@ fn a_rank_that_leaves_after_all_to_all_has_forwarded_all_messages() {
 fn all_gather_fds_returns_the_memory_of_all_ranks() {
     for size in [1, 2, 3, 7] {
         each(size, |comm| {
-            // Rank n passes n descriptors, and rank 1 more than one batch of them.
+            // Rank `n` passes `n` descriptors, but rank 1 passes 150, more than fit into two batches.
             let count = |rank: u32| if rank == 1 { 150 } else { rank as usize };
             let own: Vec<_> = (0..count(comm.rank().0))
                 .map(|n| Memfd::create("test", 4096 * (n + 1)).expect("memory"))
@@ -148,7 +148,7 @@ fn split_orders_by_key_and_omits_ranks_without_a_color() {
         let names = part.all_gather(&rank.to_le_bytes()).expect("all_gather");
         let expected: Vec<_> = members.iter().map(|member| member.to_le_bytes().to_vec()).collect();
         assert_eq!(names, expected);
-        // A split of the split group, while the original group exists.
+        // Splits the split group again, while the original group exists.
         let alone = part.split(Some(part.rank().0), 0).expect("split").expect("a part");
         assert_eq!((alone.rank(), alone.size()), (Rank(0), 1));
         part.barrier().expect("the split group is usable");
@@ -183,7 +183,7 @@ fn abort_ends_the_operations_of_the_other_ranks() {
 #[test]
 fn a_rank_that_never_calls_is_reported_and_the_group_becomes_unusable() {
     let mut ranks = Bootstrap::local(3).expect("a group");
-    // A quarter of the timeout is the time in which rank 0 informs the others which rank is missing.
+    // Rank 0 informs the other ranks which rank is missing within a quarter of the timeout after the timeout.
     let timeout = Duration::from_secs(3);
     ranks.iter_mut().for_each(|comm| comm.set_timeout(timeout));
     std::thread::scope(|scope| {
@@ -198,7 +198,7 @@ fn a_rank_that_never_calls_is_reported_and_the_group_becomes_unusable() {
             });
         }
     });
-    // The failure may arrive here later than at the other ranks.
+    // Rank 1 may receive the failure later than the other ranks.
     while ranks[1].check().is_ok() {
         std::thread::yield_now();
     }
@@ -234,7 +234,7 @@ fn leave_ends_the_operations_of_other_threads() {
         let ranks = Bootstrap::local(2).expect("a group");
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| operation(&ranks[0]));
-            // The operation ends whether it has begun or not.
+            // The barrier, all_to_all or split ends with an error, whether or not it has begun when the rank leaves.
             ranks[0].leave();
             assert_eq!(waits.join().expect("no panic"), Err(Error::Closed));
             assert_eq!(ranks[1].barrier(), Err(Error::PeerLeft { rank: Rank(0) }));
@@ -267,7 +267,7 @@ fn invalid_arguments_are_refused_and_the_group_stays_usable() {
         assert_eq!(comm.all_to_all(&[0; 3]), Err(Error::WrongCount { count: 3, size }));
         assert_eq!(comm.all_to_allv(&[]), Err(Error::WrongCount { count: 0, size }));
         if comm.rank().0 == 0 {
-            // The memory is never accessed, so no pages are allocated.
+            // The memory of the too long payload is never accessed, so the kernel allocates no pages.
             let (len, limit) = ((1 << 30) + 1, 1 << 30);
             let long = vec![0; len];
             let refused = Error::TooLong { len, limit };
@@ -289,7 +289,7 @@ fn an_operation_whose_caller_is_interrupted_ends_the_group() {
     let operations: [Operation; 3] = [Bootstrap::barrier, |comm| comm.all_to_all(&[0; 2]).map(drop), memory];
     for operation in operations {
         let ranks = Bootstrap::local(2).expect("a group");
-        // The other rank does not call the operation before.
+        // Rank 1 does not call the operation until rank 0 was interrupted, so rank 0 has to wait.
         let interrupted = interruptible(|| true, || operation(&ranks[0]));
         assert_eq!(interrupted, Err(Error::Aborted { by: Rank(0) }));
         assert_eq!(operation(&ranks[1]), Err(Error::Aborted { by: Rank(0) }));
@@ -340,7 +340,8 @@ fn a_rank_opens_further_connections_only_for_long_messages() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Compares any sequence of operations and payloads with the same operations on an array of ranks.
+    /// Compares the results of random sequences of collective operations with the results computed from the inputs of
+    /// all ranks.
     #[test]
     fn any_sequence_of_operations_equals_the_naive_result(
         size in 1u32..9,

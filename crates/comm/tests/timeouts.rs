@@ -1,4 +1,4 @@
-//! How long ranks wait for a missing rank: at least the requested timeout, which the error contains.
+//! Tests of how long ranks wait for a missing rank: at least for the requested timeout, which the error contains.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use wholemem_os::{Deadline, Memfd};
 
 const TIMEOUT: Duration = Duration::from_millis(400);
 
-/// Runs a call in which a rank waits, and checks that it waited for at least the timeout in the error.
+/// Runs a call in which a rank waits for rank `missing`, and checks that the call fails with a timeout and not too
+/// early.
 fn assert_misses<T>(missing: Rank, joining: bool, wait: impl FnOnce() -> Result<T, Error>) {
     let began = Instant::now();
     let error = wait().err().expect("a rank is missing");
@@ -17,7 +18,8 @@ fn assert_misses<T>(missing: Rank, joining: bool, wait: impl FnOnce() -> Result<
     assert!(waited >= TIMEOUT, "gave up after {waited:?}: {error}");
 }
 
-/// Calls `wait` with one of two ranks; the other one takes part in no operation.
+/// Calls `wait` with one rank of a group of two, and with the other rank's number; the other rank takes part in no
+/// operation.
 fn with_pair(rank: usize, wait: impl FnOnce(Rank, &Bootstrap)) {
     let mut pair = Bootstrap::local(2).expect("a group");
     pair.iter_mut().for_each(|comm| comm.set_timeout(TIMEOUT));

@@ -1,4 +1,5 @@
-//! Attacks of unauthenticated peers: the real ranks join nevertheless, and nothing of the attackers is left.
+//! Tests of attacks by unauthenticated peers: the real ranks join nevertheless, and no connection of the attackers is
+//! left.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ fn join(id: &UniqueId, rank: u32, size: u32) -> Result<Bootstrap, Error> {
     Bootstrap::create(id, Rank(rank), size, Deadline::after(TIMEOUT))
 }
 
-/// Waits for the first rank that listens in a directory, and returns the path of its socket.
+/// Waits for the first rank whose socket appears in a directory, and returns the path of the socket.
 fn socket_path(folder: &Path) -> PathBuf {
     loop {
         let first = std::fs::read_dir(folder).ok().and_then(|mut entries| entries.next());
@@ -28,7 +29,7 @@ fn socket_path(folder: &Path) -> PathBuf {
     }
 }
 
-/// Encodes a claim as the documentation of the handshake defines it.
+/// Encodes the first handshake message, a claim, as the documentation of the handshake defines it.
 fn claim(rank: u32, size: u32, nonce: u8) -> Vec<u8> {
     [&b"wmh1\x01"[..], &rank.to_le_bytes(), &size.to_le_bytes(), &[nonce; 16]].concat()
 }
@@ -41,7 +42,7 @@ fn try_connect(address: &Address) -> Option<PacketSocket> {
     PacketSocket::connect(address).ok()
 }
 
-/// Performs one random attack.
+/// Performs one random attack on the listening socket of a rank, without knowing the secret.
 fn attack(address: &Address, random: &mut u64, half_open: &mut Vec<PacketSocket>) {
     let mut next = || {
         *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -51,23 +52,24 @@ fn attack(address: &Address, random: &mut u64, half_open: &mut Vec<PacketSocket>
     let zero = std::fs::File::open("/dev/zero").expect("a descriptor");
     let fds = [zero.as_fd(); 3];
     match next() % 6 {
-        // Random bytes, long and short.
+        // Sends random bytes: more or fewer than a handshake message has.
         0 => {
             let len = usize::try_from(next() % 400).expect("small") + 1;
             let bytes: Vec<u8> = (0..len).map(|_| next().to_le_bytes()[0]).collect();
             let _ = socket.send(&bytes, &[], Deadline::NOW);
         }
-        // A claim with descriptors.
+        // Sends a claim, the first handshake message, together with file descriptors.
         1 => drop(socket.send(&claim(1, 3, 7), &fds, Deadline::NOW)),
-        // A claim and a wrong proof, with or without a descriptor.
+        // Sends a claim and a wrong proof of the secret, with or without file descriptors.
         2 => {
             let _ = socket.send(&claim(1, 3, 7), &[], Deadline::NOW);
             let response = [&b"wmh1\x03"[..], &[0x55; 32]].concat();
             let _ = socket.send(&response, &fds[..usize::from(next() % 2 == 1)], Deadline::NOW);
-            // Kept open: if it were admitted, it would take the rank of the real one.
+            // The connection is kept open: if the attacker were admitted, it would take the place of the real rank.
             half_open.push(socket);
         }
-        // A reflected challenge: a valid proof, but that of the parent.
+        // Sends the proof in the parent's challenge back as the response: a proof that is valid for the parent, but not
+        // for a child.
         3 => {
             let _ = socket.send(&claim(2, 3, 9), &[], Deadline::NOW);
             let mut challenge = [0; 128];
@@ -78,13 +80,13 @@ fn attack(address: &Address, random: &mut u64, half_open: &mut Vec<PacketSocket>
                 let _ = socket.send(&response, &[], Deadline::NOW);
             }
         }
-        // More bytes than a pending peer may send.
+        // Sends more bytes than a peer may send before it is authenticated.
         4 => {
             for _ in 0..20 {
                 let _ = socket.send(&claim(1, 3, 1), &[], Deadline::NOW);
             }
         }
-        // A claim without a response.
+        // Sends a claim, the first handshake message, and never responds to the challenge.
         _ => {
             let _ = socket.send(&claim(1, 3, 2), &[], Deadline::NOW);
             half_open.push(socket);
@@ -102,7 +104,7 @@ fn a_thousand_half_open_connections_and_attacks_keep_no_rank_out() {
         let id: UniqueId = id.parse().expect("an id");
         match rank.id() {
             0 => {
-                // The limit is raised and threads are started before the descriptors are counted.
+                // A first group raises the limit on open files and starts threads before the descriptors are counted.
                 drop(Bootstrap::local(2).expect("a group"));
                 let before = open_fds();
                 let (most, done) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -137,7 +139,7 @@ fn a_thousand_half_open_connections_and_attacks_keep_no_rank_out() {
                 }
                 rank.send(1, b"attacked", &[]);
                 rank.send(2, b"attacked", &[]);
-                // Until the socket is closed, after the real ranks have joined.
+                // The attacks continue until rank 0 closes its listening socket, after the real ranks have joined.
                 while Path::new(folder).join(socket_name(&address)).exists() {
                     attack(&address, &mut random, &mut half_open);
                     half_open.truncate(2000);
@@ -157,7 +159,7 @@ fn socket_name(address: &Address) -> PathBuf {
     path.file_name().expect("a name").into()
 }
 
-/// Forwards packets in both directions, and records every byte.
+/// Forwards packets between a child and its parent in both directions, and records every byte.
 fn relay(child: &PacketSocket, parent: &PacketSocket, recorded: &Mutex<Vec<u8>>, done: &AtomicBool) {
     let mut buffer = vec![0; 65_536];
     while !done.load(Ordering::Relaxed) {
@@ -185,7 +187,7 @@ fn the_secret_is_never_sent_and_a_replayed_handshake_is_refused() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let root = scope.spawn(|| join(&id, 0, 2));
-        // A man in the middle: the real socket is moved, and the relay listens at its path.
+        // The test acts as a man in the middle: the real socket is moved, and a relay listens at its path.
         let real = socket_path(&folder);
         let moved = folder.join("moved");
         std::fs::rename(&real, &moved).expect("rename");
@@ -220,7 +222,7 @@ fn the_secret_is_never_sent_and_a_replayed_handshake_is_refused() {
     assert!(contains(b"wmh1\x03"), "the handshake is recorded");
     assert!(!contains(&raw), "the secret was sent");
     assert!(!contains(secret.as_bytes()), "the secret was sent as text");
-    // The recorded claim and response are replayed to a new socket of the same group.
+    // The recorded claim and response of a handshake are replayed to a new socket of the same group.
     let packet = |len: usize, prefix: &[u8]| recorded.windows(len).find(|window| window.starts_with(prefix));
     let response = packet(37, b"wmh1\x03").expect("recorded").to_vec();
     let claimed = packet(29, b"wmh1\x01").expect("recorded").to_vec();
@@ -257,12 +259,14 @@ fn a_rank_with_another_secret_cannot_join() {
         Bootstrap::create(id, Rank(rank), 2, Deadline::after(Duration::from_millis(millis)))
     };
     std::thread::scope(|scope| {
-        // Another secret gives another address. A decoy binds it, so that the real socket can be moved there.
+        // Another secret gives another socket address. A decoy with the wrong secret binds that address first, so that
+        // the test learns it and can move the real socket there.
         let decoy = scope.spawn(|| create(&wrong, 0, 200));
         let elsewhere = socket_path(&folder);
         decoy.join().expect("no panic").expect_err("no rank joins");
         let root = scope.spawn(|| create(&id, 0, 1000));
-        // Moved once connections are accepted: before that, the listener still opens its file by path.
+        // The real socket is moved only once it accepts connections: before that, the listener still opens its file by
+        // path.
         let listening = loop {
             let path = socket_path(&folder);
             if path != elsewhere && try_connect(&Address::Path(path.clone())).is_some() {

@@ -1,4 +1,4 @@
-//! Collectives of bytes: barrier, broadcast, all_gather, all_to_all and agree.
+//! Collective operations on bytes: barrier, broadcast, all_gather, all_to_all and agree.
 //!
 //! All except all_to_all are a convergecast of votes up the tree and a broadcast of the decision down
 //! ([`converge`](crate::machine)); they differ in how votes are merged. all_to_all sends each part to its rank.
@@ -18,22 +18,24 @@ use crate::wire::FieldReader;
 use crate::wire::frame::{FrameHeader, FrameKind, Operation, decode_ranks, encode_ranks};
 use crate::{Bootstrap, Error, Rank, Result};
 
-/// How long a waiting rank sleeps before it checks whether its neighbours run, and whether it is interrupted.
+/// The time that a waiting rank sleeps before it checks whether its neighbours run, and whether its caller was
+/// interrupted.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(100);
 
-/// The maximum number of bytes that one rank contributes to an operation. Larger data belongs in shared memory.
+/// The maximum number of bytes that one rank contributes to a collective operation. Larger data belongs in shared
+/// memory.
 const MAX_PER_RANK: usize = 1 << 30;
 
 /// The result of a vote with [`Bootstrap::agree`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VoteResult {
-    /// Every rank voted for it.
+    /// Every rank voted in favour.
     Agreed,
-    /// At least one rank voted against it. Every rank gets the vote of the lowest of these ranks.
+    /// At least one rank voted against. Every rank gets the reason of the lowest rank that voted against.
     Refused {
-        /// The rank that voted against it.
+        /// The lowest rank that voted against.
         rank: Rank,
-        /// The reason that the rank gave.
+        /// The reason that this rank gave for its vote against.
         reason: String,
     },
 }
@@ -56,7 +58,8 @@ impl Bootstrap {
             return Err(Error::NoSuchRank { rank: root, size: self.size() });
         }
         check_len(bytes.len())?;
-        // Every vote contains the root, so that ranks with different roots get an error instead of wrong bytes.
+        // Every vote of a broadcast contains the root, so that ranks with different roots get an error instead of wrong
+        // bytes.
         let mut vote = root.0.to_le_bytes().to_vec();
         if root == self.rank() {
             vote.push(1);
@@ -72,7 +75,7 @@ impl Bootstrap {
         }
     }
 
-    /// Returns the bytes of all ranks on all ranks, ordered by rank. They may have different lengths.
+    /// Returns the bytes of all ranks on all ranks, ordered by rank. Ranks may pass different numbers of bytes.
     ///
     /// # Errors
     /// [`Error::TooLong`], and the errors of a failed group.
@@ -81,8 +84,8 @@ impl Bootstrap {
         self.begin()?.all_gather(Operation::AllGather, bytes)
     }
 
-    /// Sends the `n`th part to rank `n`, and returns the parts received from each rank. All parts of all ranks have
-    /// the same length; for different lengths use [`all_to_allv`](Self::all_to_allv).
+    /// Sends the `n`th part of `bytes` to rank `n`, and returns the parts received from all ranks. All parts of all
+    /// ranks have the same length; [`all_to_allv`](Self::all_to_allv) sends parts of different lengths.
     ///
     /// # Errors
     /// [`Error::WrongCount`] if `bytes` cannot be divided into as many equal parts as there are ranks, and the errors
@@ -103,7 +106,8 @@ impl Bootstrap {
         Ok(received.concat())
     }
 
-    /// Sends the `n`th part to rank `n`, and returns the parts received from each rank.
+    /// Sends the `n`th of `parts` to rank `n`, and returns the part received from each rank. Parts may have different
+    /// lengths.
     ///
     /// # Errors
     /// [`Error::WrongCount`], [`Error::TooLong`], and the errors of a failed group.
@@ -115,7 +119,7 @@ impl Bootstrap {
         self.begin()?.all_to_allv(parts)
     }
 
-    /// Votes on whether all ranks succeeded, for example in a step that each rank performed for itself.
+    /// Votes on whether all ranks succeeded, for example in a step that each rank performed on its own.
     ///
     /// The result is the same on all ranks that are alive when the decision is made. If a rank dies after that, one
     /// survivor may get the result and another one the error; but then the group has failed on all of them.
@@ -129,7 +133,7 @@ impl Bootstrap {
 }
 
 impl OperationGuard<'_> {
-    /// Performs one convergecast up the tree and one broadcast down.
+    /// Performs one collective: sends merged votes up the tree of ranks, and the decision of rank 0 down the tree.
     pub(crate) fn converge(&self, operation: Operation, own: Vec<u8>, merge: Merge) -> Result<Vec<u8>> {
         let core = &self.bootstrap.core;
         let (tree, timeout) = (core.tree, self.bootstrap.timeout);
@@ -262,8 +266,8 @@ impl OperationGuard<'_> {
             if received.iter().all(Option::is_some) {
                 drop(state);
                 self.finish(op);
-                // Other ranks may still need this rank to forward their parts, so no rank continues before all have
-                // theirs.
+                // In all_to_all, other ranks may still need this rank to forward their parts, so no rank continues
+                // before all ranks have received all parts.
                 self.next_operation();
                 self.converge(Operation::AllToAll, Vec::new(), no_bytes)?;
                 return Ok(received.into_iter().flatten().collect());
@@ -272,7 +276,8 @@ impl OperationGuard<'_> {
                 drop(state);
                 return Err(self.failure(op));
             }
-            // Neighbours of a stalled rank give up first: other ranks would also report the ranks behind it.
+            // Neighbours of a stalled rank give up first: a rank that is not a neighbour would also report the ranks
+            // that are only reached through the stalled rank.
             let give_up = match core.stalled().is_empty() {
                 false => timeout,
                 true if tree.is_root() => timeout.saturating_add(margin(timeout) / 2),
@@ -292,8 +297,8 @@ impl OperationGuard<'_> {
         }
     }
 
-    /// Aborts the group if the caller is interrupted: otherwise the other ranks would wait for this rank until their
-    /// timeout.
+    /// Aborts the group if the caller of the operation is interrupted: otherwise the other ranks would wait for this
+    /// rank until their timeouts expire.
     pub(crate) fn abort_if_interrupted(&self) {
         if interrupt::is_interrupted() {
             self.bootstrap.abort();
@@ -314,7 +319,7 @@ impl OperationGuard<'_> {
         state.fds.retain(|(of, _), _| *of > op);
     }
 
-    /// Informs the other ranks that the ranks are in different operations.
+    /// Informs the other ranks that not all ranks are in the same operation.
     fn report_mismatch(&self, error: Error) -> Error {
         if let Error::Mismatch { rank, .. } = &error {
             self.bootstrap.core.fail_group(GroupFault::ProtocolViolation(*rank), None);
@@ -322,12 +327,12 @@ impl OperationGuard<'_> {
         error
     }
 
-    /// Starts the next operation number, for an operation that consists of several.
+    /// Assigns the next operation number, for an operation that consists of several numbered steps.
     pub(crate) fn next_operation(&self) {
         self.bootstrap.core.state().begun += 1;
     }
 
-    /// Returns the error of operation `op`, which cannot finish.
+    /// Returns the error with which operation `op` fails.
     pub(crate) fn failure(&self, op: u64) -> Error {
         let error = {
             let state = self.bootstrap.core.state();
@@ -345,12 +350,13 @@ impl OperationGuard<'_> {
     }
 }
 
-/// Waits for the rest of this rank's timeout, if another rank, which began earlier, has ended the operation for all.
-/// If the rest is long, it returns at once, and the error contains the time that this rank has waited.
+/// Waits for the remaining part of this rank's timeout, if another rank that began earlier has ended the operation for
+/// all ranks. If the remaining part is long, the function returns at once, and the error contains the time for which
+/// this rank has waited.
 pub(crate) fn wait_remaining_timeout(error: Error, began: Instant) -> Error {
     let Error::Timeout { missing, timeout, joining } = error else { return error };
     if timeout.saturating_sub(began.elapsed()) > margin(timeout) {
-        // Rounded to whole milliseconds.
+        // The reported waiting time is rounded to whole milliseconds.
         let waited = began.elapsed();
         let waited = Duration::new(waited.as_secs(), waited.subsec_millis() * 1_000_000);
         return Error::Timeout { missing, timeout: waited, joining };
@@ -364,7 +370,7 @@ pub(crate) fn wait_remaining_timeout(error: Error, began: Instant) -> Error {
     }
 }
 
-/// Removes and returns the messages of the neighbours for this operation.
+/// Removes the neighbours' messages for operation `op` from the inbox, and returns them.
 fn take_inputs(
     state: &mut RankState,
     tree: crate::rank::Tree,
@@ -407,7 +413,8 @@ fn no_bytes(_: Vec<u8>, _: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     Vec::new()
 }
 
-/// Returns the vote that contains the root's bytes, if there is one.
+/// Merges the votes of a broadcast: returns the vote that contains the root's bytes, or this rank's own vote if there
+/// is none.
 fn root_bytes(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     const HEAD: usize = 4;
     if own.len() > HEAD {
@@ -416,8 +423,8 @@ fn root_bytes(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     children.values().find(|vote| vote.len() > HEAD).cloned().unwrap_or(own)
 }
 
-/// Returns the lowest rank's vote against, if there is one. A malformed vote has priority, so that every rank gets
-/// it.
+/// Merges the votes of `agree`: returns the vote against from the lowest rank, or an empty vote if all ranks agree. A
+/// malformed vote has priority, so that every rank receives it.
 fn lowest_refusal(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     let rank = |vote: &[u8]| vote.first_chunk().map(|rank| u32::from_le_bytes(*rank));
     let votes = std::iter::once(&own).chain(children.values());
@@ -439,7 +446,7 @@ fn read_entries(bytes: &[u8]) -> Option<Vec<(Rank, &[u8])>> {
     Some(entries)
 }
 
-/// Merges the entries of all votes, ordered by rank.
+/// Merges the votes of all_gather: returns the entries of all votes, ordered by rank.
 fn all_entries(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     let votes = std::iter::once(&own).chain(children.values());
     let mut entries: Vec<_> = votes.filter_map(|vote| read_entries(vote)).flatten().collect();

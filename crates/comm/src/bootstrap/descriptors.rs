@@ -1,4 +1,4 @@
-//! Gathers file descriptors: every rank receives those of every rank.
+//! Gathers file descriptors: every rank receives duplicates of the descriptors of all ranks.
 //!
 //! ```text
 //!   1. an all_gather of the number of descriptors of each rank
@@ -28,8 +28,8 @@ use crate::wire::frame::{FrameHeader, FrameKind, Operation};
 use crate::{Bootstrap, Error, Rank, Result};
 
 impl Bootstrap {
-    /// Returns the descriptors of all ranks on all ranks, ordered by rank. Each rank may pass any number. The
-    /// descriptors passed stay open, and the result contains duplicates of them.
+    /// Returns duplicates of the file descriptors of all ranks on all ranks, ordered by rank. Each rank may pass any
+    /// number of descriptors, and the descriptors that it passes stay open.
     ///
     /// # Errors
     /// [`Error::Descriptors`] if a rank could not receive all of them: then no rank gets any, and the group stays
@@ -39,7 +39,8 @@ impl Bootstrap {
         let passed = guard.exchange_fds(fds)?;
         guard.next_operation();
         let vote = match &passed {
-            // The rank that lost descriptors reports it itself.
+            // If descriptors were lost on another rank, this rank votes in favour: the rank that lost them votes
+            // against.
             Ok(_) | Err(FdLoss::Elsewhere) => Ok(()),
             Err(FdLoss::Here(reason)) => Err(*reason),
         };
@@ -53,7 +54,7 @@ impl Bootstrap {
         }
     }
 
-    /// Returns owned descriptors. Those that are still queued for a neighbour are duplicated.
+    /// Converts shared file descriptors to owned ones. A descriptor that is still queued for a neighbour is duplicated.
     fn owned_fds(&self, passed: Vec<Vec<Arc<OwnedFd>>>) -> Result<Vec<Vec<OwnedFd>>> {
         let own = |fd: Arc<OwnedFd>| {
             Arc::try_unwrap(fd).or_else(|fd| {
@@ -65,7 +66,7 @@ impl Bootstrap {
     }
 }
 
-/// Where descriptors were lost.
+/// The place where file descriptors were lost: on this rank, with the reason, or on another rank.
 #[derive(Debug, Clone, Copy)]
 enum FdLoss {
     Here(&'static str),
@@ -80,8 +81,8 @@ impl OperationGuard<'_> {
         let tree = core.tree;
         let mut gathered = Vec::new();
         let mut lost = None;
-        // Reset: the flag may be left from an earlier failed operation. No rank sends descriptors before all ranks
-        // are in this one.
+        // Reset `fds_lost`, which an earlier failed operation may have left set. No rank sends descriptors before all
+        // ranks have entered this operation.
         core.state().fds_lost = false;
         for (index, fd) in (0..).zip(fds) {
             match wholemem_os::memfd::share_fd(*fd) {
@@ -109,7 +110,8 @@ impl OperationGuard<'_> {
                 .map(|rank| counts[rank.index()])
                 .sum()
         };
-        // Up the tree. Once descriptors are lost, no more are expected: those that arrive later are closed.
+        // Gather descriptors up the tree of ranks. Once a descriptor is lost, this rank waits for no more, and closes
+        // those that arrive later.
         for child in tree.children() {
             if lost.is_none() {
                 match self.receive(op, child, below(child))? {
@@ -128,7 +130,7 @@ impl OperationGuard<'_> {
                 }
             }
         }
-        // Down the tree.
+        // Send the gathered descriptors down the tree of ranks.
         for child in tree.children() {
             let under = crate::rank::Tree { rank: child, ..tree };
             self.send(op, child, lost, gathered.iter().filter(|tagged| !under.is_below(tagged.src)));
@@ -149,7 +151,7 @@ impl OperationGuard<'_> {
         Ok(Ok(ranks.into_iter().map(|fds| fds.into_values().collect()).collect()))
     }
 
-    /// Sends descriptors to a neighbour, or the message that some were lost.
+    /// Sends file descriptors to a neighbour, or, if some were lost, the message that they were lost.
     fn send<'t>(&self, op: u64, to: Rank, lost: Option<FdLoss>, fds: impl Iterator<Item = &'t TaggedFd>) {
         let core = &self.bootstrap.core;
         let header = FrameHeader::new(FrameKind::Fds, Operation::AllGatherFds, core.tree.rank, to, op);
@@ -168,7 +170,7 @@ impl OperationGuard<'_> {
         core.post_packets(to, packets.collect::<Vec<_>>());
     }
 
-    /// Waits for `count` descriptors from a neighbour, or for the message that some were lost.
+    /// Waits for `count` file descriptors from a neighbour, or for its message that some were lost.
     fn receive(&self, op: u64, from: Rank, count: usize) -> Result<Result<Vec<TaggedFd>, FdLoss>> {
         let core = &self.bootstrap.core;
         let give_up =
@@ -220,7 +222,7 @@ mod tests {
             let (before, under_way) = (ranks[0].core.state().begun, Barrier::new(2));
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| ranks[0].all_gather_fds(&[memory.as_fd()]).map(drop));
-                // Another thread of rank 0, which retries until it can begin.
+                // Another thread of rank 0 retries a barrier until the barrier can begin.
                 scope.spawn(|| {
                     while ranks[0].core.state().begun == before {
                         std::thread::yield_now();

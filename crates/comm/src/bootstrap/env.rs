@@ -16,23 +16,24 @@ const SECRET: &str = "WHOLEMEM_SECRET";
 const SECRET_FILE: &str = "WHOLEMEM_SECRET_FILE";
 const TIMEOUT: &str = "WHOLEMEM_TIMEOUT";
 
-/// The environment variables of a launcher.
+/// The names of the environment variables that a launcher sets.
 #[derive(Debug)]
 struct Launcher {
     rank: &'static str,
     size: &'static str,
-    /// The rank of this process among those of its node.
+    /// The variable with the rank of this process among the ranks of its node.
     local_rank: &'static str,
-    /// The variables that show how many nodes there are. The first one that is set counts.
+    /// The variables that show whether the ranks are on one node. Only the first of them that is set is used.
     node_counts: &'static [NodeCountVariable],
 }
 
-/// A variable that shows whether all ranks are on one node.
+/// An environment variable that shows whether all ranks are on one node.
 #[derive(Debug, Clone, Copy)]
 enum NodeCountVariable {
-    /// The number of nodes.
+    /// The variable contains the number of nodes.
     Nodes(&'static str),
-    /// The number of ranks on this node, or in Slurm's format on each node: `4(x2),3`.
+    /// The variable contains the number of ranks on this node, or the numbers of ranks on all nodes in Slurm's format:
+    /// `4(x2),3`.
     Ranks(&'static str),
 }
 
@@ -48,7 +49,7 @@ const LAUNCHERS: [Launcher; 3] = [
         size: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
         node_counts: &[
-            // The step's variables come first: a step may have fewer nodes than the job.
+            // The variables of the Slurm step come first: a step may have fewer nodes than its job.
             NodeCountVariable::Nodes("SLURM_STEP_NUM_NODES"),
             NodeCountVariable::Nodes("SLURM_NNODES"),
             NodeCountVariable::Ranks("SLURM_STEP_TASKS_PER_NODE"),
@@ -63,15 +64,15 @@ const LAUNCHERS: [Launcher; 3] = [
     },
 ];
 
-/// Groups of variables that identify a run; the first group whose first variable is set is used. Its other variables
-/// are optional.
+/// Sets of environment variables that identify a run. The first set whose first variable is present is used, and its
+/// other variables are optional.
 const RUN_VARIABLES: [&[&str]; 3] = [
     &["MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
     &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     &["OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"],
 ];
 
-/// The group, rank and size that the environment describes.
+/// The group, rank, size and timeout that the environment variables describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LaunchEnv {
     id: IdSource,
@@ -80,7 +81,7 @@ struct LaunchEnv {
     timeout: Duration,
 }
 
-/// Where the id of the group comes from.
+/// The source of a group's unique id: its text in `WHOLEMEM_ID`, or the variables that identify the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum IdSource {
     Id(UniqueId),
@@ -117,8 +118,8 @@ impl Bootstrap {
         Self::join_from_env(None)
     }
 
-    /// Like [`from_env`](Self::from_env), with a timeout for joining and for later operations that overrides
-    /// `WHOLEMEM_TIMEOUT`.
+    /// Joins a group like [`from_env`](Self::from_env), but `timeout` replaces `WHOLEMEM_TIMEOUT` for joining and for
+    /// later operations.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -152,9 +153,10 @@ impl Bootstrap {
         timeout(&|name: &str| std::env::var(name).ok())
     }
 
-    /// Returns the rank of this process among the ranks of its node, which selects its device: `LOCAL_RANK` as
-    /// torchrun and `wholemem launch` set it, Slurm's `SLURM_LOCALID` or Open MPI's `OMPI_COMM_WORLD_LOCAL_RANK`,
-    /// from the launcher that set the rank. Returns `None` if no launcher did, or if it does not set the variable.
+    /// Returns the rank of this process among the ranks of its node, which selects its device. The variable is that of
+    /// the launcher that set the rank: `LOCAL_RANK` of torchrun and `wholemem launch`, `SLURM_LOCALID` of Slurm, or
+    /// `OMPI_COMM_WORLD_LOCAL_RANK` of Open MPI. Returns `None` if no launcher set the rank, or if the variable is not
+    /// set.
     ///
     /// # Errors
     /// [`Error::Environment`] if the variable is not a number.
@@ -163,7 +165,7 @@ impl Bootstrap {
     }
 }
 
-/// Returns the launcher that started this process.
+/// Returns the launcher whose rank or size variable is set.
 fn launcher(set: &impl Fn(&str) -> Option<String>) -> Option<&'static Launcher> {
     LAUNCHERS.iter().find(|launcher| set(launcher.rank).is_some() || set(launcher.size).is_some())
 }
@@ -178,7 +180,7 @@ fn local_rank(get: impl Fn(&str) -> Option<String>) -> Result<Option<u32>> {
     set(name).map(|text| parse(name, &text)).transpose()
 }
 
-/// Returns an error if the ranks are on several nodes.
+/// Returns an error if the launcher's variables show that the ranks are on several nodes.
 fn check_one_node(launcher: &Launcher, size: u32, set: &impl Fn(&str) -> Option<String>) -> Result<()> {
     for variable in launcher.node_counts {
         let (NodeCountVariable::Nodes(name) | NodeCountVariable::Ranks(name)) = *variable;
@@ -188,7 +190,7 @@ fn check_one_node(launcher: &Launcher, size: u32, set: &impl Fn(&str) -> Option<
             NodeCountVariable::Nodes(_) => number <= 1,
             NodeCountVariable::Ranks(_) => number >= size,
         };
-        // A single rank is on one node, even if its job has several.
+        // A single rank is on one node, even if its job has several nodes.
         return if is_one || size <= 1 {
             Ok(())
         } else {
@@ -333,7 +335,7 @@ mod tests {
         assert_eq!(problem(&torchrun("two")), "LOCAL_WORLD_SIZE");
     }
 
-    /// Returns the `&'static str` of a launcher's variable.
+    /// Returns the `&'static str` that equals the name of a launcher's variable.
     fn known(name: &str) -> &'static str {
         let mut names = LAUNCHERS.iter().flat_map(|launcher| launcher.node_counts).map(|variable| {
             let (NodeCountVariable::Nodes(name) | NodeCountVariable::Ranks(name)) = *variable;
@@ -352,7 +354,8 @@ mod tests {
         assert_eq!(of(&[("RANK", "5"), ("LOCAL_RANK", "1"), ("SLURM_LOCALID", "2")]), Ok(Some(1)));
         assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_LOCALID", "2")]), Ok(Some(2)));
         assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_LOCAL_RANK", "3")]), Ok(Some(3)));
-        // The shell of a batch job has local id 0, and so have all processes that are started from it by hand.
+        // The shell of a Slurm batch job has `SLURM_LOCALID` 0, and so do all processes that are started by hand from
+        // this shell.
         assert_eq!(of(&[("RANK", "5"), ("SLURM_LOCALID", "0")]), Ok(None));
         assert_eq!(of(&[("LOCAL_RANK", "1")]), Ok(None));
         let wrong = Error::Environment { name: "LOCAL_RANK", problem: "is not a number" };

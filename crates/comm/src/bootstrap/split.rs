@@ -1,4 +1,4 @@
-//! Splits a group into groups of the ranks with the same color, or on the same node.
+//! Splits a group into smaller groups: one for each color, or one for each node.
 //!
 //! The id of a split group is derived from the id of the original group with a hash that only its members can
 //! compute, so no secret is sent. While the members join the split group, they also watch the original group: if one
@@ -13,12 +13,12 @@ use crate::wire::FieldReader;
 use crate::wire::frame::Operation;
 use crate::{Bootstrap, Error, Rank, Result};
 
-/// Overrides which node this process is on, for tests of several nodes on one machine.
+/// The environment variable that overrides which node this process is on, for tests of several nodes on one machine.
 pub(crate) const NODE_ID: &str = "WHOLEMEM_NODE_ID";
 
 impl Bootstrap {
-    /// Splits the group: ranks with the same color form a new group, ordered by key, and by rank if keys are equal. A
-    /// rank without a color takes part in the call, and gets no group.
+    /// Splits the group: the ranks with the same color form a new group, ordered by key, and by rank if keys are equal.
+    /// A rank without a color makes the call too, and gets `None`.
     ///
     /// ```
     /// use wholemem_comm::Bootstrap;
@@ -75,8 +75,9 @@ impl Bootstrap {
             return Err(Error::Protocol { rank: self.rank(), what: "its vote is missing in the result" });
         };
         let id = self.core.id.split_id(number, color);
-        // Other members may have completed the new group, and wait for this rank in their next operation, which began
-        // later: their timeout expires after this rank has informed them which rank is missing.
+        // The new group must be complete within the remaining timeout of this split. Another member may have completed
+        // the new group already, and wait for this rank in its next operation. That operation began later, so its
+        // timeout expires after this rank has reported which rank is missing.
         let timeout = self.timeout.saturating_sub(guard.began.elapsed());
         match Self::create_part(&id, new_rank, size, timeout, Some(Arc::clone(&self.core))) {
             Ok(mut part) => {
@@ -87,7 +88,7 @@ impl Bootstrap {
                 if matches!(error, Error::PeerLost { .. }) {
                     self.wait_for_failure(guard);
                 }
-                // An error that the original group knows is known to all ranks.
+                // If the original group has failed, its error is returned, because all of its ranks get that error.
                 if let Some(known) = self.check().err().filter(Error::poisons) {
                     let is_timeout = matches!(known, Error::Poisoned { .. });
                     return Err(if is_timeout { guard.failure(number) } else { known });
@@ -95,15 +96,16 @@ impl Bootstrap {
                 let members: Vec<_> = members.iter().map(|(_, rank)| *rank).collect();
                 let mut error = error.with_ranks_of(&members);
                 if let Error::PeerLost { rank } = error {
-                    // The rank is alive, or the original group would have lost it.
+                    // The rank that left the new group is alive, or the original group would have reported its death.
                     error = Error::Timeout { missing: vec![rank], timeout: self.timeout, joining: true };
                 }
                 if let Error::Timeout { missing, timeout, .. } = &mut error {
                     *missing = self.core.ranks_to_report(std::mem::take(missing));
-                    // The new group was created with the remaining timeout of this operation.
+                    // The error contains the whole timeout of the split: the new group was created with the remaining
+                    // part only.
                     *timeout = self.timeout;
-                    // Other members may have their group, and wait in the next operation: they are informed of the
-                    // failure.
+                    // Other members may have completed the new group, and wait in the next operation: failing the
+                    // original group informs them.
                     self.core.fail_group(GroupFault::Missing(missing.clone()), None);
                 }
                 Err(wait_remaining_timeout(error, guard.began))
@@ -111,9 +113,8 @@ impl Bootstrap {
         }
     }
 
-    /// Waits until the original group fails, or the timeout of the operation expires. A member that leaves the new
-    /// group because the original group failed looks like a dead one, and the failure may not have been received here
-    /// yet.
+    /// Waits until the original group fails, or the timeout of the split expires. A member that leaves the new group
+    /// because the original group failed looks like a dead member, and this rank may not have received the failure yet.
     fn wait_for_failure(&self, guard: &OperationGuard<'_>) {
         let mut state = self.core.state();
         while state.group.fault().is_none() {
@@ -126,8 +127,8 @@ impl Bootstrap {
         }
     }
 
-    /// Splits the group by node. Ranks are on the same node if they are on the same machine, or, if
-    /// `WHOLEMEM_NODE_ID` is set, if it has the same value.
+    /// Splits the group by node. Ranks are on the same node if they have the same value of `WHOLEMEM_NODE_ID`, or if it
+    /// is not set on either of them.
     ///
     /// # Errors
     /// As [`split`](Self::split).
@@ -136,7 +137,7 @@ impl Bootstrap {
         self.split_by_node_named(&name)
     }
 
-    /// Splits the group by a name that each rank passes, for ranks that are threads of one process.
+    /// Splits the group by a node name that each rank passes, for ranks that are threads of one process.
     ///
     /// # Errors
     /// As [`split`](Self::split).
@@ -144,7 +145,8 @@ impl Bootstrap {
         let guard = self.begin()?;
         let names = guard.all_gather(Operation::AllGather, name.as_bytes())?;
         guard.next_operation();
-        // All ranks of a group have exchanged descriptors, so they are on one machine.
+        // The machine is not compared: all ranks of a group are on one machine, since they have exchanged file
+        // descriptors.
         let color = (0..).zip(&names).find(|(_, other)| *other == name.as_bytes()).map(|(color, _)| color);
         match self.split_in(&guard, color, self.rank().0)? {
             Some(part) => Ok(part),
@@ -169,12 +171,13 @@ mod tests {
             let stays = scope.spawn(|| ranks[0].split(Some(0), 0).map(drop));
             for comm in &ranks[1..] {
                 scope.spawn(|| {
-                    // As at the beginning of `split`, with color 0 and key 0.
+                    // The rank does what `split` does first, with color 0 and key 0: it gathers the colors and keys of
+                    // all ranks.
                     let guard = comm.begin().unwrap();
                     let number = comm.core.state().begun;
                     guard.all_gather(Operation::Split, &[1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
                     if comm.rank() == Rank(1) {
-                        // It joins, and leaves when rank 2 does not join.
+                        // Rank 1 joins the split group, and leaves it when rank 2 does not join.
                         let id = comm.core.id.split_id(number, 0);
                         let soon = Duration::from_secs(1);
                         Bootstrap::create_part(&id, Rank(1), 3, soon, None).unwrap_err();

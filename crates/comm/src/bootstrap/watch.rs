@@ -1,12 +1,13 @@
-//! Callbacks for the failure of a group, or for ranks that leave it, outside of operations.
+//! Callbacks for the failure of a group and for ranks that leave the group, called even while no operation is in
+//! progress.
 
 use std::sync::Arc;
 
 use crate::core::{FailureCallback, RankCore};
 use crate::{Bootstrap, Error};
 
-/// A registered failure callback. Dropping it removes the callback; a call that has begun may continue after the
-/// drop.
+/// A registered failure callback. Dropping this value unregisters the callback; a call that has begun may continue
+/// after the drop.
 #[derive(Debug)]
 pub struct FailureWatch {
     core: Arc<RankCore>,
@@ -20,10 +21,10 @@ impl Drop for FailureWatch {
 }
 
 impl Bootstrap {
-    /// Registers a callback for the failure of the group: a rank was lost or aborted, or an operation timed out. It
-    /// is also called with [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this rank
-    /// does. Events that have already occurred are reported at once. The callback runs in the progress thread of the
-    /// group, which it must not block, or in the thread that leaves.
+    /// Registers a callback for the failure of the group: a rank died or aborted, or an operation timed out. The
+    /// callback is also called with [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this
+    /// rank leaves. Events that have already occurred are reported at once. The callback runs in the progress thread of
+    /// the group, which it must not block, or in the thread that leaves.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -40,7 +41,7 @@ impl Bootstrap {
         let core = &self.core;
         let notify: FailureCallback = Arc::new(callback);
         let number = core.add_watcher(Arc::clone(&notify));
-        // Read after the callback is registered: an event in between is reported twice, but never lost.
+        // Past events are read after the callback is registered: an event in between is reported twice, but never lost.
         let events: Vec<_> = core.state().group.past_events().collect();
         events.iter().for_each(|error| notify(error));
         FailureWatch { core: Arc::clone(core), number }

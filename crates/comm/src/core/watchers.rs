@@ -9,7 +9,7 @@ use crate::Error;
 
 pub(crate) type FailureCallback = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// The registered callbacks of a communicator, by number.
+/// The registered failure callbacks of a communicator, by number.
 #[derive(Default)]
 pub(super) struct Watchers {
     next: u64,
@@ -27,7 +27,7 @@ impl RankCore {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a callback, and returns its number.
+    /// Registers a failure callback, and returns the number that identifies it.
     pub(crate) fn add_watcher(&self, notify: FailureCallback) -> u64 {
         let mut watchers = self.watchers();
         watchers.next += 1;
@@ -40,9 +40,9 @@ impl RankCore {
         self.watchers().all.remove(&number);
     }
 
-    /// Calls all registered callbacks.
+    /// Calls all registered failure callbacks with an error.
     pub(crate) fn notify(&self, error: &Error) {
-        // The callbacks run after the lock is released: a callback may remove itself or another one.
+        // The callbacks run after the lock is released, because a callback may unregister itself or another callback.
         let all: Vec<_> = self.watchers().all.values().cloned().collect();
         all.iter().for_each(|notify| notify(error));
     }

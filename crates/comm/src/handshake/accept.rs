@@ -1,4 +1,4 @@
-//! Accepts connections and authenticates ranks.
+//! Accepts connections from other processes, and authenticates them as ranks of the group.
 //!
 //! A connection belongs to a pending peer until the peer has proved that it knows the secret. Pending peers are
 //! bounded: at most 64 at a time, one second and 256 bytes each, and none of their descriptors is installed in this
@@ -20,22 +20,22 @@ use crate::wire::frame::{self, FrameKind};
 use crate::wire::handshake::{AdmissionReply, Challenge, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
 use crate::{Rank, Result};
 
-/// The maximum number of pending peers.
+/// The maximum number of pending peers: connected processes that are not authenticated.
 const MAX_PENDING: usize = 64;
 
-/// The time limit of a pending peer's handshake.
+/// The time in which a connected peer must complete the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The maximum number of bytes that a pending peer may send.
+/// The maximum number of bytes that a peer may send before it is authenticated.
 const MAX_RECEIVED: usize = 256;
 
-/// The listening socket of a rank, and the peers that are connected to it but have not joined.
+/// The listening socket of a rank, and the connected peers whose handshakes are not complete.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: PacketListener,
     tree: Tree,
     key: GroupKey,
-    /// The only user whose connections are accepted, if the group has no secret.
+    /// If the group has no secret: the only user whose connections are accepted.
     only_user: Option<u32>,
     our_user: u32,
     pending: Vec<PendingPeer>,
@@ -47,21 +47,21 @@ struct PendingPeer {
     socket: PacketSocket,
     since: Instant,
     user: u32,
-    /// The number of bytes received from it.
+    /// The number of bytes received from this peer.
     received: usize,
     state: PeerState,
 }
 
-/// How far the handshake of a pending peer has advanced.
+/// The progress of the handshake with a connected peer.
 #[derive(Debug, Clone, Copy)]
 enum PeerState {
     Connected,
     Challenged(Transcript),
-    /// It is authenticated, and has to send its greeting.
+    /// The peer is authenticated as this rank, and has not sent its greeting (the last message of the handshake) yet.
     Admitted(Rank),
 }
 
-/// The result of reading the messages of a pending peer.
+/// The result of reading the messages of a peer whose handshake is not complete.
 enum PeerOutcome {
     Pending(PeerState),
     Joined(Rank, Vec<OwnedFd>),
@@ -75,12 +75,12 @@ impl Acceptor {
         Self { listener, tree, key, only_user, our_user, pending: Vec::new() }
     }
 
-    /// Returns all descriptors to poll for reading.
+    /// Returns the listening socket and the sockets of all pending peers, which the caller polls for reading.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.listener.as_fd()).chain(self.pending.iter().map(|peer| peer.socket.as_fd()))
     }
 
-    /// Accepts connections, and reads the messages of pending peers.
+    /// Accepts connections, reads the handshake messages of pending peers, and returns the peers that have joined.
     ///
     /// `admit` is called with the rank of an authenticated peer before the admission is sent, and returns whether it
     /// may join.
@@ -92,17 +92,18 @@ impl Acceptor {
         let mut joined = Vec::new();
         self.read_all(liveness, &mut admit, &mut joined);
         loop {
-            // If the descriptor table is full, connections wait in the backlog.
+            // `accept` fails if the descriptor table is full; the connections then wait in the backlog of the socket.
             let Ok(Some(socket)) = self.listener.accept() else { break };
             self.add(socket);
-            // Read at once: a rank has usually sent its claim by now, so it is not evicted as a peer without a claim.
+            // The new connection is read at once: a rank has usually sent its claim by now, so it is not evicted as a
+            // peer without a claim.
             self.read_all(liveness, &mut admit, &mut joined);
         }
         joined
     }
 
     fn add(&mut self, socket: PacketSocket) {
-        // If the kernel does not return the user of a connection, it is closed.
+        // If the kernel does not report which user has connected, the connection is closed.
         let Ok(user) = socket.peer_uid() else { return };
         if self.only_user.is_some_and(|only| only != user) {
             return;
@@ -135,7 +136,8 @@ impl Acceptor {
     ) {
         let mut index = 0;
         while index < self.pending.len() {
-            // A rank that joined in this call is not yet among the peers of the caller.
+            // A rank that joined in this call is refused here, because the caller has not added it to its neighbours
+            // yet.
             let mut admit = |rank| joined.iter().all(|joined| joined.rank != rank) && admit(rank);
             match self.read(index, liveness, &mut admit) {
                 PeerOutcome::Pending(state) => {
@@ -151,7 +153,7 @@ impl Acceptor {
         }
     }
 
-    /// Reads all messages of a pending peer, and replies to them.
+    /// Reads all available messages of a pending peer, and replies to them.
     fn read(
         &mut self,
         index: usize,
@@ -165,7 +167,8 @@ impl Acceptor {
             }
             let mut buffer = [0; MAX_LEN];
             let received = match peer.state {
-                // `recv` passes no control buffer, so the kernel installs no descriptors of the peer.
+                // `recv` passes no control buffer, so the kernel installs no descriptors that an unauthenticated peer
+                // sends.
                 PeerState::Connected | PeerState::Challenged(_) => {
                     peer.socket.recv(&mut buffer, Deadline::NOW).map(|len| (len, Vec::new()))
                 }
@@ -211,7 +214,7 @@ impl Acceptor {
                 {
                     return PeerOutcome::Close;
                 }
-                // Another process with the secret claims the same rank: the first that is authenticated gets it.
+                // Two processes with the secret claim the same rank: the first that is authenticated gets the rank.
                 if self.pending.iter().any(|other| other.is_admitted_as(rank)) || !admit(rank) {
                     peer.send(&HandshakeMessage::Admission(AdmissionReply::RankTaken), &[]);
                     return PeerOutcome::Close;
@@ -261,7 +264,7 @@ impl PendingPeer {
         matches!(self.state, PeerState::Admitted(welcomed) if welcomed == rank)
     }
 
-    /// Sends without waiting. Returns false if the socket is full or closed.
+    /// Sends a handshake message to the peer without waiting. Returns false if the socket is full or closed.
     fn send(&self, hello: &HandshakeMessage, fds: &[BorrowedFd<'_>]) -> bool {
         self.socket.send(&hello.encode(), fds, Deadline::NOW).is_ok()
     }
@@ -284,12 +287,12 @@ mod tests {
         let (mut first, mut second) = (connector(), connector());
         let admit_all = |_| true;
 
-        // Both claim and are challenged; the first responds and is admitted.
+        // Both connectors claim rank 1 and are challenged. The first connector responds and is admitted.
         assert!(first.step(&liveness).unwrap().is_none() && second.step(&liveness).unwrap().is_none());
         assert!(acceptor.serve(&liveness, admit_all).is_empty());
         assert!(first.step(&liveness).unwrap().is_none());
         assert!(acceptor.serve(&liveness, admit_all).is_empty());
-        // The greeting of the first and the response of the second are read in the same call.
+        // The greeting of the first connector and the response of the second are read in the same call of `serve`.
         assert!(first.step(&liveness).unwrap().is_some());
         assert!(second.step(&liveness).unwrap().is_none());
         let joined = acceptor.serve(&liveness, admit_all);

@@ -1,4 +1,5 @@
-//! Connects to the parent, and retries until the parent is authenticated and has admitted this rank.
+//! Connects to the parent in the tree of ranks, and retries until the parent is authenticated and has admitted this
+//! rank.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -14,10 +15,10 @@ use crate::wire::frame::{FrameHeader, FrameKind, Operation};
 use crate::wire::handshake::{AdmissionReply, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
 use crate::{Error, Rank, Result};
 
-/// The delay before the next attempt: the first and the longest. It doubles with each attempt.
+/// The shortest and the longest delay before the next attempt to connect. The delay doubles with each attempt.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// A connection attempt to the parent at one address.
+/// The attempts of a rank to connect to its parent at one address.
 #[derive(Debug)]
 pub(crate) struct Connector {
     address: Address,
@@ -25,14 +26,14 @@ pub(crate) struct Connector {
     tree: Tree,
     key: GroupKey,
     only_user: Option<u32>,
-    /// Whether this rank joins in the position of a dead rank, whose death the parent may not have detected yet.
+    /// True if this rank joins in the position of a dead rank, whose death the parent may not have detected yet.
     for_dead_rank: bool,
     delay: Duration,
     refused: bool,
     state: ConnectState,
 }
 
-/// How far the connection has advanced.
+/// The progress of the handshake with the parent.
 #[derive(Debug)]
 enum ConnectState {
     Waiting { retry_at: Instant },
@@ -40,7 +41,7 @@ enum ConnectState {
     Responded { socket: PacketSocket },
 }
 
-/// Returns whether a connection failed because no process listens at the address.
+/// Returns true if a connection attempt failed because no process listens at the address.
 pub(crate) fn is_refusal(error: &OsError) -> bool {
     matches!(error, OsError::Call { call: "connect", errno: Errno::CONNREFUSED | Errno::NOENT })
 }
@@ -53,17 +54,18 @@ impl Connector {
         Self { address, parent, tree, key, only_user, for_dead_rank, delay: RETRY_DELAY.0, refused, state }
     }
 
-    /// Joins in the position of a dead rank: retries as long as the parent still has the dead rank as its child.
+    /// Makes this connector join in the position of a dead rank: it retries as long as the parent still has the dead
+    /// rank as its child.
     pub(crate) fn for_dead_rank(self) -> Self {
         Self { for_dead_rank: true, ..self }
     }
 
-    /// Returns whether no process listened at the address in the last attempt.
+    /// Returns true if no process listened at the address in the last connection attempt.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused
     }
 
-    /// Returns the socket to poll for reading.
+    /// Returns the connected socket, which the caller polls for reading, or `None` if there is no connection.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             ConnectState::Waiting { .. } => None,
@@ -71,7 +73,7 @@ impl Connector {
         }
     }
 
-    /// Returns the time until the next attempt, if there is no connection.
+    /// Returns the time until the next connection attempt, or `None` if there is a connection.
     pub(crate) fn retry_in(&self) -> Option<Duration> {
         match &self.state {
             ConnectState::Waiting { retry_at } => Some(retry_at.saturating_duration_since(Instant::now())),
@@ -79,7 +81,7 @@ impl Connector {
         }
     }
 
-    /// Advances the handshake by one step. Returns `Some` when the parent has admitted this rank.
+    /// Advances the handshake with the parent by one step. Returns `Some` when the parent has admitted this rank.
     ///
     /// # Errors
     /// If retrying is useless: the rank is taken, or the group has another size.
@@ -136,7 +138,7 @@ impl Connector {
             parent_size: challenge.size,
             parent_nonce: challenge.nonce,
         };
-        // Another process listens at the address; the parent may start later.
+        // Another process than the parent listens at the address. The rank retries, since the parent may start later.
         if challenge.parent != self.parent || !transcript.verify(&self.key, Role::Parent, challenge.proof) {
             self.retry_later();
             return Ok(());

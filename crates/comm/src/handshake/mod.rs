@@ -21,7 +21,8 @@ mod connect;
 pub(crate) use accept::Acceptor;
 pub(crate) use connect::{Connector, is_refusal};
 
-/// A rank whose handshake is complete: its connection, and the descriptors of its liveness page and process.
+/// A rank whose handshake is complete, with its connection and the file descriptors of its liveness page and its
+/// process.
 #[derive(Debug)]
 pub(crate) struct JoinedPeer {
     pub(crate) rank: Rank,
@@ -29,7 +30,7 @@ pub(crate) struct JoinedPeer {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// Returns the descriptors of this rank's liveness page and process, which are sent to an authenticated rank.
+/// Returns the file descriptors of this rank's liveness page and process, for sending to an authenticated rank.
 pub(crate) fn liveness_fds(liveness: &LivenessLock) -> Result<[OwnedFd; 2]> {
     Ok([liveness.probe_fd()?, PidFd::of_self()?.into()])
 }

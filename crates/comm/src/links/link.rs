@@ -1,4 +1,4 @@
-//! A connection between two authenticated ranks, with the queue of packets to send.
+//! A connection between two authenticated ranks, with its queue of packets to send.
 //!
 //! No call waits. Packets that the socket does not accept at once are queued, and the progress thread sends them when
 //! the socket is ready. One batch of descriptors is in flight at a time, since the kernel counts them against the
@@ -14,7 +14,7 @@ use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 use crate::Rank;
 use crate::wire::frame::FrameHeader;
 
-/// One frame, with the descriptors that it carries.
+/// One frame (a packet between ranks), with the file descriptors that it carries.
 #[derive(Debug, Clone)]
 pub(crate) struct FramePacket {
     pub(crate) bytes: Vec<u8>,
@@ -22,7 +22,8 @@ pub(crate) struct FramePacket {
 }
 
 impl FramePacket {
-    /// Creates an offer of a link, with the descriptor of its end, or without it if it was lost.
+    /// Creates a packet that offers a direct link to another rank, with one end of a socket pair, or without it if the
+    /// descriptor was lost.
     pub(crate) fn offer(header: FrameHeader, end: Option<OwnedFd>) -> Self {
         let header = FrameHeader { fds: u16::from(end.is_some()), ..header };
         let fds = end.into_iter().map(Arc::new).collect();
@@ -36,7 +37,7 @@ impl From<Vec<u8>> for FramePacket {
     }
 }
 
-/// A connection to one rank.
+/// A connection to one authenticated rank.
 #[derive(Debug)]
 pub(crate) struct RankLink {
     pub(crate) peer: Rank,
@@ -44,12 +45,12 @@ pub(crate) struct RankLink {
     send_queue: Mutex<SendQueue>,
 }
 
-/// The queues of packets to send.
+/// The queues of packets to send to one rank.
 #[derive(Debug, Default)]
 struct SendQueue {
     urgent: VecDeque<FramePacket>,
     ordinary: VecDeque<FramePacket>,
-    /// Whether a batch of descriptors is in flight and not acknowledged.
+    /// True while a batch of file descriptors is in flight and not acknowledged.
     in_flight: bool,
     closed: bool,
 }
@@ -58,9 +59,9 @@ struct SendQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendStatus {
     Done,
-    /// The socket is full: `poll` reports when it is writable.
+    /// The socket is full: `poll` reports when the socket is writable again.
     SocketFull,
-    /// A batch of descriptors waits for the acknowledgement of the previous one.
+    /// A batch of file descriptors is queued until the peer acknowledges the previous batch.
     AwaitingAck,
     /// The kernel refuses more descriptors in flight for now (`ETOOMANYREFS`), and does not report when it accepts
     /// more.
@@ -76,7 +77,7 @@ impl RankLink {
         self.send_queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends packets in order, or queues them.
+    /// Sends packets in order, and queues those that the socket does not accept.
     pub(crate) fn post(&self, packets: impl IntoIterator<Item = FramePacket>) -> SendStatus {
         let mut send_queue = self.send_queue();
         send_queue.ordinary.extend(packets);
@@ -90,7 +91,7 @@ impl RankLink {
         send_queue.flush(&self.socket)
     }
 
-    /// Handles the peer's acknowledgement of the batch in flight.
+    /// Handles the peer's acknowledgement of the batch of file descriptors in flight, and sends queued packets.
     pub(crate) fn batch_acknowledged(&self) -> SendStatus {
         let mut send_queue = self.send_queue();
         send_queue.in_flight = false;
@@ -127,7 +128,8 @@ impl SendQueue {
                 Err(OsError::Call { errno: wholemem_os::Errno::TOOMANYREFS, .. }) => {
                     return SendStatus::Refused;
                 }
-                // The peer has closed the connection. Its liveness page shows whether it died.
+                // The peer has closed the connection, so queued packets are dropped. The peer's liveness page shows
+                // whether it died.
                 Err(_) => self.closed = true,
             }
         }

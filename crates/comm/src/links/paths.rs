@@ -1,5 +1,5 @@
-//! Direct links between ranks that are not neighbours in the tree, created when one first sends a long message to the
-//! other.
+//! Direct links between ranks that are not neighbours in the tree of ranks, created when one rank first sends a long
+//! message to the other.
 //!
 //! ```text
 //!    offering rank             the tree              receiving rank
@@ -22,10 +22,11 @@ use wholemem_os::{PacketSocket, Result};
 use crate::Rank;
 use crate::links::{FramePacket, RankLink, SendStatus};
 
-/// The maximum number of such links of a rank. If ranks are threads of one process, the limit applies to each.
+/// The maximum number of direct links of a rank. If several ranks are threads of one process, the limit applies to each
+/// of them.
 const MAX_LINKS: usize = 128;
 
-/// How messages reach another rank.
+/// The path of messages to a rank that is not a neighbour: an offered or open direct link, or the tree of ranks.
 #[derive(Debug)]
 enum RankPath {
     Offered {
@@ -33,28 +34,28 @@ enum RankPath {
         waiting: Vec<FramePacket>,
     },
     Open(Arc<RankLink>),
-    /// There is no link: messages are forwarded along the tree.
+    /// There is no direct link: messages are forwarded along the tree of ranks.
     Tree,
 }
 
-/// An action that the caller has to perform.
+/// An action that the caller has to perform to send messages to another rank.
 #[derive(Debug)]
 pub(crate) enum PathAction {
     /// Wake the progress thread, which sends the packets that the socket did not accept.
     Flush,
-    /// Forward these packets along the tree.
+    /// Forward these packets along the tree of ranks.
     AlongTree(Vec<FramePacket>),
-    /// Offer this descriptor to the other rank.
+    /// Offer a direct link to the other rank by sending it this descriptor, one end of a socket pair.
     Offer(OwnedFd),
-    /// Accept the offer.
+    /// Accept the direct link that the other rank has offered.
     Accept,
-    /// Decline the offer.
+    /// Decline the direct link that the other rank has offered.
     Decline,
-    /// Read from this link from now on, and flush it.
+    /// Read from this direct link from now on, and send its queued packets.
     Read(Arc<RankLink>),
 }
 
-/// The direct links of a rank.
+/// The direct links of a rank to ranks that are not its neighbours.
 #[derive(Debug)]
 pub(crate) struct Paths {
     rank: Rank,
@@ -66,7 +67,7 @@ impl Paths {
         Self { rank, paths: BTreeMap::new() }
     }
 
-    /// Returns the number of open links.
+    /// Returns the number of open direct links.
     pub(crate) fn open(&self) -> usize {
         self.paths.values().filter(|path| matches!(path, RankPath::Open(_))).count()
     }
@@ -75,8 +76,8 @@ impl Paths {
         self.paths.values().filter(|path| !matches!(path, RankPath::Tree)).count() < MAX_LINKS
     }
 
-    /// Sends packets to a rank, or queues them until it has replied to the offer. `pair` creates two connected
-    /// sockets.
+    /// Sends packets to a rank that is not a neighbour, or queues them until that rank has replied to the offer of a
+    /// direct link. `pair` creates two connected sockets.
     pub(crate) fn send(
         &mut self,
         to: Rank,
@@ -98,7 +99,8 @@ impl Paths {
                     self.paths.insert(to, RankPath::Offered { ours, waiting: packets });
                     vec![PathAction::Offer(theirs.into())]
                 }
-                // No further offer is made to this rank, since a link would be refused again.
+                // No socket pair could be created, or there are too many links. No further offer is made to this rank,
+                // because it would fail again.
                 _ => {
                     self.paths.insert(to, RankPath::Tree);
                     vec![PathAction::AlongTree(packets)]
@@ -107,15 +109,18 @@ impl Paths {
         }
     }
 
-    /// Handles an offer. The socket is `None` if it was lost on the way.
+    /// Handles the offer of a direct link from another rank. `socket` is `None` if the descriptor was lost while it was
+    /// forwarded.
     pub(crate) fn on_offer(&mut self, from: Rank, socket: Option<PacketSocket>) -> Vec<PathAction> {
         let has_capacity = self.has_capacity();
         let waiting = match self.paths.remove(&from) {
             None | Some(RankPath::Tree) if !has_capacity => None,
             None | Some(RankPath::Tree) => Some(Vec::new()),
-            // The offer of the other rank is used, and it does not reply to that of this rank.
+            // Both ranks have offered a link. The offer of the other, lower rank is used, and that rank does not reply
+            // to this rank's offer.
             Some(RankPath::Offered { waiting, .. }) if from < self.rank => Some(waiting),
-            // The offer of this rank is used, and the reply is in flight or has arrived.
+            // Both ranks have offered a link, and the offer of this rank is used: the reply to it is in flight or has
+            // arrived.
             Some(ours) => {
                 self.paths.insert(from, ours);
                 return vec![];
@@ -130,7 +135,7 @@ impl Paths {
         }
     }
 
-    /// Handles the reply to this rank's offer.
+    /// Handles another rank's reply to this rank's offer of a direct link.
     pub(crate) fn on_reply(&mut self, by: Rank, accepted: bool) -> Vec<PathAction> {
         match self.paths.remove(&by) {
             Some(RankPath::Offered { ours, waiting }) if accepted => vec![self.open_link(by, ours, waiting)],
@@ -138,7 +143,7 @@ impl Paths {
                 self.paths.insert(by, RankPath::Tree);
                 vec![PathAction::AlongTree(waiting)]
             }
-            // A reply is ignored if this rank has no open offer to the sender.
+            // The reply is ignored if this rank has no open offer to the rank that replied.
             other => {
                 self.paths.extend(other.map(|path| (by, path)));
                 vec![]
@@ -146,7 +151,7 @@ impl Paths {
         }
     }
 
-    /// Removes a link that the peer has closed.
+    /// Removes a direct link that the peer has closed.
     pub(crate) fn close(&mut self, peer: Rank) {
         self.paths.remove(&peer);
     }
@@ -167,7 +172,8 @@ mod tests {
 
     use super::*;
 
-    /// A message that is forwarded along the tree between the two ranks of a test, in order in each direction.
+    /// A message forwarded along the tree between the two ranks of a test. Messages in the same direction stay in
+    /// order.
     #[derive(Debug)]
     enum TreeMessage {
         Offer(Option<OwnedFd>),
@@ -175,7 +181,7 @@ mod tests {
         Packets(Vec<FramePacket>),
     }
 
-    /// Two ranks, and what each has received.
+    /// Two simulated ranks, with the messages in flight to each and the bytes and links that each has received.
     struct TwoRanks {
         ranks: [Paths; 2],
         queues: [VecDeque<TreeMessage>; 2],
@@ -222,7 +228,7 @@ mod tests {
             }
         }
 
-        /// Delivers the next message to one rank.
+        /// Delivers the next message in flight to one of the two ranks.
         fn deliver_next(&mut self, one: usize) {
             let next = match self.queues[one].pop_front() {
                 None => return,
@@ -239,7 +245,7 @@ mod tests {
             self.apply(one, next);
         }
 
-        /// Returns all bytes that one rank has received, over the tree or a link.
+        /// Returns all bytes that one of the two ranks has received, over the tree or a direct link.
         fn received(&self, one: usize) -> Vec<u8> {
             let mut bytes = self.along_tree[one].clone();
             let mut buffer = [0; 8];
@@ -253,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Tries every order of seven steps: in each, one of the ranks sends or receives a message.
+    /// Tries every order of seven steps. In each step, one of the two ranks sends or receives a message.
     #[test]
     fn every_message_arrives_and_one_link_opens_whichever_rank_offers_first() {
         for lossy in [false, true] {

@@ -1,4 +1,5 @@
-//! The machine of every collective: a convergecast of votes up the tree, and a broadcast of the decision down.
+//! The state machine of every collective: merges votes up the tree of ranks (a convergecast), and sends the decision
+//! down the tree.
 //!
 //! ```text
 //!   vote = merge(own vote, votes of the children)      decision = the merged vote of rank 0
@@ -18,7 +19,8 @@ use super::{give_up_at, give_up_on_decision_at};
 use crate::Rank;
 use crate::rank::Tree;
 
-/// The shortest and the longest interval at which a waiting rank reports which ranks are missing below it.
+/// The shortest and the longest interval between a waiting rank's reports to its parent of which ranks are missing
+/// below it.
 const REPORT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub(crate) enum Input {
         missing: Vec<Rank>,
     },
     Decision(Vec<u8>),
-    /// Time has passed. `parent_runs` is false if the parent's thread is stalled.
+    /// Time has passed. `parent_runs` is false if the parent's progress thread is stalled.
     Tick {
         parent_runs: bool,
     },
@@ -47,11 +49,11 @@ pub(crate) enum Output {
     /// Send the decision to every child.
     Down(Vec<u8>),
     Done(Vec<u8>),
-    /// The operation has failed: inform the group which ranks are missing.
+    /// The operation has failed: inform all ranks of the group which ranks are missing.
     Failed(Vec<Rank>),
 }
 
-/// Merges this rank's own vote with the votes of its children, by rank.
+/// A function that merges this rank's own vote with the votes of its children, which are given by rank.
 pub(crate) type Merge = fn(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8>;
 
 /// The state of one collective operation on one rank.
@@ -86,12 +88,13 @@ impl Converge {
         }
     }
 
-    /// Returns the first outputs: a leaf votes, and a group of one rank is done.
+    /// Returns the outputs at the start of the operation: a rank without children sends its vote, and in a group of one
+    /// rank the operation is done.
     pub(crate) fn start(&mut self) -> Vec<Output> {
         self.advance()
     }
 
-    /// Returns when the next `Tick` is due.
+    /// Returns the time at which this state machine needs the next `Tick` input.
     pub(crate) fn next_tick(&self, now: Duration) -> Duration {
         let next = if now < self.give_up { self.give_up } else { self.give_up_on_decision };
         if self.tree.is_root() { next } else { next.min(self.next_report) }
@@ -103,7 +106,7 @@ impl Converge {
         }
         match input {
             Input::Vote { child, vote } => {
-                // Only the first vote of a child counts.
+                // Only the first vote of each child counts.
                 if self.tree.children().any(|known| known == child) {
                     self.votes.entry(child).or_insert(vote);
                 }

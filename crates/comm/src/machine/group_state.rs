@@ -1,4 +1,5 @@
-//! Whether the group has failed, and which neighbours to inform of it.
+//! The state of a group as one rank knows it: whether the group has failed, which ranks have left, and which neighbours
+//! to inform.
 //!
 //! A rank stores the first fault that it learns of, and sends it once to every neighbour except the one that it came
 //! from. So a fault reaches all ranks in at most twice as many hops as the tree is deep. A rank that leaves is not a
@@ -10,14 +11,14 @@ use crate::fault::GroupFault;
 use crate::rank::Tree;
 use crate::{Error, Rank};
 
-/// The failure of a group, and the ranks that have left it, as known to one rank.
+/// The failure of a group and the ranks that have left the group, as known to one rank.
 #[derive(Debug)]
 pub(crate) struct GroupState {
     tree: Tree,
     fault: Option<GroupFault>,
-    /// The ranks that have left, with the last operation that each has finished.
+    /// The ranks that have left the group, each with the number of the last operation that it has finished.
     left: BTreeMap<Rank, u64>,
-    /// Whether this rank has left.
+    /// True if this rank has left the group.
     is_closed: bool,
 }
 
@@ -26,7 +27,7 @@ impl GroupState {
         Self { tree, fault: None, left: BTreeMap::new(), is_closed: false }
     }
 
-    /// Records a fault, and returns the neighbours to inform.
+    /// Records the reason for the failure of the group, and returns the neighbours to inform.
     pub(crate) fn fail(&mut self, fault: GroupFault, from: Option<Rank>) -> Vec<Rank> {
         if self.fault.is_some() {
             return Vec::new();
@@ -35,7 +36,7 @@ impl GroupState {
         self.others(from)
     }
 
-    /// Records that a rank has left, and returns the neighbours to inform.
+    /// Records that a rank has left the group, and returns the neighbours to inform.
     pub(crate) fn leave(&mut self, rank: Rank, after: u64, from: Option<Rank>) -> Vec<Rank> {
         if self.left.contains_key(&rank) {
             return Vec::new();
@@ -44,12 +45,13 @@ impl GroupState {
         self.others(from)
     }
 
-    /// Records that this rank leaves. Returns whether it is the first call.
+    /// Records that this rank leaves the group. Returns true on the first call.
     pub(crate) fn close(&mut self) -> bool {
         !std::mem::replace(&mut self.is_closed, true)
     }
 
-    /// Returns the events that a new callback has missed.
+    /// Returns the events that occurred before a failure callback was registered: the failure of the group, and ranks
+    /// that left.
     pub(crate) fn past_events(&self) -> impl Iterator<Item = Error> {
         let fault = self.fault.as_ref().map(GroupFault::error);
         let closed = self.is_closed.then_some(Error::Closed);
@@ -64,7 +66,7 @@ impl GroupState {
         self.fault.as_ref()
     }
 
-    /// Returns the error that keeps operation `op` from finishing, if there is one.
+    /// Returns an error if operation `op` cannot finish, because the group has failed or a rank has left too early.
     pub(crate) fn check(&self, op: u64) -> Result<(), Error> {
         if let Some(fault) = &self.fault {
             return Err(fault.error());

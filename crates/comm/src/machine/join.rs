@@ -1,4 +1,5 @@
-//! The join protocol: ranks join their parents, joined ranks are reported up the tree, the decision is sent down.
+//! The join protocol: ranks join their parents in the tree of ranks, joined ranks are reported up the tree, and the
+//! decision is sent down.
 //!
 //! ```text
 //!   joined {5, 6}, died {7}          complete, or the fault
@@ -46,85 +47,86 @@ mod record;
 
 pub(crate) use record::{JoinRecord, JoinStage};
 
-/// How long no process may listen at the parent's position until a rank that had joined there assumes that the
-/// decision was made without it. If the parent has died instead, one of its neighbours listens there much earlier.
+/// If no process listens at the parent's address for this long, a rank that had joined there assumes that the decision
+/// was made without it. If the parent has died instead, one of the parent's neighbours listens there much earlier.
 const MAX_REFUSED: Duration = Duration::from_millis(500);
 
-/// An event at a rank while its group is formed.
+/// An event at a rank while its group is being formed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Input {
     /// The parent and this rank have authenticated each other.
     ParentJoined,
-    /// A child is authenticated, and the admission is about to be sent.
+    /// A child is authenticated, and its admission is about to be sent.
     ChildAdmitted(Rank),
     /// A child and this rank have authenticated each other.
     ChildJoined(Rank),
-    /// A child reports ranks below it.
+    /// A child reports which ranks below it have joined or died.
     Update(JoinUpdate),
-    /// The neighbour in this position died after it was authenticated, and has left this record.
+    /// The neighbour in this position of the tree died after it was authenticated, and left this record of its state.
     Died(Rank, JoinRecord),
-    /// A rank that is [unaccounted](JoinProtocol::unaccounted) for does not listen any more.
+    /// A rank that had joined a dead rank and has not joined again ([unaccounted](JoinProtocol::unaccounted) for) no
+    /// longer listens, so it has died too.
     Gone(Rank),
-    /// This rank has taken the position of a dead rank.
+    /// This rank has taken the position of a dead rank in the tree.
     PositionTaken(Rank),
-    /// Neither the parent of this rank's position nor a successor of the parent accepts connections.
+    /// Neither the parent nor a successor of the parent accepts connections from this rank.
     Refused,
     /// The parent or its successor accepts connections, or may do so.
     Reached,
-    /// The parent has sent the decision.
+    /// The parent has sent the decision whether the group is complete.
     Decision(Result<(), GroupFault>),
     /// Time has passed.
     Tick,
 }
 
-/// An action that a rank has to perform.
+/// An action that a rank has to perform while its group is being formed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// Send an update to the parent.
+    /// Send the parent the ranks that have joined or died.
     Up(JoinUpdate),
-    /// Send the decision to a child.
+    /// Send a child the decision whether the group is complete or has failed.
     Down(Rank, Result<(), GroupFault>),
     /// Joining has ended: the group is complete, or it has failed.
     End(Result<(), GroupFault>),
 }
 
-/// The state of joining on one rank.
+/// The state of the join protocol on one rank.
 #[derive(Debug)]
 pub(crate) struct JoinProtocol {
     own: Rank,
-    /// The highest position of this rank: its own, or that of a dead rank.
+    /// The highest position of this rank in the tree: its own, or that of a dead rank.
     tree: Tree,
     timeout: Duration,
     give_up_on_decision: Duration,
     parent: ParentState,
     /// The children that are connected to this rank.
     children: BTreeSet<Rank>,
-    /// The positions of this rank: its own, and those of dead ranks that it has taken.
+    /// The positions of this rank in the tree: its own, and those of dead ranks that it has taken.
     positions: BTreeSet<Rank>,
-    /// The ranks that have joined, all of them in the subtree of this rank, including itself.
+    /// The ranks in the subtree of this rank that have joined, including this rank.
     joined: BTreeSet<Rank>,
     died: BTreeSet<Rank>,
     /// Ranks that this rank has admitted, or that had joined according to the records of dead ranks.
     seen: BTreeSet<Rank>,
-    /// Since when no process has listened at the parent's position.
+    /// The time since which no process has listened at the parent's address.
     refused_since: Option<Duration>,
     ended: bool,
 }
 
-/// The state of the connection to the parent.
+/// The state of a rank's connection to its parent while the group is being formed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ParentState {
     /// Rank 0 has no parent.
     None,
     Awaited,
     Joined,
-    /// The parent died without a decision, as did the ranks in all positions above it up to `top`. `stage` is that of
-    /// the last of them.
+    /// The parent died without a decision, and so did the ranks in all positions above the parent up to `top`. `stage`
+    /// is the join stage of the rank at `top`.
     Dead {
         stage: JoinStage,
         top: Rank,
     },
-    /// Joining the parent of the position that this rank has taken, which the dead rank had joined.
+    /// This rank has taken the position of a dead rank, and is joining the parent that the dead rank had joined.
     Rejoining,
 }
 
@@ -146,12 +148,12 @@ impl JoinProtocol {
         }
     }
 
-    /// Returns when the next `Tick` is due.
+    /// Returns the time at which the join protocol needs the next `Tick` input.
     pub(crate) fn next_tick(&self) -> Duration {
         if self.parent == ParentState::Joined { self.give_up_on_decision } else { self.timeout }
     }
 
-    /// Returns the encoded [record](JoinRecord) that this rank must publish.
+    /// Returns the encoded [join record](JoinRecord) that this rank must publish for the time after its death.
     pub(crate) fn record(&self) -> u64 {
         let (stage, top) = match self.parent {
             ParentState::Dead { stage, top } => (stage, top),
@@ -170,8 +172,8 @@ impl JoinProtocol {
         self.tree
     }
 
-    /// Returns the position in which this rank must join a parent, and the position of the parent, unless it has
-    /// joined.
+    /// Returns the position in which this rank must join a parent, and the position of that parent, or `None` if no
+    /// connection to a parent is needed.
     pub(crate) fn target(&self) -> Option<(Rank, Rank)> {
         match self.parent {
             _ if self.ended => None,
@@ -182,7 +184,7 @@ impl JoinProtocol {
         }
     }
 
-    /// Returns the positions of dead neighbours that this rank must take, unless another rank has taken them.
+    /// Returns the positions of dead neighbours in the tree. This rank must take those that no other rank has taken.
     pub(crate) fn vacant_positions(&self) -> Vec<Rank> {
         if self.ended {
             return Vec::new();
@@ -197,12 +199,12 @@ impl JoinProtocol {
         above.into_iter().chain(self.died.iter().copied().filter(is_below)).collect()
     }
 
-    /// Returns the ranks known to have died.
+    /// Returns the ranks that are known to have died.
     pub(crate) fn died(&self) -> impl Iterator<Item = Rank> {
         self.died.iter().copied()
     }
 
-    /// Returns the ranks that had joined before a rank died, and have neither joined again nor are known to be dead.
+    /// Returns the ranks that had joined a rank that died since, have not joined again, and are not known to be dead.
     pub(crate) fn unaccounted(&self) -> impl Iterator<Item = Rank> {
         let is_known = |rank: &Rank| self.joined.contains(rank) || self.died.contains(rank);
         self.seen.iter().copied().filter(move |rank| !self.ended && !is_known(rank))
@@ -220,7 +222,8 @@ impl JoinProtocol {
                 JoinUpdate { joined: joined.collect(), died: died.collect() }
             }
             Input::ChildAdmitted(child) => {
-                // Published first, because the child may take the position of this rank from now on.
+                // The admitted child is published before the admission is sent, because the child may take the position
+                // of this rank from then on.
                 self.seen.insert(child);
                 return outputs;
             }
@@ -254,8 +257,8 @@ impl JoinProtocol {
             Input::Refused if self.parent == ParentState::Rejoining => {
                 let since = *self.refused_since.get_or_insert(now);
                 if now.saturating_sub(since) >= MAX_REFUSED {
-                    // The parent of the dead rank was reachable before and is not any more: it has decided, and the
-                    // dead rank has not forwarded the decision.
+                    // The parent of the dead rank was reachable before and no longer is: it has made the decision, and
+                    // the dead rank has not forwarded the decision.
                     self.end(Err(GroupFault::Lost(self.tree.rank)), &mut outputs);
                     return outputs;
                 }
@@ -280,7 +283,7 @@ impl JoinProtocol {
         outputs
     }
 
-    /// Returns the positions from one up to another above it, including both.
+    /// Returns the positions in the tree from `from` up to `to`, including both.
     fn path(&self, from: Rank, to: Rank) -> impl Iterator<Item = Rank> {
         let tree = self.tree;
         let above = move |rank: &Rank| Tree { rank: *rank, ..tree }.parent().filter(|_| *rank != to);
@@ -301,8 +304,8 @@ impl JoinProtocol {
         }
     }
 
-    /// Records an update, and returns the part of it that is new. Joined ranks count if they are below this rank,
-    /// dead ranks always.
+    /// Records which ranks have joined or died, and returns those that were not known before. Joined ranks count if
+    /// they are below this rank, dead ranks always.
     fn record_update(&mut self, mut update: JoinUpdate) -> JoinUpdate {
         let tree = self.tree;
         update.joined.retain(|rank| tree.is_below(*rank) && self.joined.insert(*rank));
@@ -329,7 +332,7 @@ impl JoinProtocol {
             ParentState::Awaited | ParentState::Dead { .. } | ParentState::Rejoining => None,
             ParentState::None => {
                 let due = now >= self.timeout;
-                // The cheap check first: in most steps the group is far from complete.
+                // This cheap check avoids computing the missing ranks: in most steps the group is far from complete.
                 if !due && self.died.is_empty() && self.joined.len() < self.tree.count_below() {
                     return None;
                 }
@@ -339,7 +342,7 @@ impl JoinProtocol {
         }
     }
 
-    /// Returns the ranks below this one that have neither joined nor died.
+    /// Returns the ranks below this rank that have neither joined nor died.
     fn missing(&self) -> Vec<Rank> {
         let mut missing = Vec::new();
         let mut left = vec![self.tree.rank];

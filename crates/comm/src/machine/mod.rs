@@ -1,4 +1,4 @@
-//! The protocols between ranks as state machines, `step(now, input) -> outputs`: they do no I/O, and time is an
+//! The protocols between ranks as state machines, `step(now, input) -> outputs`. They do no I/O, and time is an
 //! argument.
 //!
 //! | machine | decides |
@@ -23,40 +23,41 @@ use std::time::Duration;
 
 use crate::rank::Tree;
 
-/// Returns when a rank that cannot be informed by its parent gives up: rank 0 when the timeout expires, a rank whose
-/// parent is stalled later, increasing with its depth. So a decision from above, if there is one, arrives earlier.
+/// Returns when a rank that cannot be informed by its parent gives up a collective: rank 0 when the timeout expires,
+/// and a rank with a stalled parent later, increasing with its depth in the tree. So a decision from a higher rank, if
+/// there is one, arrives earlier.
 pub(crate) fn give_up_at(tree: Tree, timeout: Duration) -> Duration {
     let levels = tree.height() + 1;
     timeout.saturating_add(margin(timeout) * tree.depth() / levels)
 }
 
-/// Returns when a rank gives up waiting for the decision of another rank, which itself waits for the whole timeout.
+/// Returns when a rank gives up waiting for a decision from another rank, which itself waits for the whole timeout.
 pub(crate) fn give_up_on_decision_at(timeout: Duration) -> Duration {
     timeout.saturating_add(margin(timeout))
 }
 
-/// Returns when a rank that has joined its parent gives up waiting for the join decision. It is earlier than in an
-/// operation: a rank that fails to join a split group informs ranks that wait for it in their next operation.
+/// Returns when a rank that has joined its parent gives up waiting for the join decision. This is earlier than in other
+/// operations, because a rank that fails to join a split group informs ranks that wait for it in their next operation.
 pub(crate) fn give_up_on_joining_at(timeout: Duration) -> Duration {
     timeout.saturating_add(margin(timeout) / 2)
 }
 
-/// Returns the time after a timeout in which ranks give up one after the other and inform each other.
+/// Returns the time after a timeout in which ranks give up one after the other and inform each other of missing ranks.
 pub(crate) fn margin(timeout: Duration) -> Duration {
     const MAX_MARGIN: Duration = Duration::from_secs(1);
     (timeout / 4).min(MAX_MARGIN)
 }
 
-/// Returns when a rank that waits for a child gives up, in operations without reports of missing ranks: the deepest
-/// rank first, and all of them before any rank gives up on its parent. So the first rank to give up is a neighbour of
-/// the rank at fault.
+/// Returns when a rank that waits for a child gives up, in operations without reports of missing ranks. The deepest
+/// rank gives up first, and all ranks that wait for a child give up before any rank that waits for its parent. So the
+/// first rank to give up is a neighbour of the missing rank.
 pub(crate) fn give_up_on_child_at(tree: Tree, timeout: Duration) -> Duration {
     let (half, levels) = (margin(timeout) / 2, tree.height() + 1);
     timeout.saturating_add(half - half * (tree.depth() + 1) / levels)
 }
 
-/// Returns when a rank that waits for its parent gives up: the highest rank first, so that it is a neighbour of the
-/// rank at fault.
+/// Returns when a rank that waits for its parent gives up. The highest rank gives up first, so that the first rank to
+/// give up is a neighbour of the missing rank.
 pub(crate) fn give_up_on_parent_at(tree: Tree, timeout: Duration) -> Duration {
     let (half, levels) = (margin(timeout) / 2, tree.height() + 1);
     timeout.saturating_add(half + half * tree.depth() / levels)

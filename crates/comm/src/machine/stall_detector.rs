@@ -1,15 +1,15 @@
-//! Detects a stalled neighbour: its heartbeat counter does not change while this rank runs.
+//! Detects a stalled neighbour, whose heartbeat counter does not change while this rank runs.
 
 use std::time::Duration;
 
-/// A rank whose heartbeat counter does not change for this long is stalled.
+/// The time without a change of its heartbeat counter after which a rank is considered stalled.
 const STALLED_AFTER: Duration = Duration::from_millis(300);
 
-/// The maximum time that counts between two observations. If more time has passed, this rank did not run itself, for
-/// example because the whole machine was suspended, and it is unknown whether the neighbour ran.
+/// The maximum time between two observations that counts towards a stall. If more time has passed, this rank did not
+/// run itself, for example because the whole machine was suspended, and it is unknown whether the neighbour ran.
 const MAX_INTERVAL: Duration = Duration::from_millis(60);
 
-/// How long the heartbeat counter of a neighbour has not changed.
+/// Measures for how long the heartbeat counter of a neighbour has not changed.
 #[derive(Debug)]
 pub(crate) struct StallDetector {
     heartbeats: u64,
@@ -21,7 +21,7 @@ impl StallDetector {
         Self { heartbeats, stalled_for: Duration::ZERO }
     }
 
-    /// Records the counter, `passed` after the previous observation.
+    /// Records the neighbour's heartbeat counter. `passed` is the time since the previous observation.
     pub(crate) fn observe(&mut self, heartbeats: u64, passed: Duration) {
         if heartbeats == self.heartbeats {
             self.stalled_for = self.stalled_for.saturating_add(passed.min(MAX_INTERVAL));
@@ -57,13 +57,13 @@ mod tests {
     #[test]
     fn time_in_which_this_rank_did_not_run_does_not_count() {
         let mut stall = StallDetector::new(7);
-        // The machine was suspended, and this rank is the first that runs again.
+        // The machine was suspended, and this rank runs again before its neighbour.
         stall.observe(7, Duration::from_secs(5));
         assert!(!stall.is_stalled());
         stall.observe(8, INTERVAL);
         stall.observe(8, INTERVAL);
         assert!(!stall.is_stalled());
-        // A rank that always observes late detects the stall eventually.
+        // A rank whose observations are always late also detects the stall eventually.
         for _ in 0..6 {
             stall.observe(8, Duration::from_secs(1));
         }

@@ -1,5 +1,5 @@
-//! The progress thread while a group is formed: it accepts children, connects to the parent, and runs the
-//! [`JoinProtocol`](crate::machine::join) machine.
+//! The work of the progress thread while a group is being formed: it accepts children, connects to the parent, and runs
+//! the [`JoinProtocol`](crate::machine::join) state machine.
 //!
 //! If a neighbour dies meanwhile, this rank tries to take its position: it listens at an address that is derived from
 //! the id and the dead rank. Only one process can listen there, so one neighbour becomes the successor, and the
@@ -27,21 +27,22 @@ use crate::rank::Tree;
 use crate::wire::frame::{FrameHeader, FrameKind, Operation, encode_fault, encode_join_update};
 use crate::{Error, Rank};
 
-/// How often a rank checks whether ranks that had joined a dead rank still listen.
+/// The interval at which a rank checks whether ranks that had joined a dead rank still listen.
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 
 /// The connections of a joining rank to its parent and its children.
 #[derive(Debug)]
 pub(super) struct Joining {
-    /// Listeners for children: at this rank's own address, and at the addresses of the positions that it has taken.
+    /// Listeners for children: at this rank's own address, and at the addresses for the positions that it has taken
+    /// from dead ranks.
     acceptors: Vec<Acceptor>,
-    /// Connection attempts to the parent, and to a possible successor of the parent.
+    /// Connection attempts to the parent, and to a possible successor of a dead parent.
     connectors: Vec<Connector>,
-    /// The position in which `connectors` join, and the position of the parent there.
+    /// The position of the tree in which `connectors` join a parent, and the position of that parent.
     target: Option<(Rank, Rank)>,
     /// The positions of this rank in the tree: its own, and those of dead ranks that it has taken.
     positions: BTreeSet<Rank>,
-    /// When ranks were last probed.
+    /// The time of the last check whether ranks that had joined a dead rank still listen.
     probed: Instant,
 }
 
@@ -57,12 +58,12 @@ impl Joining {
         }
     }
 
-    /// Returns all descriptors to poll for reading.
+    /// Returns the sockets of all listeners and connection attempts, which the caller polls for reading.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.acceptors.iter().flat_map(Acceptor::fds).chain(self.connectors.iter().filter_map(Connector::fd))
     }
 
-    /// Returns the time until the next connection attempt.
+    /// Returns the time until the next attempt to connect to the parent.
     pub(super) fn retry_in(&self) -> Option<Duration> {
         self.connectors.iter().filter_map(Connector::retry_in).min()
     }
@@ -71,13 +72,13 @@ impl Joining {
         self.positions.contains(&rank)
     }
 
-    /// Stops accepting and connecting.
+    /// Stops accepting children and connecting to a parent.
     fn end(&mut self) {
         self.acceptors.clear();
         self.connectors.clear();
     }
 
-    /// Connects to the target parent, if it has changed.
+    /// Starts connecting to the target parent, if the target has changed.
     fn connect_to(&mut self, core: &RankCore, target: Option<(Rank, Rank)>) {
         if self.target == target {
             return;
@@ -96,8 +97,8 @@ impl Joining {
         }
     }
 
-    /// Handles that this rank has joined a parent. If the parent dies at once, the rank connects to the same target
-    /// again.
+    /// Resets the target after this rank has joined a parent. If the parent dies at once, the rank connects to the same
+    /// target again.
     fn connected(&mut self) {
         self.connectors.clear();
         self.target = None;
@@ -147,7 +148,7 @@ impl ProgressThread {
         }
     }
 
-    /// Adds a rank whose handshake is complete to the neighbours.
+    /// Adds a rank whose handshake is complete to the neighbours. Returns false if its descriptors are unusable.
     pub(super) fn add_peer(&mut self, joined: JoinedPeer) -> bool {
         let JoinedPeer { rank, socket, fds } = joined;
         let mut fds = fds.into_iter();
@@ -167,13 +168,13 @@ impl ProgressThread {
     pub(super) fn protocol(&mut self, input: Input) {
         let Some(protocol) = &mut self.protocol else { return };
         let outputs = protocol.step(self.began.elapsed(), input);
-        // Published before any neighbour is informed: if this rank dies meanwhile, they know what the others may have
-        // received.
+        // The join record is published before any neighbour is informed: if this rank dies meanwhile, each neighbour
+        // knows what the others may have received.
         self.core.liveness.set_status(protocol.record());
         let position = protocol.position();
         if outputs.iter().any(|output| matches!(output, Output::End(_))) {
-            // Done before the decision is sent: this rank may die while it sends the decision, and a child before it
-            // reads it. In both cases no socket file is left.
+            // Socket files are removed before the decision is sent, so that no file is left if this rank dies while it
+            // sends the decision, or a child dies before it reads the decision.
             self.joining.end();
             for child in self.peers.keys().filter(|rank| Some(**rank) != position.parent()) {
                 self.core.id.address(*child).remove();
@@ -194,7 +195,8 @@ impl ProgressThread {
                     }
                 }
                 Output::Down(child, decision) => {
-                    // For the child, the parent is the rank whose position this rank has taken.
+                    // The message has the rank that the child expects as its parent: the dead rank, if this rank has
+                    // taken that rank's position.
                     let parent = Tree { rank: child, ..position }.parent().expect("a child is not rank 0");
                     let header = FrameHeader::new(FrameKind::JoinDecision, Operation::None, parent, child, 0);
                     self.core.post(child, header, &encode_fault(decision.err().as_ref()));
@@ -215,13 +217,13 @@ impl ProgressThread {
         }
     }
 
-    /// Takes the positions of dead neighbours that no other rank has taken.
+    /// Takes the positions in the tree of dead neighbours that no other rank has taken.
     pub(super) fn take_vacant_positions(&mut self) {
         let vacant = self.protocol.as_ref().map(|protocol| protocol.vacant_positions()).unwrap_or_default();
         for position in vacant {
             let id = &self.core.id;
-            // Binding fails if another neighbour of the dead rank has taken the position: then one of the two joins
-            // the other. The socket file of a successor that has died is replaced.
+            // Binding fails if another neighbour of the dead rank has taken the position: one of the two then joins the
+            // other. The socket file of a successor that has died is replaced.
             let Ok(listener) = PacketListener::bind(&id.successor_address(position)) else { continue };
             let tree = Tree { rank: position, ..self.core.tree };
             self.joining.acceptors.push(Acceptor::new(listener, tree, id.key(), id.has_secret()));
@@ -282,7 +284,7 @@ mod tests {
         for _ in 0..2 {
             joining.connect_to(&core, target);
             assert_eq!(joining.connectors.len(), 2, "to rank 0, and to its successor");
-            // The parent is joined and dies before `connect_to` is called again.
+            // This rank joins the parent, which dies before `connect_to` is called again.
             joining.connected();
             assert_eq!(joining.connectors.len(), 0);
         }

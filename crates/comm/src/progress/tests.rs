@@ -1,4 +1,4 @@
-//! How a rank handles frames that violate the protocol.
+//! Tests of how a rank handles frames that violate the protocol.
 
 use super::*;
 use crate::handshake::{JoinedPeer, liveness_fds};
@@ -6,7 +6,8 @@ use crate::rank::Tree;
 use crate::wire::frame::{JoinUpdate, encode_fault, encode_join_update, encode_ranks};
 use crate::{Rank, UniqueId};
 
-/// Creates rank 1 of 30, whose neighbours are 0 and 5 to 8; 21 to 24 are below 5. It is connected to rank 5.
+/// Creates the progress thread of rank 1 of 30, connected to rank 5. The neighbours of rank 1 are ranks 0 and 5 to 8;
+/// ranks 21 to 24 are below rank 5.
 fn rank_1() -> (ProgressThread, PacketSocket) {
     let id = UniqueId::create_private().unwrap();
     let core = Arc::new(RankCore::create(id, Tree::new(Rank(1), 30)).unwrap());
@@ -76,7 +77,7 @@ fn invalid_frames_are_refused_and_valid_ones_accepted() {
 #[test]
 fn a_rank_that_has_left_is_not_stalled() {
     let (mut progress, _there) = rank_1();
-    // No thread holds the liveness lock of rank 5.
+    // Rank 5 counts as having left, because no thread holds its liveness lock.
     progress.probe_neighbours();
     assert!(progress.peers.is_empty());
     assert!(progress.core.stalled().is_empty());

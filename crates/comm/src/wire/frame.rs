@@ -21,12 +21,12 @@ pub(crate) const HEADER: usize = 40;
 /// The maximum payload of one frame in bytes.
 pub(crate) const MAX_PAYLOAD: usize = MAX_PACKET - HEADER;
 
-/// The maximum length of a message, which limits the memory that a faulty rank can make another rank allocate.
+/// The maximum length of a message. It limits the memory that a faulty rank can make another rank allocate.
 pub(crate) const MAX_MESSAGE: usize = 1 << 40;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        /// The kind of a frame.
+        /// The kind of a frame (a packet between ranks).
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) enum FrameKind { $($(#[$doc])* $name = $code,)* }
 
@@ -42,41 +42,41 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Carries the sender's liveness page and pidfd, as two descriptors.
+    /// The greeting: carries the sender's liveness page and pidfd as two file descriptors.
     Greeting = 1,
-    /// The ranks below the sender that have joined or died.
+    /// Reports to the parent which ranks below the sender have joined or died.
     JoinUpdate = 2,
-    /// Whether the group is complete, or why joining failed.
+    /// Tells a child whether the group is complete, or why joining failed.
     JoinDecision = 3,
-    /// A vote, sent to the parent.
+    /// A vote in a collective operation, sent to the parent.
     Vote = 4,
-    /// The decision of a vote, sent to a child.
+    /// The decision of a collective operation, sent to a child.
     Decision = 5,
-    /// The ranks that are missing below the sender.
+    /// Reports to the parent which ranks below the sender are missing in an operation.
     MissingReport = 6,
-    /// A message from one rank to another.
+    /// A message from one rank to any other rank.
     Direct = 7,
-    /// A batch of descriptors.
+    /// A batch of file descriptors.
     Fds = 8,
-    /// Acknowledges the last batch of descriptors.
+    /// Acknowledges the last batch of file descriptors.
     FdsAck = 9,
-    /// Descriptors of this operation were lost: the sender sends no more of them.
+    /// File descriptors of this operation were lost: the sender sends no more of them.
     FdsLost = 10,
-    /// The group has failed.
+    /// Reports that the group has failed.
     GroupFailed = 11,
-    /// A rank has left the group.
+    /// Reports that a rank has left the group.
     RankLeft = 12,
-    /// Offers a link to a rank that is not a neighbour: one end of a socket pair, as a descriptor. Without a
-    /// descriptor, it was lost on the way.
+    /// Offers a direct link to a rank that is not a neighbour: one end of a socket pair, as a file descriptor. If the
+    /// frame has no descriptor, the descriptor was lost on the way.
     LinkOffer = 13,
-    /// The receiving rank accepts the offered link.
+    /// Accepts an offered direct link.
     LinkAccepted = 14,
-    /// The receiving rank declines the offered link.
+    /// Declines an offered direct link.
     LinkDeclined = 15,
 }
 
 impl FrameKind {
-    /// Returns whether frames of this kind are forwarded to ranks that are not neighbours of the sender.
+    /// Returns true if frames of this kind are forwarded to ranks that are not neighbours of the sender.
     pub(crate) fn is_forwarded(self) -> bool {
         matches!(self, Self::Direct | Self::LinkOffer | Self::LinkAccepted | Self::LinkDeclined)
     }
@@ -114,7 +114,7 @@ operations! {
     Split = 7 "split",
 }
 
-/// The header of a frame.
+/// The header of a frame (a packet between ranks).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub(crate) kind: FrameKind,
@@ -128,7 +128,7 @@ pub(crate) struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// Creates the header of a message without descriptors.
+    /// Creates the header of a message without file descriptors.
     pub(crate) fn new(kind: FrameKind, operation: Operation, src: Rank, dst: Rank, op: u64) -> Self {
         Self { kind, operation, fds: 0, src, dst, op, total: 0, offset: 0 }
     }
@@ -147,7 +147,7 @@ impl FrameHeader {
         bytes
     }
 
-    /// Divides a message into frames.
+    /// Divides a message into frames (packets), each with its header.
     pub(crate) fn frames(self, payload: &[u8]) -> Vec<Vec<u8>> {
         let header = Self { total: payload.len() as u64, ..self };
         if payload.is_empty() {
@@ -192,7 +192,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(FrameHeader, &[u8]), Malformed> {
     Ok((header, payload))
 }
 
-/// Encodes a list of ranks without a length, as the rest of a payload.
+/// Encodes a list of ranks without its length: the list is the last field of a payload.
 pub(crate) fn encode_ranks(ranks: &[Rank]) -> Vec<u8> {
     ranks.iter().flat_map(|rank| rank.0.to_le_bytes()).collect()
 }

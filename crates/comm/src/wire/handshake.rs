@@ -1,4 +1,5 @@
-//! The handshake: challenge and response, in which both sides prove that they know the secret without sending it.
+//! The messages of the handshake between two ranks: challenge and response, in which both prove that they know the
+//! secret without sending it.
 //!
 //! ```text
 //!   child                                               parent
@@ -24,13 +25,13 @@ const CHALLENGE: u8 = 2;
 const RESPONSE: u8 = 3;
 const ADMISSION: u8 = 4;
 
-/// The maximum length of a handshake message.
+/// The maximum length of a handshake message in bytes.
 pub(crate) const MAX_LEN: usize = 128;
 
 pub(crate) type Nonce = [u8; 16];
 pub(crate) type Proof = [u8; 32];
 
-/// The values that both sides know when they compute their proofs.
+/// The values from which both sides of a handshake compute their proofs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transcript {
     pub(crate) claim: Claim,
@@ -60,12 +61,12 @@ impl Transcript {
     }
 
     pub(crate) fn verify(&self, key: &GroupKey, role: Role, proof: Proof) -> bool {
-        // The comparison of `blake3::Hash` takes constant time.
+        // Comparing two values of type `blake3::Hash` takes constant time.
         blake3::Hash::from_bytes(self.proof(key, role)) == blake3::Hash::from_bytes(proof)
     }
 }
 
-/// The first message of a child.
+/// The first handshake message of a child: its rank, the group size and a nonce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) rank: Rank,
@@ -73,7 +74,7 @@ pub(crate) struct Claim {
     pub(crate) nonce: Nonce,
 }
 
-/// The first message of a parent.
+/// The first handshake message of a parent: its rank, the group size, a nonce and its proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Challenge {
     pub(crate) parent: Rank,
@@ -82,14 +83,14 @@ pub(crate) struct Challenge {
     pub(crate) proof: Proof,
 }
 
-/// The parent's reply to an authenticated child.
+/// The parent's reply to an authenticated child: the child is admitted, or its rank is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AdmissionReply {
     Admitted,
     RankTaken,
 }
 
-/// A message of the handshake.
+/// A message of the handshake between a child and its parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandshakeMessage {
     Claim(Claim),

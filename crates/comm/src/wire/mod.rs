@@ -6,7 +6,7 @@
 pub(crate) mod frame;
 pub(crate) mod handshake;
 
-/// Why a message is malformed.
+/// The reason why a message is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
@@ -42,7 +42,7 @@ impl<'a> FieldReader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Checks that no bytes are left.
+    /// Checks that all bytes of the message were read.
     pub(crate) fn end(self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed("the message is too long")) }
     }

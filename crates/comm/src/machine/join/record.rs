@@ -1,4 +1,5 @@
-//! The join record that a rank publishes in its liveness page, and that its neighbours read after its death.
+//! The join record: the state of joining that a rank publishes in its liveness page, and that its neighbours read after
+//! its death.
 //!
 //! ```text
 //!   bit 0     2      6         26        46     63
@@ -15,28 +16,29 @@ use crate::Rank;
 use crate::rank::Tree;
 use crate::wire::Malformed;
 
-/// How far a rank has advanced in joining.
+/// The progress of a rank in joining its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JoinStage {
-    /// It has not joined a parent.
+    /// The rank has not joined a parent.
     Alone,
-    /// It has joined its parent.
+    /// The rank has joined its parent.
     Joined,
-    /// It knows the decision, and may have sent it to some of its neighbours.
+    /// The rank knows the decision whether the group is complete, and may have sent it to some of its neighbours.
     Decided,
 }
 
-/// The state of joining that a rank publishes.
+/// The state of joining that a rank publishes for its neighbours to read after its death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JoinRecord {
-    /// How far the rank has advanced, or, in a taken position, how far the dead rank there had.
+    /// The progress of the rank in joining, or, if it has taken the position of a dead rank, the progress of that dead
+    /// rank.
     pub(crate) stage: JoinStage,
-    /// The rank itself, which may have taken the positions of others.
+    /// The rank that published this record. It may have taken the positions of other ranks.
     pub(crate) rank: Rank,
-    /// The highest position that the rank has taken or knows to be that of a dead rank. The same holds for all
-    /// positions between it and the rank's own.
+    /// The highest position in the tree that the rank has taken or knows to be that of a dead rank. All positions
+    /// between this one and the rank's own are also taken or those of dead ranks.
     pub(crate) top: Rank,
-    /// Ranks that had joined, dead or alive.
+    /// The ranks that had joined when the record was published, whether they are dead or alive.
     pub(crate) seen: BTreeSet<Rank>,
 }
 
@@ -47,8 +49,8 @@ const OWN_AT: u32 = TOP_AT + BELOW_BITS;
 const RANK_AT: u32 = OWN_AT + BELOW_BITS;
 
 impl JoinRecord {
-    /// Encodes the record of a rank whose own position is `own`. `is_seen` is called for the ranks at the two levels
-    /// below `top` and `own`.
+    /// Encodes the join record of a rank whose own position is `own`. `is_seen` returns true for ranks that had joined,
+    /// and is called for the ranks in the two levels below `top` and `own`.
     pub(crate) fn encode(stage: JoinStage, own: Tree, top: Tree, is_seen: impl Fn(Rank) -> bool) -> u64 {
         let below = |tree: Tree| {
             let bit = |(n, rank): (usize, Rank)| u64::from(is_seen(rank)) << n;
@@ -68,7 +70,7 @@ impl JoinRecord {
             | (u64::from(own.rank.0) + 1) << RANK_AT
     }
 
-    /// Decodes the record that the neighbour in `position` has published.
+    /// Decodes the join record that the neighbour in `position` has published.
     pub(crate) fn decode(number: u64, position: Tree) -> Result<Self, Malformed> {
         let field = |at: u32, bits: u32| number >> at & ((1 << bits) - 1);
         let stage = match field(0, CLIMBED_AT) {
@@ -104,7 +106,7 @@ impl JoinRecord {
     }
 }
 
-/// Returns the children of a position and their children, in ascending order: at most 20.
+/// Returns the children and grandchildren of a position in the tree, in ascending order: at most 20 ranks.
 fn two_levels_below(tree: Tree) -> impl Iterator<Item = Rank> {
     tree.children().chain(tree.children().flat_map(move |rank| Tree { rank, ..tree }.children()))
 }

@@ -1,8 +1,8 @@
-//! Tests of the join protocol of one rank, step by step.
+//! Tests of the join protocol on one rank, step by step.
 
 use super::*;
 
-/// Returns the record of a rank in its own position.
+/// Returns the join record of a rank that has only its own position in the tree.
 fn record(rank: u32, stage: JoinStage) -> JoinRecord {
     JoinRecord { stage, rank: Rank(rank), top: Rank(rank), seen: BTreeSet::new() }
 }
@@ -45,7 +45,7 @@ fn ranks_that_joined_before_the_parent_appeared_are_reported_to_it() {
     assert_eq!(inner.step(Duration::ZERO, Input::ParentJoined), [Output::Up(joined(&[1, 5]))]);
     assert_eq!(decoded(&inner).stage, JoinStage::Joined);
     assert_eq!(inner.step(Duration::ZERO, Input::ChildJoined(Rank(7))), [Output::Up(joined(&[7]))]);
-    // A report of ranks outside of the child's subtree is ignored.
+    // Rank 2 is not below rank 1, so its entry in the update is ignored; rank 7 is already known.
     assert_eq!(inner.step(Duration::ZERO, Input::Update(joined(&[2, 7]))), []);
 }
 
@@ -56,7 +56,7 @@ fn a_death_is_reported_when_all_others_have_joined() {
         assert_eq!(root.step(Duration::ZERO, Input::ChildJoined(Rank(child))), []);
     }
     assert_eq!(root.step(Duration::ZERO, Input::Died(Rank(1), record(1, JoinStage::Joined))), []);
-    // Rank 0 takes the position of rank 1, and rank 5, a child of rank 1, joins it there.
+    // Rank 0 takes the position of the dead rank 1. Rank 5, a child of rank 1, joins rank 0 in that position.
     assert_eq!(root.vacant_positions(), [Rank(1)]);
     assert_eq!(root.step(Duration::ZERO, Input::PositionTaken(Rank(1))), []);
     assert_eq!(root.vacant_positions(), []);
@@ -139,7 +139,7 @@ fn missing_ranks_are_reported_when_the_timeout_expires_and_not_before() {
 fn a_child_takes_positions_up_to_the_highest_dead_rank() {
     let mut successor = joining(5, 8);
     successor.step(Duration::ZERO, Input::ParentJoined);
-    // Rank 1 died after it had detected the death of rank 0, and before it took that position.
+    // Rank 1 died after it had detected the death of rank 0, and before it took the position of rank 0.
     let record = JoinRecord { top: Rank(0), ..record(1, JoinStage::Alone) };
     assert_eq!(successor.step(Duration::ZERO, Input::Died(Rank(1), record)), []);
     assert_eq!((successor.target(), successor.vacant_positions()), (Some((Rank(5), Rank(1))), vec![Rank(1)]));

@@ -1,4 +1,4 @@
-//! A simulator of a group: seeded, with its own time; ranks are delayed, stopped and killed.
+//! A seeded simulator of a group of ranks, with simulated time. Ranks are delayed, stopped and killed.
 //!
 //! Messages between two ranks stay in order and take a random time. A killed rank sends no more messages, and its
 //! neighbours detect the death a little later, as by its liveness page. A stopped rank processes no events. One rank
@@ -18,7 +18,7 @@ use crate::Rank;
 use crate::fault::GroupFault;
 use crate::rank::Tree;
 
-/// The SplitMix64 generator: small, seeded, and good enough to choose delays.
+/// The SplitMix64 random number generator: small, seeded, and good enough to choose delays.
 struct Rng(u64);
 
 impl Rng {
@@ -44,10 +44,10 @@ const TIMEOUT: Duration = Duration::from_secs(8);
 /// The maximum delay before a rank starts, in microseconds.
 const MAX_START_DELAY: u64 = 200_000;
 
-/// The maximum delay of a message in microseconds, as on a busy machine.
+/// The maximum delay of a message on a busy machine, in microseconds.
 const MAX_MESSAGE_DELAY: u64 = 2_000;
 
-/// An event of the simulation.
+/// A simulated event at one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SimulatedEvent {
     Start,
@@ -56,14 +56,14 @@ enum SimulatedEvent {
     Tick,
     /// The rank tries to connect to its parent.
     Connect,
-    /// Another rank (the second) connects to this rank, in a position (the first).
+    /// Another rank (the second field) connects to this rank as the child in a position of the tree (the first field).
     Arrive(Rank, Rank),
-    /// The rank tries to take the positions of dead neighbours.
+    /// The rank tries to take the positions of dead neighbours in the tree.
     TakePositions,
-    /// The rank checks whether others that had joined still listen.
+    /// The rank checks whether other ranks, which had joined a dead rank, still listen.
     Probe,
-    /// A join message. The first message of a link has the rank that sent it, and the position in which the receiver
-    /// has connected.
+    /// An input of the join protocol arrives. The first message on a new connection also contains the rank that sent it
+    /// and the position in which the receiver has connected.
     Join(Option<(Rank, Rank)>, join::Input),
     Vote(converge::Input),
     GroupFailed(GroupFault, Option<Rank>),
@@ -100,9 +100,9 @@ struct SimulatedRank {
     alive: bool,
     stopped: bool,
     joining: JoinProtocol,
-    /// The rank that this one has joined.
+    /// The rank that this rank has joined.
     above: Option<Rank>,
-    /// The ranks that have joined this one, by their positions.
+    /// The ranks that have joined this rank, by their positions in the tree.
     below: BTreeMap<Rank, Rank>,
     is_connecting: bool,
     is_taking_positions: bool,
@@ -118,14 +118,14 @@ struct Simulation {
     size: u32,
     events: BinaryHeap<Reverse<ScheduledEvent>>,
     order: u64,
-    /// When the last message from one rank to another arrives, which later messages must not overtake.
+    /// The arrival time of the last message from one rank to another. A later message does not arrive before it.
     last_arrivals: BTreeMap<(Rank, Rank), Duration>,
     members: Vec<SimulatedRank>,
-    /// The last rank that has taken the position of a dead one.
+    /// For each position of a dead rank: the last rank that has taken it.
     positions: BTreeMap<Rank, Rank>,
-    /// A rank that is killed after it has sent this many messages.
+    /// A rank that is killed, and the number of messages that it still sends before.
     kill_after_sends: Option<(Rank, u64)>,
-    /// The positions whose successors are killed, and how many more of them.
+    /// The positions whose successors are killed, and the number of successors that are still to be killed.
     successor_kills: (Vec<Rank>, u32),
     last_death: Duration,
     collective: bool,
@@ -176,7 +176,7 @@ impl Simulation {
         simulation
     }
 
-    /// Changes when a rank starts.
+    /// Makes a simulated rank start at time `until` instead of its random start time.
     fn delay(&mut self, rank: Rank, until: Duration) {
         self.events.retain(|Reverse(event)| event.rank != rank);
         self.push(until, rank, SimulatedEvent::Start);
@@ -215,7 +215,7 @@ impl Simulation {
         Tree::new(rank, self.size)
     }
 
-    /// Runs until no events are left.
+    /// Runs the simulation until no events are left.
     fn run(&mut self) {
         while let Some(Reverse(event)) = self.events.pop() {
             let member = &self.members[event.rank.index()];
@@ -235,7 +235,7 @@ impl Simulation {
             SimulatedEvent::Stop => self.member(rank).stopped = true,
             SimulatedEvent::Kill => self.kill(now, rank),
             SimulatedEvent::Tick => self.tick(now, rank),
-            // A rank that has not started reads no messages; they are delivered again later.
+            // A rank that has not started reads no messages: the message is delivered again later.
             kind if self.members[rank.index()].started.is_none() => {
                 let again = now + Duration::from_millis(1) + self.rng.micros(1000);
                 self.push(again, rank, kind);
@@ -293,7 +293,8 @@ impl Simulation {
         }
     }
 
-    /// Schedules the detection of a death after all messages of the dead rank, since a link is read to its end first.
+    /// Schedules the detection of a death after all messages from the dead rank have arrived, because ranks read a link
+    /// to its end before they handle the death.
     fn notice_death(&mut self, now: Duration, dead: Rank, by: Rank, kind: SimulatedEvent) {
         let after = self.rng.micros(20_000);
         let last_arrival = self.last_arrivals.get(&(dead, by)).copied().unwrap_or_default();
@@ -301,7 +302,7 @@ impl Simulation {
         self.push(at, by, kind);
     }
 
-    /// Returns the rank that listens at the address of a position, or at that of its successor.
+    /// Returns the rank that listens for the children of a position: the rank itself, or its successor.
     fn listener(&self, position: Rank) -> Option<Rank> {
         let listens = |rank: &Rank| {
             let member = &self.members[rank.index()];
@@ -360,8 +361,8 @@ impl Simulation {
         self.schedule_next(now, rank);
     }
 
-    /// Chooses when a rank that has taken one of the chosen positions is killed: at once, soon, late, or after some
-    /// messages.
+    /// Chooses when a rank that has taken the position of a dead rank is killed: at once, soon, late, or after some
+    /// messages. Does nothing if enough successors were killed, or if the test has not selected the position.
     fn schedule_successor_kill(&mut self, now: Duration, rank: Rank, position: Rank) {
         if self.successor_kills.1 == 0 || !self.successor_kills.0.contains(&position) {
             return;
@@ -391,7 +392,7 @@ impl Simulation {
         self.schedule_next(now, rank);
     }
 
-    /// Schedules connecting, taking positions and probing, if the rank has to.
+    /// Schedules the rank's next attempts to connect, to take positions and to probe other ranks, if any are needed.
     fn schedule_next(&mut self, now: Duration, rank: Rank) {
         let wait = self.rng.micros(10_000);
         let member = self.member(rank);
@@ -438,7 +439,8 @@ impl Simulation {
                 let target = member.joining.target().map(|(position, _)| position);
                 member.is_connecting = false;
                 let Some((above, _)) = link.filter(|(_, position)| target == Some(*position)) else {
-                    // The rank has taken the position of a dead rank meanwhile, and dropped the connection.
+                    // While the connection was made, the rank took the position of a dead rank, so it has dropped the
+                    // connection.
                     return self.schedule_next(now, rank);
                 };
                 member.above = Some(above);
@@ -540,7 +542,8 @@ impl Simulation {
             let waited = *at - member.started.expect("every rank starts");
             assert!(waited <= give_up_on_decision_at(TIMEOUT), "rank {rank} waited {waited:?}");
             if matches!(outcome, Err(GroupFault::Missing(_))) {
-                // Several ranks may end at the same simulated time; the one that waited longest has decided.
+                // Several ranks may end at the same simulated time. Of these, the rank that waited longest made the
+                // decision.
                 first_to_miss = first_to_miss.into_iter().chain([(*at, Reverse(waited), rank)]).min();
             }
         }

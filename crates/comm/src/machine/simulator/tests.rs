@@ -1,4 +1,4 @@
-//! Properties of the protocols, tested in the simulator.
+//! Tests of the protocols between ranks in the seeded simulator.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::{MAX_MESSAGE_DELAY, MAX_START_DELAY, Rng, SimulatedEvent, Simulation,
 use crate::Rank;
 use crate::fault::GroupFault;
 
-/// Runs `case` with many seeds, and prints the seed that fails.
+/// Runs `case` with many seeds, and prints the first seed with which it fails.
 fn for_seeds(cases: u64, case: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let fresh = || std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
     let given = std::env::var("WHOLEMEM_SEED").ok().and_then(|text| text.parse().ok());
@@ -52,7 +52,8 @@ fn a_death_while_joining_is_reported_to_all_or_the_dead_rank_is_missing() {
         simulation.assert_all_learn_together();
         for (rank, outcome) in simulation.survivors() {
             match outcome {
-                // The group was complete before the death; ranks that have returned detect it in the next operation.
+                // The group was complete before the death, so all ranks have started. Ranks that have returned detect
+                // the death in the next operation.
                 Ok(_) => assert!(simulation.members.iter().all(|member| member.started.is_some())),
                 Err(GroupFault::Lost(lost)) => assert_eq!(*lost, victim, "to {rank}"),
                 Err(GroupFault::Missing(missing)) => {
@@ -69,7 +70,7 @@ fn a_death_while_sending_messages_is_learnt_by_all_together() {
     for_seeds(200, |seed| {
         let mut rng = Rng(seed ^ 7);
         let size = some_size(&mut rng);
-        // High in the tree, where most messages are sent.
+        // The killed rank is high in the tree, where ranks send the most messages.
         let victim = Rank(u32::try_from(rng.below(size.min(6).into())).expect("a rank"));
         let mut simulation = Simulation::new(seed, size, false);
         simulation.kill_after_sends = Some((victim, 1 + rng.below(16)));
@@ -80,7 +81,7 @@ fn a_death_while_sending_messages_is_learnt_by_all_together() {
             match outcome {
                 Ok(_) => {}
                 Err(GroupFault::Lost(lost)) => assert_eq!(*lost, victim, "to {rank}"),
-                // The rank died before any other rank learnt that it had joined.
+                // The killed rank died before any other rank learnt that it had joined.
                 Err(GroupFault::Missing(missing)) => {
                     assert!(missing.contains(&victim), "{missing:?} lacks {victim}, to {rank} of {size}");
                 }
@@ -95,7 +96,7 @@ fn ranks_that_know_of_a_death_wait_for_a_rank_that_starts_late() {
     for_seeds(120, |seed| {
         let mut rng = Rng(seed ^ 8);
         let size = 7 + u32::try_from(rng.below(200)).expect("small");
-        // Both have several neighbours, of which at least one has started.
+        // The victim is rank 0 or 1: both have several neighbours, of which at least one has started.
         let victim = Rank(u32::try_from(rng.below(2)).expect("a rank"));
         let late = (victim.0 + 1 + u32::try_from(rng.below(u64::from(size) - 1)).expect("small")) % size;
         let mut simulation = Simulation::new(seed, size, false);
@@ -113,7 +114,8 @@ fn ranks_that_know_of_a_death_wait_for_a_rank_that_starts_late() {
     });
 }
 
-/// Kills a rank while another one is late, and then some of its successors, one after the other.
+/// Kills a rank while another rank is late, and then some of the successors that take the position of a dead rank, one
+/// after the other.
 fn kill_successors(seed: u64, size: u32, victim: Rank, positions: Vec<Rank>, deaths: u32) {
     let mut rng = Rng(seed ^ 9);
     let late = (victim.0 + 1 + u32::try_from(rng.below(u64::from(size) - 1)).expect("small")) % size;
@@ -128,7 +130,7 @@ fn kill_successors(seed: u64, size: u32, victim: Rank, positions: Vec<Rank>, dea
     let killed: Vec<_> = (0..size).map(Rank).filter(|rank| dead(*rank)).collect();
     let knows = |rank: Rank| simulation.members[rank.index()].joining.died().next().is_some();
     if !simulation.survivors().any(|(rank, _)| knows(rank)) {
-        // Each survivor was connected to living ranks only: it cannot distinguish dead ranks from ranks that have not
+        // No survivor was connected to a dead rank, so no survivor can distinguish dead ranks from ranks that have not
         // started.
         return;
     }
@@ -146,11 +148,11 @@ fn kill_successors(seed: u64, size: u32, victim: Rank, positions: Vec<Rank>, dea
 fn deaths_of_ranks_known_only_to_dead_ranks_are_learnt_by_all_together() {
     for_seeds(100, |seed| {
         let mut rng = Rng(seed ^ 13);
-        // All ranks are within two levels of rank 0.
+        // The group is so small that all ranks are within two levels of rank 0.
         let size = 4 + u32::try_from(rng.below(18)).expect("small");
         let mut simulation = Simulation::new(seed, size, false);
-        // Rank 1 is late, rank 2 lives, and ranks 5 to 8 have joined no rank; rank 0 and some others die at the same
-        // time.
+        // Rank 1 starts late, rank 2 lives, and ranks 5 to 8 have joined no rank. Rank 0 and some other ranks die at
+        // the same time.
         simulation.delay(Rank(1), Duration::from_secs(3));
         let mut dies = |rank: &u32| !(5..9).contains(rank) && rng.below(3) == 0;
         let killed: Vec<_> = (3..size).filter(|rank| dies(rank)).chain([0]).map(Rank).collect();
@@ -197,8 +199,8 @@ fn deaths_of_successors_at_inner_positions_are_learnt_by_all_together() {
         let size = 7 + u32::try_from(rng.below(100)).expect("small");
         let victim = Rank(u32::try_from(rng.below(2)).expect("a rank"));
         let positions = vec![Rank(0), Rank(1), Rank(5)];
-        // Fewer than rank 0 has children: if all ranks that were connected to it die before its death is known, the
-        // others cannot distinguish that from a decision that they have missed.
+        // Fewer ranks die than rank 0 has children: if all ranks connected to rank 0 died before its death is known,
+        // the other ranks could not distinguish its death from a decision that they have missed.
         let deaths = 1 + u32::try_from(rng.below(2)).expect("small");
         kill_successors(seed, size, victim, positions, deaths);
     });
