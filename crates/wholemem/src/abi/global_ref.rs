@@ -19,8 +19,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct GlobalRef {
-    /// For one chunk, the address of row 0. For several chunks, the address of a directory: `u64 bases[chunks]`, then `u64
-    /// starts[chunks + 1]`.
+    /// For one chunk, the address of row 0. For several chunks, the address of a directory: `u64 bases[chunks]`, then
+    /// `u64 starts[chunks + 1]`.
     pub base: u64,
     /// The number of rows. Valid indices are less than this number.
     pub rows: u64,

@@ -27,98 +27,101 @@ use wholemem_os::width::to_usize;
 
 pub(super) use hooks::Rule;
 
-/// How often a rank polls before it yields, if each rank has a core, and if ranks share cores: then the rank that it waits
-/// for may need this core.
+/// The number of times that a waiting rank polls before it yields its core: if each rank has its own core, and if ranks share
+/// cores. In the second case the rank that it waits for may need this core.
 const SPINS_ALONE: u64 = 2000;
 const SPINS_SHARED: u64 = 20;
 
-/// How often a rank yields before it sleeps.
+/// The number of times that a waiting rank yields its core before it sleeps.
 const YIELDS: u32 = 50;
 
-/// The longest single sleep. An aborting rank wakes all sleeping ranks, but misses one that is about to sleep.
+/// The maximum duration of one futex wait. An aborting rank wakes all sleeping ranks, but misses a rank that is about to sleep.
 const WAIT_SLICE: Duration = Duration::from_millis(50);
 
-/// How often ranks poll before they yield.
+/// Returns the number of times that a waiting rank polls before it yields its core.
 pub(crate) fn spins(share_cores: bool) -> u64 {
     if share_cores { SPINS_SHARED } else { SPINS_ALONE }
 }
 
-/// The call was aborted. The report of the lane holds the cause.
+/// The error that a collective call was aborted. The report of the lane has the cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Aborted;
 
-/// Where ranks store their progress counters in a call.
+/// The words in which ranks store their progress in a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signals {
-    /// In a separate cache line.
+    /// Each rank stores its progress in a separate cache line.
     Lines,
-    /// Before the packets, which the readers of the progress need next.
+    /// Each rank stores its progress in front of its packets, which the ranks that read the progress need next.
     Packets,
 }
 
-/// One call of a lane, on one rank.
+/// One collective call of a lane (a sequence of calls), on one CPU rank.
 #[derive(Debug)]
 pub(super) struct CollectiveCall<'a> {
     lane: &'a LaneRef,
     signals: Signals,
-    /// The number of the call.
+    /// The sequence number of this collective call in its lane.
     number: u64,
-    /// The deadline of the call; computed at the first long wait.
+    /// The time of the first long wait of this call, from which its deadline is computed; `None` before that wait.
     began: Option<Instant>,
     _lock: CallLock<'a>,
 }
 
 impl<'a> CollectiveCall<'a> {
-    /// Begins the next call of a lane, after the calls of other threads of this rank. Fails if a call of the lane has failed.
+    /// Begins the next collective call of a lane, after the calls of other threads of this rank. Fails if an earlier call of the
+    /// lane has failed.
     ///
     /// # Safety
     /// The lane's memory on all ranks, its control words, its report and, with the feature `test-hooks` and if `debug` is not
     /// zero, its debug words are mapped for `'a`, aligned to words, and accessed as atomics only.
     pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, Aborted> {
-        // SAFETY: the caller guarantees that the control words are mapped for `'a`, aligned and accessed as atomics only.
+        // SAFETY: the caller of `begin` guarantees that the control words are mapped for `'a`, aligned and accessed as atomics
+        // only.
         let control = |word: ControlWord| unsafe { word_at(word_address(lane.control, word as u32)) };
         let has_failed = || control(ControlWord::Poison).load(Ordering::Relaxed) != 0;
-        // A lane under construction is poisoned, and its lock is not initialized.
+        // A lane under construction is poisoned, and its call lock is not initialized.
         if has_failed() {
             return Err(Aborted);
         }
         let lock = CallLock::acquire(lower_half(control(ControlWord::CallLock)));
-        // The previous call may have failed while this thread waited for the lock.
+        // The previous call of this lane may have failed while this thread waited for the call lock.
         if has_failed() {
             return Err(Aborted);
         }
         let number = control(ControlWord::Sequence).load(Ordering::Relaxed);
         let call = Self { lane, signals, number, began: None, _lock: lock };
         call.pause(0);
-        // If the group has failed, the other ranks may not arrive.
+        // If the group has failed, the other ranks may not arrive in this call.
         match call.report(ReportWord::Abort).load(Ordering::Acquire) {
             0 => Ok(call),
             why => Err(call.abort(0, why)),
         }
     }
 
-    /// The index (0 or 1) of the buffer that the `piece`th piece of this call uses.
+    /// Returns the index (0 or 1) of the staging buffer or packet slot that the given piece of this call uses. Consecutive pieces
+    /// alternate.
     pub(super) fn parity(&self, piece: u64) -> u64 {
         if self.follows(Rule::AlternateBuffers) { (self.number + piece) & 1 } else { 0 }
     }
 
-    /// The progress of a rank that has announced a phase of this call.
+    /// Returns the progress value of a rank that has announced the given phase of this call.
     pub(super) fn flag(&self, phase: u64) -> u64 {
         self.number << PHASE_BITS | phase
     }
 
-    /// The address at an offset in a rank's memory of the lane.
+    /// Returns the address of the byte at offset `at` in a rank's memory of the lane.
     pub(super) fn address(&self, rank: u32, at: u64) -> u64 {
         self.lane.base + u64::from(rank) * self.lane.stride + at
     }
 
-    /// All ranks except this one.
+    /// Returns all ranks except this one.
     pub(super) fn others(&self) -> impl Iterator<Item = u32> + use<> {
         let own = self.lane.rank;
         (0..self.lane.ranks).filter(move |rank| *rank != own)
     }
 
-    /// Where a rank stores its progress in this call.
+    /// Returns the address at which a rank stores its progress in this call.
     pub(super) fn signal_at(&self, rank: u32) -> u64 {
         match self.signals {
             Signals::Lines => self.address(rank, u64::from(rank) * SIGNAL_STRIDE),
@@ -126,7 +129,8 @@ impl<'a> CollectiveCall<'a> {
         }
     }
 
-    /// Announces that this rank has reached a phase (release store). Ranks that see it also see earlier writes of this rank.
+    /// Announces to the other ranks that this rank has reached a phase (release store). Ranks that read the announcement also see
+    /// earlier writes of this rank.
     pub(super) fn announce(&self, phase: u64) {
         self.pause(2 * phase);
         self.signal(self.lane.rank).store(self.flag(phase), Ordering::Release);
@@ -142,7 +146,8 @@ impl<'a> CollectiveCall<'a> {
         Ok(())
     }
 
-    /// A barrier: announces a phase, and waits until all ranks have reached it. `rule` names the barrier for tests.
+    /// Announces a phase, and waits until all ranks have reached it, as a barrier does. Tests can disable the wait by breaking
+    /// `rule`.
     pub(super) fn sync(&mut self, phase: u64, rule: Rule) -> Result<(), Aborted> {
         self.announce(phase);
         if self.follows(rule) {
@@ -152,7 +157,7 @@ impl<'a> CollectiveCall<'a> {
         Ok(())
     }
 
-    /// Waits until a rank has reached a phase.
+    /// Waits until another rank has reached a phase: polls first, then yields and sleeps.
     fn wait(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
         let (signal, flag) = (self.signal(rank), self.flag(phase));
         for _ in 0..self.control(ControlWord::Spins).load(Ordering::Relaxed) {
@@ -164,7 +169,7 @@ impl<'a> CollectiveCall<'a> {
         self.wait_long(rank, phase)
     }
 
-    /// Waits with yields, then sleeps.
+    /// Waits until another rank has reached a phase: yields the core repeatedly, then sleeps.
     #[cold]
     fn wait_long(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
         self.wake_waiters(phase);
@@ -178,13 +183,14 @@ impl<'a> CollectiveCall<'a> {
         self.sleep_until(rank, phase)
     }
 
-    /// Wakes the ranks that sleep until this rank reaches the phase that it has announced.
+    /// Wakes the ranks that sleep until this rank reaches `phase`, which it has announced.
     fn wake_waiters(&self, phase: u64) {
         let own = self.lane.rank;
-        // Orders the announcement before the check for waiters.
+        // The fence orders the announcement before the check for waiters.
         fence(Ordering::SeqCst);
         if self.waiters(own).load(Ordering::Relaxed) != 0 {
-            // Waiters sleep on this word even if the call signals in its packet slots, so it has to change.
+            // Waiters sleep on the progress word even if this call announces phases in its packet slots, so the progress word
+            // must change.
             self.progress(own).store(self.flag(phase), Ordering::SeqCst);
             wake(self.progress(own));
         }
@@ -200,7 +206,7 @@ impl<'a> CollectiveCall<'a> {
         asleep.store(1, Ordering::SeqCst);
         let outcome = loop {
             let seen = progress.load(Ordering::SeqCst);
-            // The cause is read before the progress: a rank that left or died may have arrived before.
+            // The abort cause is read before the progress, because a rank that left or died may have arrived in this call before.
             let why = self.abort_cause();
             let has_arrived = || has_reached(signal.load(Ordering::SeqCst), flag);
             if has_arrived() {
@@ -209,13 +215,13 @@ impl<'a> CollectiveCall<'a> {
             if let Some(why) = why {
                 break Err(why);
             }
-            // The lower half of the word changes with every phase.
+            // The lower half of the progress word changes with every phase.
             let half = u32::try_from(seen & 0xffff_ffff).expect("masked to 32 bits");
-            // It fails if the wait slice is over, or if the memory is unmapped, and then the deadline ends the loop.
+            // The wait fails if its time slice is over, or if the memory is unmapped; then the deadline ends the loop.
             let slept = futex::wait(lower_half(progress), half, wait_end(deadline));
             if slept == Err(wholemem_os::Error::TimedOut) {
-                // The thread is marked awake first: the interrupt check may need a lock whose holder waits until no thread of this
-                // rank sleeps.
+                // The thread is marked awake before the interrupt check, because the check may need a lock whose holder waits
+                // until no thread of this rank sleeps.
                 asleep.store(0, Ordering::SeqCst);
                 let is_interrupted = interrupt::is_interrupted();
                 asleep.store(1, Ordering::SeqCst);
@@ -232,7 +238,7 @@ impl<'a> CollectiveCall<'a> {
         outcome.map_err(|cause| self.abort(phase, cause))
     }
 
-    /// The deadline of this rank for the call.
+    /// Returns the time at which this rank's waits in this call fail.
     fn deadline(&mut self) -> Deadline {
         let nanoseconds = self.control(ControlWord::Timeout).load(Ordering::Relaxed);
         if nanoseconds == 0 {
@@ -242,14 +248,14 @@ impl<'a> CollectiveCall<'a> {
         Deadline::after(Duration::from_nanos(nanoseconds).saturating_sub(began.elapsed()))
     }
 
-    /// The cause to abort, if the host or another rank has stored one.
+    /// Returns the cause for which this call must abort, if the host or another rank has stored one.
     fn abort_cause(&self) -> Option<u64> {
         let notice = |rank: u32| self.notice(self.lane.rank, rank).load(Ordering::Acquire);
         let request = self.report(ReportWord::Abort).load(Ordering::SeqCst);
         [request].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
     }
 
-    /// Stores the cause in the report and in the notices of the other ranks, and poisons the lane.
+    /// Aborts this call: stores the cause in the report and in the notices of the other ranks, and poisons the lane.
     #[cold]
     fn abort(&self, phase: u64, why: u64) -> Aborted {
         self.control(ControlWord::Poison).store(1, Ordering::Relaxed);
@@ -265,20 +271,20 @@ impl<'a> CollectiveCall<'a> {
         self.report(ReportWord::Phase).store(phase, Ordering::Relaxed);
         self.report(ReportWord::Cause).store(why, Ordering::Relaxed);
         self.report(ReportWord::Aborted).store(1, Ordering::Release);
-        // Sleeping ranks check the notices when they wake.
+        // The progress words are unchanged, but sleeping ranks check their notices when they wake.
         (0..self.lane.ranks).for_each(|rank| wake(self.progress(rank)));
         Aborted
     }
 
-    /// Ends the call.
+    /// Ends this call, so that the next call of the lane can begin.
     pub(super) fn end(self) {
         self.control(ControlWord::Sequence).store(self.number.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// A word of the lane's memory, control, report or debug words.
+    /// Returns a word of the lane's memory, or one of its control, report or debug words.
     fn word(&self, address: u64) -> &'a AtomicU64 {
-        // SAFETY: the caller of `begin` guarantees that all of these words are mapped for `'a`, aligned and accessed as atomics
-        // only.
+        // SAFETY: the caller of `begin` guarantees that all words of the lane are mapped for `'a`, aligned and accessed as
+        // atomics only.
         unsafe { word_at(address) }
     }
 
@@ -286,7 +292,7 @@ impl<'a> CollectiveCall<'a> {
         self.word(self.signal_at(rank))
     }
 
-    /// The word on which ranks that wait for `rank` sleep.
+    /// Returns the progress word of `rank`, on which the ranks that wait for it sleep.
     fn progress(&self, rank: u32) -> &'a AtomicU64 {
         self.word(self.address(rank, u64::from(rank) * SIGNAL_STRIDE))
     }
@@ -295,7 +301,7 @@ impl<'a> CollectiveCall<'a> {
         lower_half(self.word(self.address(rank, u64::from(self.lane.ranks + rank) * SIGNAL_STRIDE)))
     }
 
-    /// Where `from` stores for `rank` why it has aborted.
+    /// Returns the word in which rank `from` tells `rank` why it has aborted.
     fn notice(&self, rank: u32, from: u32) -> &'a AtomicU64 {
         self.word(self.address(rank, self.lane.notices_at + u64::from(from) * 8))
     }
@@ -308,41 +314,42 @@ impl<'a> CollectiveCall<'a> {
         self.word(word_address(self.lane.report, word as u32))
     }
 
-    /// The word with the bit of a missing rank.
+    /// Returns the report word that has the bit of a missing rank.
     fn missing(&self, rank: u32) -> &'a AtomicU64 {
         self.word(word_address(self.lane.report, ReportWord::Missing as u32 + rank / 64))
     }
 }
 
-/// The address of a word by its number.
+/// Returns the address of word number `word`, where `first` is the address of word 0.
 fn word_address(first: u64, word: u32) -> u64 {
     first + u64::from(word) * 8
 }
 
-/// A word of a lane's memory, control, report or debug words.
+/// Returns a word of a lane's memory, or one of its control, report or debug words.
 ///
 /// # Safety
 /// The word is mapped for `'a`, aligned, and accessed as an atomic only.
 unsafe fn word_at<'a>(address: u64) -> &'a AtomicU64 {
     let at = std::ptr::with_exposed_provenance_mut(to_usize(address));
-    // SAFETY: the caller guarantees the same preconditions.
+    // SAFETY: the caller of `word_at` guarantees that the word at `address` is mapped for `'a`, aligned, and accessed as an
+    // atomic only.
     unsafe { AtomicU64::from_ptr(at) }
 }
 
-/// Whether a counter has reached a value. The counter may have wrapped around.
+/// Returns true if a progress counter has reached a value. The counter may have wrapped around.
 fn has_reached(progress: u64, flag: u64) -> bool {
     progress.wrapping_sub(flag) < 1 << 63
 }
 
-/// The half of a word that a futex compares.
+/// Returns the lower 32 bits of a word, which a futex wait compares.
 fn lower_half(word: &AtomicU64) -> &AtomicU32 {
     const { assert!(cfg!(target_endian = "little"), "the lower half comes first") };
-    // SAFETY: the pointer is to the lower half of an atomic that lives for the returned lifetime, and is aligned to four bytes.
-    // The half is either all that is used of the word, or only passed to the futex call.
+    // SAFETY: the pointer is to the lower half of `word`, which lives for the returned lifetime, and is aligned to four bytes.
+    // Either only this half of the word is used, or the half is only passed to the futex call.
     unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
 }
 
-/// The end of the next sleep: the deadline, or after a wait slice.
+/// Returns the end of the next futex wait: the deadline, or the end of a wait slice if that is earlier.
 fn wait_end(deadline: Deadline) -> Deadline {
     if deadline.remaining().is_some_and(|remaining| remaining < WAIT_SLICE) {
         deadline
@@ -352,7 +359,7 @@ fn wait_end(deadline: Deadline) -> Deadline {
 }
 
 fn wake(word: &AtomicU64) {
-    // It fails only if the memory is unmapped, and then no rank sleeps on it.
+    // The wake-up fails only if the word's memory is unmapped, and then no rank sleeps on the word.
     let _ = futex::wake_all(lower_half(word));
 }
 

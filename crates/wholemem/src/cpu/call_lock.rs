@@ -1,4 +1,5 @@
-//! The lock of a lane: serializes the calls of threads of one CPU rank, whether eager or replayed from a graph.
+//! The call lock of a lane (a sequence of collective calls), which serializes the calls of all threads of one CPU rank, whether
+//! eager or replayed from a graph.
 //!
 //! The lock is a control word of the lane, so that replayed calls find it too.
 
@@ -8,19 +9,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use wholemem_os::{Deadline, futex};
 
-/// Not held.
+/// The state of the call lock if no thread holds it.
 const FREE: u32 = 0;
-/// Held.
+/// The state of the call lock if a thread holds it and no thread waits.
 const HELD: u32 = 1;
-/// Held, and other threads sleep until it is released.
+/// The state of the call lock if a thread holds it and other threads sleep until it is released.
 const HELD_WITH_WAITERS: u32 = 2;
 
-/// The lock, held. Dropping it releases the lock.
+/// Holds the call lock of a lane. Dropping this value releases the lock.
 #[derive(Debug)]
 pub(super) struct CallLock<'a>(&'a AtomicU32);
 
 impl<'a> CallLock<'a> {
-    /// Waits for the lock.
+    /// Acquires the call lock, after waiting until no other thread holds it.
     pub(super) fn acquire(word: &'a AtomicU32) -> Self {
         if word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             wait(word);
@@ -32,8 +33,8 @@ impl<'a> CallLock<'a> {
 #[cold]
 fn wait(word: &AtomicU32) {
     while word.swap(HELD_WITH_WAITERS, Ordering::Acquire) != FREE {
-        // No deadline is needed, because the call that holds the lock has one. The wait fails only if the lane's memory is
-        // unmapped.
+        // No deadline is needed, because the collective call that holds the lock has one. The wait fails only if the lane's
+        // memory is unmapped.
         let _ = futex::wait(word, HELD_WITH_WAITERS, Deadline::NEVER);
     }
 }
@@ -41,7 +42,7 @@ fn wait(word: &AtomicU32) {
 impl Drop for CallLock<'_> {
     fn drop(&mut self) {
         if self.0.swap(FREE, Ordering::Release) == HELD_WITH_WAITERS {
-            // It fails only if the memory of the lane is unmapped, and then no thread waits.
+            // The wake-up fails only if the memory of the lane is unmapped, and then no thread waits for the lock.
             let _ = futex::wake(self.0, 1);
         }
     }
@@ -65,7 +66,7 @@ mod tests {
                         let _lock = CallLock::acquire(&word);
                         let seen = count.load(Ordering::Relaxed);
                         if round % 64 == 0 {
-                            // Usually another thread waits for the lock at this point.
+                            // Usually another thread waits for the call lock when this thread yields.
                             std::thread::yield_now();
                         }
                         count.store(seen + 1, Ordering::Relaxed);

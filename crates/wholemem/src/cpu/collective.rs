@@ -20,28 +20,29 @@ use super::row_lookup::pointer;
 use crate::abi::{CollectiveRequest, WindowRef};
 use wholemem_os::width::to_usize;
 
-/// The minimum length of results that are stored with streaming stores, bypassing the caches.
+/// The minimum length in bytes of results that are stored with streaming stores, which bypass the caches.
 const MIN_STREAMING_LEN: u64 = 8 << 20;
 
-/// The alignment of the slices of two-shot: a cache line.
+/// The alignment in bytes of the slices that ranks reduce in the two-shot algorithm: a cache line.
 const SLICE_ALIGN: u64 = 64;
 
-/// Runs one rank's part of a collective call.
+/// A function that runs one rank's part of a collective call on the CPU.
 ///
 /// # Safety
-/// The addresses of the request are valid, for the lengths that the request gives.
+/// The addresses in the request, including those of its lane, are valid for the lengths in the request.
 pub(crate) type CollectiveFunction = unsafe fn(&CollectiveRequest);
 
 macro_rules! collectives {
     ($($name:literal: $part:ident by $signals:ident;)*) => {
-        /// Every kernel, by name, as a launch and a graph call it.
+        /// The CPU functions of the collective kernels, by kernel name, for launches and graphs.
         pub(crate) const COLLECTIVES: &[(&str, HostFunction)] = &[$(($name, |_, args| {
             let request = args.read_value(0).expect("a kernel is launched with a request");
-            // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
+            // SAFETY: a launch is unsafe, and its caller guarantees that the addresses in the request are valid for its lengths.
             unsafe { $part(&request) }
         })),*];
 
-        /// The same kernel, to be called without a launch; `None` if no kernel has the name.
+        /// Returns the CPU function of the collective kernel with the given name, to be called without a launch; `None` if no
+        /// kernel has that name.
         pub(crate) fn collective_function(name: &str) -> Option<CollectiveFunction> {
             match name {
                 $($name => Some($part),)*
@@ -50,14 +51,17 @@ macro_rules! collectives {
         }
 
         $(
+            /// Runs this rank's part of one kind of collective call.
+            ///
             /// # Safety
             /// As [`CollectiveFunction`].
             unsafe fn $part(request: &CollectiveRequest) {
-                // SAFETY: the caller guarantees the same preconditions.
+                // SAFETY: the caller of this function guarantees that the addresses in the request are valid, so all words of the
+                // lane are mapped, aligned and accessed as atomics only.
                 let Ok(call) = (unsafe { CollectiveCall::begin(&request.lane, Signals::$signals) }) else { return };
                 let mut rank_call = RankCall { request, call };
-                // SAFETY: the caller guarantees that the addresses of the request are valid. The report holds the cause of an
-                // abort.
+                // SAFETY: the caller of this function guarantees that the addresses in the request are valid. If the call is
+                // aborted, the report has the cause.
                 if unsafe { rank_call.$part() }.is_ok() {
                     rank_call.call.end();
                 }
@@ -77,13 +81,13 @@ collectives! {
     "barrier": barrier by Lines;
 }
 
-/// One rank's part of a call.
+/// One rank's part of a collective call.
 struct RankCall<'a> {
     request: &'a CollectiveRequest,
     call: CollectiveCall<'a>,
 }
 
-/// A piece of a call that is longer than the staging buffer.
+/// A piece of a staged collective call that is longer than the staging buffer.
 #[derive(Debug, Clone, Copy)]
 struct StagedPiece {
     number: u64,
@@ -91,27 +95,27 @@ struct StagedPiece {
     len: u64,
 }
 
-// The precondition of every `unsafe fn` here: the addresses of the request are valid, for the lengths in the request.
+// Every `unsafe fn` of `RankCall` requires that the addresses in `request` are valid for the lengths in `request`.
 impl RankCall<'_> {
     unsafe fn barrier(&mut self) -> Result<(), Aborted> {
         self.call.sync(1, Rule::FirstBarrier)
     }
 
     unsafe fn reduce_packets(&mut self) -> Result<(), Aborted> {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `reduce_packets` guarantees that the addresses in `request` are valid, which `send` requires.
         unsafe { self.send(true) }?;
         let to = ReduceTargets { count: 1, at: &|_| self.request.output };
-        // SAFETY: all ranks have sent `len` bytes to their slots, and the output has `len` bytes.
+        // SAFETY: all ranks have sent `len` bytes to their packet slots, and the output has `len` bytes.
         unsafe { self.combine(|rank| self.packets_at(rank), &to, self.len(), StorePolicy::Cached) };
         Ok(())
     }
 
     unsafe fn gather_packets(&mut self) -> Result<(), Aborted> {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `gather_packets` guarantees that the addresses in `request` are valid, which `send` requires.
         unsafe { self.send(true) }?;
         for rank in 0..self.ranks() {
             let to = self.request.output + u64::from(rank) * self.len();
-            // SAFETY: the rank has sent `len` bytes, and the output has `len` bytes for every rank.
+            // SAFETY: the rank has sent `len` bytes to its packet slot, and the output has `len` bytes for every rank.
             unsafe { copy(self.packets_at(rank), to, self.len()) };
         }
         Ok(())
@@ -119,17 +123,18 @@ impl RankCall<'_> {
 
     unsafe fn copy_root_packets(&mut self) -> Result<(), Aborted> {
         let root = self.request.root;
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `copy_root_packets` guarantees that the addresses in `request` are valid, which `send` requires.
         unsafe { self.send(self.own() == root) }?;
-        // SAFETY: the root has sent `len` bytes, and the output has `len` bytes.
+        // SAFETY: the root has sent `len` bytes to its packet slot, and the output has `len` bytes.
         unsafe { copy(self.packets_at(root), self.request.output, self.len()) };
         Ok(())
     }
 
-    /// Copies this rank's elements to its slot if `has_data`, announces them, and waits for the packets of all other ranks.
+    /// Copies this rank's elements to its packet slot if `has_data`, announces them, and waits for the packets of all other
+    /// ranks.
     unsafe fn send(&mut self, has_data: bool) -> Result<(), Aborted> {
         if has_data {
-            // SAFETY: a slot has space for the longest call that uses packets. No rank reads this slot: its parity was last used
+            // SAFETY: a packet slot has space for the longest call that uses packets. No rank reads this slot: it was last used
             // two calls ago, and all ranks have finished that call.
             unsafe { copy(self.request.input, self.slot(self.own()), self.len()) };
         }
@@ -170,15 +175,16 @@ impl RankCall<'_> {
             let from = |rank| address(&inputs, rank) + slice.start;
             let to = |rank| address(&outputs, rank) + slice.start;
             let to = ReduceTargets { count: self.ranks(), at: &to };
-            // SAFETY: every rank's parts of the windows have the length of the call. If both windows are the same, only this rank
-            // reads and writes this slice of them.
+            // SAFETY: every rank's parts of the input and output windows have the length of the call. If both windows are the
+            // same, only this rank reads and writes this slice of them.
             unsafe { self.combine(from, &to, slice.end - slice.start, self.store_policy()) };
             return self.call.sync(2, Rule::SecondBarrier);
         }
         for piece in self.pieces() {
             if inputs.is_none() {
                 for rank in self.call.others() {
-                    // SAFETY: no rank reads this buffer: all ranks have finished the piece before the previous one, which used it.
+                    // SAFETY: no rank reads this rank's staging buffer: it was last used by the piece before the previous one,
+                    // which all ranks have finished.
                     unsafe { self.stage(piece, self.slice(rank, piece.len)) };
                 }
             }
@@ -201,7 +207,8 @@ impl RankCall<'_> {
                 for rank in self.call.others() {
                     let slice = self.slice(rank, piece.len);
                     let to = output + piece.at + slice.start;
-                    // SAFETY: the rank has stored its slice in its result buffer, and the output has space for all slices.
+                    // SAFETY: the other rank has stored its slice in its result buffer, and the output has space for the slices
+                    // of all ranks.
                     unsafe { copy(self.result(rank) + slice.start, to, slice.end - slice.start) };
                 }
             }
@@ -214,13 +221,13 @@ impl RankCall<'_> {
         let (len, own) = (self.len(), self.own());
         let to = |rank: u32, at: u64| output + u64::from(rank) * len + at;
         if to(own, 0) != input {
-            // SAFETY: the output has `len` bytes for every rank.
+            // SAFETY: `input` has `len` bytes, and the output has `len` bytes for every rank.
             unsafe { copy(input, to(own, 0), len) };
         }
         if inputs.is_none() {
             return self.staged(true, |own, piece| {
                 for rank in own.call.others() {
-                    // SAFETY: the rank has staged `piece.len` bytes; the output has `len` bytes for every rank.
+                    // SAFETY: the other rank has staged `piece.len` bytes; the output has `len` bytes for every rank.
                     unsafe { copy(own.staging(rank, piece.number), to(rank, piece.at), piece.len) };
                 }
             });
@@ -237,32 +244,33 @@ impl RankCall<'_> {
         let CollectiveRequest { inputs, input, output, root, .. } = *self.request;
         let is_root = self.own() == root;
         if is_root && input != output {
-            // SAFETY: input and output have the length of the call.
+            // SAFETY: input and output have `self.len()` bytes, the length of the broadcast.
             unsafe { copy(input, output, self.len()) };
         }
         if inputs.is_none() {
             return self.staged(is_root, |own, piece| {
                 if !is_root {
-                    // SAFETY: the root has staged `piece.len` bytes, and the output has the length of the call.
+                    // SAFETY: the root has staged `piece.len` bytes, and the output has the length of the broadcast.
                     unsafe { copy(own.staging(root, piece.number), output + piece.at, piece.len) };
                 }
             });
         }
         self.call.sync(1, Rule::FirstBarrier)?;
         if !is_root {
-            // SAFETY: the root's part of the window and the output have the length of the call.
+            // SAFETY: the root's part of the window and the output have `self.len()` bytes, the length of the broadcast.
             unsafe { copy(address(&inputs, root), output, self.len()) };
         }
         self.call.sync(2, Rule::SecondBarrier)
     }
 
-    /// Runs a staged call: for each piece, copies this rank's input to its staging buffer if `has_data`, waits for all ranks, and
-    /// calls `consume`.
+    /// Runs a staged collective call: for each piece, copies this rank's input to its staging buffer if `has_data`, waits for all
+    /// ranks, and calls `consume`.
     fn staged(&mut self, has_data: bool, consume: impl Fn(&Self, StagedPiece)) -> Result<(), Aborted> {
         let mut count = 0;
         for piece in self.pieces() {
             if has_data {
-                // SAFETY: no rank reads this buffer: all ranks have finished the piece before the previous one, which used it.
+                // SAFETY: no rank reads this rank's staging buffer: it was last used by the piece before the previous one, which
+                // all ranks have finished.
                 unsafe { self.stage(piece, 0..piece.len) };
             }
             self.call.sync(piece.number + 1, Rule::FirstBarrier)?;
@@ -270,20 +278,22 @@ impl RankCall<'_> {
             count += 1;
         }
         if count > 1 {
-            // The next call may begin with either buffer, so all ranks must have finished with both.
+            // The next call may begin with either staging buffer, so all ranks must have finished with both.
             self.call.sync(count + 1, Rule::LastBarrier)?;
         }
         Ok(())
     }
 
-    /// Copies a range of a piece of this rank's input to its staging buffer.
+    /// Copies a range of one piece of this rank's input to its staging buffer.
     unsafe fn stage(&self, piece: StagedPiece, range: Range<u64>) {
         let (from, to) = (self.request.input + piece.at, self.staging(self.own(), piece.number));
-        // SAFETY: a piece is not longer than the buffer, and the caller guarantees that no rank reads the buffer.
+        // SAFETY: a piece is not longer than the staging buffer, and the caller of `stage` guarantees that no rank reads the
+        // buffer.
         unsafe { copy(from + range.start, to + range.start, range.end - range.start) };
     }
 
-    /// The address of a rank's elements of a piece: in this rank's input, in a staging buffer, or in a window.
+    /// Returns the address of a rank's elements of one piece: in this rank's input, in the rank's staging buffer, or in its
+    /// window.
     fn elements_at(&self, rank: u32, piece: StagedPiece) -> u64 {
         let CollectiveRequest { inputs, input, .. } = self.request;
         if rank == self.own() {
@@ -295,7 +305,7 @@ impl RankCall<'_> {
         }
     }
 
-    /// Reduces `len` bytes of all ranks, and stores the result to every target.
+    /// Reduces `len` bytes of every rank, and stores the result to every target.
     unsafe fn combine(
         &self,
         from: impl Fn(u32) -> u64,
@@ -316,7 +326,8 @@ impl RankCall<'_> {
                     to.count,
                     |index| pointer((to.at)(index)),
                     |targets| {
-                        // SAFETY: the caller guarantees the same preconditions.
+                        // SAFETY: the caller of `combine` guarantees that all sources and targets are valid for `len` bytes,
+                        // which are `count` elements.
                         unsafe { combine(sources, targets, count, dtype, op, store_policy) };
                     },
                 );
@@ -333,20 +344,20 @@ impl RankCall<'_> {
         })
     }
 
-    /// The slice of `len` bytes that a rank reduces in two-shot.
+    /// Returns the range of bytes that a rank reduces in the two-shot algorithm, out of `len` bytes.
     fn slice(&self, rank: u32, len: u64) -> Range<u64> {
         let step = len.div_ceil(u64::from(self.ranks())).next_multiple_of(SLICE_ALIGN);
         let start = |rank: u32| (u64::from(rank) * step).min(len);
         start(rank)..start(rank + 1)
     }
 
-    /// The address of a rank's packets, which follow its signal.
+    /// Returns the address of a rank's packets, which follow its progress word.
     fn slot(&self, rank: u32) -> u64 {
         self.call.signal_at(rank) + 8
     }
 
-    /// The address from which this rank reads the packets of a rank. Its own elements are read from the input: reading its slot
-    /// would move the cache lines away from the cores that read them.
+    /// Returns the address from which this rank reads the elements that a rank has sent in packets. Its own elements are read
+    /// from its input: reading its own slot would move the cache lines away from the cores that read them.
     fn packets_at(&self, rank: u32) -> u64 {
         if rank == self.own() { self.request.input } else { self.slot(rank) }
     }
@@ -360,8 +371,8 @@ impl RankCall<'_> {
         self.call.address(rank, self.request.lane.result_at)
     }
 
-    /// How the results of a call without pieces are stored. For a call in place the lines are in the caches already, because they
-    /// were just read.
+    /// Returns how the results of a call that is not staged are stored. The lines of a call in place are in the caches already,
+    /// because they were just read.
     fn store_policy(&self) -> StorePolicy {
         let CollectiveRequest { input, output, .. } = *self.request;
         if self.len() < MIN_STREAMING_LEN || input == output {
@@ -371,7 +382,7 @@ impl RankCall<'_> {
         }
     }
 
-    /// The length of the input in bytes.
+    /// Returns the length of this rank's input in bytes.
     fn len(&self) -> u64 {
         self.request.count * self.request.dtype.len() as u64
     }
@@ -385,35 +396,36 @@ impl RankCall<'_> {
     }
 }
 
-/// The addresses to which a result is stored: one, or one on each rank.
+/// The addresses to which the result of a reduction is stored: one or two on this rank, or one on each rank.
 struct ReduceTargets<'a> {
     count: u32,
     at: &'a dyn Fn(u32) -> u64,
 }
 
-/// The address of a rank's part of a window.
+/// Returns the address of a rank's part of a window.
 fn address(window: &WindowRef, rank: u32) -> u64 {
     if window.table == 0 {
         return window.base + u64::from(rank) * window.stride;
     }
     let table: *const u64 = pointer(window.table).cast_const().cast();
     let entry = table.wrapping_add(rank as usize);
-    // SAFETY: a window's table has an address for every rank, and is not written after its creation.
+    // SAFETY: the table of a window has an address for every rank, and is not written after its creation.
     window.base + unsafe { *entry }
 }
 
 /// Copies bytes; does nothing if both addresses are equal.
 ///
 /// # Safety
-/// Both ranges are accessible, and are the same or do not overlap.
+/// `from` is readable and `to` writable for `len` bytes. The two ranges are equal or do not overlap.
 unsafe fn copy(from: u64, to: u64, len: u64) {
     if from != to {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `copy` guarantees that `from` and `to` are valid for `len` bytes; they differ, so they do not
+        // overlap.
         unsafe { native::over(pointer(from), pointer(to), to_usize(len)) };
     }
 }
 
-/// Calls `call` with `count` pointers. Up to eight pointers need no allocation.
+/// Calls `call` with a slice of `count` pointers, which needs an allocation only for more than eight.
 fn with_pointers<P: Copy>(count: u32, pointer: impl Fn(u32) -> P, call: impl FnOnce(&[P])) {
     const FEW: u32 = 8;
     if count > FEW {

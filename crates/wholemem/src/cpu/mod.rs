@@ -1,4 +1,4 @@
-//! The kernels on the CPU: the same requests as on a GPU, and bitwise the same results.
+//! The CPU implementation of the kernels, which take the same requests as the GPU kernels and have bitwise the same results.
 //!
 //! ```text
 //!   rows, elements   gather and scatter ── row_lookup: index to address ── parallel: division among threads
@@ -32,9 +32,9 @@ use crate::abi::{IndexType, RowTiles};
 
 macro_rules! row_kernels {
     ($($name:literal: $module:ident::$kernel:ident;)*) => {
-        /// The kernels of gather and scatter, by name.
+        /// The CPU functions of the kernels of gather and scatter, by kernel name.
         pub(crate) const FUNCTIONS: &[(&str, HostFunction)] = &[$(($name, |_, args| {
-            // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
+            // SAFETY: a launch is unsafe, and its caller guarantees that the addresses in the request are valid for its lengths.
             unsafe { run(args, $module::$kernel::<i32>, $module::$kernel::<i64>) }
         })),*];
     };
@@ -48,10 +48,10 @@ row_kernels! {
     "scatter_add": elements::add;
 }
 
-/// Runs the kernel for the type of the indices on the request of a launch.
+/// Runs a CPU kernel of gather or scatter on the request of a launch: `i32` or `i64`, depending on the type of the indices.
 ///
 /// # Safety
-/// The addresses of the request are valid, as the kernel requires.
+/// The addresses in the request are valid, as the kernel requires.
 unsafe fn run<Request: TryFromBytes>(args: &Args, i32: unsafe fn(&Request), i64: unsafe fn(&Request)) {
     let request: Request = args.read_value(0).expect("a kernel is launched with a request");
     let tiles: RowTiles = args.read_value(1).expect("a kernel is launched with the tiles of its request");
@@ -59,6 +59,6 @@ unsafe fn run<Request: TryFromBytes>(args: &Args, i32: unsafe fn(&Request), i64:
         IndexType::I32 => i32,
         IndexType::I64 => i64,
     };
-    // SAFETY: the caller guarantees that the addresses of the request are valid.
+    // SAFETY: the caller of `run` guarantees that the addresses in the request are valid, as the kernel requires.
     unsafe { kernel(&request) };
 }

@@ -1,20 +1,21 @@
-//! Divides the positions of a call among threads.
+//! Divides the indices of a gather or scatter among threads.
 
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls with fewer bytes run in one thread, which finishes before a second thread has woken up.
+/// The length in bytes from which a gather or scatter uses several threads. One thread finishes shorter work before a second
+/// thread has woken up.
 const MAX_SINGLE_THREAD_LEN: u64 = 1 << 20;
 
 /// The number of bytes that a thread takes from the shared counter at a time.
 const CHUNK_LEN: u64 = 128 << 10;
 
-/// Calls `work` with ranges that together are `0..count`, in several threads if there is enough work. `row_len` is the cost of one
-/// position, in bytes.
+/// Calls `work` with ranges that together are `0..count`, in several threads if there is enough work. `row_len` is the cost in
+/// bytes of one element of a range.
 pub(super) fn for_each_range(count: u64, row_len: u64, work: impl Fn(Range<u64>) + Sync) {
-    // A position costs at least a cache line.
+    // Each row costs at least the transfer of one cache line.
     let cost = row_len.max(64);
     if count.saturating_mul(cost) < MAX_SINGLE_THREAD_LEN {
         return work(0..count);
@@ -26,7 +27,7 @@ pub(super) fn for_each_range(count: u64, row_len: u64, work: impl Fn(Range<u64>)
         shares.take_while(|start| *start < count).for_each(|start| work(start..count.min(start + step)));
     };
     let threads = rayon::current_num_threads() as u64;
-    // The calling thread takes part, and begins while the others wake up.
+    // The calling thread also takes ranges, and begins while the other threads wake up.
     rayon::in_place_scope(|scope| {
         (1..threads.min(count.div_ceil(step))).for_each(|_| scope.spawn(|_| take_shares()));
         take_shares();

@@ -1,4 +1,4 @@
-//! Row lookup: from an index in memory to the address of its row.
+//! Row lookup on the CPU, which finds the address of the table row that an index names.
 
 use std::convert::Infallible;
 use std::sync::atomic::AtomicU64;
@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use crate::abi::{BadIndexRecord, BadIndexWord, GlobalRef, RowsRequest};
 use wholemem_os::width::to_usize;
 
-/// The type of indices: `i32` or `i64`.
+/// The integer type of row indices: `i32` or `i64`.
 pub(super) trait Index: Copy + 'static {
     fn widen(self) -> i64;
 }
@@ -23,11 +23,11 @@ impl Index for i64 {
     }
 }
 
-/// The decoded addresses of a request.
+/// The decoded addresses of a gather or scatter request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowLookup<'a> {
     table: GlobalRef,
-    /// The address and the first row of each chunk; empty if there is one chunk.
+    /// The address and the first row of each chunk of the table; empty if the table has one chunk.
     bases: &'a [u64],
     starts: &'a [u64],
     indices: u64,
@@ -37,7 +37,7 @@ pub(super) struct RowLookup<'a> {
 }
 
 impl<'a> RowLookup<'a> {
-    /// Decodes a request.
+    /// Decodes the addresses of a gather or scatter request.
     ///
     /// # Safety
     /// The directory of the request's table, if it has one, is readable and does not change during `'a`.
@@ -47,24 +47,24 @@ impl<'a> RowLookup<'a> {
         if table.chunks > 1 {
             let at = pointer(table.base).cast::<u64>();
             let chunks = table.chunks as usize;
-            // SAFETY: the directory begins with a base for each chunk, is aligned, and does not change.
+            // SAFETY: the directory of the table begins with a base address for each chunk, is aligned, and does not change.
             bases = unsafe { std::slice::from_raw_parts(at, chunks) };
-            // SAFETY: after the bases come the first rows, one more than there are chunks.
+            // SAFETY: after the base addresses, the directory of the table has the first rows, one more than there are chunks.
             starts = unsafe { std::slice::from_raw_parts(at.wrapping_add(chunks), chunks + 1) };
         }
         Self { table, bases, starts, indices, rows, rows_stride, bad }
     }
 
-    /// The address of the row that the index at `position` names; `None` for a bad index.
+    /// Returns the address of the table row that the index at `position` names; `None` for an index that names no row.
     ///
     /// # Safety
-    /// The index is readable and aligned; others may write it concurrently.
+    /// The index is readable and aligned; other threads or processes may write it concurrently.
     #[inline(always)]
     pub(super) unsafe fn table_row<I: Index>(&self, position: u64) -> Option<*mut u8> {
-        // SAFETY: the caller guarantees that the index is readable and aligned. It is read once, so the checked value is the used
-        // one.
+        // SAFETY: the caller of `table_row` guarantees that the index is readable and aligned. The index is read once, so the
+        // checked value is the used one.
         let index = unsafe { self.index_at::<I>(position) };
-        // As an unsigned number, a negative index is larger than every row.
+        // As an unsigned number, a negative index is larger than the number of rows.
         let row = index.cast_unsigned();
         if row >= self.table.rows {
             return None;
@@ -78,24 +78,24 @@ impl<'a> RowLookup<'a> {
         Some(pointer(at))
     }
 
-    /// The index at a position.
+    /// Returns the row index at a position in the request.
     ///
     /// # Safety
     /// As [`table_row`](Self::table_row).
     #[inline(always)]
     unsafe fn index_at<I: Index>(&self, position: u64) -> i64 {
         let at = pointer(self.indices).cast::<I>().wrapping_add(to_usize(position));
-        // SAFETY: the caller guarantees that the index is readable and aligned.
+        // SAFETY: the caller of `index_at` guarantees that the index at `position` is readable and aligned.
         unsafe { at.read_volatile() }.widen()
     }
 
-    /// The address of a row of the row buffer.
+    /// Returns the address of the row at a position in the row buffer.
     #[inline(always)]
     pub(super) fn dense_row(&self, position: u64) -> *mut u8 {
         pointer(self.rows + position * self.rows_stride)
     }
 
-    /// Records that the index at `position` names no row.
+    /// Stores in the bad-index record that the index at `position` names no row of the table.
     ///
     /// # Safety
     /// As [`table_row`](Self::table_row); the request's record for bad indices, if it names one, is four aligned words that are
@@ -108,17 +108,19 @@ impl<'a> RowLookup<'a> {
         let words = pointer(self.bad).cast::<u64>();
         let Ok(record) = BadIndexRecord::of(|word: BadIndexWord| {
             let word = words.wrapping_add(word as usize);
-            // SAFETY: the caller guarantees that the record has four aligned words, which are accessed as atomics only.
+            // SAFETY: the caller of `store_bad_index` guarantees that the record has four aligned words, which are accessed as
+            // atomics only.
             Ok::<_, Infallible>(unsafe { AtomicU64::from_ptr(word) })
         });
-        // SAFETY: the caller guarantees that the index is readable and aligned. A concurrent writer may have replaced it since
-        // it was checked.
+        // SAFETY: the caller of `store_bad_index` guarantees that the index is readable and aligned. A concurrent writer may have
+        // replaced the index since it was checked.
         let index = unsafe { self.index_at::<I>(position) };
         record.store(position, index, self.table.rows);
     }
 }
 
-/// The pointer to an address of this process. Requests hold integers, of mappings whose addresses were exposed.
+/// Returns the pointer to an address of this process. Requests have addresses as integers, of mappings whose provenance was
+/// exposed.
 #[inline(always)]
 pub(super) fn pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(to_usize(address))

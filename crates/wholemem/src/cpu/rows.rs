@@ -1,4 +1,4 @@
-//! Gather and scatter of rows as bytes.
+//! Gather and scatter of rows as bytes on the CPU.
 //!
 //! A random row misses in every cache and in the TLB. The CPU keeps many short rows in flight, and its prefetcher fetches the
 //! rest of a long row. Software prefetches, some rows ahead, help only for streaming stores and for scatters; elsewhere they
@@ -17,38 +17,41 @@ use super::row_lookup::{Index, RowLookup};
 use crate::abi::RowsRequest;
 use wholemem_os::width::to_usize;
 
-/// A cache line.
+/// The length in bytes of a cache line.
 const LINE: usize = 64;
 
-/// Rows up to this length are never prefetched: the CPU keeps enough of them in flight.
+/// The maximum length in bytes of rows that are never prefetched, because the CPU keeps enough of them in flight.
 const SHORT: usize = 192;
 
-/// The maximum number of rows, and the approximate number of bytes, that are looked up and prefetched ahead.
+/// The maximum number of rows, and the approximate number of bytes, that a gather or scatter looks up and prefetches before it
+/// copies them.
 const ROWS_AHEAD: usize = 32;
 const BYTES_AHEAD: usize = 8 << 10;
 
-/// The minimum length of the output for stores that bypass the caches, because the output would not fit in them.
+/// The minimum length in bytes of a gather's output for stores that bypass the caches, because the output would not fit in them.
 const STREAMING: u64 = 32 << 20;
 
-/// Copies one row.
+/// A way to copy one row, chosen once for all rows of a gather or scatter.
 trait RowCopier: Copy + Sync {
-    /// The length of a row.
+    /// Returns the length of a row in bytes.
     fn len(&self) -> usize;
 
-    /// Whether rows are prefetched.
+    /// Returns true if the rows of the table are prefetched before they are copied.
     fn prefetches(&self) -> bool {
         false
     }
 
+    /// Copies one row.
+    ///
     /// # Safety
     /// `from` is readable and `to` writable for `len` bytes, as raw memory.
     unsafe fn apply(&self, from: *const u8, to: *mut u8);
 
-    /// Called after the rows of a range.
+    /// Completes the copies. It is called after the rows of each range.
     fn finish(&self) {}
 }
 
-/// Rows of a constant length.
+/// Copies rows of a constant length.
 #[derive(Clone, Copy)]
 struct FixedLen<const LEN: usize>;
 
@@ -60,12 +63,12 @@ impl<const LEN: usize> RowCopier for FixedLen<LEN> {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `apply` guarantees that `from` is readable and `to` writable for `LEN` bytes.
         unsafe { native::exact::<LEN>(from, to) }
     }
 }
 
-/// Rows of at most four registers, to memory that only this call writes. The first and last registers may overlap.
+/// Copies rows of at most four registers to memory that only this call writes. The first and last registers may overlap.
 #[derive(Clone, Copy)]
 struct OverlappingEnds<const WIDTH: usize, const COUNT: usize>(usize);
 
@@ -77,8 +80,8 @@ impl<const WIDTH: usize, const COUNT: usize> RowCopier for OverlappingEnds<WIDTH
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for lengths of `WIDTH * COUNT` to
-        // twice that, and for registers that the CPU has.
+        // SAFETY: the caller of `apply` guarantees a valid row on both sides; `gather_by` chooses this copier only for lengths of
+        // `WIDTH * COUNT` to twice that, and for registers that the CPU has.
         unsafe { native::ends::<WIDTH, COUNT>(from, to, self.0) }
     }
 
@@ -88,7 +91,7 @@ impl<const WIDTH: usize, const COUNT: usize> RowCopier for OverlappingEnds<WIDTH
     }
 }
 
-/// Longer rows, to memory that only this call writes.
+/// Copies rows of more than four registers to memory that only this call writes.
 #[derive(Clone, Copy)]
 struct LongRow<const WIDTH: usize>(usize);
 
@@ -100,8 +103,8 @@ impl<const WIDTH: usize> RowCopier for LongRow<WIDTH> {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for lengths of at least `4 * WIDTH`, and
-        // for registers that the CPU has.
+        // SAFETY: the caller of `apply` guarantees a valid row on both sides; `gather_by` chooses this copier only for lengths of
+        // at least `4 * WIDTH`, and for registers that the CPU has.
         unsafe { native::long::<WIDTH>(from, to, self.0) }
     }
 
@@ -111,7 +114,7 @@ impl<const WIDTH: usize> RowCopier for LongRow<WIDTH> {
     }
 }
 
-/// Rows of any length, to memory that other ranks may write too.
+/// Copies rows of any length to memory that other ranks may write too.
 #[derive(Clone, Copy)]
 struct AnyLen(usize);
 
@@ -123,7 +126,7 @@ impl RowCopier for AnyLen {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `apply` guarantees that `from` is readable and `to` writable for the length of a row.
         unsafe { native::any(from, to, self.0) }
     }
 
@@ -133,7 +136,7 @@ impl RowCopier for AnyLen {
     }
 }
 
-/// Rows of whole cache lines, with stores that bypass the caches.
+/// Copies rows of whole cache lines with stores that bypass the caches.
 #[derive(Clone, Copy)]
 struct StreamingStores(usize);
 
@@ -145,7 +148,8 @@ impl RowCopier for StreamingStores {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for rows of whole, aligned lines.
+        // SAFETY: the caller of `apply` guarantees a valid row on both sides; `gather_by` chooses this copier only for rows of
+        // whole, aligned lines.
         unsafe { native::streaming(from, to, self.0) }
     }
 
@@ -160,8 +164,8 @@ impl RowCopier for StreamingStores {
     }
 }
 
-/// Evaluates `$body` with the copier of the first matching pattern. The choice is made once for all rows, so that each row needs
-/// few instructions and the CPU keeps many rows in flight.
+/// Evaluates `$body` with the row copier of the first matching pattern. The choice is made once for all rows, so that each row
+/// needs few instructions and the CPU keeps many rows in flight.
 macro_rules! with_mover {
     ($what:expr, $copier:ident => $body:expr; $($pattern:pat => $choice:expr,)+) => {
         match $what {
@@ -179,25 +183,27 @@ macro_rules! with_mover {
 /// All memory of the request is mapped: the indices and the rows of all valid indices are readable, the row buffer is writable.
 /// Other threads and processes may write it concurrently.
 pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
-    // SAFETY: the caller guarantees the preconditions of `gather_by`, and the CPU has registers of `widest` bytes.
+    // SAFETY: the caller of `gather` guarantees that all memory of the request is mapped, and the CPU has registers of `widest`
+    // bytes.
     unsafe { gather_by::<I>(native::widest(), request) }
 }
 
-/// As [`gather`], with registers of at most `widest` bytes.
+/// Copies rows of the table to the row buffer as [`gather`] does, with vector registers of at most `widest` bytes.
 ///
 /// # Safety
 /// As [`gather`]; the CPU has such registers.
 unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
-    // SAFETY: the caller guarantees that all memory of the request is mapped, the directory included, which never changes.
+    // SAFETY: the caller of `gather_by` guarantees that all memory of the request is mapped, including the table's directory,
+    // which never changes.
     let lookup = unsafe { RowLookup::new(request) };
     let len = to_usize(request.row_len);
     let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
     if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `gather_by` guarantees that all memory of the request is mapped, with the rights of a gather.
         return unsafe { copy_all::<I, _, true>(lookup, request, StreamingStores(len)) };
     }
     with_mover!((widest, len), copier => {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `gather_by` guarantees that all memory of the request is mapped, with the rights of a gather.
         unsafe { copy_all::<I, _, true>(lookup, request, copier) }
     };
         (_, 1) => FixedLen::<1>,
@@ -223,11 +229,12 @@ unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
 /// # Safety
 /// As [`gather`], with the table writable and the row buffer readable.
 pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
-    // SAFETY: the caller guarantees that all memory of the request is mapped, the directory included, which never changes.
+    // SAFETY: the caller of `scatter` guarantees that all memory of the request is mapped, including the table's directory, which
+    // never changes.
     let lookup = unsafe { RowLookup::new(request) };
     let len = to_usize(request.row_len);
     with_mover!(len, copier => {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `scatter` guarantees that all memory of the request is mapped, with the rights of a scatter.
         unsafe { copy_all::<I, _, false>(lookup, request, copier) }
     };
         1 => FixedLen::<1>,
@@ -246,7 +253,7 @@ pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     );
 }
 
-/// Copies all rows, in several threads if there are many.
+/// Copies all rows of a gather or scatter, in several threads if there are many.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -256,13 +263,14 @@ unsafe fn copy_all<I: Index, M: RowCopier, const GATHER: bool>(
     copier: M,
 ) {
     for_each_range(request.count, request.row_len, |range| {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `copy_all` guarantees that all memory of the request is mapped, and `range` is within its
+        // positions.
         unsafe { copy_rows::<I, M, GATHER>(lookup, copier, range) };
         copier.finish();
     });
 }
 
-/// Copies the rows of a range of positions.
+/// Copies the rows of a range of positions of a gather or scatter.
 ///
 /// The lookup is passed by value: the compiler would reload a reference after each `asm!`, which may write memory.
 ///
@@ -275,9 +283,10 @@ unsafe fn copy_rows<I: Index, M: RowCopier, const GATHER: bool>(
 ) {
     if !copier.prefetches() {
         for position in range {
-            // SAFETY: the position is less than the number of indices of the request.
+            // SAFETY: the position is less than the number of indices of the request, which the caller guarantees to be readable.
             let row = unsafe { lookup.table_row::<I>(position) };
-            // SAFETY: the caller guarantees the same preconditions.
+            // SAFETY: the caller of `copy_rows` guarantees that all memory of the request is mapped; `row` was looked up for
+            // `position`.
             unsafe {
                 copy_row::<I, M, GATHER>(&lookup, copier, position, row.unwrap_or(std::ptr::null_mut()))
             };
@@ -287,23 +296,26 @@ unsafe fn copy_rows<I: Index, M: RowCopier, const GATHER: bool>(
     let batch = (BYTES_AHEAD / copier.len()).clamp(1, ROWS_AHEAD) as u64;
     let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
     let ahead = |start: u64| start..range.end.min(start + batch);
-    // SAFETY: the caller guarantees the same preconditions.
+    // SAFETY: the caller of `copy_rows` guarantees that all memory of the request is mapped, and the positions are within
+    // `range`.
     unsafe { look_up_ahead::<I, M, GATHER>(&lookup, copier, ahead(range.start), &mut found) };
     let mut start = range.start;
     while start < range.end {
         let now = ahead(start);
         start = now.end;
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `copy_rows` guarantees that all memory of the request is mapped, and the positions are within
+        // `range`.
         unsafe { look_up_ahead::<I, M, GATHER>(&lookup, copier, ahead(start), &mut next) };
         for (position, row) in now.zip(found) {
-            // SAFETY: the caller guarantees the same preconditions.
+            // SAFETY: the caller of `copy_rows` guarantees that all memory of the request is mapped; `row` was looked up for
+            // `position`.
             unsafe { copy_row::<I, M, GATHER>(&lookup, copier, position, row) };
         }
         std::mem::swap(&mut found, &mut next);
     }
 }
 
-/// Copies the row of a position. `row` is the row of the table, null for a bad index.
+/// Copies the row at one position of a gather or scatter, where `row` is the row of the table, or null for a bad index.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -316,20 +328,21 @@ unsafe fn copy_row<I: Index, M: RowCopier, const GATHER: bool>(
 ) {
     let dense = lookup.dense_row(position);
     if row.is_null() {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `copy_row` guarantees that all memory of the request is mapped; `dense` is the row buffer's row
+        // at `position`.
         unsafe { handle_bad_index::<I, GATHER>(*lookup, position, dense, copier.len()) };
     } else if GATHER {
-        // SAFETY: `row` is a row of the table and `dense` one of the row buffer; the caller guarantees that both are mapped for
-        // the length of a row, with the rights of a gather.
+        // SAFETY: `row` is a row of the table and `dense` a row of the row buffer; the caller of `copy_row` guarantees that both
+        // are mapped for the length of a row, with the rights of a gather.
         unsafe { copier.apply(row, dense) };
     } else {
-        // SAFETY: `row` is a row of the table and `dense` one of the row buffer; the caller guarantees that both are mapped for
-        // the length of a row, with the rights of a scatter.
+        // SAFETY: `row` is a row of the table and `dense` a row of the row buffer; the caller of `copy_row` guarantees that both
+        // are mapped for the length of a row, with the rights of a scatter.
         unsafe { copier.apply(dense, row) };
     }
 }
 
-/// Looks up rows, null for bad indices, and prefetches them.
+/// Looks up the table rows of a range of positions and prefetches them. Stores null for a bad index.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -341,11 +354,11 @@ unsafe fn look_up_ahead<I: Index, M: RowCopier, const GATHER: bool>(
     found: &mut [*mut u8; ROWS_AHEAD],
 ) {
     for (position, place) in range.zip(found) {
-        // SAFETY: the position is less than the number of indices of the request.
+        // SAFETY: the position is less than the number of indices of the request, which the caller guarantees to be readable.
         let row = unsafe { lookup.table_row::<I>(position) };
         *place = row.unwrap_or(std::ptr::null_mut());
         if let Some(row) = row {
-            // Every row has the same number of iterations, which the branch predictor learns.
+            // The loop over the cache lines has the same number of iterations for every row, which the branch predictor learns.
             let last = copier.len() - 1;
             for at in (0..last).step_by(LINE).chain([last]) {
                 let line = row.wrapping_add(at);
@@ -355,7 +368,7 @@ unsafe fn look_up_ahead<I: Index, M: RowCopier, const GATHER: bool>(
     }
 }
 
-/// Handles an index that names no row.
+/// Records an index that names no row. A gather also sets its row of the output to zero.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -366,23 +379,24 @@ unsafe fn handle_bad_index<I: Index, const GATHER: bool>(
     dense: *mut u8,
     len: usize,
 ) {
-    // SAFETY: the position is within the request, and the caller guarantees that the record is mapped.
+    // SAFETY: the position is within the request, and the caller of `handle_bad_index` guarantees that the bad-index record is
+    // mapped.
     unsafe { lookup.store_bad_index::<I>(position) };
     if GATHER {
-        // SAFETY: `dense` is a row of the row buffer, which is not null.
+        // SAFETY: `dense` is a row of the row buffer, which has `len` bytes.
         unsafe { zero(dense, len) };
     }
 }
 
-/// Sets bytes to zero.
+/// Sets `len` bytes of shared memory to zero.
 ///
 /// # Safety
 /// `len` bytes at `at` are writable, as raw memory.
 pub(super) unsafe fn zero(at: *mut u8, len: usize) {
     if let Some(at) = std::ptr::NonNull::new(at) {
-        // SAFETY: the caller guarantees that `len` bytes are writable at `at`, as raw memory.
+        // SAFETY: the caller of `zero` guarantees that `len` bytes are writable at `at`, as raw memory.
         let bytes = unsafe { SharedSlice::new(at, len, true) };
-        // Filling a writable view does not fail.
+        // Filling fails only for a view that is not writable, and `bytes` is writable.
         let _ = bytes.fill(0);
     }
 }

@@ -1,4 +1,5 @@
-//! Test hooks of a call on the CPU: points at which a test delays a rank, and synchronization rules that a test makes a rank break.
+//! Test hooks of a collective call on the CPU: points at which a test delays a rank, and synchronization rules that a test makes
+//! a rank break.
 //!
 //! They exist only with the feature `test-hooks`. Without it, no rank is delayed, every rule is followed, and the compiler removes
 //! both methods.
@@ -6,30 +7,30 @@
 #[cfg(not(feature = "test-hooks"))]
 use super::CollectiveCall;
 
-/// A synchronization rule of a call, each of which a `Mutant` breaks.
+/// A synchronization rule of a collective call. For each rule there is a `Mutant` that breaks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cpu) enum Rule {
-    /// Consecutive pieces use alternating buffers.
+    /// Consecutive pieces of calls use alternating buffers.
     AlternateBuffers,
-    /// Ranks wait at the first barrier.
+    /// Ranks wait at the first barrier of a collective call.
     FirstBarrier,
-    /// Ranks wait at the second barrier.
+    /// Ranks wait at the second barrier of a collective call.
     SecondBarrier,
-    /// Ranks wait at the end of a call that took several pieces.
+    /// Ranks wait at the end of a collective call that staged its input in several pieces.
     LastBarrier,
-    /// A packet is read after a check of its flag.
+    /// A packet is read only after a check of its flag.
     CheckFlag,
 }
 
 #[cfg(not(feature = "test-hooks"))]
 impl CollectiveCall<'_> {
-    /// Whether this rank follows a rule: always true without test hooks.
+    /// Returns true if this rank follows a synchronization rule: always true without test hooks.
     #[inline(always)]
     pub(in crate::cpu) const fn follows(&self, _: Rule) -> bool {
         true
     }
 
-    /// A point at which a test can delay a rank: no effect without test hooks.
+    /// Marks a point of a collective call at which a test can delay this rank. Without test hooks it has no effect.
     #[inline(always)]
     pub(in crate::cpu) const fn pause(&self, _: u64) {}
 }
@@ -43,11 +44,11 @@ mod enabled {
     use super::Rule;
     use crate::abi::{DEBUG_POINTS, DebugWord, MAX_BLOCKS, Mutant};
 
-    /// Delays shorter than this are busy-waited, because a sleep would take ten times as long.
+    /// The length of delay up to which a test busy-waits, because a sleep would take ten times as long.
     const SHORT: Duration = Duration::from_micros(20);
 
     impl Rule {
-        /// The mutant that breaks the rule.
+        /// Returns the mutant (test fault) that breaks this synchronization rule.
         fn mutant(self) -> Mutant {
             match self {
                 Self::AlternateBuffers => Mutant::OneBuffer,
@@ -60,13 +61,13 @@ mod enabled {
     }
 
     impl CollectiveCall<'_> {
-        /// Whether this rank follows a rule. A test can make it break the rule.
+        /// Returns true if this rank follows a synchronization rule. A test can make the rank break the rule.
         pub(in crate::cpu) fn follows(&self, rule: Rule) -> bool {
             self.lane.debug == 0
                 || self.debug(DebugWord::Mutant as u32) & u64::from(rule.mutant() as u32) == 0
         }
 
-        /// Delays this rank at a point of a call if a test requests it.
+        /// Delays this rank at a point of a collective call if a test requests it.
         pub(in crate::cpu) fn pause(&self, point: u64) {
             if self.lane.debug != 0 {
                 self.delay(point);
@@ -96,7 +97,7 @@ mod enabled {
         }
     }
 
-    /// A hash of a number, for random delays.
+    /// Returns a hash of a number, from which random delays are derived.
     fn scramble(number: u64) -> u64 {
         let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! Reduction of the elements of several ranks, which other ranks may write concurrently.
+//! Reduction of the elements of several ranks on the CPU, while other ranks may write the elements.
 //!
 //! A block of each source is loaded by assembly or volatile accesses, the loaded values are combined by ordinary arithmetic,
 //! and the result is stored to every target. With vector registers, a block never leaves them. Sources are combined in
@@ -19,36 +19,37 @@ use self::vector_isa::{PortableIsa, VectorIsa};
 use super::copy;
 use crate::dtype::{Dtype, ReduceOp, with_floats, with_integers};
 
-/// The number of elements of a block. The accumulators of a block fill at most half of sixteen registers of 32 bytes.
+/// The number of elements that a reduction loads from each source at a time. The accumulators fill at most half of sixteen
+/// registers of 32 bytes.
 const BLOCK: usize = 32;
 
-/// The length in bytes of a small block, for the elements before and after the blocks.
+/// The length in bytes of the small blocks that a reduction loads before and after its blocks of full length.
 const SMALL: usize = 16;
 
-/// A cache line.
+/// The length in bytes of a cache line.
 const LINE: usize = 64;
 
-/// How results are stored.
+/// The kind of stores with which a reduction writes its results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StorePolicy {
-    /// In the caches, for results that are read soon.
+    /// Stores results in the caches, because they are read soon.
     Cached,
-    /// Bypassing the caches, for results that do not fit in them.
+    /// Stores results past the caches, because they do not fit in them.
     Streaming,
 }
 
-/// The instruction set that a reduction uses.
+/// The instruction set with which a reduction combines elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IsaLevel {
-    /// Instructions that every CPU of the architecture has.
+    /// Only instructions that every CPU of the architecture has.
     Portable,
-    /// AVX2 and F16C.
+    /// The vector instructions AVX2 and F16C.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     Avx2,
 }
 
 impl IsaLevel {
-    /// The best instruction set of this CPU. The standard library caches the detection.
+    /// Returns the best instruction set that this CPU has for reductions. The standard library caches the detection.
     #[inline]
     fn best() -> Self {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -59,7 +60,7 @@ impl IsaLevel {
     }
 }
 
-/// The operands and options of a reduction.
+/// The operands and options of one reduction.
 #[derive(Clone, Copy)]
 struct ReduceCall<'a> {
     sources: &'a [*const u8],
@@ -86,21 +87,26 @@ pub(crate) unsafe fn combine(
     store_policy: StorePolicy,
 ) {
     let isa = IsaLevel::best();
-    // SAFETY: the caller guarantees the same preconditions; the CPU has these instructions.
+    // SAFETY: the caller of `combine` guarantees that `sources` and `targets` are valid for `count` elements; the CPU has the
+    // instructions of `isa`.
     unsafe { combine_by(&ReduceCall { sources, targets, count, store_policy, isa }, dtype, op) }
 }
 
+/// Reduces elements as [`combine`] does, with the instruction set of the call.
+///
 /// # Safety
 /// As [`combine`]; the CPU has the instructions of the call.
 #[inline]
 unsafe fn combine_by(call: &ReduceCall<'_>, dtype: Dtype, op: ReduceOp) {
     assert!(!call.sources.is_empty(), "there must be at least one source");
     let done = if dtype.is_float() {
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller of `combine_by` guarantees that all sources and targets are valid, and that the CPU has the
+        // instructions.
         with_floats!(dtype, Type => unsafe {
  combine_numbers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     } else {
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller of `combine_by` guarantees that all sources and targets are valid, and that the CPU has the
+        // instructions.
         with_integers!(dtype, Type => unsafe {
  combine_integers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     };
@@ -110,6 +116,8 @@ unsafe fn combine_by(call: &ReduceCall<'_>, dtype: Dtype, op: ReduceOp) {
     }
 }
 
+/// Reduces integers; returns `None` if the operation does not apply to them.
+///
 /// # Safety
 /// As [`combine_by`].
 unsafe fn combine_integers<T: ReduceElement<Accumulator: Arithmetic + BitwiseOps>, const FEW: usize>(
@@ -117,18 +125,20 @@ unsafe fn combine_integers<T: ReduceElement<Accumulator: Arithmetic + BitwiseOps
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::And => unsafe { choose::<T, And, FEW>(call) },
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::Or => unsafe { choose::<T, Or, FEW>(call) },
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::Xor => unsafe { choose::<T, Xor, FEW>(call) },
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `combine_numbers` requires.
         _ => unsafe { return combine_numbers::<T, FEW>(call, op) },
     }
     Some(())
 }
 
+/// Reduces numbers with an operation that is not bitwise; returns `None` for a bitwise operation.
+///
 /// # Safety
 /// As [`combine_by`].
 unsafe fn combine_numbers<T: ReduceElement<Accumulator: Arithmetic>, const FEW: usize>(
@@ -136,21 +146,23 @@ unsafe fn combine_numbers<T: ReduceElement<Accumulator: Arithmetic>, const FEW: 
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::Sum => unsafe { choose::<T, Sum, FEW>(call) },
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::Avg => unsafe { choose::<T, Avg, FEW>(call) },
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::Min => unsafe { choose::<T, Min, FEW>(call) },
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::Max => unsafe { choose::<T, Max, FEW>(call) },
-        // SAFETY: the preconditions are those of `combine_by`, which the caller guarantees.
+        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
         ReduceOp::Prod => unsafe { choose::<T, Prod, FEW>(call) },
         ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => return None,
     }
     Some(())
 }
 
+/// Chooses the function for the instruction set of the call, and reduces all elements with it.
+///
 /// # Safety
 /// As [`combine_by`].
 unsafe fn choose<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
@@ -164,20 +176,22 @@ unsafe fn choose<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW
     let mut start = 0;
     if call.store_policy == StorePolicy::Streaming {
         start = to_line::<T>(call.targets).min(call.count);
-        // SAFETY: `start` is at most `call.count`; the caller guarantees the preconditions of `combine_by`, and the CPU has the
-        // instructions of the call.
+        // SAFETY: `start` is at most `call.count`, so all elements are of the call; the caller of `choose` guarantees that the
+        // sources and targets are valid and that the CPU has the instructions of the call.
         unsafe { run(call, 0, start) };
     }
-    // SAFETY: `start` is at most `call.count`; the caller guarantees the preconditions of `combine_by`, and the CPU has the
-    // instructions of the call.
+    // SAFETY: `start` is at most `call.count`, so all elements are of the call; the caller of `choose` guarantees that the
+    // sources and targets are valid and that the CPU has the instructions of the call.
     unsafe { run(call, start, call.count) };
 }
 
-/// The number of elements before the first cache line of the first target.
+/// Returns the number of elements before the first cache line boundary of the first target.
 fn to_line<T>(targets: &[*mut u8]) -> usize {
     targets.first().map_or(0, |target| target.addr().wrapping_neg() % LINE / size_of::<T>())
 }
 
+/// Reduces the elements from `at` to `end` with instructions that every CPU has.
+///
 /// # Safety
 /// As [`combine_by`]; the elements are among those of the call.
 unsafe fn with_portable<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
@@ -185,10 +199,13 @@ unsafe fn with_portable<T: ReduceElement, O: ReduceOperation<T::Accumulator>, co
     at: usize,
     end: usize,
 ) {
-    // SAFETY: the caller guarantees the same preconditions.
+    // SAFETY: the caller of `with_portable` guarantees that the elements from `at` to `end` are of the call, whose sources and
+    // targets are valid; every CPU has the portable instructions.
     unsafe { blocks::<PortableIsa, T, O, FEW>(call, at, end) }
 }
 
+/// Reduces the elements from `at` to `end` with AVX2 and F16C.
+///
 /// # Safety
 /// As [`with_portable`]; the CPU has these instructions.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -198,10 +215,13 @@ unsafe fn with_avx2<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const 
     at: usize,
     end: usize,
 ) {
-    // SAFETY: the caller guarantees the same preconditions.
+    // SAFETY: the caller of `with_avx2` guarantees that the elements from `at` to `end` are of the call, whose sources and
+    // targets are valid, and that the CPU has AVX2 and F16C.
     unsafe { blocks::<x86_64::Avx2, T, O, FEW>(call, at, end) }
 }
 
+/// Reduces the elements from `at` to `end` block by block.
+///
 /// # Safety
 /// As [`with_portable`]; the CPU has the instructions `M`, and `FEW` elements are a small block.
 #[inline(always)]
@@ -211,21 +231,23 @@ unsafe fn blocks<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulat
     end: usize,
 ) {
     while end - at >= BLOCK {
-        // SAFETY: at least `BLOCK` elements of the call are left from `at` on.
+        // SAFETY: the call has at least `BLOCK` more elements from `at` on.
         unsafe { block::<M, T, O, BLOCK>(call, at) };
         at += BLOCK;
     }
     while end - at >= FEW {
-        // SAFETY: at least `FEW` elements of the call are left from `at` on.
+        // SAFETY: the call has at least `FEW` more elements from `at` on.
         unsafe { block::<M, T, O, FEW>(call, at) };
         at += FEW;
     }
     if at < end {
-        // SAFETY: `end - at` elements of the call are left from `at` on, fewer than `FEW`.
+        // SAFETY: the call has `end - at` more elements from `at` on, which are fewer than `FEW`.
         unsafe { tail::<M, T, O, FEW>(call, at, end - at) };
     }
 }
 
+/// Reduces one block of `COUNT` elements from `at` on.
+///
 /// # Safety
 /// As [`blocks`]; there are `COUNT` elements from `at` on.
 #[inline(always)]
@@ -234,22 +256,26 @@ unsafe fn block<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulato
     at: usize,
 ) {
     let at = at * size_of::<T>();
-    // SAFETY: a block within the caller's range.
+    // SAFETY: the caller of `block` guarantees that each source is readable for `COUNT` elements from `at` on, and that the CPU
+    // has the instructions `M`.
     let load = |source: *const u8| unsafe { T::load::<M, COUNT>(source.wrapping_add(at)) };
     let result = combined::<M, T, O, COUNT>(call.sources, load);
     for target in call.targets {
         let target = target.wrapping_add(at);
         if COUNT == BLOCK && call.store_policy == StorePolicy::Streaming && target.addr().is_multiple_of(32) {
-            // SAFETY: a block within the caller's range, and aligned.
+            // SAFETY: the caller of `block` guarantees that the target is writable for `COUNT` elements from `at` on, and that
+            // the CPU has the instructions `M`; the target was checked to be aligned to 32 bytes.
             unsafe { M::stream(result, target) };
         } else {
-            // SAFETY: the caller guarantees that the target is writable for `COUNT` elements from `at` on, and that the CPU has the
-            // instructions `M`.
+            // SAFETY: the caller of `block` guarantees that the target is writable for `COUNT` elements from `at` on, and that
+            // the CPU has the instructions `M`.
             unsafe { M::store(result, target) };
         }
     }
 }
 
+/// Reduces the last elements of a call, which are too few for a block.
+///
 /// # Safety
 /// As [`blocks`]; there are `count` elements from `at` on, fewer than `FEW`.
 #[inline(always)]
@@ -259,17 +285,19 @@ unsafe fn tail<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator
     count: usize,
 ) {
     let (at, len) = (at * size_of::<T>(), count * size_of::<T>());
-    // SAFETY: within the caller's range.
+    // SAFETY: the caller of `tail` guarantees that each source is readable for `count` elements from `at` on, which have `len`
+    // bytes, fewer than 16, and that the CPU has the instructions `M`.
     let load = |source: *const u8| T::widen::<M, FEW>(unsafe { M::load_some(source.wrapping_add(at), len) });
     let result = combined::<M, T, O, FEW>(call.sources, load);
     for target in call.targets {
-        // SAFETY: the caller guarantees that the target is writable for `count` elements from `at` on, which have `len` bytes,
-        // fewer than 16, and that the CPU has the instructions `M`.
+        // SAFETY: the caller of `tail` guarantees that the target is writable for `count` elements from `at` on, which have `len`
+        // bytes, fewer than 16, and that the CPU has the instructions `M`.
         unsafe { M::store_some(result, target.wrapping_add(at), len) };
     }
 }
 
-/// Combines the blocks of all sources. There is at least one source.
+/// Loads the block of every source with `load`, and combines the blocks in the order of the sources. There is at least one
+/// source.
 #[inline(always)]
 fn combined<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const COUNT: usize>(
     sources: &[*const u8],

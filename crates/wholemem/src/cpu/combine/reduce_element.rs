@@ -1,29 +1,30 @@
-//! The arithmetic of reductions, without branches, so that the compiler vectorizes it.
+//! The arithmetic of reductions on the CPU. It has no branches, so that the compiler vectorizes it.
 
 use super::vector_isa::VectorIsa;
 
-/// An element type, and the accumulator type in which its elements are combined.
+/// An element type of reductions, with the accumulator type in which its elements are combined.
 pub(super) trait ReduceElement: Copy {
     type Accumulator: Copy;
 
-    /// Loads elements and widens them.
+    /// Loads elements and converts them to the accumulator type.
     ///
     /// # Safety
     /// As [`VectorIsa::load`].
     #[inline(always)]
     unsafe fn load<M: VectorIsa, const COUNT: usize>(from: *const u8) -> [Self::Accumulator; COUNT] {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `load` guarantees that `from` is readable for `COUNT` elements and that the CPU has the
+        // instructions of `M`.
         Self::widen::<M, COUNT>(unsafe { M::load(from) })
     }
 
     /// Converts elements to the accumulator type, possibly in another order, which [`narrow`](Self::narrow) reverses.
     fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self::Accumulator; COUNT];
 
-    /// Rounds accumulators to the nearest elements. Every NaN becomes the canonical NaN.
+    /// Rounds accumulators to the nearest values of the element type. Every NaN becomes the canonical NaN.
     fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self::Accumulator; COUNT]) -> [Self; COUNT];
 }
 
-/// The operations of every accumulator type.
+/// The arithmetic operations that every accumulator type has.
 pub(super) trait Arithmetic: Copy {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
@@ -32,19 +33,19 @@ pub(super) trait Arithmetic: Copy {
     fn divide(self, ranks: usize) -> Self;
 }
 
-/// The bitwise operations of integers.
+/// The bitwise operations that integer types have.
 pub(super) trait BitwiseOps: Copy {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
     fn xor(self, other: Self) -> Self;
 }
 
-/// A reduction as a type: combines one value after the other.
+/// A reduction operation as a type, which combines one value after the other.
 pub(super) trait ReduceOperation<T> {
-    /// Combines the accumulator with the next value.
+    /// Combines the accumulator of the previous values with the next value.
     fn with(total: T, next: T) -> T;
 
-    /// Computes the result after all ranks have been combined.
+    /// Computes the result of the reduction after the values of all ranks have been combined.
     #[inline(always)]
     fn of_all(total: T, _ranks: usize) -> T {
         total
@@ -135,7 +136,7 @@ macro_rules! integers {
             #[allow(clippy::cast_possible_truncation, reason = "a quotient is not larger than the dividend, and there are fewer than 2^31 ranks")]
             #[allow(clippy::cast_possible_wrap, reason = "only the bits matter")]
             fn divide(self, ranks: usize) -> Self {
-                // There may be more ranks than the type can count.
+                // The number of ranks may not fit in the element type, so the division uses a wider type.
                 ($divisor::from(self) / ranks as $divisor) as Self
             }
         }
@@ -188,8 +189,8 @@ macro_rules! floats {
                 self * other
             }
 
-            /// Selects the smaller value with both orders of operands. For zeros of different sign, and for NaN, the two selections
-            /// return different operands. Their bitwise OR is -0 if one zero is -0, and NaN if one value is NaN.
+            /// Returns the smaller value, selected with both orders of operands. For zeros of different sign, and for NaN, the
+            /// two selections return different operands. Their bitwise OR is -0 if one zero is -0, and NaN if one value is NaN.
             #[inline(always)]
             fn minimum(self, other: Self) -> Self {
                 let one = if self < other { self } else { other };
@@ -197,7 +198,8 @@ macro_rules! floats {
                 Self::from_bits(one.to_bits() | same.to_bits())
             }
 
-            /// As `minimum`, but with bitwise AND, which is +0 if one zero is +0. NaN needs a separate selection.
+            /// Returns the larger value, computed like `minimum` but with bitwise AND, which is +0 if one zero is +0. NaN needs a
+            /// separate selection.
             #[inline(always)]
             fn maximum(self, other: Self) -> Self {
                 let one = if self > other { self } else { other };

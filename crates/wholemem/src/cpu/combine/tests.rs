@@ -1,4 +1,4 @@
-//! Every implementation of a reduction against the naive one.
+//! Tests that compare every implementation of a reduction with a naive one.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -28,7 +28,7 @@ impl TestRandom {
     }
 }
 
-/// The bits of a random element: arbitrary bits, a float at a limit, or a small number, whose sums cancel.
+/// Returns the bits of a random element: arbitrary bits, a float at a limit, or a small number, whose sums cancel.
 fn element(dtype: Dtype, random: &mut TestRandom) -> [u8; 8] {
     let (exponents, fraction): (u64, u32) = match dtype {
         Dtype::F16 => (31, 10),
@@ -52,7 +52,7 @@ fn element(dtype: Dtype, random: &mut TestRandom) -> [u8; 8] {
     bits.to_le_bytes()
 }
 
-/// Elements of one rank with guard bytes around them, at an offset from the start of a cache line.
+/// The elements of one rank with guard bytes around them. The elements begin at a given offset in a cache line.
 #[derive(Clone)]
 struct GuardedBuffer {
     bytes: Vec<u8>,
@@ -84,20 +84,20 @@ impl GuardedBuffer {
     }
 
     fn is_guarded(&self) -> bool {
-        // Whole slices are compared, because Miri is slow for each comparison.
+        // Whole slices are compared instead of single bytes, because Miri is slow for each comparison.
         let whole = |guard: &[u8]| guard == vec![UNTOUCHED; guard.len()];
         let (before, tail) = self.bytes.split_at(self.start);
         whole(before) && whole(&tail[self.len..])
     }
 }
 
-/// Every supported combination of a type and an operation.
+/// Returns every supported pair of an element type and a reduction operation.
 fn operations() -> impl Iterator<Item = (Dtype, ReduceOp)> {
     let pairs = Dtype::NUMBERS.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
     pairs.filter(|(dtype, op)| op.applies_to(*dtype))
 }
 
-/// Every set of instructions that this CPU has.
+/// Returns every instruction set for reductions that this CPU has.
 fn isa_levels() -> Vec<IsaLevel> {
     let mut all = vec![IsaLevel::Portable, IsaLevel::best()];
     all.dedup();
@@ -120,14 +120,14 @@ fn check(dtype: Dtype, op: ReduceOp, ranks: usize, count: usize, seed: u64) -> R
         let mut buffers = sources.clone();
         let mut targets: Vec<_> =
             offsets.iter().map(|offset| GuardedBuffer::new(count * dtype.len(), *offset)).collect();
-        // From here on each buffer is accessed only through one pointer.
+        // Until the results are compared, each buffer is accessed only through one pointer.
         let all: Vec<_> =
             buffers.iter_mut().chain(&mut targets).map(|buffer| buffer.elements_mut().as_mut_ptr()).collect();
         let from: Vec<_> = all[..ranks].iter().map(|source| source.cast_const()).collect();
         let to: Vec<_> =
             in_place.map(|rank| all[rank]).into_iter().chain(all[ranks..].iter().copied()).collect();
         let call = ReduceCall { sources: &from, targets: &to, count, store_policy, isa };
-        // SAFETY: all buffers have `count` elements, and a target is a whole source or a separate buffer.
+        // SAFETY: all buffers have `count` elements, and each target is a whole source or a separate buffer.
         unsafe { combine_by(&call, dtype, op) };
 
         let context =
@@ -154,7 +154,7 @@ fn check(dtype: Dtype, op: ReduceOp, ranks: usize, count: usize, seed: u64) -> R
 
 #[test]
 fn short_reductions_match_the_naive_implementation() {
-    // Miri is slow, so it runs fewer elements.
+    // Miri is slow, so it reduces fewer elements.
     let (all_ranks, step) = if cfg!(miri) { (2..=2, BLOCK + 5) } else { (1..=9, 1) };
     for (dtype, op) in operations() {
         for ranks in all_ranks.clone() {
@@ -178,7 +178,7 @@ fn reductions_of_many_ranks_match_the_naive_implementation() {
 #[should_panic(expected = "xor does not apply to f32")]
 fn bitwise_reductions_of_floats_panic() {
     let place = [0_u8; 4].as_mut_ptr();
-    // SAFETY: the call panics before it accesses memory.
+    // SAFETY: `combine` panics before it accesses memory.
     unsafe { combine(&[place], &[place], 0, Dtype::F32, ReduceOp::Xor, StorePolicy::Cached) };
 }
 
@@ -197,7 +197,7 @@ proptest! {
 
 #[test]
 fn reductions_of_every_16_bit_float_match_the_naive_implementation() {
-    // All bit patterns on one rank, random ones on the other.
+    // One rank has all bit patterns, and the other has random ones.
     let random = &mut TestRandom(7);
     let count = if cfg!(miri) { 64 } else { 1 << 16 };
     let every: Vec<_> = (0..count).flat_map(|bits: u32| bits.to_le_bytes().into_iter().take(2)).collect();
@@ -211,7 +211,7 @@ fn reductions_of_every_16_bit_float_match_the_naive_implementation() {
     }
 }
 
-/// The shortest time of several rounds, in nanoseconds per call.
+/// Returns the shortest time of several measurements of a reduction, in nanoseconds per call.
 fn time_of(
     sources: &[*const u8],
     target: *mut u8,
@@ -224,7 +224,7 @@ fn time_of(
     let round = || {
         let start = Instant::now();
         for _ in 0..calls {
-            // SAFETY: the caller's buffers have `count` elements.
+            // SAFETY: the buffers that the caller of `time_of` passes have `count` elements.
             unsafe {
                 combine(black_box(sources), black_box(&[target]), black_box(count), dtype, op, store_policy)
             };
@@ -234,7 +234,7 @@ fn time_of(
     (0..7).map(|_| round()).fold(f64::INFINITY, f64::min)
 }
 
-/// Prints the throughput of reductions. Run it in a release build on an idle machine.
+/// Prints the throughput of reductions. Run this test in a release build on an idle machine.
 #[test]
 #[ignore = "a measurement"]
 fn print_throughput() {

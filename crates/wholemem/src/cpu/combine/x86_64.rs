@@ -1,4 +1,4 @@
-//! Blocks in the vector registers of x86-64: loaded and stored by assembly, combined by compiled code.
+//! Loads and stores of blocks of elements in the vector registers of x86-64, by assembly. Compiled code combines the elements.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -13,16 +13,18 @@ use half::{bf16, f16};
 use super::halves::{narrow_pairs, widen_pairs};
 use super::vector_isa::VectorIsa;
 
-/// CPUs with AVX2 and F16C.
+/// The vector instructions AVX2 and F16C.
 pub(super) struct Avx2;
 
+/// Loads 32 bytes into a vector register.
+///
 /// # Safety
 /// `from` is readable for 32 bytes, as raw memory that others may write concurrently.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn load(from: *const u8) -> __m256i {
     let register;
-    // SAFETY: the caller guarantees that `from` is readable for 32 bytes; the asm loads them and writes no memory.
+    // SAFETY: the caller of `load` guarantees that `from` is readable for 32 bytes; the asm loads them and writes no memory.
     unsafe {
         asm!(
             "vmovdqu {register}, [{from}]",
@@ -42,7 +44,8 @@ unsafe fn load(from: *const u8) -> __m256i {
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn load_halves(from: *const u8) -> __m256 {
     let register;
-    // SAFETY: the caller guarantees that `from` is readable for 16 bytes; the asm loads them and writes no memory.
+    // SAFETY: the caller of `load_halves` guarantees that `from` is readable for 16 bytes; the asm loads them and writes no
+    // memory.
     unsafe {
         asm!(
             "vcvtph2ps {register}, xmmword ptr [{from}]",
@@ -54,12 +57,14 @@ unsafe fn load_halves(from: *const u8) -> __m256 {
     register
 }
 
+/// Stores a vector register of 32 bytes.
+///
 /// # Safety
 /// `to` is writable for 32 bytes, as raw memory.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn store(register: __m256i, to: *mut u8) {
-    // SAFETY: the caller guarantees that `to` is writable for 32 bytes, which is what the asm stores.
+    // SAFETY: the caller of `store` guarantees that `to` is writable for the 32 bytes that the asm stores.
     unsafe {
         asm!(
             "vmovdqu [{to}], {register}",
@@ -70,12 +75,14 @@ unsafe fn store(register: __m256i, to: *mut u8) {
     }
 }
 
+/// Stores a vector register of 32 bytes with a store that bypasses the caches.
+///
 /// # Safety
 /// `to` is writable for 32 bytes, as raw memory, and a multiple of as many.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn stream(register: __m256i, to: *mut u8) {
-    // SAFETY: the caller guarantees that `to` is writable for 32 bytes and aligned to 32, which the store requires.
+    // SAFETY: the caller of `stream` guarantees that `to` is writable for the 32 bytes that the asm stores, and aligned to 32.
     unsafe {
         asm!(
             "vmovntdq [{to}], {register}",
@@ -86,13 +93,15 @@ unsafe fn stream(register: __m256i, to: *mut u8) {
     }
 }
 
+/// Loads 16 bytes into a vector register.
+///
 /// # Safety
 /// As [`load`], for 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn load_half(from: *const u8) -> __m128i {
     let register;
-    // SAFETY: the caller guarantees that `from` is readable for 16 bytes; the asm loads them and writes no memory.
+    // SAFETY: the caller of `load_half` guarantees that `from` is readable for 16 bytes; the asm loads them and writes no memory.
     unsafe {
         asm!(
             "vmovdqu {register}, [{from}]",
@@ -104,12 +113,14 @@ unsafe fn load_half(from: *const u8) -> __m128i {
     register
 }
 
+/// Stores a vector register of 16 bytes.
+///
 /// # Safety
 /// As [`store`], for 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn store_half(register: __m128i, to: *mut u8) {
-    // SAFETY: the caller guarantees that `to` is writable for 16 bytes, which is what the asm stores.
+    // SAFETY: the caller of `store_half` guarantees that `to` is writable for the 16 bytes that the asm stores.
     unsafe {
         asm!(
             "vmovdqu [{to}], {register}",
@@ -120,29 +131,34 @@ unsafe fn store_half(register: __m128i, to: *mut u8) {
     }
 }
 
-/// Loads and stores of fewer bytes, through general registers: a vector load of bytes that were just stored piece by piece would
-/// wait until all of them are in the cache.
+/// Defines loads and stores of 1 to 8 bytes through general registers. A vector load of bytes that were just stored piece by
+/// piece would wait until all of them are in the cache.
 macro_rules! pieces {
     ($($load:ident, $store:ident: $type:ident, $read:literal, $write:literal, $register:ident;)*) => {$(
+        /// Loads an integer from shared memory.
+        ///
         /// # Safety
         /// `from` is readable for a number of this type, as raw memory that others may write concurrently.
         #[inline(always)]
         unsafe fn $load(from: *const u8) -> u128 {
             let value: u64;
-            // SAFETY: the caller guarantees that `from` is readable for the type; the asm loads that and writes no memory.
+            // SAFETY: the caller guarantees that `from` is readable for an integer of this type; the asm loads it and writes no
+            // memory.
             unsafe {
                 asm!($read, from = in(reg) from, value = out(reg) value, options(nostack, preserves_flags, readonly));
             }
             value.into()
         }
 
+        /// Stores the lower bits of `value` as an integer in shared memory.
+        ///
         /// # Safety
         /// `to` is writable for a number of this type, as raw memory.
         #[inline(always)]
         #[expect(clippy::allow_attributes, reason = "the cast changes nothing for some of the types")]
         #[allow(clippy::cast_possible_truncation, reason = "only the lower bits are stored")]
         unsafe fn $store(value: u128, to: *mut u8) {
-            // SAFETY: the caller guarantees that `to` is writable for the type, which is what the asm stores.
+            // SAFETY: the caller guarantees that `to` is writable for an integer of this type, which is what the asm stores.
             unsafe {
                 asm!($write, to = in(reg) to, value = in($register) value as $type, options(nostack, preserves_flags));
             }
@@ -157,7 +173,8 @@ pieces! {
     load_1, store_1: u8, "movzx {value:e}, byte ptr [{from}]", "mov [{to}], {value}", reg_byte;
 }
 
-/// Calls `wide` with the offset of each 32-byte register of the elements, or `half` with offset 0 if the elements have 16 bytes.
+/// Calls `wide` with the offset of each 32-byte register of an array of elements, or `half` with offset 0 if the array has 16
+/// bytes.
 #[inline(always)]
 fn for_registers<T, const COUNT: usize>(wide: impl Fn(usize), half: impl Fn(usize)) {
     const { assert!(size_of::<[T; COUNT]>().is_multiple_of(32) || size_of::<[T; COUNT]>() == 16) };
@@ -176,20 +193,21 @@ impl VectorIsa for Avx2 {
         let place: *mut u8 = elements.as_mut_ptr().cast();
         for_registers::<T, COUNT>(
             |at| {
-                // SAFETY: within the caller's range; the CPU has AVX2, because this is `Avx2`.
+                // SAFETY: the caller of `load` guarantees that `from` is readable for all elements, and the 32 bytes at `at` are
+                // among them; the CPU has AVX2, because this is `Avx2`.
                 let register = unsafe { load(from.wrapping_add(at)) };
-                // SAFETY: the offset is within the elements.
+                // SAFETY: the 32 bytes at offset `at` are within the local `elements`.
                 unsafe { place.wrapping_add(at).cast::<__m256i>().write_unaligned(register) };
             },
             |at| {
-                // SAFETY: the elements have 16 bytes, and the caller guarantees that `from` is readable for all of them; the CPU
-                // has AVX2, because this is `Avx2`.
+                // SAFETY: the elements have 16 bytes, and the caller of `load` guarantees that `from` is readable for all of
+                // them; the CPU has AVX2, because this is `Avx2`.
                 let register = unsafe { load_half(from.wrapping_add(at)) };
-                // SAFETY: the elements have 16 bytes, and `place` is their address.
+                // SAFETY: the elements have 16 bytes, and `place` is the address of the local `elements`.
                 unsafe { place.wrapping_add(at).cast::<__m128i>().write_unaligned(register) };
             },
         );
-        // SAFETY: every byte was written, and every bit pattern is a valid element.
+        // SAFETY: the loop has written every byte of `elements`, and every bit pattern is a valid element.
         unsafe { elements.assume_init() }
     }
 
@@ -198,16 +216,17 @@ impl VectorIsa for Avx2 {
         let place: *const u8 = elements.as_ptr().cast();
         for_registers::<T, COUNT>(
             |at| {
-                // SAFETY: the offset is within the elements.
+                // SAFETY: the 32 bytes at offset `at` are within the local `elements`.
                 let register = unsafe { place.wrapping_add(at).cast::<__m256i>().read_unaligned() };
-                // SAFETY: within the caller's range; the CPU has AVX2, because this is `Avx2`.
+                // SAFETY: the caller of `store` guarantees that `to` is writable for all elements, and the 32 bytes at `at` are
+                // among them; the CPU has AVX2, because this is `Avx2`.
                 unsafe { store(register, to.wrapping_add(at)) };
             },
             |at| {
-                // SAFETY: the elements have 16 bytes, and `place` is their address.
+                // SAFETY: the elements have 16 bytes, and `place` is the address of the local `elements`.
                 let register = unsafe { place.wrapping_add(at).cast::<__m128i>().read_unaligned() };
-                // SAFETY: the elements have 16 bytes, and the caller guarantees that `to` is writable for all of them; the CPU has
-                // AVX2, because this is `Avx2`.
+                // SAFETY: the elements have 16 bytes, and the caller of `store` guarantees that `to` is writable for all of them;
+                // the CPU has AVX2, because this is `Avx2`.
                 unsafe { store_half(register, to.wrapping_add(at)) };
             },
         );
@@ -217,11 +236,11 @@ impl VectorIsa for Avx2 {
     unsafe fn stream<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8) {
         debug_assert!(size_of::<[T; COUNT]>().is_multiple_of(32));
         for at in (0..size_of::<[T; COUNT]>()).step_by(32) {
-            // SAFETY: the offset is within the elements.
+            // SAFETY: the 32 bytes at offset `at` are within the local `elements`.
             let register =
                 unsafe { elements.as_ptr().wrapping_byte_add(at).cast::<__m256i>().read_unaligned() };
-            // SAFETY: within the caller's range, which the caller guarantees to be aligned; the CPU has AVX2, because this is
-            // `Avx2`.
+            // SAFETY: the caller of `stream` guarantees that `to` is writable for all elements and aligned to 32 bytes, and `at`
+            // is a multiple of 32; the CPU has AVX2, because this is `Avx2`.
             unsafe { stream(register, to.wrapping_add(at)) };
         }
     }
@@ -231,51 +250,55 @@ impl VectorIsa for Avx2 {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
         let (mut bits, mut at) = (0, 0);
         if len & 8 != 0 {
-            // SAFETY: 8 bytes within the caller's range.
+            // SAFETY: `len` is at least 8, and the caller of `load_some` guarantees that `from` is readable for `len` bytes.
             bits = unsafe { load_8(from) };
             at = 8;
         }
         if len & 4 != 0 {
-            // SAFETY: the next 4 bytes of the caller's range.
+            // SAFETY: `len` is at least `at + 4`, and the caller of `load_some` guarantees that `from` is readable for `len`
+            // bytes.
             bits |= unsafe { load_4(from.wrapping_add(at)) } << (8 * at);
             at += 4;
         }
         if len & 2 != 0 {
-            // SAFETY: the next 2 bytes of the caller's range.
+            // SAFETY: `len` is at least `at + 2`, and the caller of `load_some` guarantees that `from` is readable for `len`
+            // bytes.
             bits |= unsafe { load_2(from.wrapping_add(at)) } << (8 * at);
             at += 2;
         }
         if len & 1 != 0 {
-            // SAFETY: the last byte of the caller's range.
+            // SAFETY: `len` is `at + 1`, and the caller of `load_some` guarantees that `from` is readable for `len` bytes.
             bits |= unsafe { load_1(from.wrapping_add(at)) } << (8 * at);
         }
-        // SAFETY: both types have 16 bytes, and every bit pattern is a valid element.
+        // SAFETY: `u128` and the array of elements have 16 bytes, and every bit pattern is a valid element.
         unsafe { transmute_copy::<u128, [T; COUNT]>(&bits) }
     }
 
     #[inline(always)]
     unsafe fn store_some<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8, len: usize) {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
-        // SAFETY: both types have 16 bytes, and elements have no padding.
+        // SAFETY: `u128` and the array of elements have 16 bytes, and elements have no padding.
         let bits = unsafe { transmute_copy::<[T; COUNT], u128>(&elements) };
         let mut at = 0;
         if len & 8 != 0 {
-            // SAFETY: 8 bytes within the caller's range.
+            // SAFETY: `len` is at least 8, and the caller of `store_some` guarantees that `to` is writable for `len` bytes.
             unsafe { store_8(bits, to) };
             at = 8;
         }
         if len & 4 != 0 {
-            // SAFETY: the next 4 bytes of the caller's range.
+            // SAFETY: `len` is at least `at + 4`, and the caller of `store_some` guarantees that `to` is writable for `len`
+            // bytes.
             unsafe { store_4(bits >> (8 * at), to.wrapping_add(at)) };
             at += 4;
         }
         if len & 2 != 0 {
-            // SAFETY: the next 2 bytes of the caller's range.
+            // SAFETY: `len` is at least `at + 2`, and the caller of `store_some` guarantees that `to` is writable for `len`
+            // bytes.
             unsafe { store_2(bits >> (8 * at), to.wrapping_add(at)) };
             at += 2;
         }
         if len & 1 != 0 {
-            // SAFETY: the last byte of the caller's range.
+            // SAFETY: `len` is `at + 1`, and the caller of `store_some` guarantees that `to` is writable for `len` bytes.
             unsafe { store_1(bits >> (8 * at), to.wrapping_add(at)) };
         }
     }
@@ -285,7 +308,8 @@ impl VectorIsa for Avx2 {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT).step_by(8) {
-            // SAFETY: within the caller's range; the CPU has F16C, because this is `Avx2`.
+            // SAFETY: the caller guarantees that `from` is readable for `COUNT` half-precision floats, and the eight from `at` on
+            // are among them; the CPU has F16C, because this is `Avx2`.
             let wide = unsafe { load_halves(from.wrapping_add(at * size_of::<f16>())) };
             // SAFETY: the eight floats are within `singles`.
             unsafe { singles.as_mut_ptr().wrapping_add(at).cast::<__m256>().write_unaligned(wide) };
@@ -298,7 +322,7 @@ impl VectorIsa for Avx2 {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT).step_by(8) {
-            // SAFETY: the eight elements are within `halves`.
+            // SAFETY: the eight half-precision floats from `at` on are within `halves`.
             let eight = unsafe { halves.as_ptr().wrapping_add(at).cast::<__m128i>().read_unaligned() };
             // SAFETY: the CPU has F16C, because this is `Avx2`.
             let wide = unsafe { _mm256_cvtph_ps(eight) };
@@ -317,13 +341,13 @@ impl VectorIsa for Avx2 {
             let eight = unsafe { singles.as_ptr().wrapping_add(at).cast::<__m256>().read_unaligned() };
             // SAFETY: the CPU has F16C, because this is `Avx2`.
             let narrow = unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight) };
-            // SAFETY: the eight elements are within `halves`.
+            // SAFETY: the eight half-precision floats from `at` on are within `halves`.
             unsafe { halves.as_mut_ptr().wrapping_add(at).cast::<__m128i>().write_unaligned(narrow) };
         }
         halves
     }
 
-    // Without explicit intrinsics the compiler permutes the words twice.
+    // Without explicit intrinsics for this conversion of bfloat16, the compiler permutes the words twice.
     #[inline(always)]
     fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT] {
         if !COUNT.is_multiple_of(16) {
@@ -331,7 +355,7 @@ impl VectorIsa for Avx2 {
         }
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT / 2).step_by(8) {
-            // SAFETY: the eight pairs are within `halves`.
+            // SAFETY: the eight pairs of bfloat16 are within `halves`.
             let words = unsafe { halves.as_ptr().wrapping_add(2 * at).cast::<__m256i>().read_unaligned() };
             // SAFETY: the CPU has AVX2, because this is `Avx2`.
             let (lower, upper) = unsafe { unpack(words) };
@@ -358,14 +382,15 @@ impl VectorIsa for Avx2 {
             let upper = unsafe { place.wrapping_add(COUNT / 2).cast::<__m256i>().read_unaligned() };
             // SAFETY: the CPU has AVX2, because this is `Avx2`.
             let words = unsafe { pack(lower, upper) };
-            // SAFETY: the eight pairs are within `halves`.
+            // SAFETY: the eight pairs of bfloat16 are within `halves`.
             unsafe { halves.as_mut_ptr().wrapping_add(2 * at).cast::<__m256i>().write_unaligned(words) };
         }
         halves
     }
 }
 
-/// Moves the lower and the upper halves of words each to the upper half of a word.
+/// Returns two vectors: the lower halves of the 32-bit words, moved to the upper halves, and the upper halves, both with zeros
+/// below.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn unpack(words: __m256i) -> (__m256i, __m256i) {

@@ -1,4 +1,4 @@
-//! Copies of the bytes of one row, by assembly or volatile accesses.
+//! Functions that copy the bytes of one row between a table and other memory, by assembly or volatile accesses.
 //!
 //! A race of ordinary loads with a writer in another process is undefined behaviour, so there are none here: assembly on
 //! x86-64, volatile accesses elsewhere. Into a table, pieces of 16 bytes are copied in ascending order, and the rest in pieces
@@ -23,10 +23,10 @@ mod tests {
 
     type Copy = unsafe fn(*const u8, *mut u8, usize);
 
-    /// Every function that copies a row of any length, and whether it requires whole cache lines.
+    /// Returns every function that copies a row of any length, and true if it requires whole cache lines.
     fn copies() -> Vec<(Copy, bool)> {
         let mut copies: Vec<(Copy, bool)> = vec![(portable::any, false), (native::any, false)];
-        // Prefetches have no visible effect.
+        // The prefetch functions have no visible effect, so they are only called.
         [portable::will_read, portable::will_write, native::will_read, native::will_write]
             .iter()
             .for_each(|hint| hint(std::ptr::null()));
@@ -50,9 +50,9 @@ mod tests {
         const ROOM: usize = 128;
         let source = pattern(from + len, seed);
         let mut target = vec![0xAA_u8; len + 3 * ROOM];
-        // The start of a cache line plus `to` bytes.
+        // The target begins `to` bytes after the start of a cache line.
         let start = ROOM + target[ROOM..].as_ptr().align_offset(64) + to;
-        // SAFETY: the source has `len` bytes from `from` on, and the target has `len` bytes with padding on both sides.
+        // SAFETY: the source has `len` bytes from `from` on, and the target has `len` bytes from `start` on.
         unsafe { copy(source[from..].as_ptr(), target[start..].as_mut_ptr(), len) };
         native::finish();
         native::leave();
@@ -69,7 +69,7 @@ mod tests {
             to in 0_usize..64,
             seed: u8,
         ) {
-            // Miri needs a microsecond for each byte.
+            // Miri needs a microsecond for each copied byte, so rows are shorter.
             let len = if cfg!(miri) { len % 200 } else { len };
             for (copy, whole_lines) in copies() {
                 if whole_lines {
@@ -123,10 +123,10 @@ mod tests {
         fn rows_of_a_fixed_length_are_copied(from in 0_usize..65, to in 0_usize..64, seed: u8) {
             macro_rules! exact {
                 ($($len:literal)*) => {$(
-                    // SAFETY: `check` passes ranges of this length.
+                    // SAFETY: `check` passes a source and a target of this length.
                     let copy: Copy = |from, to, _| unsafe { native::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
-                    // SAFETY: `check` passes ranges of this length.
+                    // SAFETY: `check` passes a source and a target of this length.
                     let copy: Copy = |from, to, _| unsafe { portable::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
                 )*};

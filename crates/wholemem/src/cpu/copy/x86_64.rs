@@ -1,25 +1,26 @@
-//! Copies by the vector instructions of x86-64.
+//! Copies of rows by the vector instructions of x86-64.
 
 use std::arch::asm;
 use std::sync::LazyLock;
 
-/// Whether the CPU has registers of 32 bytes.
+/// True if the CPU has vector registers of 32 bytes (AVX).
 static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx"));
 
-/// Whether the CPU has registers of 64 bytes.
+/// True if the CPU has vector registers of 64 bytes (AVX-512).
 static WIDEST: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx512f"));
 
-/// Whether `rep movsb` copies whole cache lines.
+/// True if the `rep movsb` instruction of the CPU copies whole cache lines (ERMSB).
 static STRINGS: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("ermsb"));
 
-/// From this many bytes on, `rep movsb` is used: it acquires lines without reading them, which is worth more than prefetches if
-/// the bytes do not fit in the inner caches.
+/// The minimum number of bytes that are copied with `rep movsb`, which acquires lines without reading them. That is worth more
+/// than prefetches if the bytes do not fit in the inner caches.
 const STRING: usize = 1 << 20;
 
-/// The distance of prefetches for writes, in bytes.
+/// The distance in bytes at which a copy prefetches lines that it will write.
 const AHEAD: usize = 512;
 
-/// A load and a store of one register. Short loads zero-extend, which avoids a dependency on the previous value.
+/// Loads and stores one register. Loads of 1 or 2 bytes zero-extend, which avoids a dependency on the previous value of the
+/// register.
 macro_rules! step {
     ($load:literal, $store:literal, $register:ident, $from:expr, $to:expr) => {
         asm!(
@@ -33,7 +34,7 @@ macro_rules! step {
     };
 }
 
-/// Copies `len` bytes.
+/// Copies `len` bytes of shared memory by vector registers.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, as raw memory that others may write concurrently; they do not
@@ -41,11 +42,12 @@ macro_rules! step {
 #[inline]
 pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     if len < 32 || !*WIDE {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `any` guarantees that `from` and `to` are valid for `len` bytes and do not overlap.
         return unsafe { any_sse(from, to, len) };
     }
     let whole = len & !31;
-    // SAFETY: whole registers within the caller's range; the CPU has such registers.
+    // SAFETY: `whole` is at most `len`, for which the caller guarantees that `from` and `to` are valid; the CPU has registers of
+    // 32 bytes.
     unsafe {
         asm!(
             "2:",
@@ -58,17 +60,18 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
             to = in(reg) to,
             whole = in(reg) whole,
             at = inout(reg) 0_usize => _,
-            // The name of the lower half clobbers the whole register.
+            // `xmm0`, the name of the lower half, clobbers the whole register `ymm0`.
             out("xmm0") _,
             options(nostack)
         );
     }
     leave();
-    // SAFETY: the remaining bytes are within the caller's range.
+    // SAFETY: the remaining `len - whole` bytes are within the `len` bytes for which the caller guarantees that `from` and `to`
+    // are valid.
     unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
-/// The width of the widest registers in bytes.
+/// Returns the width in bytes of the widest vector registers that the CPU has.
 #[inline]
 pub(in crate::cpu) fn widest() -> usize {
     match (*WIDEST, *WIDE) {
@@ -78,7 +81,7 @@ pub(in crate::cpu) fn widest() -> usize {
     }
 }
 
-/// Two registers: the first and the last of `$len` bytes.
+/// Copies `$len` bytes with two registers: one for the first bytes and one for the last. The registers may overlap.
 macro_rules! two {
     ($move:literal, $register:literal, $width:literal, $from:ident, $to:ident, $len:ident) => {
         asm!(
@@ -87,14 +90,14 @@ macro_rules! two {
             concat!($move, " [{to}], ", $register, "0"),
             concat!($move, " [{to} + {len} - ", $width, "], ", $register, "1"),
             from = in(reg) $from, to = in(reg) $to, len = in(reg) $len,
-            // The names of the lower parts clobber the whole registers.
+            // The names of the lower parts (`xmm`) clobber the whole registers.
             out("xmm0") _, out("xmm1") _,
             options(nostack, preserves_flags)
         )
     };
 }
 
-/// Four registers: the first two and the last two of `$len` bytes.
+/// Copies `$len` bytes with four registers: two for the first bytes and two for the last. The registers may overlap.
 macro_rules! four {
     ($move:literal, $register:literal, $width:literal, $twice:literal, $from:ident, $to:ident, $len:ident) => {
         asm!(
@@ -113,9 +116,9 @@ macro_rules! four {
     };
 }
 
-/// Copies `len` bytes to memory that has no other writer, some of them possibly twice: by `COUNT` registers of `WIDTH` bytes from
-/// the start, and as many at the end. All loads come before all stores, because a store delays later loads from addresses with
-/// the same lower bits. The caller calls [`leave`] after the last row.
+/// Copies `len` bytes to memory that has no other writer, with `COUNT` registers of `WIDTH` bytes at the start and as many at the
+/// end, so that some bytes may be copied twice. All loads come before all stores, because a store delays later loads from
+/// addresses with the same lower bits. The caller calls [`leave`] after the last row.
 ///
 /// # Safety
 /// As [`any`]; `len` is `WIDTH * COUNT` to twice that; the CPU has such registers.
@@ -128,20 +131,25 @@ pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
     const { assert!(matches!((WIDTH, COUNT), (16 | 32 | 64, 1) | (32 | 64, 2)), "no such group of registers") };
     debug_assert!((WIDTH * COUNT..=2 * WIDTH * COUNT).contains(&len) && WIDTH <= widest());
     match (WIDTH, COUNT) {
-        // SAFETY: the caller guarantees `len` bytes on both sides, and 16 to 32 of them: both registers are within them.
+        // SAFETY: the caller of `ends` guarantees `len` valid bytes on both sides, and 16 to 32 of them, so both registers are
+        // within them.
         (16, _) => unsafe { two!("movdqu", "xmm", "16", from, to, len) },
-        // SAFETY: the caller guarantees `len` bytes on both sides, 32 to 64 of them, and a CPU with such registers.
+        // SAFETY: the caller of `ends` guarantees `len` valid bytes on both sides, 32 to 64 of them, and a CPU with registers of
+        // 32 bytes.
         (32, 1) => unsafe { two!("vmovdqu", "ymm", "32", from, to, len) },
-        // SAFETY: the caller guarantees `len` bytes on both sides, 64 to 128 of them, and a CPU with such registers.
+        // SAFETY: the caller of `ends` guarantees `len` valid bytes on both sides, 64 to 128 of them, and a CPU with registers of
+        // 32 bytes.
         (32, _) => unsafe { four!("vmovdqu", "ymm", "32", "64", from, to, len) },
-        // SAFETY: the caller guarantees `len` bytes on both sides, 64 to 128 of them, and a CPU with such registers.
+        // SAFETY: the caller of `ends` guarantees `len` valid bytes on both sides, 64 to 128 of them, and a CPU with registers of
+        // 64 bytes.
         (_, 1) => unsafe { two!("vmovdqu64", "zmm", "64", from, to, len) },
-        // SAFETY: the caller guarantees `len` bytes on both sides, 128 to 256 of them, and a CPU with such registers.
+        // SAFETY: the caller of `ends` guarantees `len` valid bytes on both sides, 128 to 256 of them, and a CPU with registers
+        // of 64 bytes.
         _ => unsafe { four!("vmovdqu64", "zmm", "64", "128", from, to, len) },
     }
 }
 
-/// Copies more bytes than [`ends`], in groups of four registers.
+/// Copies `len` bytes, more than [`ends`] can copy, in groups of four registers. The target has no other writer.
 ///
 /// # Safety
 /// As [`any`]; `len` is at least `4 * WIDTH`; the CPU has such registers.
@@ -150,20 +158,22 @@ pub(in crate::cpu) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut 
     let group = 4 * WIDTH;
     let mut at = 0;
     while len - at > group {
-        // SAFETY: a group within the caller's range.
+        // SAFETY: the group is within the `len` bytes for which the caller of `long` guarantees that `from` and `to` are valid;
+        // the CPU has registers of `WIDTH` bytes.
         unsafe { ends::<WIDTH, 2>(from.wrapping_add(at), to.wrapping_add(at), group) };
         at += group;
     }
     let rest = len - group;
-    // SAFETY: the last group of the caller's range.
+    // SAFETY: the last group is within the `len` bytes for which the caller of `long` guarantees that `from` and `to` are valid;
+    // the CPU has registers of `WIDTH` bytes.
     unsafe { ends::<WIDTH, 2>(from.wrapping_add(rest), to.wrapping_add(rest), group) };
 }
 
-/// Ends the use of wide registers: legacy SSE code would be slow while their upper halves are in use.
+/// Ends the use of wide vector registers, because legacy SSE code would be slow while their upper halves are in use.
 #[inline]
 pub(in crate::cpu) fn leave() {
     if *WIDE {
-        // SAFETY: it accesses no memory, all registers that it changes are clobbered, and the CPU has AVX.
+        // SAFETY: `vzeroupper` accesses no memory, all registers that it changes are clobbered, and the CPU has AVX.
         unsafe {
             asm!(
                 "vzeroupper",
@@ -177,7 +187,7 @@ pub(in crate::cpu) fn leave() {
     }
 }
 
-/// Copies `len` bytes by registers of 16 bytes.
+/// Copies `len` bytes of shared memory by registers of 16 bytes.
 ///
 /// # Safety
 /// As [`any`].
@@ -185,7 +195,7 @@ pub(in crate::cpu) fn leave() {
 pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
     while len - at >= 16 {
-        // SAFETY: 16 bytes within the caller's range.
+        // SAFETY: `len - at` is at least 16, and the caller guarantees that `from` and `to` are valid for `len` bytes.
         unsafe {
             step!(
                 "movdqu {value}, [{from}]",
@@ -198,7 +208,7 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
         at += 16;
     }
     if len & 8 != 0 {
-        // SAFETY: 8 bytes within the caller's range.
+        // SAFETY: `len - at` is at least 8, and the caller guarantees that `from` and `to` are valid for `len` bytes.
         unsafe {
             step!(
                 "mov {value}, [{from}]",
@@ -211,7 +221,7 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
         at += 8;
     }
     if len & 4 != 0 {
-        // SAFETY: 4 bytes within the caller's range.
+        // SAFETY: `len - at` is at least 4, and the caller guarantees that `from` and `to` are valid for `len` bytes.
         unsafe {
             step!(
                 "mov {value:e}, [{from}]",
@@ -224,7 +234,7 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
         at += 4;
     }
     if len & 2 != 0 {
-        // SAFETY: 2 bytes within the caller's range.
+        // SAFETY: `len - at` is at least 2, and the caller guarantees that `from` and `to` are valid for `len` bytes.
         unsafe {
             step!(
                 "movzx {value:e}, word ptr [{from}]",
@@ -237,7 +247,7 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
         at += 2;
     }
     if len & 1 != 0 {
-        // SAFETY: the last byte of the caller's range.
+        // SAFETY: `len - at` is 1, and the caller guarantees that `from` and `to` are valid for `len` bytes.
         unsafe {
             step!(
                 "movzx {value:e}, byte ptr [{from}]",
@@ -250,20 +260,21 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes to lines that another core has read or will read. Some lines are prefetched for writing, because a store
-/// that waits for its line delays all later stores.
+/// Copies `len` bytes to cache lines that another core has read or will read. The lines of longer copies are prefetched for
+/// writing, because a store that waits for its line delays all later stores.
 ///
 /// # Safety
 /// As [`any`].
 #[inline]
 pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
     if len < AHEAD || !*WIDE {
-        // SAFETY: the caller guarantees the same preconditions.
+        // SAFETY: the caller of `over` guarantees that `from` and `to` are valid for `len` bytes and do not overlap.
         return unsafe { any(from, to, len) };
     }
     if len >= STRING && *STRINGS {
         // Stores after `rep movsb` are ordered after it.
-        // SAFETY: the caller guarantees `len` bytes on both sides, which do not overlap; the direction flag is clear.
+        // SAFETY: the caller of `over` guarantees that `from` and `to` are valid for `len` bytes and do not overlap; the direction
+        // flag is clear.
         unsafe {
             asm!(
                 "rep movsb",
@@ -276,8 +287,8 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
         return;
     }
     let whole = len & !127;
-    // SAFETY: `whole` is at most `len`, so all loads and stores are within the caller's range; the CPU has such registers. A
-    // prefetch may be outside the range, and has no effect there.
+    // SAFETY: `whole` is at most `len`, for which the caller of `over` guarantees that `from` and `to` are valid; the CPU has
+    // registers of 32 bytes. A prefetch may be outside these bytes, and has no effect there.
     unsafe {
         asm!(
             "2:",
@@ -299,28 +310,30 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
             whole = in(reg) whole,
             at = inout(reg) 0_usize => _,
             ahead = const AHEAD,
-            // The names of the lower halves clobber the whole registers.
+            // The names of the lower halves (`xmm`) clobber the whole registers.
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
             options(nostack)
         );
     }
     leave();
-    // SAFETY: the remaining bytes are within the caller's range.
+    // SAFETY: the remaining `len - whole` bytes are within the `len` bytes for which the caller of `over` guarantees that `from`
+    // and `to` are valid.
     unsafe { any(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
-/// Copies `LEN` bytes.
+/// Copies `LEN` bytes of shared memory, a constant length.
 ///
 /// # Safety
 /// As [`any`].
 #[inline(always)]
 pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u8) {
-    // The loop is unrolled and the conditions are folded at compile time.
-    // SAFETY: the caller guarantees the same preconditions.
+    // The loop of `any_sse` is unrolled and its conditions are folded at compile time.
+    // SAFETY: the caller of `exact` guarantees that `from` and `to` are valid for `LEN` bytes and do not overlap.
     unsafe { any_sse(from, to, LEN) }
 }
 
-/// Copies `len` bytes that are not read soon, by stores that bypass the caches: whole lines are written without being read.
+/// Copies `len` bytes to memory that is not read soon, by stores that bypass the caches: whole lines are written without being
+/// read.
 ///
 /// # Safety
 /// As [`any`]; `to` begins a cache line, and `len` is whole lines.
@@ -329,7 +342,8 @@ pub(in crate::cpu) unsafe fn streaming(from: *const u8, to: *mut u8, len: usize)
     if len == 0 {
         return;
     }
-    // SAFETY: whole lines of the caller's range, which are aligned.
+    // SAFETY: the caller of `streaming` guarantees that `from` and `to` are valid for `len` bytes, and that `to` and `len` are
+    // multiples of a cache line, so all registers are within the bytes and all stores are aligned.
     unsafe {
         asm!(
             "2:",
@@ -366,13 +380,13 @@ pub(in crate::cpu) fn finish() {
 /// Prefetches a cache line for a read.
 #[inline(always)]
 pub(in crate::cpu) fn will_read(line: *const u8) {
-    // SAFETY: a hint, which has no effect for an address that is not mapped.
+    // SAFETY: a prefetch is a hint, which has no effect for an address that is not mapped.
     unsafe { asm!("prefetcht0 [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
 }
 
 /// Prefetches a cache line for a write.
 #[inline(always)]
 pub(in crate::cpu) fn will_write(line: *const u8) {
-    // SAFETY: a hint, which has no effect for an address that is not mapped.
+    // SAFETY: a prefetch is a hint, which has no effect for an address that is not mapped.
     unsafe { asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
 }

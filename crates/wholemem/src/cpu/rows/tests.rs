@@ -1,4 +1,4 @@
-//! Gathers and scatters of rows of every length, of rows beyond 4 GiB, and with streaming stores.
+//! Tests of gathers and scatters on the CPU: of rows of every length, of rows beyond 4 GiB, and with streaming stores.
 
 use super::*;
 use crate::abi::GlobalRef;
@@ -7,7 +7,8 @@ fn address(at: *const u8) -> u64 {
     at.expose_provenance() as u64
 }
 
-/// A table of terabytes of which one row is mapped: addresses are computed in 64 bits, also for 32-bit indices.
+/// Gathers a row from a table of terabytes of which only that row is mapped, because addresses must be computed in 64 bits, also
+/// for 32-bit indices.
 #[test]
 fn short_indices_address_rows_beyond_4_gib() {
     const STRIDE: u64 = 4096;
@@ -26,7 +27,7 @@ fn short_indices_address_rows_beyond_4_gib() {
             row_len: len as u64,
             bad: 0,
         };
-        // SAFETY: the only index names the mapped row, and the output has the length of a row.
+        // SAFETY: the only index names the row that is mapped, and the output has the length of a row.
         unsafe { gather::<i32>(&request) };
         assert_eq!(output[1..=len], row);
         assert_eq!((output[0], output[len + 1]), (0xA5, 0xA5));
@@ -58,12 +59,12 @@ fn streaming_stores_write_the_same_rows() {
     }
 }
 
-/// The bytes of a row of a table.
+/// Returns the test bytes of the table row with the given index.
 fn row_of(index: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + index * 89 + at / 64).to_le_bytes()[0]).collect()
 }
 
-/// All lengths up to a few registers more than the longest register group, and some longer ones. Miri runs fewer.
+/// Returns all row lengths up to a few registers more than the longest register group, and some longer ones. Miri runs fewer.
 fn lens() -> impl Iterator<Item = usize> {
     let around = |middle: usize| middle - 3..=middle + 3;
     let all = (1..=600).chain(around(1024)).chain(around(4096)).chain(around(8192));
@@ -72,8 +73,8 @@ fn lens() -> impl Iterator<Item = usize> {
 
 const GUARD: u8 = 0xA5;
 
-/// Rows of every length, copied with registers of every width that the CPU has, at any offset in a cache line: compared with a
-/// naive loop, zero for a bad index, and no other byte changes.
+/// Gathers rows of every length, with registers of every width that the CPU has, at any offset in a cache line. The result must
+/// be that of a naive loop, with zeros for a bad index, and no other byte may change.
 #[test]
 fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
     const INDICES: [i64; 9] = [3, 0, -1, 7, 7, i64::MIN, 2, 8, 5];
@@ -105,7 +106,8 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
                 row_len: len as u64,
                 bad: address(bad.as_mut_ptr().cast()),
             };
-            // SAFETY: every valid index names a row, the output has the length of all rows, and the record has four words.
+            // SAFETY: every valid index names a row, the output has the length of all rows, and the bad-index record has four
+            // words.
             unsafe { gather_by::<i64>(widest, &request) };
             assert!(output == expected, "rows of {len} bytes by registers of {widest}");
             assert_eq!(bad[0], 2);
@@ -113,7 +115,7 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
     }
 }
 
-/// A scatter changes a row of the table for each valid index, and no other byte.
+/// A scatter must change a row of the table for each valid index, and no other byte.
 #[test]
 fn rows_of_every_length_are_scattered() {
     const INDICES: [i32; 5] = [3, -1, 0, 8, 7];
@@ -141,7 +143,7 @@ fn rows_of_every_length_are_scattered() {
             row_len: len as u64,
             bad: address(bad.as_mut_ptr().cast()),
         };
-        // SAFETY: every valid index names a row of the table, the input has all rows, and the record has four words.
+        // SAFETY: every valid index names a row of the table, the input has all rows, and the bad-index record has four words.
         unsafe { scatter::<i32>(&request) };
         assert!(table == expected, "rows of {len} bytes");
         assert_eq!(bad[0], 1);
