@@ -9,15 +9,15 @@ use std::fs;
 /// The file descriptors and mappings of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Census {
-    /// The link target of each open descriptor.
+    /// The link target in `/proc/self/fd` of each open file descriptor.
     pub fds: BTreeMap<u32, String>,
-    /// The number of mappings by access rights, backing file and length. The C library's heap and stacks are excluded,
-    /// because they change with every allocation.
+    /// The number of mappings with each combination of access rights, backing file and length. The C library's heap and
+    /// stacks are excluded, because they change with every allocation.
     pub maps: BTreeMap<(String, String, u64), usize>,
 }
 
 impl Census {
-    /// Takes a census now.
+    /// Records the current file descriptors and mappings of this process.
     ///
     /// # Panics
     /// If `/proc` cannot be read.
@@ -26,7 +26,8 @@ impl Census {
         Self { fds: fds(), maps: maps() }
     }
 
-    /// Asserts that this census equals `before`; otherwise the message lists what was added and removed.
+    /// Asserts that this census equals the census `before`. The panic message lists the added and removed descriptors
+    /// and mappings.
     ///
     /// # Panics
     /// If the two differ.

@@ -1,15 +1,15 @@
-//! Replays the corpus of a fuzz target, with seeded random mutations.
+//! Passes the corpus of a fuzz target to the target, unchanged and with seeded random mutations.
 
 use std::path::Path;
 
 /// A mutated input of at least this length is not mutated further.
 const MAX_MUTABLE_LEN: usize = 400;
 
-/// The maximum number of inputs that are mutated.
+/// While there are fewer inputs than this, a mutated input is added to the inputs that can be mutated.
 const MAX_INPUTS: usize = 200;
 
-/// Passes every file of a folder to `target`, and then `mutations` mutated inputs; fifty times as many in exhaustive
-/// runs.
+/// Passes every file of a folder to `target`, followed by `mutations` mutated inputs. Exhaustive runs use fifty times
+/// as many mutated inputs.
 ///
 /// # Panics
 /// If there are fewer than eight files, or the target panics on an input.

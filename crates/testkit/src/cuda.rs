@@ -1,4 +1,4 @@
-//! The GPU in tests: the real one if there is one, otherwise the fake driver, and kernels for both.
+//! GPUs for tests: opens the real CUDA backend, installs a fake driver, and contains kernels for both.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,10 +16,10 @@ use crate::ranks::{Ranks, default_deadline};
 /// The PTX of `kernels/testing.cu`.
 pub const TESTING_PTX: &str = include_str!("../kernels/ptx/testing.ptx");
 
-/// The PTX of the collectives with mutants: deliberate errors that a test can enable.
+/// The PTX of the collectives with mutants, which are deliberate errors that a test can enable.
 pub const COLLECTIVE_PTX: &str = include_str!("../../wholemem/kernels/ptx/collective.testing.ptx");
 
-/// Opens the CUDA backend, or reports a skip. With `WHOLEMEM_REQUIRE_CUDA=1` a skip is a failure.
+/// Opens the CUDA backend, or reports that the test is skipped. With `WHOLEMEM_REQUIRE_CUDA=1` a skip is a failure.
 ///
 /// # Panics
 /// If CUDA is required but not available.
@@ -36,21 +36,21 @@ pub fn backend() -> Option<Backend> {
     }
 }
 
-/// The file name of the driver library.
+/// The file name of the CUDA driver library.
 const LIBRARY: &str = "libcuda.so.1";
 
-/// The variable with the search path of the dynamic loader.
+/// The environment variable with the search path of the dynamic loader.
 const SEARCH: &str = "LD_LIBRARY_PATH";
 
-/// A folder from which programs load the fake driver as CUDA's driver.
+/// A folder from which programs load the fake CUDA driver instead of the real one.
 #[derive(Debug)]
 pub struct FakeCuda {
     folder: TempDir,
 }
 
 impl FakeCuda {
-    /// Installs the fake driver that cargo built next to this test. Reports a skip if the test binary was moved without
-    /// it.
+    /// Installs the fake CUDA driver that cargo built next to this test. If the test binary was moved without the
+    /// driver, reports that the test is skipped.
     ///
     /// # Panics
     /// If cargo runs the test and the fake driver is missing.
@@ -65,7 +65,7 @@ impl FakeCuda {
         Some(fake)
     }
 
-    /// Installs the library that `create` writes at the given path.
+    /// Installs the driver library that `create` writes at the given path.
     ///
     /// # Panics
     /// If no temporary folder can be created.
@@ -75,7 +75,7 @@ impl FakeCuda {
         Self { folder }
     }
 
-    /// The search path with which the dynamic loader finds this driver.
+    /// Returns the search path with which the dynamic loader finds the fake driver.
     fn search_path(&self) -> OsString {
         let mut path = self.folder.path().as_os_str().to_owned();
         if let Some(rest) = std::env::var_os(SEARCH) {
@@ -85,14 +85,14 @@ impl FakeCuda {
         path
     }
 
-    /// Rank processes that load this driver.
+    /// Configures a test of `count` rank processes that load the fake driver.
     #[must_use]
     pub fn ranks(&self, count: usize) -> Ranks {
         Ranks::of(count).env(SEARCH, self.search_path()).env("WHOLEMEM_REQUIRE_CUDA", "1")
     }
 
-    /// Runs the tests of this binary whose names contain one of `filters` again, with this driver and these settings,
-    /// and returns the number of passed tests.
+    /// Runs those tests of this binary again whose names contain one of `filters`, with the fake driver and the
+    /// environment variables `settings`. Returns the number of passed tests.
     ///
     /// # Panics
     /// If a test fails, or the tests do not end before the timeout.
@@ -124,7 +124,7 @@ impl FakeCuda {
     }
 }
 
-/// The path of the fake driver that cargo built.
+/// Returns the path of the fake driver that cargo built, if it exists.
 fn library() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folders = program.ancestors().skip(1).take(2);

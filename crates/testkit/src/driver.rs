@@ -1,4 +1,4 @@
-//! Controls the fake driver that this process has loaded: fails a call, and counts its resources.
+//! Controls the fake CUDA driver that this process has loaded: makes a call fail, and counts resources.
 
 #![allow(unsafe_code, reason = "the fake driver is called as a C library")]
 
@@ -7,10 +7,10 @@ use std::ffi::{CStr, c_char};
 use libloading::Library;
 use wholemem_fake_cuda::control::{ARM, FIRED, RESOURCES, ResourceCounts};
 
-/// The result code of an injected failure. No code treats it specially, so it must be returned unchanged.
+/// The result code of an injected failure. No code treats this value specially, so it must be returned unchanged.
 pub const INJECTED: u32 = 987;
 
-/// The fake driver of this process.
+/// The fake CUDA driver that this process has loaded.
 #[derive(Debug)]
 pub struct FakeDriver {
     arm: extern "C" fn(u64, u32),
@@ -19,39 +19,39 @@ pub struct FakeDriver {
 }
 
 impl FakeDriver {
-    /// Finds the driver of this process, which must be the fake one.
+    /// Returns the control functions of the CUDA driver that this process has loaded, which must be the fake driver.
     ///
     /// # Panics
     /// If it is not the fake driver.
     #[must_use]
     pub fn of_process() -> Self {
-        // SAFETY: the backend has loaded this library already, so its initializers have run.
+        // SAFETY: loading the library runs no initializers, because the backend has loaded it already.
         let library = unsafe { Library::new("libcuda.so.1") }.expect("cannot load the driver");
-        // SAFETY: the fake driver defines the symbol with this type; the constant is its name.
+        // SAFETY: the fake driver defines the symbol with the type of the field `arm`; the constant is its name.
         let arm = *unsafe { library.get(ARM.as_bytes()) }.expect("not the fake driver");
         // SAFETY: the fake driver defines the symbol with the type of the field `fired`; the constant is its name.
         let fired = *unsafe { library.get(FIRED.as_bytes()) }.expect("not the fake driver");
         // SAFETY: the fake driver defines the symbol with the type of the field `resources`; the constant is its name.
         let resources = *unsafe { library.get(RESOURCES.as_bytes()) }.expect("not the fake driver");
-        // The functions are used until the process exits.
+        // The library stays loaded, because its functions are used until the process exits.
         std::mem::forget(library);
         Self { arm, fired, resources }
     }
 
-    /// Makes the `nth` call from now on (counted from 1) fail once; zero disarms.
+    /// Makes the `nth` call of a driver function from now on (counted from 1) fail once. With zero, no call fails.
     pub fn arm(&self, nth: u64) {
         (self.arm)(nth, INJECTED);
     }
 
-    /// The function that was made to fail since the last `arm`.
+    /// Returns the name of the driver function that was made to fail since the last call of `arm`.
     #[must_use]
     pub fn fired(&self) -> Option<&'static str> {
         let name = (self.fired)();
-        // SAFETY: the pointer is null or a string constant of a library that is never unloaded.
+        // SAFETY: `name` is not null, so it is a string constant of the driver library, which is never unloaded.
         (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default())
     }
 
-    /// The number of resources that the driver holds for this process.
+    /// Returns the numbers of resources that the fake driver holds for this process.
     #[must_use]
     pub fn resources(&self) -> ResourceCounts {
         (self.resources)()

@@ -1,4 +1,5 @@
-//! Wraps a backend and fails its nth raw call, to check that callers leak nothing and return exactly that error.
+//! Wraps a backend and makes its nth raw call fail, to check that callers leak nothing and return exactly the injected
+//! error.
 
 #![allow(unsafe_code, reason = "a backend is implemented by unsafe functions")]
 
@@ -17,10 +18,10 @@ use wholemem_hal::{
 };
 use wholemem_os::{Deadline, Errno, Error, PrivateMap};
 
-/// The error of an injected failure. No code treats it specially, so it must be returned unchanged.
+/// The errno of an injected failure. No code treats this value specially, so it must be returned unchanged.
 pub const INJECTED: Errno = Errno::NFILE;
 
-/// Selects the raw call to fail. It is shared with the wrapped backend.
+/// Selects the raw call of a wrapped backend that fails. Clones control the same backend.
 #[derive(Debug, Clone, Default)]
 pub struct Fault {
     plan: Arc<Mutex<FaultPlan>>,
@@ -44,12 +45,12 @@ impl Fault {
         Ok((Backend::from_raw(Arc::new(memory), Arc::new(queue))?, fault))
     }
 
-    /// Makes the `nth` call from now on (counted from 1) fail once; zero disarms.
+    /// Makes the `nth` raw call from now on (counted from 1) fail once. With zero, no call fails.
     pub fn arm(&self, nth: u64) {
         *self.plan() = FaultPlan { calls_left: nth, fired: None };
     }
 
-    /// The name of the call that was made to fail since the last `arm`.
+    /// Returns the name of the raw call that was made to fail since the last call of `arm`.
     #[must_use]
     pub fn fired(&self) -> Option<&'static str> {
         self.plan().fired
@@ -87,18 +88,20 @@ struct FaultQueue<Q> {
     fault: Fault,
 }
 
-/// Defines methods that fail if the armed call number is reached, and otherwise call the inner backend.
+/// Defines methods that fail if they are the call selected to fail, and otherwise call the wrapped backend.
 macro_rules! forward {
     ($(fn $name:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty;)*) => {$(
         unsafe fn $name(&self $(, $arg: $type)*) -> Result<$result, BackendError> {
             self.fault.count_call(stringify!($name))?;
-            // SAFETY: the caller guarantees the contract of the inner call.
+            // SAFETY: the caller of this method guarantees the preconditions of the wrapped backend's method with the
+            // same name.
             unsafe { self.inner.$name($($arg),*) }
         }
     )*};
 }
 
-// SAFETY: calls that do not fail are made by a backend that keeps the contract; a failed call has no effect.
+// SAFETY: calls that do not fail are passed to `inner`, which keeps the contract of `RawMemory`; a call that fails has
+// no effect.
 unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     fn kind(&self) -> BackendKind {
         self.inner.kind()
@@ -161,8 +164,8 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     }
 }
 
-// SAFETY: calls that do not fail are made by a queue that keeps the contract; a failed call has no effect, because
-// `end_capture` undoes its own.
+// SAFETY: calls that do not fail are passed to `inner`, which keeps the contract of `RawQueue`; a call that fails has
+// no effect, and `end_capture` undoes the effect that it had.
 unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
     fn runs_inline(&self) -> bool {
         self.inner.runs_inline()
@@ -194,11 +197,11 @@ unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
-        // A capture must end even if the call fails, so it is ended first and then undone. SAFETY: the caller
-        // guarantees the contract of the inner call.
+        // A capture must end even if the call fails, so it is ended first, and its graph is destroyed afterwards.
+        // SAFETY: the caller of this method guarantees the preconditions of `inner.end_capture` for `stream`.
         let graph = unsafe { self.inner.end_capture(stream) }?;
         if let Err(cause) = self.fault.count_call("end_capture") {
-            // SAFETY: the graph was created above, and no other code uses it.
+            // SAFETY: `graph` was created above, and no other code uses it.
             unsafe { self.inner.destroy_graph(graph) }?;
             return Err(cause);
         }

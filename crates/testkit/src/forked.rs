@@ -1,18 +1,18 @@
-//! Runs part of a test in a forked child, where inherited handles must return errors.
+//! Runs part of a test in a forked child process, where handles inherited from the parent must return errors.
 
 #![allow(unsafe_code, reason = "`fork` is unsafe")]
 
 use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Forks, runs `body` in the child, and fails in the parent if it failed in the child.
+/// Forks a child process that runs `body`, and panics if `body` failed in the child.
 ///
 /// # Panics
 /// If `body` panics, with its message; if the process cannot fork.
 pub fn in_forked_child(body: impl FnOnce()) {
     let (mut reader, mut writer) = std::io::pipe().expect("cannot create a pipe");
-    // SAFETY: the child continues with one thread, a copy of this one. The C library makes its allocator usable there;
-    // `body` takes no lock that another thread of the test could hold.
+    // SAFETY: the child continues with one thread, a copy of the calling thread. The C library makes its allocator
+    // usable in the child, and `body` takes no lock that another thread of the test could hold.
     match unsafe { libc::fork() } {
         -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
         0 => {
@@ -21,14 +21,14 @@ pub fn in_forked_child(body: impl FnOnce()) {
                 Err(panic) => panic_message(&*panic),
             };
             let _ = writer.write_all(message.as_bytes());
-            // SAFETY: exits the child at once, without running destructors or exit handlers of the parent.
+            // SAFETY: `_exit` ends the child at once, without running destructors or exit handlers of the parent.
             unsafe { libc::_exit(0) }
         }
         child => {
             drop(writer);
             let mut message = String::new();
             reader.read_to_string(&mut message).expect("the child's message is text");
-            // SAFETY: `child` is a child of this process and is waited for once.
+            // SAFETY: `child` is a child of this process, and this is the only wait for it.
             let waited = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
             assert_eq!(waited, child, "waitpid returns the child");
             assert_eq!(message, "ok", "in the forked child");
@@ -36,17 +36,17 @@ pub fn in_forked_child(body: impl FnOnce()) {
     }
 }
 
-/// Forks a child that runs `body` and exits. The caller does not wait for it.
+/// Forks a child process that runs `body` and exits. The parent does not wait for the child.
 ///
 /// # Panics
 /// If the process cannot fork.
 pub fn leave_forked_child(body: impl FnOnce()) {
-    // SAFETY: the child continues with one thread; `body` takes no lock that another thread of the test could hold.
+    // SAFETY: the child continues with one thread, and `body` takes no lock that another thread of the test could hold.
     match unsafe { libc::fork() } {
         -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
         0 => {
             let _ = catch_unwind(AssertUnwindSafe(body));
-            // SAFETY: exits the child at once, without running destructors or exit handlers of the parent.
+            // SAFETY: `_exit` ends the child at once, without running destructors or exit handlers of the parent.
             unsafe { libc::_exit(0) }
         }
         _ => {}

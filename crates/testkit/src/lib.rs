@@ -46,13 +46,13 @@ pub use no_syscalls::without_system_calls;
 pub use ranks::{Rank, Ranks};
 pub use stepper::Stepper;
 
-/// Returns whether complete sweeps are requested instead of samples (`WHOLEMEM_EXHAUSTIVE`).
+/// Returns true if `WHOLEMEM_EXHAUSTIVE` is set: tests then run complete sweeps instead of samples.
 #[must_use]
 pub fn exhaustive() -> bool {
     std::env::var_os("WHOLEMEM_EXHAUSTIVE").is_some_and(|value| value != "0")
 }
 
-/// A seed for this run. It is printed, so that a failure can be repeated with `WHOLEMEM_SEED`.
+/// Returns a random seed for this test run, and prints it, so that a failure can be repeated with `WHOLEMEM_SEED`.
 ///
 /// # Panics
 /// If `WHOLEMEM_SEED` is set but is not a number.
@@ -65,12 +65,13 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// Reports that a test was skipped, and why. It writes to the standard error directly, because the test program does
-/// not show the captured output of passing tests.
+/// Reports that a test was skipped, and why. The message is written directly to the standard error, because the test
+/// program does not show the captured output of passing tests.
 pub fn skipped(reason: &str) {
     let thread = std::thread::current();
     let line = format!("SKIPPED {}: {reason}\n", thread.name().unwrap_or("a test"));
-    // One write, because other tests print concurrently. A write error is ignored: there is no other channel.
+    // The message is written with one call, because other tests print concurrently. An error of the write is ignored,
+    // because it cannot be reported anywhere else.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 

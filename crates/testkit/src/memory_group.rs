@@ -1,4 +1,4 @@
-//! A cgroup (version 1 or 2) with a memory limit, for tests that need a real one.
+//! A cgroup (version 1 or 2) with a memory limit, for tests that need a real memory limit.
 //!
 //! Only root, or a user with delegated cgroups, can create one: otherwise [`MemoryGroup::create`] returns the reason.
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use wholemem_os::Deadline;
 
-/// A cgroup that is removed on drop. Processes in it must have been killed by then.
+/// A cgroup that is removed on drop. All processes in it must have been killed by then.
 #[derive(Debug)]
 pub struct MemoryGroup(PathBuf);
 
@@ -23,8 +23,8 @@ impl MemoryGroup {
         let inside = |root: &str, path: &str| Path::new(root).join(path.trim_start_matches('/'));
         let (parent, file) = match (field("memory:"), field(":")) {
             (Some(path), _) => (inside("/sys/fs/cgroup/memory", path), "memory.limit_in_bytes"),
-            // In cgroup version 2, a group that contains processes cannot have child groups with limits: create a sibling of this
-            // one.
+            // In cgroup version 2, a group that contains processes cannot have child groups with limits. So the new
+            // group is a sibling of this process's group.
             (None, Some(path)) => {
                 let own = inside("/sys/fs/cgroup", path);
                 let parent = if path == "/" { own.clone() } else { own.with_file_name("") };
@@ -44,13 +44,13 @@ impl MemoryGroup {
         Ok(group)
     }
 
-    /// The folder of the cgroup, for processes that join it.
+    /// Returns the folder of the cgroup, which processes need to join it.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.0
     }
 
-    /// Moves this process, and children that it starts later, into the cgroup with this folder.
+    /// Moves this process, and with it the child processes that it starts later, into the cgroup with this folder.
     ///
     /// # Panics
     /// If the kernel refuses.
@@ -62,7 +62,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Killed processes leave the cgroup when the kernel has finished their exit.
+        // The cgroup cannot be removed until the kernel has finished the exit of its killed processes.
         let deadline = Deadline::after(Duration::from_secs(60));
         while fs::remove_dir(&self.0).is_err() && !deadline.has_passed() {
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Runs a test as several processes: the test binary starts itself again as rank n.
+//! Runs a test as several processes: the test binary starts itself again once for each rank.
 //!
 //! ```text
 //!   cargo test ── the_test (the harness)
@@ -33,13 +33,14 @@ const PARAMETER: &str = "WHOLEMEM_TEST_PARAMETER";
 const IN_NAMESPACE: &str = "WHOLEMEM_TEST_APART";
 const TIMEOUT: &str = "WHOLEMEM_TEST_SECONDS";
 
-/// The last message of a rank.
+/// The last message that a rank sends to the test harness.
 const DONE: &[u8] = b"done";
 
-/// The timeout of a test in seconds. It is far above what any test takes: it detects hangs, not slowness.
+/// The default timeout of a test in seconds. The value is far above the time that any test takes: it detects hangs, not
+/// slowness.
 const DEFAULT_TIMEOUT: u64 = 300;
 
-/// The name of the enclosing test function, as the test binary knows it.
+/// Returns the name of the enclosing test function, in the form that the test binary accepts as a filter.
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -50,7 +51,7 @@ macro_rules! test_name {
     }};
 }
 
-/// Configures the processes that a test runs as.
+/// Configures the rank processes as which a test runs.
 #[derive(Debug)]
 pub struct Ranks {
     count: usize,
@@ -81,28 +82,28 @@ impl Ranks {
         }
     }
 
-    /// Expects a rank to be killed during the test; the test fails if it is not.
+    /// Expects a rank to be killed during the test. The test fails if the rank is not killed.
     #[must_use]
     pub fn killed(mut self, rank: usize) -> Self {
         self.killed.push(rank);
         self
     }
 
-    /// Runs a rank as another user, which only root can do.
+    /// Runs a rank as another user. Only root can do this.
     #[must_use]
     pub fn as_user(mut self, rank: usize, user: u32) -> Self {
         self.users.insert(rank, user);
         self
     }
 
-    /// Sets an environment variable of every rank.
+    /// Sets an environment variable for every rank process.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.insert(name.into(), value.into());
         self
     }
 
-    /// Returns whether this process is a rank.
+    /// Returns true if this process is a rank of a test.
     #[must_use]
     pub fn is_rank() -> bool {
         std::env::var_os(TEST).is_some()
@@ -115,21 +116,22 @@ impl Ranks {
         self
     }
 
-    /// Runs a rank in its own PID and network namespaces.
+    /// Runs a rank in PID and network namespaces of its own.
     #[must_use]
     pub fn in_own_namespaces(mut self, rank: usize) -> Self {
         self.in_namespaces.push(rank);
         self
     }
 
-    /// Runs a rank as another user, as root of its own user namespace.
+    /// Runs a rank as another user, who is root in a user namespace of the rank's own.
     #[must_use]
     pub fn as_user_namespace_root(mut self, rank: usize, user: u32) -> Self {
         self.user_namespace_roots.push(rank);
         self.as_user(rank, user)
     }
 
-    /// Returns whether a rank can be root of a user namespace as that user. In a rank, returns `true`.
+    /// Returns true if a rank can run as `user` and be root of a user namespace. In a rank process, the result is
+    /// always true.
     #[must_use]
     pub fn can_be_user_namespace_root(user: u32) -> bool {
         let attempt = || {
@@ -141,27 +143,29 @@ impl Ranks {
         std::env::var_os(TEST).is_some() || attempt().is_some()
     }
 
-    /// Returns whether ranks can run in their own namespaces here. In a rank, returns `true`.
+    /// Returns true if ranks can run in namespaces of their own on this machine. In a rank process, the result is
+    /// always true.
     #[must_use]
     pub fn can_use_namespaces() -> bool {
         let attempt = || unshare("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
         std::env::var_os(TEST).is_some() || attempt()
     }
 
-    /// Sets a shorter timeout, to test the watchdog itself.
+    /// Replaces the default timeout of the test, to test the watchdog itself.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.deadline = Deadline::after(timeout);
         self
     }
 
-    /// Returns whether ranks can run as another user here. In a rank, returns `true`.
+    /// Returns true if ranks can run as another user on this machine. In a rank process, the result is always true.
     #[must_use]
     pub fn can_change_user() -> bool {
         Self::is_rank() || rustix::process::geteuid().is_root()
     }
 
-    /// Runs `body` in every rank. `test` is [`test_name!`] of the calling test function, which does nothing else.
+    /// Runs `body` in every rank process. `test` is [`test_name!`] of the calling test function. That function must do
+    /// nothing else.
     ///
     /// # Panics
     /// If a rank fails or does not end, or a rank that should be killed is not.
@@ -172,7 +176,7 @@ impl Ranks {
                 body(&rank);
                 rank.harness.send(DONE, &[], default_deadline()).expect("the harness is not alive");
             }));
-            // This process is a rank; only the harness runs the rest of the test function.
+            // A rank process exits here, because only the harness runs the rest of the test function.
             std::process::exit(if outcome.is_ok() { 0 } else { 101 });
         }
         let mut processes = RankProcesses::start(&self, test);
@@ -185,7 +189,7 @@ impl Ranks {
     }
 }
 
-/// The processes of a test, as seen by the harness.
+/// The rank processes of a test, as seen by the test harness that started them.
 struct RankProcesses {
     processes: Vec<RankProcess>,
 }
@@ -200,7 +204,7 @@ struct RankProcess {
 
 impl RankProcesses {
     fn start(ranks: &Ranks, test: &str) -> Self {
-        // If a later start fails, the drop of this value ends the processes that were already started.
+        // If starting a process fails, dropping `processes` ends those that were already started.
         let mut processes = Self { processes: Vec::new() };
         for rank in 0..ranks.count {
             processes.processes.push(RankProcess::start(rank, ranks, test));
@@ -208,7 +212,7 @@ impl RankProcesses {
         processes
     }
 
-    /// Sends each pair of ranks a connected socket, and all ranks the process ids.
+    /// Sends a pair of connected sockets to each pair of ranks, and the process ids of all ranks to every rank.
     fn connect_peers(&self) {
         let count = self.processes.len();
         let mut sockets: Vec<Vec<(u64, OwnedFd)>> = (0..count).map(|_| Vec::new()).collect();
@@ -223,7 +227,7 @@ impl RankProcesses {
             self.processes.iter().flat_map(|process| process.child.id().to_le_bytes()).collect();
         for (process, sockets) in self.processes.iter().zip(&sockets) {
             let tagged: Vec<_> = sockets.iter().map(|(peer, fd)| (*peer, fd.as_fd())).collect();
-            // `watch` reports a rank that has already died.
+            // An error is ignored: if the rank has already died, `watch` reports it.
             let _ = process
                 .socket
                 .send_tagged(&tagged, default_deadline())
@@ -231,7 +235,7 @@ impl RankProcesses {
         }
     }
 
-    /// Waits for all ranks; returns a message at the first failure or when the timeout expires.
+    /// Waits for all ranks to exit. Returns a message at the first failure or when the timeout expires.
     fn watch(&mut self, ranks: &Ranks) -> Option<String> {
         loop {
             let waiting: Vec<_> =
@@ -272,7 +276,7 @@ impl RankProcesses {
         }
     }
 
-    /// Kills the remaining processes and reaps them.
+    /// Kills the rank processes that still run, and reaps them.
     fn end(&mut self) {
         for process in self.processes.iter_mut().filter(|process| process.status.is_none()) {
             let _ = process.child.kill();
@@ -297,7 +301,7 @@ impl Drop for RankProcesses {
 }
 
 impl RankProcess {
-    /// Returns whether the rank reported the end of its body.
+    /// Returns true if the rank process has reported that its test body ended.
     fn is_done(&self) -> bool {
         let mut message = [0; 16];
         self.socket.recv(&mut message, Deadline::NOW).is_ok_and(|len| &message[..len] == DONE)
@@ -309,7 +313,7 @@ impl RankProcess {
             .expect("cannot create a memfd");
         let output = File::from(output);
         let copy = || Stdio::from(output.try_clone().expect("cannot duplicate a descriptor"));
-        // `/proc/self/exe` also works for a user who cannot read the build folder.
+        // The program is started as `/proc/self/exe`, which also works for a user who cannot read the build folder.
         let in_namespace = |unshare: fn(PathBuf) -> Command| {
             let mut command = unshare(std::env::current_exe().expect("cannot find the path of this program"));
             command.env(IN_NAMESPACE, "1");
@@ -328,7 +332,7 @@ impl RankProcess {
             .env(RANK, rank.to_string())
             .env(PARENT, std::process::id().to_string())
             .env(PARAMETER, &ranks.parameter)
-            // One heap, so that malloc arenas do not appear in a census.
+            // A rank process gets only one malloc arena, so that new arenas do not appear as mappings in a census.
             .env("MALLOC_ARENA_MAX", "1")
             .envs(&ranks.variables)
             .stdin(OwnedFd::from(there))
@@ -343,7 +347,7 @@ impl RankProcess {
     }
 }
 
-/// A command that runs `program` in its own PID and network namespaces.
+/// Returns a command that runs `program` in PID and network namespaces of its own.
 fn unshare(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -353,7 +357,7 @@ fn unshare(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// A command that runs `program` as root of its own user namespace.
+/// Returns a command that runs `program` as root of a user namespace of its own.
 fn unshare_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--fork", "--kill-child", "--"]).arg(program);
@@ -379,7 +383,8 @@ impl Rank {
         let number = |name: &str| {
             std::env::var(name).ok().and_then(|text| text.parse().ok()).expect("set by the harness")
         };
-        // In its own PID namespace a rank cannot see its parent; `unshare` kills the rank when it dies.
+        // A rank in a PID namespace of its own cannot see its parent. In that case `unshare`, which is killed with its
+        // parent, kills the rank.
         if std::env::var_os(IN_NAMESPACE).is_none() {
             die_with_parent(number(PARENT)).expect("the harness is not alive");
         }
@@ -398,31 +403,31 @@ impl Rank {
         Self { rank, harness, peers, pids: pids.collect() }
     }
 
-    /// The number of this rank.
+    /// Returns the number of this rank.
     #[must_use]
     pub fn id(&self) -> usize {
         self.rank
     }
 
-    /// The text that was set with [`Ranks::parameter`].
+    /// Returns the text that the test has set with [`Ranks::parameter`].
     #[must_use]
     pub fn parameter(&self) -> String {
         std::env::var(PARAMETER).unwrap_or_default()
     }
 
-    /// The process id of a rank.
+    /// Returns the process id of a rank.
     #[must_use]
     pub fn pid(&self, rank: usize) -> u32 {
         self.pids[rank]
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks in the test.
     #[must_use]
     pub fn count(&self) -> usize {
         self.pids.len()
     }
 
-    /// The socket to another rank.
+    /// Returns the socket that is connected to another rank.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -455,7 +460,7 @@ impl Rank {
         (buffer, fds)
     }
 
-    /// Waits until every rank has called `barrier`.
+    /// Waits until every rank of the test has called `barrier`.
     ///
     /// # Panics
     /// If a rank does not call it before the timeout.
@@ -463,7 +468,7 @@ impl Rank {
         self.barrier_with(&self.peers.keys().copied().collect::<Vec<_>>());
     }
 
-    /// Waits until the given ranks have called `barrier_with` this rank.
+    /// Waits until each of the ranks `others` has called `barrier_with` with a list that contains this rank.
     ///
     /// # Panics
     /// If a rank does not call it before the timeout.

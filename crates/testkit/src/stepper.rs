@@ -20,50 +20,52 @@ use std::ptr;
 
 use libc::pid_t;
 
-/// An unknown `prctl` option that marks the beginning and the end of the operation.
+/// An unknown `prctl` option. A traced process calls `prctl` with it to mark the beginning and the end of the traced
+/// operation.
 const MARK: c_int = 0x574d_4d4b;
 
-/// The stop kind of `PTRACE_GET_SYSCALL_INFO` before a call is made.
+/// The value by which `PTRACE_GET_SYSCALL_INFO` says that a thread is stopped before a system call is made.
 const ENTRY: u8 = 1;
 
-/// Marks the beginning, and later the end, of the traced operation.
+/// Marks the beginning, and at the second call the end, of the operation that a tracer counts system calls in.
 pub fn mark() {
-    // SAFETY: the kernel refuses an unknown option without an effect.
+    // SAFETY: `MARK` is an option that the kernel does not know, so the kernel refuses the call without an effect.
     unsafe { libc::prctl(MARK, 0_usize, 0_usize, 0_usize, 0_usize) };
 }
 
-/// Allows any process of this user to trace this process, if the kernel's Yama module restricts tracing.
+/// Allows any process of the same user to trace this process, if the kernel's Yama module restricts tracing.
 pub fn allow() {
-    // SAFETY: takes no pointer; a kernel without this restriction refuses the call.
+    // SAFETY: `PR_SET_PTRACER` takes no pointer. A kernel without the Yama module refuses the call without an effect.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0_usize, 0_usize, 0_usize) };
 }
 
-/// A traced process. It is killed if the tracer exits first.
+/// A traced process. If the tracer exits first, the kernel kills the traced process.
 #[derive(Debug)]
 pub struct Stepper {
     pid: pid_t,
 }
 
-/// The action at the chosen call.
+/// The action of a tracer at the chosen system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TraceAction {
-    /// Kills the process.
+    /// Kills the traced process.
     Kill,
-    /// Stops all threads until the tracer ends the process.
+    /// Stops all threads of the traced process until the tracer ends the process.
     Freeze,
 }
 
-/// The result of a trace.
+/// The result of tracing the system calls of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceResult {
-    /// The number of calls of the operation that were traced.
+    /// The number of system calls of the operation that were counted.
     pub calls: u64,
-    /// The system call number at which the process was killed; `None` if it was killed at the end mark or not at all.
+    /// The number (as in `SYS_read`) of the system call at which the process was killed or stopped; `None` if this
+    /// happened at the end mark or not at all.
     pub killed_at: Option<i64>,
 }
 
 impl Stepper {
-    /// Attaches to a process that waits for the tracer, and resumes it.
+    /// Starts to trace a process, which waits for the tracer, and resumes it.
     ///
     /// # Panics
     /// If the kernel refuses.
@@ -86,14 +88,15 @@ impl Stepper {
         Self { pid }
     }
 
-    /// Traces the process until the action applies: at the `nth` call (counted from 1) between its two marks, or at the
-    /// second mark. Without an `nth`, counts the calls and lets the process run to its exit.
+    /// Traces the process until the action applies: at the `nth` system call (counted from 1) between its two marks, or
+    /// at the second mark. Without an `nth`, counts the system calls and lets the process run to its exit.
     #[must_use]
     pub fn trace(&self, nth: Option<u64>, action: TraceAction) -> TraceResult {
         self.trace_after(0, nth, action)
     }
 
-    /// Traces a process without marks: kills it at the `nth` call from now on, or traces it to its exit.
+    /// Traces a process that makes no marks: kills it at its `nth` system call from now on, or traces it to its exit if
+    /// it makes fewer.
     #[must_use]
     pub fn trace_without_marks(&self, nth: u64) -> TraceResult {
         self.trace_after(1, Some(nth), TraceAction::Kill)
@@ -126,8 +129,8 @@ impl Stepper {
                             self.freeze(task);
                             return trace;
                         }
-                        // SAFETY: takes no pointer; the process id cannot have been reused, because the process has not
-                        // been reaped.
+                        // SAFETY: `kill` takes no pointer, and `self.pid` cannot have been reused, because the process
+                        // has not been reaped.
                         unsafe { libc::kill(self.pid, libc::SIGKILL) };
                         continue;
                     }
@@ -135,16 +138,17 @@ impl Stepper {
             } else if event == 0 {
                 deliver = signal;
             }
-            // A thread that was killed meanwhile no longer exists.
+            // An error is ignored: a thread that was killed meanwhile no longer exists.
             let _ = request(libc::PTRACE_SYSCALL, task, usize::try_from(deliver).unwrap_or(0));
         }
     }
 }
 
 impl Stepper {
-    /// Kills the process and waits until it is dead. A dead traced thread exists until its tracer has waited for it.
+    /// Kills the traced process and waits until it is dead. A dead thread exists until its tracer has waited for it.
     pub fn end(self) {
-        // SAFETY: takes no pointer; the process id cannot have been reused, because the process has not been reaped.
+        // SAFETY: `kill` takes no pointer, and `self.pid` cannot have been reused, because the process has not been
+        // reaped.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
         while let (Some(task), status) = wait(-1) {
             if task == self.pid && !libc::WIFSTOPPED(status) {
@@ -153,7 +157,7 @@ impl Stepper {
         }
     }
 
-    /// Interrupts all threads except the stopped one, and resumes none.
+    /// Interrupts all threads of the traced process except `stopped`, and resumes none.
     fn freeze(&self, stopped: pid_t) {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten();
         let tasks = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse::<pid_t>().ok());
@@ -163,28 +167,29 @@ impl Stepper {
     }
 }
 
-/// The number and the first argument of the call that a stopped thread is about to make.
+/// Returns the number and the first argument of the system call that a stopped thread is about to make.
 fn entered(task: pid_t) -> Option<(i64, u64)> {
-    // The kernel's layout: the kind of stop, then three words, then the number and the arguments.
+    // The kernel writes the kind of the stop, the instruction and stack pointers, and then the system call's number and
+    // arguments.
     let mut info = [0u64; 16];
     let len = size_of_val(&info);
-    // SAFETY: the kernel writes at most `len` bytes, and every bit pattern is a valid integer.
+    // SAFETY: the kernel writes at most `len` bytes to `info`, and every bit pattern is a valid integer.
     let written = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, task, len, ptr::from_mut(&mut info)) };
     let kind = info[0].to_ne_bytes()[0];
     (written > 0 && kind == ENTRY).then(|| (info[3].cast_signed(), info[4]))
 }
 
 fn request(kind: libc::c_uint, task: pid_t, data: usize) -> Result<(), Error> {
-    // SAFETY: none of these requests takes an address; `data` is a number.
+    // SAFETY: none of the ptrace requests used here takes an address; `data` is a number.
     let result = unsafe { libc::ptrace(kind, task, ptr::null_mut::<u8>(), data) };
     if result == -1 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Waits for a thread of the process; `None` if there is none left.
+/// Waits for an event of a traced thread. Returns `None` if no thread is left.
 fn wait(task: pid_t) -> (Option<pid_t>, c_int) {
     let mut status = 0;
     loop {
-        // SAFETY: `status` is writable.
+        // SAFETY: `status` is a writable integer for the result of `waitpid`.
         let found = unsafe { libc::waitpid(task, &raw mut status, libc::__WALL) };
         match found {
             -1 if Error::last_os_error().kind() == ErrorKind::Interrupted => {}

@@ -1,4 +1,4 @@
-//! Fault sweeps: runs a path once per call with that call failing, until no call is left.
+//! Fault sweeps: run a code path once for each call that it makes, with that call failing, until no call is left.
 //!
 //! After each run the error must be exactly the injected one, the backend must have no unreleased resources, and the
 //! process must hold the same kernel resources as before. Run it in a separate process ([`crate::ranks`]).
@@ -12,8 +12,8 @@ use crate::census::Census;
 use crate::driver::{self, FakeDriver};
 use crate::fault::{Fault, INJECTED};
 
-/// Raw calls whose failure is not returned to the caller, because they are retried: calls that release resources, and
-/// queries for finished work.
+/// Raw calls of a backend whose failure is not returned to the caller, because they are retried: calls that release
+/// resources, and queries for finished work.
 const RETRIED_RAW_CALLS: [&str; 9] = [
     "release",
     "free",
@@ -23,18 +23,20 @@ const RETRIED_RAW_CALLS: [&str; 9] = [
     "destroy_event",
     "destroy_graph",
     "unload_module",
-    // On events after work in flight.
+    // Queries whether an event after work in flight has completed.
     "is_done",
 ];
 
-/// Calls for the events after work in flight, which deferred streams create. Their failure is not returned either.
+/// Raw calls that create and record the events after work in flight, which deferred streams need. Their failure is not
+/// returned to the caller either.
 const RETRIED_FENCE_CALLS: [&str; 2] = ["create_event", "record"];
 
-/// System calls that release resources. `mmap` is one of them because it replaces a mapping to unmap it.
+/// System calls that release resources, whose failure is not returned to the caller. `mmap` is one of them, because it
+/// can replace a mapping to unmap it.
 const RETRIED_SYSTEM_CALLS: [&str; 2] = ["munmap", "mmap"];
 
-/// Driver functions whose failure is not returned to the caller: functions that release resources, queries for finished
-/// work, and functions that make a context current for these.
+/// CUDA driver functions whose failure is not returned to the caller: they release resources, query for finished work,
+/// or make a context current for that.
 const RETRIED_DRIVER_CALLS: [&str; 17] = [
     "cuMemRelease",
     "cuMemAddressFree",
@@ -55,16 +57,18 @@ const RETRIED_DRIVER_CALLS: [&str; 17] = [
     "cuCtxPopCurrent",
 ];
 
-/// The number of consecutive runs without an nth call after which the sweep ends. Work is asynchronous, so the number
-/// of calls differs slightly between runs.
+/// The number of consecutive runs without an nth call after which a sweep ends. Work is asynchronous, so the number of
+/// calls differs slightly between runs.
 const MAX_SHORT_RUNS: u64 = 8;
 
-/// Fails each call that `path` makes to the fake driver of this process, and returns the number of calls.
+/// Runs `path` once for each call that it makes to the fake CUDA driver, with that call failing, and returns the number
+/// of calls.
 ///
 /// # Panics
 /// If a run ends in anything but the injected error, or leaks a resource.
 pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backend) -> Result<()>) -> u64 {
-    // Two runs before the baseline: the first run initializes state that lives until the process exits.
+    // The path runs twice before the resources are first counted: the first run initializes state that lives until the
+    // process exits.
     for _ in 0..2 {
         assert_eq!(path(backend), Ok(()), "the path must succeed without faults");
         wait_until_drained(backend, "after no call failed");
@@ -101,10 +105,10 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
     longest
 }
 
-/// The timeout for asynchronous work. It is far above what any work takes.
+/// The time limit for asynchronous work. It is far above the time that any work takes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Waits for asynchronous work, and until its operands are released.
+/// Waits until asynchronous work has run and its operands are released.
 fn wait_until_drained(backend: &Backend, when: &str) {
     let deadline = os::Deadline::after(DRAIN_TIMEOUT);
     while backend.collect() > 0 {
@@ -113,7 +117,8 @@ fn wait_until_drained(backend: &Backend, when: &str) {
     }
 }
 
-/// Fails each raw call that `path` makes, and returns the number of calls.
+/// Runs `path` once for each raw call that it makes to the backend, with that call failing, and returns the number of
+/// calls.
 ///
 /// # Panics
 /// If a run ends in anything but the injected error, or leaks a resource.
@@ -135,7 +140,8 @@ pub fn raw_calls(
     })
 }
 
-/// Fails each system call that `open` and `path` make, and returns the number of calls.
+/// Runs `open` and `path` once for each system call that they make, with that call failing, and returns the number of
+/// calls.
 ///
 /// # Panics
 /// If a run ends in anything but the injected error, or leaks a resource.
@@ -154,7 +160,8 @@ pub fn system_calls(open: impl Fn() -> Result<Backend>, path: impl Fn(&Backend) 
 }
 
 fn sweep(mut run: impl FnMut(u64) -> (Result<()>, Option<&'static str>, bool)) -> u64 {
-    // One run before the baseline: it initializes state that lives until the process exits.
+    // The path runs once before the resources are first counted: this run initializes state that lives until the
+    // process exits.
     let (result, fired, _) = run(u64::MAX);
     assert_eq!((result, fired), (Ok(()), None), "the path must succeed without faults");
     let before = Census::take();
@@ -178,11 +185,11 @@ fn sweep(mut run: impl FnMut(u64) -> (Result<()>, Option<&'static str>, bool)) -
     unreachable!("a path ends")
 }
 
-/// The number of unreleased resources after deferred work had the chance to run.
+/// Returns the number of unreleased resources, after deferred work had the chance to run.
 fn unreleased(backend: &Backend) -> usize {
     let mut left = backend.collect();
-    // Each call of `collect` lets a deferred stream run one operation; a resource that is refused permanently is never
-    // released.
+    // Each call of `collect` lets a deferred stream run one operation. The number of calls is limited, because a
+    // resource whose release always fails is never released.
     for _ in 0..10_000 {
         if left == 0 {
             break;

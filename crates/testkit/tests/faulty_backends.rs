@@ -1,4 +1,5 @@
-//! Tests of the test kit: deferred and faulty backends behave as documented, and leaks are detected.
+//! Tests of the test kit: deferred backends and backends with injected faults behave as documented, and leaks are
+//! detected.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -70,7 +71,8 @@ fn a_record_of_a_shared_event_runs_at_once_with_all_work_before_it() {
         first.record(&order).unwrap();
         second.await_event(&order).unwrap();
         second.record(&shared).unwrap();
-        // As seen by another process: its wait does not advance this process's schedule.
+        // The event is checked through an imported handle, as another process would do: this does not make the deferred
+        // schedule run work.
         let EventHandle::Fd(handle) = shared.export().unwrap() else { panic!("not a descriptor") };
         let there = HostEvent::import(handle).unwrap();
         assert_eq!(there.wait(there.latest(), Deadline::NOW), Ok(true), "seed {seed}");
@@ -99,7 +101,7 @@ fn a_sweep_detects_a_leak() {
     });
 }
 
-/// The panic message of a failing sweep of the path.
+/// Returns the panic message of a fault sweep of `path`, which must fail.
 fn sweep_failure(path: impl Fn(&Backend) -> Result<()>) -> String {
     let queue = HostQueue::new(Box::new(Deferred::new(1)));
     let (backend, fault) = Fault::over(HostMemory::open(HostConfig::default()).unwrap(), queue).unwrap();
@@ -116,7 +118,8 @@ fn a_sweep_fails_every_call_of_a_path_once() {
         let memory = HostMemory::open(HostConfig::default()).unwrap();
         let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
         let path = |backend: &Backend| backend.device(0)?.allocate(64 << 10)?.map(Rights::Read).map(drop);
-        // granularity, create; granularity, reserve; map, set_access; unmap, free, release.
+        // The path makes nine raw calls: granularity, create; granularity, reserve; map, set_access; unmap, free,
+        // release.
         assert_eq!(sweep::raw_calls(&backend, &fault, true, path), 9);
     });
 }

@@ -1,4 +1,5 @@
-//! Tests of the rank harness: failures and hangs of a rank fail the test, and no process is left running.
+//! Tests of the harness that runs tests as several rank processes: failures and hangs of a rank fail the test, and no
+//! process is left running.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -8,13 +9,13 @@ use std::time::Duration;
 
 use wholemem_testkit::{Ranks, test_name};
 
-/// The panic message of a failing harness.
+/// Returns the panic message of `run`, a test with rank processes that must fail.
 fn failure(run: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("the harness succeeds");
     *panic.downcast::<String>().expect("the panic has no message")
 }
 
-/// The child processes of this process.
+/// Returns the ids of the child processes of this process.
 fn children() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let children =
@@ -46,7 +47,7 @@ fn a_failing_rank_fails_the_test_and_kills_the_other_ranks() {
     });
     assert!(message.starts_with("rank 1 failed: exit status: 101"), "{message}");
     assert!(message.contains("intended by the test"), "the output of the rank is shown: {message}");
-    // Only of this thread: other tests have their own ranks.
+    // Only the children of this thread are listed: other tests run concurrently and have rank processes of their own.
     let left = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     assert_eq!(left, "", "no child is left running or unreaped");
 }
@@ -82,6 +83,6 @@ fn an_expected_kill_passes_the_test() {
 
 #[test]
 fn ranks_start_no_further_ranks() {
-    // The test process has children only while `run` is active, in any thread.
+    // Only the harness has child processes, and only while `run` is active; a rank process has none.
     Ranks::of(2).run(test_name!(), |_| assert_eq!(children(), [] as [&str; 0]));
 }

@@ -1,4 +1,4 @@
-//! The memory limit of a real cgroup, as processes in it read it.
+//! Tests that a process in a real cgroup reads the memory limit of that cgroup.
 
 use std::path::Path;
 
@@ -28,7 +28,8 @@ fn a_process_in_a_cgroup_reads_the_memory_that_its_limit_leaves() {
         assert!((LIMIT / 2..=LIMIT).contains(&before.len), "{before:?}");
         let memory = Memfd::create("test", FILLED).unwrap();
         let filled = probe.read().unwrap();
-        // The kernel charges cgroups in batches, partly before the memory is used.
+        // The remaining memory may shrink by less than `FILLED`: the kernel charges memory to a cgroup in batches, partly
+        // before the memory is used.
         assert!(filled.len <= before.len - FILLED / 2, "{before:?}, then {filled:?}");
         drop(memory);
         let after = probe.read().unwrap();

@@ -1,4 +1,4 @@
-//! Memory from `cuMemAlloc` with its IPC handles, and host memory.
+//! The fake driver's memory from `cuMemAlloc` with its IPC handles, and its pinned and registered host memory.
 //!
 //! An IPC handle contains a process id and a descriptor number, which is opened through `/proc`.
 
@@ -16,10 +16,10 @@ use crate::{devices, gpu};
 
 const PAGE: usize = 4096;
 
-/// The first bytes of a memory IPC handle.
+/// The first bytes of every IPC handle for memory.
 pub(crate) const MEMORY: [u8; 8] = *b"fake-mem";
 
-/// The bytes of an IPC handle that refers to a descriptor of this process.
+/// Returns the bytes of an IPC handle that refers to the file descriptor `fd` of this process.
 pub(crate) fn token(magic: [u8; 8], fd: RawFd, len: usize) -> [c_char; 64] {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(&magic);
@@ -29,8 +29,8 @@ pub(crate) fn token(magic: [u8; 8], fd: RawFd, len: usize) -> [c_char; 64] {
     bytes.map(|byte| c_char::from_ne_bytes([byte]))
 }
 
-/// Opens the descriptor that an IPC handle refers to, and returns it with the length. A process cannot open its own
-/// handles.
+/// Opens the file descriptor that an IPC handle refers to, and returns the descriptor and the length in the handle. As
+/// in CUDA, a process cannot open its own handles.
 pub(crate) fn open(magic: [u8; 8], token: [c_char; 64]) -> Result<(std::os::fd::OwnedFd, usize), CUresult> {
     let bytes = token.map(|byte| byte.to_ne_bytes()[0]);
     let number = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
@@ -51,7 +51,7 @@ api! {
         write_output(at, mapped_at)
     }
 
-    // A real driver waits here for all running work.
+    // `cuMemFree` waits for all running work, as in a real driver.
     Context fn cuMemFree(at: CUdeviceptr_v2) {
         gpu::wait_for_all();
         let mut ranges = ranges::all();
@@ -96,7 +96,8 @@ api! {
         ensure(len > 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let len = len.next_multiple_of(PAGE);
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses a free range.
+        // SAFETY: the address is null and `FIXED` is not set, so the kernel chooses a free range and replaces no
+        // mapping.
         let mapped_at = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, rights, MapFlags::PRIVATE) };
         let mapped_at = mapped_at.map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         ranges::all().insert(mapped_at.expose_provenance() as u64, AddressRange { len, kind: RangeKind::Pinned });
@@ -122,7 +123,7 @@ api! {
         Ok(())
     }
 
-    // A real driver waits here for all running work.
+    // `cuMemHostUnregister` waits for all running work, as in a real driver.
     Context fn cuMemHostUnregister(at: *mut c_void) {
         gpu::wait_for_all();
         let at = at.addr() as u64;

@@ -1,5 +1,5 @@
-//! The entry of every call: it is counted, may be made to fail, and checks that the driver is initialized and, for most
-//! functions, that a context is current.
+//! The entry of every function of the fake CUDA driver: counts the call, makes it fail if a test requested that, and
+//! checks that the driver is initialized and, for most functions, that a context is current.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,23 +8,25 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use crate::bindings::*;
 use crate::config;
 
-/// The result of a driver function.
+/// The result of a function of the fake driver.
 pub(crate) type CallResult = Result<(), CUresult>;
 
-/// The precondition of a driver function.
+/// The condition that must hold when a function of the fake driver is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Precondition {
     /// No precondition: the function works before `cuInit`.
     None,
-    /// `cuInit` was called in this process.
+    /// `cuInit` must have been called in this process.
     Init,
-    /// A context is current on this thread.
+    /// `cuInit` must have been called, and a context must be current on the calling thread.
     Context,
-    /// `cuInit` was called; the function calls [`count_call`] itself, after the effects that it has even if it fails.
+    /// `cuInit` must have been called. The function calls [`count_call`] itself, after the effects that it has even if
+    /// it fails.
     InitUncounted,
 }
 
-/// Defines functions of the driver. Their callers keep the driver's contract for pointer arguments.
+/// Defines functions of the fake driver. Callers of these functions pass pointer arguments that are valid as the CUDA
+/// driver requires.
 macro_rules! api {
     ($($precondition:ident fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $crate::bindings::CUresult {
@@ -35,13 +37,13 @@ macro_rules! api {
 }
 pub(crate) use api;
 
-/// The call to fail, and the call that failed.
+/// Determines which call of a driver function fails, and records the call that failed.
 #[derive(Debug)]
 pub(crate) struct FailurePlan {
-    /// The number of calls until one fails; zero means never.
+    /// The number of calls up to and including the one that fails; zero means that no call fails.
     pub(crate) left: u64,
     pub(crate) code: u32,
-    /// The null-terminated name of the function that was made to fail.
+    /// The null-terminated name of the driver function that was made to fail.
     pub(crate) fired: Option<&'static str>,
 }
 
@@ -53,14 +55,15 @@ pub(crate) fn plan() -> MutexGuard<'static, FailurePlan> {
     PLAN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The process that called `cuInit`; a forked child has another id.
+/// The id of the process that called `cuInit`. A forked child has another id, so the driver is not initialized in the
+/// child.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn set_initialized() {
     INITIALIZED.store(std::process::id(), Ordering::Relaxed);
 }
 
-/// Counts a call, and fails it if it is the planned one.
+/// Counts a call of a driver function, and returns an error if this call was selected to fail.
 pub(crate) fn count_call(name: &'static str) -> CallResult {
     let mut plan = plan();
     match plan.left {
@@ -97,11 +100,11 @@ pub(crate) fn run_call(
 }
 
 thread_local! {
-    /// The context stack of this thread, as devices; the last is current.
+    /// The context stack of this thread, as device numbers. The last context is current.
     static CONTEXTS: RefCell<Vec<CUdevice>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The device whose context is current.
+/// Returns the device whose context is current on this thread.
 pub(crate) fn current() -> Result<CUdevice, CUresult> {
     CONTEXTS.with_borrow(|stack| stack.last().copied()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
@@ -114,31 +117,31 @@ pub(crate) fn pop() -> Result<CUdevice, CUresult> {
     CONTEXTS.with_borrow_mut(Vec::pop).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// The depth of this thread's context stack.
+/// Returns the number of contexts on this thread's context stack.
 pub(crate) fn depth() -> usize {
     CONTEXTS.with_borrow(Vec::len)
 }
 
-/// Writes a result through a pointer of the caller.
+/// Writes a result through the pointer `to`, which a caller of the driver passed.
 pub(crate) fn write_output<T>(to: *mut T, value: T) -> CallResult {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller passes a writable pointer, as the driver's contract requires.
+    // SAFETY: `to` is not null, and the driver's contract requires that a pointer for a result of type `T` is writable.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }
 
-/// Reads an argument through a pointer of the caller.
+/// Reads an argument through the pointer `from`, which a caller of the driver passed.
 pub(crate) fn read_input<T: Copy>(from: *const T) -> Result<T, CUresult> {
     if from.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller passes a pointer to such a value, as the driver's contract requires.
+    // SAFETY: `from` is not null, and the driver's contract requires that it points to a value of type `T`.
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// Returns an error unless the condition holds.
+/// Returns `error` unless `condition` is true.
 pub(crate) fn ensure(condition: bool, error: CUresult) -> CallResult {
     if condition { Ok(()) } else { Err(error) }
 }

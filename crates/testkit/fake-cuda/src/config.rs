@@ -1,4 +1,4 @@
-//! The configuration of the fake driver: environment variables, read once, at the first function lookup.
+//! The configuration of the fake CUDA driver: environment variables, which are read once, at the first function lookup.
 //!
 //! | variable | effect |
 //! |---|---|
@@ -14,7 +14,7 @@
 use std::env;
 use std::sync::LazyLock;
 
-/// The settings from the environment.
+/// The settings of the fake driver from environment variables.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) devices: usize,

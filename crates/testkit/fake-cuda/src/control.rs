@@ -1,4 +1,5 @@
-//! Functions with which a test controls the fake driver of its process: fail a call, and count resources.
+//! Functions with which a test controls the fake CUDA driver in its process: they make a call fail, and count
+//! resources.
 //!
 //! The functions are looked up as symbols of the loaded library; the copy that is linked into a test is a different
 //! instance.
@@ -7,57 +8,59 @@ use std::ffi::c_char;
 
 use crate::{calls, events, gpu, modules, ranges, streams, vmm};
 
-/// The resources that the driver holds for this process. After a test releases everything, all counts except the
-/// contexts have their old values.
+/// The numbers of resources that the fake driver holds for this process. After a test has released everything, all
+/// counts except `contexts` have their previous values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ResourceCounts {
-    /// Bytes of memory on all GPUs.
+    /// The number of allocated bytes on all GPUs.
     pub used: u64,
-    /// Allocation handles; retained and imported handles count separately.
+    /// The number of handles of allocations. Retained and imported handles count separately.
     pub handles: u64,
-    /// Reserved address ranges.
+    /// The number of reserved address ranges.
     pub reservations: u64,
-    /// Mapped allocations.
+    /// The number of mapped allocations.
     pub maps: u64,
-    /// Buffers from `cuMemAlloc`, and opened CUDA IPC buffers.
+    /// The number of buffers from `cuMemAlloc` and buffers opened from CUDA IPC handles.
     pub buffers: u64,
-    /// Pinned and registered host memory ranges.
+    /// The number of pinned and registered ranges of host memory.
     pub host_ranges: u64,
-    /// Streams.
+    /// The number of streams, without the default streams.
     pub streams: u64,
-    /// Streams that are being captured.
+    /// The number of streams that are being captured.
     pub captures: u64,
-    /// Events.
+    /// The number of CUDA events.
     pub events: u64,
-    /// Graphs and instantiated graphs.
+    /// The number of graphs, instantiated graphs, and user objects that no graph owns.
     pub graphs: u64,
-    /// Modules.
+    /// The number of loaded modules.
     pub modules: u64,
-    /// The depth of the calling thread's context stack.
+    /// The number of contexts on the calling thread's context stack.
     pub contexts: u64,
 }
 
-/// The symbol of [`wholemem_fake_cuda_arm`].
+/// The symbol name of the function [`wholemem_fake_cuda_arm`].
 pub const ARM: &str = "wholemem_fake_cuda_arm";
-/// The symbol of [`wholemem_fake_cuda_fired`].
+/// The symbol name of the function [`wholemem_fake_cuda_fired`].
 pub const FIRED: &str = "wholemem_fake_cuda_fired";
-/// The symbol of [`wholemem_fake_cuda_resources`].
+/// The symbol name of the function [`wholemem_fake_cuda_resources`].
 pub const RESOURCES: &str = "wholemem_fake_cuda_resources";
 
-/// Makes the `nth` call from now on, counted from 1, fail once with `code`; zero disarms.
+/// Makes the `nth` call of the fake driver from now on, counted from 1, fail once with result `code`. With zero, no
+/// call fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn wholemem_fake_cuda_arm(nth: u64, code: u32) {
     *calls::plan() = calls::FailurePlan { left: nth, code, fired: None };
 }
 
-/// The name of the function that was made to fail since the last `arm`; null if there is none.
+/// Returns the name of the driver function that was made to fail since the last call of `wholemem_fake_cuda_arm`, or
+/// null if there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn wholemem_fake_cuda_fired() -> *const c_char {
     calls::plan().fired.map_or(std::ptr::null(), |name| name.as_ptr().cast())
 }
 
-/// The current resource counts.
+/// Returns the numbers of resources that the fake driver holds for this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn wholemem_fake_cuda_resources() -> ResourceCounts {
     let ranges = ranges::count();

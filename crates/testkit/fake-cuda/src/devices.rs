@@ -1,4 +1,4 @@
-//! GPUs, their attributes and their contexts.
+//! The fake driver's GPUs, their attributes and their contexts.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
@@ -7,13 +7,13 @@ use crate::bindings::*;
 use crate::calls::{self, api, ensure, read_input, write_output};
 use crate::{config, gpu, vmm};
 
-/// The total memory of each GPU.
+/// The total memory of each fake GPU in bytes.
 pub(crate) const TOTAL: usize = 64 << 30;
 
-/// The context handle of device n is this value plus n; it is no valid pointer.
+/// The context handle of device 0. The handle of device `n` is this value plus `n`, and is not a valid pointer.
 const FIRST_CONTEXT: usize = 0xC0DA_0000;
 
-/// Checks that a number is a device.
+/// Returns the device number as an index, or an error if there is no such device.
 pub(crate) fn check(device: CUdevice) -> Result<usize, CUresult> {
     let index = usize::try_from(device).ok().filter(|&index| index < config::get().devices);
     index.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
@@ -29,7 +29,7 @@ fn attribute(which: CUdevice_attribute) -> Result<c_int, CUresult> {
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        // As on an H200: the attribute is set, but `cuMemCreate` refuses.
+        // As on an H200, the attribute says that fabric handles are supported, but `cuMemCreate` refuses to create one.
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED => 1,
         CUdevice_attribute_enum(1..200) => 0,
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -61,7 +61,8 @@ api! {
         check(device)?;
         let text = b"Fake GPU\0";
         ensure(!name.is_null() && len as usize >= text.len(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: the caller's buffer has the given length.
+        // SAFETY: the driver's contract requires that `name` has `len` bytes, and `len` was compared with the length of
+        // the text.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
         Ok(())
     }
@@ -94,7 +95,8 @@ api! {
         Ok(())
     }
 
-    // Pops the context even if it returns an error of earlier work.
+    // `cuCtxPopCurrent` pops the context even if it fails, as a real driver does when it returns an error of earlier
+    // work.
     InitUncounted fn cuCtxPopCurrent(context: *mut CUcontext) {
         let device = calls::pop()?;
         write_output(context, ptr::without_provenance_mut(FIRST_CONTEXT + device as usize))?;
@@ -107,7 +109,7 @@ api! {
         write_output(total, TOTAL)
     }
 
-    // Multicast is not supported, as on a machine with a single GPU.
+    // `cuMulticastCreate` reports that multicast is not supported, as on a machine with a single GPU.
     Init fn cuMulticastCreate(_handle: *mut CUmemGenericAllocationHandle, properties: *const CUmulticastObjectProp) {
         read_input(properties)?;
         Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)

@@ -1,4 +1,4 @@
-//! Events: points in the work of a stream, for this process or for several.
+//! The fake driver's events: points in the work of a stream, usable in one process or in several.
 //!
 //! An event has two counters: the number of its records, and the latest completed record. Shared events keep them in a
 //! memfd.
@@ -19,12 +19,12 @@ use crate::calls::{self, api, ensure, write_output};
 use crate::gpu::{self, Op};
 use crate::{streams, vmm};
 
-/// The first bytes of an event's IPC handle.
+/// The first bytes of every IPC handle for an event.
 const EVENT: [u8; 8] = *b"fake-evt";
 
 const PAGE: usize = 4096;
 
-/// The number of records of an event, and the latest completed record.
+/// The counters of an event: the number of its records, and the number of the latest completed record.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct EventCounters {
@@ -32,16 +32,16 @@ struct EventCounters {
     completed: AtomicU64,
 }
 
-/// The storage of an event's counters: private to this process, or shared memory.
+/// The storage of an event's counters: memory of this process, or memory shared with other processes.
 #[derive(Debug)]
 enum CounterStorage {
     Private(EventCounters),
     Shared { at: NonNull<EventCounters>, fd: OwnedFd },
 }
 
-// SAFETY: the pointer refers to atomics, which stay mapped while this value lives.
+// SAFETY: `at` points to atomics in a page that stays mapped, in every thread, until this value is dropped.
 unsafe impl Send for CounterStorage {}
-// SAFETY: a shared reference only accesses atomics, which stay mapped while this value lives.
+// SAFETY: a shared reference gives access only to atomics, which stay mapped until this value is dropped.
 unsafe impl Sync for CounterStorage {}
 
 impl CounterStorage {
@@ -54,7 +54,7 @@ impl CounterStorage {
     fn counters(&self) -> &EventCounters {
         match self {
             Self::Private(counters) => counters,
-            // SAFETY: the page is mapped while this value lives, and zeroed bytes are valid counters.
+            // SAFETY: the page at `at` stays mapped until this value is dropped, and zeroed bytes are valid counters.
             Self::Shared { at, .. } => unsafe { at.as_ref() },
         }
     }
@@ -69,7 +69,7 @@ impl Drop for CounterStorage {
     }
 }
 
-/// An event, referenced by its handle and by enqueued work.
+/// An event of the fake driver. Its handle and enqueued work hold references to it.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeEvent(Arc<EventInner>);
 
@@ -79,7 +79,7 @@ struct EventInner {
     is_timed: bool,
     storage: CounterStorage,
     completed_at: Mutex<Option<Instant>>,
-    /// Whether the latest record is part of a capture, so that it marks no point in time.
+    /// True if the latest record of the event is part of a stream capture, so that it marks no point in time.
     is_captured: AtomicBool,
 }
 

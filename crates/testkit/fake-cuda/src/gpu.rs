@@ -1,4 +1,5 @@
-//! The thread that runs the work of all streams: each stream in order, asynchronously to the enqueuing calls.
+//! The fake GPU: a thread that runs the work of all streams. Each stream runs in order, asynchronously to the calls
+//! that enqueue work.
 //!
 //! One thread is enough because no operation blocks: work that is not ready is checked again later.
 
@@ -12,10 +13,10 @@ use crate::modules::Kernel;
 use crate::streams::CapturedWork;
 use crate::{config, events};
 
-/// The interval at which work that is not ready is checked again; another process may make it ready.
+/// The interval at which the fake GPU checks work that is not ready. Another process may make the work ready.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// An operation of a stream.
+/// An operation that is enqueued on a stream of the fake driver.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Copy { to: u64, from: u64, len: usize },
@@ -37,11 +38,11 @@ impl Op {
     fn run(self) {
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
         match self {
-            // SAFETY: the ranges were checked when the copy was enqueued, and the caller keeps them mapped until it has
-            // run.
+            // SAFETY: both ranges were checked when the copy was enqueued, and the program under test keeps them mapped
+            // until the copy has run.
             Self::Copy { to, from, len } => unsafe { std::ptr::copy(pointer(from), pointer(to), len) },
-            // SAFETY: the range was checked when the fill was enqueued, and the caller keeps it mapped until it has
-            // run.
+            // SAFETY: the range was checked when the fill was enqueued, and the program under test keeps it mapped
+            // until the fill has run.
             Self::Fill { to, value, len } => unsafe { pointer(to).write_bytes(value, len) },
             Self::Run(kernel) => kernel.run(),
             Self::Record { event, ticket } => event.complete(ticket),
@@ -50,21 +51,21 @@ impl Op {
     }
 }
 
-/// The queue of a stream.
+/// The queue of operations of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct StreamQueue {
     pub(crate) device: CUdevice,
     ops: VecDeque<Op>,
     enqueued: u64,
     done: u64,
-    /// The captured work, during a capture.
+    /// The work captured so far, if the stream is being captured.
     pub(crate) capture: Option<CapturedWork>,
-    /// The handle was destroyed; the queue is removed when its work has run.
+    /// True after the stream's handle was destroyed. The queue is removed when its enqueued work has run.
     is_destroyed: bool,
 }
 
 impl StreamQueue {
-    /// Enqueues an operation, or captures it.
+    /// Enqueues an operation on the stream, or captures the operation if the stream is being captured.
     pub(crate) fn push(&mut self, op: Op) {
         match &mut self.capture {
             Some(captured) => captured.ops.push(op),
@@ -80,7 +81,7 @@ impl StreamQueue {
     }
 }
 
-/// All streams by handle. The default stream of device n is stream n + 1.
+/// The queues of all streams by handle. The default stream of device `n` has the number `n + 1`.
 #[derive(Debug, Default)]
 pub(crate) struct StreamQueues {
     pub(crate) streams: BTreeMap<u64, StreamQueue>,
@@ -89,7 +90,7 @@ pub(crate) struct StreamQueues {
     last_served: u64,
 }
 
-/// Smaller handles are default streams.
+/// The lower bound of the handles of created streams. Smaller numbers are those of default streams.
 const FIRST_HANDLE: u64 = 0x1000;
 
 static WAKE: Condvar = Condvar::new();
@@ -112,7 +113,8 @@ impl StreamQueues {
         self.last
     }
 
-    /// The number of the stream that a handle refers to on this thread.
+    /// Returns the number of the stream that `handle` refers to. A null handle is the default stream of the current
+    /// device.
     pub(crate) fn number(&self, handle: CUstream) -> Result<u64, CUresult> {
         let number = match handle.addr() as u64 {
             0 => calls::current()? as u64 + 1,
@@ -124,7 +126,8 @@ impl StreamQueues {
         Ok(number)
     }
 
-    /// The stream that a handle refers to on this thread.
+    /// Returns the queue of the stream that `handle` refers to. A null handle is the default stream of the current
+    /// device.
     pub(crate) fn get(&mut self, handle: CUstream) -> Result<&mut StreamQueue, CUresult> {
         let number = self.number(handle)?;
         self.streams.get_mut(&number).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
@@ -142,7 +145,7 @@ impl StreamQueues {
         Ok(())
     }
 
-    /// Takes the next ready operation; streams are served round-robin.
+    /// Removes and returns the next operation that is ready to run. Streams are served round-robin.
     fn next_ready(&mut self) -> Option<(u64, Op)> {
         let served = self.last_served;
         let after_served = |number: &u64| *number <= served;
@@ -177,7 +180,7 @@ impl StreamQueues {
     }
 }
 
-/// Starts the thread once.
+/// Starts the fake GPU's thread, if it is not running.
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -204,17 +207,17 @@ fn run_streams() {
     }
 }
 
-/// Wakes the thread after work was enqueued.
+/// Wakes the fake GPU's thread after work was enqueued.
 pub(crate) fn wake() {
     WAKE.notify_all();
 }
 
-/// Waits until an operation has run, or for the poll interval.
+/// Waits until the fake GPU has run an operation, but at most for the poll interval.
 pub(crate) fn wait_briefly(queues: MutexGuard<'static, StreamQueues>) -> MutexGuard<'static, StreamQueues> {
     WAKE.wait_timeout(queues, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// Waits until all work that is on a stream now has run.
+/// Waits until all work that is enqueued on a stream at the time of the call has run.
 pub(crate) fn wait_for(mut queues: MutexGuard<'static, StreamQueues>, number: u64) {
     let goal = queues.streams.get(&number).map_or(0, |queue| queue.enqueued);
     while queues.streams.get(&number).is_some_and(|queue| queue.done < goal) {
@@ -222,7 +225,7 @@ pub(crate) fn wait_for(mut queues: MutexGuard<'static, StreamQueues>, number: u6
     }
 }
 
-/// Waits until all work that is on any stream now has run.
+/// Waits until all work that is enqueued on any stream at the time of the call has run.
 pub(crate) fn wait_for_all() {
     let goals: Vec<_> = queues().streams.iter().map(|(number, queue)| (*number, queue.enqueued)).collect();
     let mut queues = queues();
@@ -233,7 +236,7 @@ pub(crate) fn wait_for_all() {
     }
 }
 
-/// The number of streams without the default streams.
+/// Returns the number of streams, without the default streams.
 pub(crate) fn stream_count() -> u64 {
     let queues = queues();
     queues.streams.iter().filter(|(number, queue)| **number >= FIRST_HANDLE && !queue.is_destroyed).count()

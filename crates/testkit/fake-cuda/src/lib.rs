@@ -1,4 +1,4 @@
-//! A CUDA driver without a GPU, for tests: a shared library that the loader finds as `libcuda.so.1`.
+//! A fake CUDA driver without a GPU, for tests: a shared library that the loader finds as `libcuda.so.1`.
 //!
 //! | module | contents |
 //! |---|---|
@@ -54,7 +54,7 @@ use std::ptr;
 
 use bindings::*;
 
-/// All functions in one module.
+/// Collects the driver functions of all modules, so that they can be looked up by name.
 mod api {
     pub(crate) use crate::buffers::*;
     pub(crate) use crate::devices::*;
@@ -66,7 +66,7 @@ mod api {
 
 macro_rules! define_table {
     ($($need:ident $name:ident: $pfn:ident, $version:literal;)*) => {
-        /// A function, and the driver version that introduced it.
+        /// Finds a driver function by name. Returns its address and the driver version that introduced it.
         fn find(name: &str) -> Option<(*mut c_void, c_int)> {
             match name {
                 $(stringify!($name) => {
@@ -81,7 +81,8 @@ macro_rules! define_table {
 
 bindings::for_each_entry!(define_table);
 
-/// The only symbol that is looked up in the library: returns the other functions by name.
+/// Returns a function of the fake driver by name. This is the only CUDA symbol that programs look up in the library
+/// itself.
 ///
 /// # Safety
 /// As the driver's: `symbol` is a C string, `address` is writable, and `status` is writable or null.
@@ -93,7 +94,7 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     _flags: u64,
     status: *mut c_int,
 ) -> u32 {
-    // SAFETY: the caller passes a C string.
+    // SAFETY: the caller guarantees that `symbol` is a C string.
     let name = unsafe { CStr::from_ptr(symbol) }.to_str().unwrap_or_default();
     let config = config::get();
     let is_hidden = config.no_loader || config.missing.iter().any(|missing| missing == name);

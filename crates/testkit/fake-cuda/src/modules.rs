@@ -1,4 +1,5 @@
-//! Modules and kernels: PTX is parsed only for its version and kernel names; the kernels of `kernels/` are emulated.
+//! The fake driver's modules and kernels. Only the version and the kernel names of PTX are parsed; the kernels of
+//! `kernels/` are emulated.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -11,11 +12,11 @@ use crate::calls::{self, api, ensure, read_input, write_output};
 use crate::gpu::{self, Op};
 use crate::{config, streams};
 
-/// The maximum number of threads in a block, and on one multiprocessor.
+/// The maximum number of threads in a block. The constant after it is the maximum on one multiprocessor.
 const MAX_THREADS: c_uint = 1024;
 const MAX_RESIDENT_THREADS: c_int = 2048;
 
-/// A kernel with its arguments.
+/// An emulated kernel with the arguments of its launch.
 #[derive(Debug, Clone)]
 pub(crate) enum Kernel {
     Empty,
@@ -26,7 +27,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// The kernel of this name with its arguments; an error if it is not emulated.
+    /// Returns the emulated kernel with this name and these arguments, or an error if there is none.
     fn from_launch(name: &str, params: *mut *mut c_void) -> Result<Self, CUresult> {
         fn argument<T: Copy>(params: *mut *mut c_void, index: usize) -> Result<T, CUresult> {
             read_input(read_input(params.wrapping_add(index))?.cast::<T>())
@@ -50,7 +51,8 @@ impl Kernel {
         })
     }
 
-    /// Returns whether the kernel can run to completion now, so that a spinning kernel does not block other streams.
+    /// Returns true if the kernel can run to completion now. A kernel that would spin waits in its queue instead, so
+    /// that it does not block other streams.
     pub(crate) fn is_ready(&mut self) -> bool {
         match self {
             Self::WaitThenSet { flag, limit, since, .. } => {
@@ -88,18 +90,18 @@ fn mix(seed: u64) -> u64 {
 }
 
 fn load<T: Copy>(at: u64) -> T {
-    // SAFETY: the caller of the launch keeps the memory mapped until the kernel has run; volatile, because other
-    // threads write it too.
+    // SAFETY: the program that launches a kernel keeps the memory at `at` mapped until the kernel has run. The read is
+    // volatile, because other threads write the memory too.
     unsafe { ptr::with_exposed_provenance::<T>(at as usize).read_volatile() }
 }
 
 fn store<T: Copy>(at: u64, value: T) {
-    // SAFETY: the caller of the launch keeps the memory mapped and writable until the kernel has run; volatile, because
-    // other threads write it too.
+    // SAFETY: the program that launches a kernel keeps the memory at `at` mapped and writable until the kernel has run.
+    // The write is volatile, because other threads write the memory too.
     unsafe { ptr::with_exposed_provenance_mut::<T>(at as usize).write_volatile(value) };
 }
 
-/// A loaded module: its device, and the names of its kernels in order.
+/// A loaded CUDA module: its device, and the names of its kernels in order.
 #[derive(Debug)]
 struct LoadedModule {
     device: CUdevice,
@@ -112,7 +114,8 @@ struct Modules {
     modules: BTreeMap<usize, LoadedModule>,
 }
 
-/// The distance between module handles: a function's handle is its module's handle plus its position.
+/// The distance between the handles of two modules. The handle of a function is its module's handle plus its position
+/// in the module, counted from 1.
 const STEP: usize = 0x1000;
 
 fn modules() -> MutexGuard<'static, Modules> {
@@ -124,7 +127,7 @@ pub(crate) fn count() -> u64 {
     modules().modules.len() as u64
 }
 
-/// The device and the name of a function.
+/// Returns the device and the name of the function with this handle.
 fn function(handle: CUfunction) -> Result<(CUdevice, String), CUresult> {
     let (module, place) = (handle.addr() / STEP * STEP, handle.addr() % STEP);
     let modules = modules();
@@ -134,7 +137,7 @@ fn function(handle: CUfunction) -> Result<(CUdevice, String), CUresult> {
     found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Enqueues a kernel; an error if it is not emulated.
+/// Enqueues a kernel on a stream, or returns an error if the kernel is not emulated.
 fn launch(
     function: CUfunction,
     grid: [c_uint; 3],
@@ -150,7 +153,7 @@ fn launch(
     streams::enqueue(stream, Op::Run(Kernel::from_launch(&name, params)?))
 }
 
-/// The newest PTX version that a driver of some version supports.
+/// Returns the newest PTX version that a driver of the given version supports.
 fn newest_ptx(version: c_int) -> (u32, u32) {
     match (version / 1000, version % 1000 / 10) {
         (..=11, _) => (7, 8),
@@ -161,7 +164,7 @@ fn newest_ptx(version: c_int) -> (u32, u32) {
     }
 }
 
-/// The kernel names of a PTX text, or the error of loading it.
+/// Returns the names of the kernels in a PTX text, or the error that loading the text causes.
 fn entries(text: &str) -> Result<Vec<String>, (CUresult, String)> {
     let version = text.lines().find_map(|line| line.trim().strip_prefix(".version")).map(str::trim);
     let parsed = version.and_then(|version| version.split_once('.'));
@@ -182,7 +185,7 @@ fn entries(text: &str) -> Result<Vec<String>, (CUresult, String)> {
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Writes to the caller's error log, if there is one.
+/// Writes a message to the error log buffer that the caller of the driver passed, if there is one.
 fn log(
     message: &str,
     count: c_uint,
@@ -199,21 +202,21 @@ fn log(
         }
     }
     if !buffer.is_null() && buffer_len > message.len() {
-        // SAFETY: the caller's buffer has the given length.
+        // SAFETY: the caller's log buffer has `buffer_len` bytes, which are more than the message has.
         unsafe { ptr::copy_nonoverlapping(message.as_ptr(), buffer, message.len()) };
     }
     Ok(())
 }
 
 api! {
-    // A real driver waits here for all running work.
+    // `cuModuleLoadDataEx` waits for all running work, as in a real driver.
     Context fn cuModuleLoadDataEx(
         module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option,
         values: *mut *mut c_void,
     ) {
         gpu::wait_for_all();
         ensure(!image.is_null(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: the caller passes a null-terminated text.
+        // SAFETY: `image` is not null, and the driver's contract requires a null-terminated PTX text.
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_str();
         let text = text.map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?;
         let entries = match entries(text) {
@@ -236,7 +239,7 @@ api! {
     }
 
     Context fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) {
-        // SAFETY: the caller passes a C string.
+        // SAFETY: the driver's contract requires that `name` is a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
         let modules = modules();
         let found = modules.modules.get(&module.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
@@ -261,7 +264,8 @@ api! {
         launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], stream, params)
     }
 
-    // A programmatic launch also runs in order, because emulated kernels do not wait for preceding work.
+    // A programmatic launch (one that may start before preceding work ends) also runs in stream order, because emulated
+    // kernels do not wait for preceding work.
     Context fn cuLaunchKernelEx(
         config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, _extra: *mut *mut c_void,
     ) {

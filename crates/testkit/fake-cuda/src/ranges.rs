@@ -1,4 +1,4 @@
-//! The address ranges that the driver knows, and the access rights to them.
+//! The address ranges that the fake CUDA driver knows, and the devices' access rights to them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use crate::bindings::*;
 use crate::calls::{CallResult, ensure};
 use crate::vmm::FakeMemory;
 
-/// The memory of an address range.
+/// An address range that the fake driver knows: its length and the kind of its memory.
 #[derive(Debug)]
 pub(crate) struct AddressRange {
     pub(crate) len: usize,
@@ -16,7 +16,7 @@ pub(crate) struct AddressRange {
 
 #[derive(Debug)]
 pub(crate) enum RangeKind {
-    /// A mapped allocation, with the rights of each device.
+    /// A mapped allocation, with the access rights of each device.
     Map { memory: Arc<FakeMemory>, rights: BTreeMap<CUdevice, CUmemAccess_flags> },
     /// A buffer from `cuMemAlloc`.
     Malloc { memory: FakeMemory },
@@ -29,7 +29,7 @@ pub(crate) enum RangeKind {
 }
 
 impl RangeKind {
-    /// The device that owns the memory; `None` for host memory.
+    /// Returns the device that owns the memory, or `None` for host memory.
     pub(crate) fn device(&self) -> Option<CUdevice> {
         match self {
             Self::Map { memory, .. } => memory.device(),
@@ -49,7 +49,7 @@ impl RangeKind {
     }
 }
 
-/// All ranges by start address.
+/// All known address ranges by start address.
 pub(crate) type Ranges = BTreeMap<u64, AddressRange>;
 
 pub(crate) fn all() -> MutexGuard<'static, Ranges> {
@@ -57,19 +57,19 @@ pub(crate) fn all() -> MutexGuard<'static, Ranges> {
     RANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The range that contains an address.
+/// Returns the start and the description of the address range that contains an address.
 pub(crate) fn containing(ranges: &Ranges, at: u64) -> Option<(u64, &AddressRange)> {
     let (&start, range) = ranges.range(..=at).next_back()?;
     (at - start < range.len as u64).then_some((start, range))
 }
 
-/// Returns whether the given addresses overlap a range.
+/// Returns true if `len` bytes from address `at` overlap a known address range.
 pub(crate) fn overlap(ranges: &Ranges, at: u64, len: usize) -> bool {
     let last = ranges.range(..at.saturating_add(len as u64)).next_back();
     last.is_some_and(|(start, range)| start + range.len as u64 > at)
 }
 
-/// Checks that a device has the needed access rights to all addresses of a range.
+/// Returns an error unless a device has the needed access rights to all `len` bytes from address `at`.
 pub(crate) fn check(device: CUdevice, at: u64, len: usize, needed: CUmemAccess_flags) -> CallResult {
     let ranges = all();
     let (mut next, end) = (at, at.checked_add(len as u64).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
@@ -82,7 +82,7 @@ pub(crate) fn check(device: CUdevice, at: u64, len: usize, needed: CUmemAccess_f
     Ok(())
 }
 
-/// The number of ranges by kind.
+/// The numbers of known address ranges of each kind.
 #[derive(Debug, Default)]
 pub(crate) struct RangeCounts {
     pub(crate) maps: u64,

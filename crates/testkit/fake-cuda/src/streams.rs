@@ -1,4 +1,4 @@
-//! Streams, copies, fills and graphs.
+//! The fake driver's streams, copies, fills and graphs.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uchar, c_uint, c_ulonglong, c_void};
@@ -19,11 +19,11 @@ struct Graphs {
     last: usize,
     captured: BTreeMap<usize, Arc<CapturedWork>>,
     ready: BTreeMap<usize, Arc<CapturedWork>>,
-    /// User objects that no graph owns yet.
+    /// CUDA user objects that no graph owns yet.
     objects: BTreeMap<usize, UserObject>,
 }
 
-/// Work that is being captured, or was.
+/// The operations that a stream capture has recorded, and the user objects that they need.
 #[derive(Debug, Default)]
 pub(crate) struct CapturedWork {
     number: usize,
@@ -31,7 +31,7 @@ pub(crate) struct CapturedWork {
     objects: Vec<UserObject>,
 }
 
-/// A value that is destroyed with the last graph that holds it.
+/// A CUDA user object: a value that is destroyed with the last graph that holds it.
 #[derive(Debug)]
 struct UserObject {
     address: usize,
@@ -41,7 +41,8 @@ struct UserObject {
 impl Drop for UserObject {
     fn drop(&mut self) {
         if let Some(destroy) = self.destroy {
-            // SAFETY: the creator of the object passed the function and its argument for this one call.
+            // SAFETY: the creator of the user object passed `destroy` and its argument for exactly one call, which is
+            // this one.
             unsafe { destroy(ptr::with_exposed_provenance_mut(self.address)) };
         }
     }
@@ -65,7 +66,7 @@ impl Graphs {
 }
 
 impl gpu::StreamQueues {
-    /// The capture in progress with this number.
+    /// Returns the work of the stream capture in progress with this number.
     fn capture_in_progress(&mut self, number: usize) -> Option<&mut CapturedWork> {
         self.streams
             .values_mut()
@@ -79,7 +80,7 @@ pub(crate) fn graph_count() -> u64 {
     (graphs.captured.len() + graphs.ready.len() + graphs.objects.len()) as u64
 }
 
-/// Enqueues work on a stream of the current context's device.
+/// Enqueues an operation on a stream, which must belong to the current context's device.
 pub(crate) fn enqueue(stream: CUstream, op: Op) -> CallResult {
     let mut queues = gpu::queues();
     let queue = queues.get(stream)?;
@@ -89,7 +90,7 @@ pub(crate) fn enqueue(stream: CUstream, op: Op) -> CallResult {
     Ok(())
 }
 
-/// The device of a stream.
+/// Returns the device of a stream.
 pub(crate) fn device_of(stream: CUstream) -> Result<CUdevice, CUresult> {
     Ok(gpu::queues().get(stream)?.device)
 }
@@ -141,7 +142,7 @@ api! {
         Ok(())
     }
 
-    // The capture ends even if the call fails. No context needs to be current.
+    // `cuStreamEndCapture` ends the capture even if the call fails, and does not need a current context.
     InitUncounted fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
         let captured = gpu::queues().get(stream)?.capture.take();
         let captured = captured.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;

@@ -1,4 +1,5 @@
-//! Virtual memory management: allocations are memfds; addresses are reserved with `PROT_NONE` and mapped over.
+//! The fake driver's virtual memory management: allocations are memfds; addresses are reserved with `PROT_NONE`, and
+//! mappings replace parts of the reservation.
 //!
 //! The location of memory and its handle types are encoded in the memfd's name, so that they are sent with the
 //! descriptor.
@@ -18,19 +19,19 @@ use crate::calls::{CallResult, api, ensure, read_input, write_output};
 use crate::devices::{self, TOTAL};
 use crate::ranges::{self, AddressRange, RangeKind};
 
-/// The granularity of all memory.
+/// The allocation granularity of all memory of the fake driver: 2 MiB.
 pub(crate) const GRANULE: usize = 2 << 20;
 
-/// The prefix of the memfd name of every allocation.
+/// The prefix of the memfd names of all allocations.
 const NAME: &str = "wholemem-fake-cuda";
 
 const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// The maximum number of devices.
+/// The maximum number of fake devices.
 const MAX_DEVICES: usize = 64;
 
-/// Used bytes on each device.
+/// The number of allocated bytes on each device.
 static USED: [AtomicUsize; MAX_DEVICES] = [const { AtomicUsize::new(0) }; MAX_DEVICES];
 
 pub(crate) fn used_by(device: usize) -> usize {
@@ -41,7 +42,7 @@ pub(crate) fn used_by_all() -> u64 {
     USED.iter().map(|used| used.load(Ordering::Relaxed) as u64).sum()
 }
 
-/// The location of memory, and the handle types it can be shared as.
+/// The location of an allocation, and the types of handles by which it can be shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryInfo {
     pub(crate) location: u32,
@@ -80,7 +81,8 @@ impl MemoryInfo {
         format!("{NAME}:{location}:{id}:{handles}:{rdma}")
     }
 
-    /// Parses the link target of a descriptor; `None` if it is not memory of this driver.
+    /// Parses the link target of a memfd in `/proc/self/fd`. Returns `None` if the memfd is not an allocation of this
+    /// driver.
     fn parse(link: &str) -> Option<Self> {
         let fields = link.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
         let mut fields = fields.strip_prefix(NAME)?.strip_prefix(':')?.split(':');
@@ -95,7 +97,8 @@ impl MemoryInfo {
     }
 }
 
-/// Physical memory. It counts as used until its last handle and its last mapping are gone.
+/// Physical memory of a device or the host. It counts as used until its last handle is released and its last mapping is
+/// removed.
 #[derive(Debug)]
 pub(crate) struct FakeMemory {
     pub(crate) fd: OwnedFd,
@@ -120,7 +123,7 @@ impl FakeMemory {
         Ok(Self::own(fd, len, info))
     }
 
-    /// The device of the memory; `None` for host memory.
+    /// Returns the device on which the memory is, or `None` for host memory.
     pub(crate) fn device(&self) -> Option<CUdevice> {
         self.info.device().map(|device| device as CUdevice)
     }
@@ -134,14 +137,15 @@ impl Drop for FakeMemory {
     }
 }
 
-/// Allocations and reservations of this process.
+/// The allocations and address reservations of this process.
 #[derive(Debug, Default)]
 struct VmmState {
     last_handle: u64,
     handles: BTreeMap<u64, Arc<FakeMemory>>,
-    /// The handles that were imported from a descriptor.
+    /// The allocation handles that were imported from a file descriptor.
     imported: BTreeSet<u64>,
-    /// Memory by file, so that memory which the creating process imports again is counted once.
+    /// The allocations by device and inode of their files. Memory that the creating process imports again is counted
+    /// once.
     files: HashMap<(u64, u64), Weak<FakeMemory>>,
     reservations: BTreeMap<u64, usize>,
 }
@@ -190,7 +194,7 @@ fn import(fd: RawFd) -> Result<u64, CUresult> {
     let link = link.map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let info = link.to_str().and_then(MemoryInfo::parse).filter(|info| info.handles & FD.0 != 0);
     let info = info.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: the link was just read from this open descriptor, which the caller holds until the call returns.
+    // SAFETY: `fd` is open, because its link was just read, and the caller keeps it open until this call returns.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let (file, len) = file(fd)?;
     let mut state = state();
@@ -208,12 +212,12 @@ fn import(fd: RawFd) -> Result<u64, CUresult> {
     Ok(handle)
 }
 
-/// Reserves addresses at a multiple of `align`; at `wanted` if that range is free.
+/// Reserves addresses: at `wanted` if that range is free, otherwise at a multiple of `align`.
 fn reserve(len: usize, align: usize, wanted: u64) -> Result<u64, CUresult> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     if wanted != 0 {
         let fixed = flags | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: `FIXED_NOREPLACE` replaces no mapping.
+        // SAFETY: `FIXED_NOREPLACE` makes the call fail if the range overlaps a mapping, so no mapping is replaced.
         let at = unsafe { rustix::mm::mmap_anonymous(pointer(wanted), len, ProtFlags::empty(), fixed) };
         if let Ok(at) = at {
             return Ok(at.expose_provenance() as u64);
@@ -221,23 +225,24 @@ fn reserve(len: usize, align: usize, wanted: u64) -> Result<u64, CUresult> {
     }
     let out_of_memory = |_| CUresult::CUDA_ERROR_OUT_OF_MEMORY;
     let longer = len.checked_add(align).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-    // SAFETY: the kernel chooses a free range.
+    // SAFETY: the address is null and `FIXED` is not set, so the kernel chooses a free range and replaces no mapping.
     let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), longer, ProtFlags::empty(), flags) };
     let start = start.map_err(out_of_memory)?.expose_provenance();
     let at = start.next_multiple_of(align);
     for (from, to) in [(start, at), (at + len, start + longer)] {
         if from < to {
-            // SAFETY: the parts before and after the aligned range were just mapped, and no other code uses them.
+            // SAFETY: the ranges before and after the aligned one were mapped above, and no other code uses them.
             unsafe { rustix::mm::munmap(pointer(from as u64), to - from) }.map_err(out_of_memory)?;
         }
     }
     Ok(at as u64)
 }
 
-/// Unmaps memory; its addresses stay reserved.
+/// Unmaps memory, and keeps its addresses reserved.
 fn unmap_reserved(at: u64, len: usize) -> CallResult {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the range is a mapping of this driver inside a reservation, and the caller gave it up.
+    // SAFETY: the range is a mapping of this driver inside a reservation, and the program under test requested that it
+    // is unmapped.
     unsafe { rustix::mm::mmap_anonymous(pointer(at), len, ProtFlags::empty(), flags) }
         .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
     Ok(())
@@ -249,12 +254,14 @@ fn protect(at: u64, len: usize, highest: u32) -> CallResult {
         1 => MprotectFlags::READ,
         _ => MprotectFlags::READ | MprotectFlags::WRITE,
     };
-    // SAFETY: the range is a mapping of this driver; an access without rights is an error of the test.
+    // SAFETY: the range is a mapping of this driver. If a program accesses it without the rights, the program under
+    // test has a defect.
     unsafe { rustix::mm::mprotect(pointer(at), len, flags) }
         .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
-/// The start addresses of the mappings that form exactly this range.
+/// Returns the start addresses of the mappings that together form exactly the given range, or an error if there are
+/// none.
 fn maps_in(ranges: &ranges::Ranges, at: u64, len: usize) -> Result<Vec<u64>, CUresult> {
     let (mut next, end, mut found) = (at, at + len as u64, Vec::new());
     while next < end {
@@ -281,7 +288,7 @@ api! {
         let info = MemoryInfo::of(&read_input(prop)?)?;
         let is_valid = len > 0 && len.is_multiple_of(GRANULE);
         ensure(flags == 0 && is_valid, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // There is no IMEX service.
+        // Fabric handles are refused, as on a machine without the IMEX service.
         ensure(info.handles & FABRIC == 0, CUresult::CUDA_ERROR_NOT_PERMITTED)?;
         let memory = Arc::new(FakeMemory::create(len, info)?);
         let (file, _) = file(memory.fd.as_fd())?;
@@ -316,7 +323,7 @@ api! {
         ensure(is_whole, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         ensure(!ranges::overlap(&ranges::all(), at, len), CUresult::CUDA_ERROR_INVALID_VALUE)?;
         state.reservations.remove(&at);
-        // SAFETY: a reservation of this driver in which nothing is mapped.
+        // SAFETY: the range is a whole reservation of this driver, in which nothing is mapped.
         unsafe { rustix::mm::munmap(pointer(at), len) }.map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
     }
 
@@ -331,7 +338,7 @@ api! {
         let mut ranges = ranges::all();
         ensure(!ranges::overlap(&ranges, at, len), CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let (none, how) = (ProtFlags::empty(), MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: an unmapped part of a reservation of this driver.
+        // SAFETY: the replaced range is an unmapped part of a reservation of this driver.
         unsafe { rustix::mm::mmap(pointer(at), len, none, how, &memory.fd, 0) }
             .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
         ranges.insert(at, AddressRange { len, kind: RangeKind::Map { memory, rights: BTreeMap::new() } });
@@ -378,7 +385,7 @@ api! {
         ensure(is_shareable && is_own, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let fd = memory.fd.try_clone().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
         write_output(target.cast::<RawFd>(), fd.as_raw_fd())?;
-        // The caller owns the descriptor now.
+        // The caller of the driver owns the exported descriptor from now on.
         let _ = fd.into_raw_fd();
         Ok(())
     }
@@ -388,7 +395,7 @@ api! {
     ) {
         match kind {
             FD => write_output(handle, import(source.addr() as RawFd)?),
-            // Memory of other nodes is not accessible.
+            // Only file descriptors can be imported: memory of other nodes (fabric handles) is not accessible.
             _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         }
     }
@@ -429,7 +436,7 @@ api! {
         };
         let fd = memory.fd.try_clone().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
         write_output(target.cast::<RawFd>(), fd.as_raw_fd())?;
-        // The caller owns the descriptor now.
+        // The caller of the driver owns the exported descriptor from now on.
         let _ = fd.into_raw_fd();
         Ok(())
     }
@@ -438,7 +445,7 @@ api! {
 /// Maps memory with read and write access at an address that the kernel chooses.
 pub(crate) fn map_anywhere(fd: &OwnedFd, len: usize) -> Result<u64, CUresult> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses a free range.
+    // SAFETY: the address is null and `FIXED` is not set, so the kernel chooses a free range and replaces no mapping.
     unsafe { rustix::mm::mmap(ptr::null_mut(), len, rights, MapFlags::SHARED, fd, 0) }
         .map(|at| at.expose_provenance() as u64)
         .map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)
@@ -446,11 +453,11 @@ pub(crate) fn map_anywhere(fd: &OwnedFd, len: usize) -> Result<u64, CUresult> {
 
 /// Unmaps memory that [`map_anywhere`] mapped.
 pub(crate) fn unmap(at: u64, len: usize) -> CallResult {
-    // SAFETY: a mapping of this driver that its user gave up.
+    // SAFETY: the range is a mapping of this driver from `map_anywhere`, and its owner releases it.
     unsafe { rustix::mm::munmap(pointer(at), len) }.map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
-/// Opens a descriptor of another process.
+/// Opens a file descriptor of another process.
 pub(crate) fn descriptor_of(process: u32, fd: RawFd) -> Result<OwnedFd, CUresult> {
     let path = format!("/proc/{process}/fd/{fd}");
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);

@@ -1,4 +1,4 @@
-//! Required behaviour of memory on every backend.
+//! Test cases for memory, which every backend must pass.
 
 use wholemem_hal::{Allocation, Attempt, Backend, Error, Grant, HandleKind, Mapping, Reservation, Rights};
 
@@ -36,7 +36,7 @@ pub fn an_imported_handle_refers_to_the_same_memory(backend: &Backend) {
     stream(&device)
         .write(&created.map(Rights::ReadWrite).unwrap().span(last, 64).unwrap(), &written)
         .unwrap();
-    // The imported reference keeps the memory alive.
+    // After the created allocation is dropped, the imported allocation keeps the memory alive.
     drop(created);
     let map = received.map(Rights::Read).unwrap();
     map.grant(&[Grant { device: other.id(), rights: Rights::Read }]).unwrap();
@@ -47,7 +47,7 @@ pub fn an_imported_handle_refers_to_the_same_memory(backend: &Backend) {
 pub fn a_read_only_handle_allows_no_writable_mapping(backend: &Backend) {
     let device = first(backend);
     let created = device.allocate(granule(&device)).unwrap();
-    // An earlier read-write export does not affect a read-only one.
+    // A read-write handle is exported first, because it must not affect the rights of a later read-only handle.
     drop(created.export(HandleKind::Fd, Rights::ReadWrite).unwrap());
     let handle = match created.export(HandleKind::Fd, Rights::Read) {
         Err(Error::Unsupported { .. }) => return crate::skipped("this device has no read-only handles"),
@@ -81,7 +81,7 @@ pub fn adjacent_mappings_are_contiguous(backend: &Backend) {
     let written = pattern(4, step);
     stream(&other).write(&left.all(), &written).unwrap();
     stream(&device).copy(&right.span(step, step).unwrap(), &left.all()).unwrap();
-    // A stream of the other device may read the copied bytes only after this stream was synchronized.
+    // The copying stream is synchronized, because a stream of the other device reads the copied bytes next.
     let copier = stream(&device);
     copier.copy(&right.span(0, step).unwrap(), &left.all()).unwrap();
     copier.synchronize(wholemem_os::Deadline::NEVER).unwrap();
@@ -147,7 +147,7 @@ pub fn rights_are_per_device_and_never_shrink(backend: &Backend) {
     assert_eq!(stream.write(&span, &buffer).unwrap_err(), denied(Rights::Read, Rights::ReadWrite));
     map.grant(&[Grant { device: other.id(), rights: Rights::ReadWrite }]).unwrap();
     stream.write(&span, &buffer).unwrap();
-    // Rights never shrink.
+    // Granting fewer rights to a device does not reduce its rights.
     map.grant(&[Grant { device: other.id(), rights: Rights::None }]).unwrap();
     assert_eq!(map.rights_of(other.id()), Rights::ReadWrite);
 }
@@ -157,7 +157,7 @@ pub fn reservations_honor_alignment_and_address(backend: &Backend) {
     let step = granule(&device);
     let aligned = Reservation::create_aligned(backend, step, 8 << 20).unwrap();
     assert_eq!(aligned.address() % (8 << 20), 0);
-    // The range belongs to a live reservation, so reserving it again must fail.
+    // The address range belongs to a live reservation, so reserving it again must fail.
     let occupied = Reservation::create_at(backend, step, aligned.address());
     assert!(matches!(occupied, Err(Error::Failed { attempt: Attempt::Reserve { .. }, .. })), "{occupied:?}");
 }

@@ -1,4 +1,4 @@
-//! One suite for all backends: required behaviour, required errors, and paths for fault sweeps.
+//! A conformance suite for all backends: required behaviour, required errors, and code paths for fault sweeps.
 //!
 //! A case takes an open backend and uses the safe types as a user would. It accesses bytes through streams, so that it
 //! also works for memory that the CPU cannot address. [`conformance!`](crate::conformance!) defines a test of each case
@@ -26,7 +26,7 @@ pub mod rejections;
 
 use wholemem_hal::{Backend, Device, Mapping, Rights, Span, Stream};
 
-/// Defines a module of tests, one per case, that open their backend with `$open`.
+/// Defines a module with one test for each conformance case. Each test opens its backend with `$open`.
 #[macro_export]
 macro_rules! conformance {
     ($suite:ident, $open:expr) => {
@@ -94,7 +94,7 @@ fn first(backend: &Backend) -> Device {
     backend.device(0).expect("the backend has no device")
 }
 
-/// The second device, or the first if there is only one.
+/// Returns the backend's second device, or its first device if there is only one.
 fn second(backend: &Backend) -> Device {
     backend.device(1).unwrap_or_else(|_| first(backend))
 }
@@ -112,14 +112,14 @@ fn stream(device: &Device) -> Stream {
     device.stream().expect("cannot create a stream")
 }
 
-/// The bytes that a stream of the device reads from the span.
+/// Returns the bytes that a stream of the device reads from a span of memory.
 fn seen(device: &Device, span: &Span) -> Vec<u8> {
     let mut bytes = vec![0xEE; span.len()];
     stream(device).read(span, &mut bytes).expect("cannot read the span");
     bytes
 }
 
-/// Bytes that differ by position and by seed.
+/// Returns `len` bytes that differ by position and by seed.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     let mut state = u32::from(seed).wrapping_mul(2_654_435_769) | 1;
     let next = |_| {

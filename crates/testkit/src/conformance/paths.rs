@@ -1,4 +1,4 @@
-//! Paths through the interface that together make every raw call, for the fault sweeps of [`crate::sweep`].
+//! Code paths that together make every raw call of a backend, for the fault sweeps of [`crate::sweep`].
 //!
 //! They return every error, and assume nothing that an injected failure would break.
 
@@ -10,7 +10,7 @@ use wholemem_hal::{
 };
 use wholemem_os::Deadline;
 
-/// Creates, reserves, maps, grants, populates, inspects, and releases everything explicitly.
+/// Creates, reserves, maps, grants, populates and inspects memory, and releases everything explicitly.
 ///
 /// # Errors
 /// Returns the first error of a call.
@@ -32,7 +32,7 @@ pub fn memory(backend: &Backend) -> Result<()> {
     reservation.free()
 }
 
-/// Exports and imports memory, with both kinds of rights, and releases everything by drop.
+/// Exports and imports memory, both read-write and read-only, and releases everything by dropping it.
 ///
 /// # Errors
 /// Returns the first error of a call.
@@ -50,7 +50,7 @@ pub fn sharing(backend: &Backend) -> Result<()> {
     }
     drop(here);
     let event = Event::create(&device, EventKind::Shared)?;
-    // Only other processes can open CUDA IPC handles.
+    // A CUDA IPC handle is not imported, because only another process can open it.
     if let handle @ EventHandle::Fd(_) = event.export()? {
         Event::import(&device, handle)?;
     }
@@ -76,12 +76,12 @@ pub fn work(backend: &Backend) -> Result<()> {
     stream.fill(&map.all(), 1)?;
     stream.copy(&map.span(0, 100)?, &buffer.all())?;
     let graph = stream.capture(|stream| stream.fill(&map.span(0, 10)?, 2))?;
-    // More work than fits one batch of operands.
+    // Enqueues work with more operands than fit into one batch of operands that the stream keeps alive.
     for _ in 0..20 {
         graph.launch(&stream)?;
         stream.copy(&map.span(0, 100)?, &buffer.all())?;
     }
-    // SAFETY: the kernel has no parameters and an empty body.
+    // SAFETY: the only kernel in the image has no parameters and an empty body.
     let function = unsafe { Module::load(&device, &IMAGE) }?.function("nothing")?;
     function.occupancy(1, 0)?;
     // SAFETY: the kernel takes no arguments and accesses no memory.
@@ -94,12 +94,12 @@ pub fn work(backend: &Backend) -> Result<()> {
     end.wait(Deadline::NEVER)?;
     start.elapsed(&end)?;
     other.synchronize(Deadline::NEVER)?;
-    // Work that is still in flight when its operands are dropped.
+    // This fill is still in flight when its operands are dropped.
     stream.fill(&map.all(), 3)
 }
 
-/// A path for fault sweeps.
+/// A code path that a fault sweep runs once for each call of the path, with that call failing.
 pub type Path = fn(&Backend) -> Result<()>;
 
-/// All paths by name.
+/// All code paths for fault sweeps, with their names.
 pub const ALL: [(&str, Path); 3] = [("memory", memory), ("sharing", sharing), ("work", work)];

@@ -1,4 +1,4 @@
-//! Required behaviour of streams, events, graphs and kernels on every backend.
+//! Test cases for streams, events, graphs and kernels, which every backend must pass.
 
 #![allow(unsafe_code, reason = "a kernel launch is unsafe")]
 
@@ -39,7 +39,7 @@ pub fn an_event_orders_two_streams(backend: &Backend) {
         writer.record(&event).unwrap();
         reader.await_event(&event).unwrap();
         reader.copy(&span(64), &span(0)).unwrap();
-        // A later record does not prolong a wait that is already enqueued.
+        // A later record of the event does not prolong a wait that is already enqueued.
         writer.record(&event).unwrap();
         reader.synchronize(Deadline::NEVER).unwrap();
         assert_eq!(seen(&device, &span(64)), [value; 64]);
@@ -59,7 +59,7 @@ pub fn a_wait_ignores_later_records(backend: &Backend) {
         writer.record(&event).unwrap();
         reader.await_event(&event).unwrap();
         reader.copy(&span(64), &span(0)).unwrap();
-        // A later record on an idle stream does not end the wait early.
+        // A later record of the event on an idle stream does not end an enqueued wait early.
         third.record(&event).unwrap();
         reader.synchronize(Deadline::NEVER).unwrap();
         assert_eq!(seen(&device, &span(64)), [value; 64]);
@@ -90,7 +90,8 @@ pub fn a_dropped_stream_still_runs_its_work(backend: &Backend) {
     dropped.fill(&source.all(), 9).unwrap();
     dropped.copy(&target.all(), &source.all()).unwrap();
     drop((dropped, source));
-    // Each call of `collect` may run one operation and does not block; in the end the stream is released.
+    // Each call of `collect` may run one operation and does not block. When all operations have run, the dropped stream
+    // is released.
     while backend.collect() > 0 {
         std::thread::yield_now();
     }
@@ -108,7 +109,7 @@ pub fn a_graph_can_be_launched_repeatedly(backend: &Backend) {
     stream.write(&source, &[5; 64]).unwrap();
     let graph = stream.capture(|stream| stream.copy(&span(0), &source)).unwrap();
     assert_eq!(seen(&device, &span(0)), [0; 64], "a capture runs no work");
-    // Only the graph holds its source now.
+    // After this drop, only the graph keeps the source of its copy alive.
     drop((source, source_map));
     for _ in 0..3 {
         stream.write(&span(0), &[0; 64]).unwrap();
@@ -144,7 +145,7 @@ pub fn a_failed_capture_leaves_the_stream_usable(backend: &Backend) {
 
 pub fn long_reads_and_writes_are_complete(backend: &Backend) {
     let device = first(backend);
-    // Longer than any staging buffer, and not a multiple of a power of two.
+    // The length exceeds that of any staging buffer, and is not a multiple of a large power of two.
     let len: usize = (9 << 20) + 12_345;
     let step = granule(&device);
     let map = mapped(&device, (len + 77).div_ceil(step));
@@ -155,7 +156,8 @@ pub fn long_reads_and_writes_are_complete(backend: &Backend) {
     assert_eq!(seen(&device, &map.span(0, 77).unwrap()), [0; 77]);
 }
 
-/// Sets each byte to its index plus a number; the arguments are an address, a length and the number.
+/// A kernel that sets each byte of a range to its index plus a number. Its arguments are an address, a length and that
+/// number.
 const ADD_INDEX: KernelImage =
     KernelImage { ptx: Some(crate::cuda::TESTING_PTX), host: &[("add_index", add_index)] };
 
@@ -165,7 +167,7 @@ unsafe fn add_index(shape: &LaunchShape, args: &Args) {
     };
     assert_eq!(LaunchShape { programmatic: false, ..*shape }, LaunchShape::linear(1, 32));
     let at = wholemem_hal::raw::Address(at).to_host().expect("not null");
-    // SAFETY: the launch passes a mapped, writable range of this length.
+    // SAFETY: the test launches this kernel with the address of a mapped, writable range of `len` bytes.
     let bytes = unsafe { wholemem_os::SharedSlice::new(at, len as usize, true) };
     let values: Vec<u8> = (0..len).map(|index| (index + add).to_le_bytes()[0]).collect();
     bytes.write_at(0, &values).expect("in range");
@@ -173,7 +175,7 @@ unsafe fn add_index(shape: &LaunchShape, args: &Args) {
 
 pub fn a_kernel_receives_its_arguments(backend: &Backend) {
     let device = first(backend);
-    // SAFETY: the launches below pass the parameters of the only function.
+    // SAFETY: all launches below pass the parameters that `add_index`, the only kernel in the module, takes.
     let module = unsafe { Module::load(&device, &ADD_INDEX) }.unwrap();
     let missing = module.function("no_such_kernel").map(drop);
     let name = "no_such_kernel".to_owned();
@@ -186,16 +188,19 @@ pub fn a_kernel_receives_its_arguments(backend: &Backend) {
     let span = map.span(16, 100).unwrap();
     let args = Args::new().u64(span.address()).u32(100).u32(7);
     let stream = stream(&device);
-    // SAFETY: the arguments are an address, a length and a number, and the span is held.
+    // SAFETY: `args` has the address, length and number that `add_index` takes, and the stream holds the span until the
+    // kernel has run.
     unsafe { stream.launch(&function, &LaunchShape::linear(1, 32), &args, std::slice::from_ref(&span)) }
         .unwrap();
     stream.synchronize(Deadline::NEVER).unwrap();
     assert!(seen(&device, &span).into_iter().eq(7..107));
 
-    // A programmatic launch, with no preceding work that the kernel would have to wait for.
+    // A programmatic launch may start before preceding work ends. Here no preceding work is left that the kernel would
+    // have to wait for.
     let args = Args::new().u64(span.address()).u32(100).u32(9);
     let shape = LaunchShape::linear(1, 32).programmatic();
-    // SAFETY: the arguments are an address, a length and a number, and the span is held until the kernel has run.
+    // SAFETY: `args` has the address, length and number that `add_index` takes, and the stream holds the span until the
+    // kernel has run.
     unsafe { stream.launch(&function, &shape, &args, std::slice::from_ref(&span)) }.unwrap();
     drop(function);
     stream.synchronize(Deadline::NEVER).unwrap();

@@ -1,4 +1,4 @@
-//! Invalid calls that every backend must reject, with the exact error.
+//! Test cases with invalid calls, which every backend must reject with an exact error.
 
 use wholemem_hal::{
     Allocation, AllocationSpec, Attempt, Backend, Capability, DeviceId, Error, Event, EventKind, Grant,
@@ -149,7 +149,7 @@ pub fn events_of_another_device_cannot_be_recorded(backend: &Backend) {
     let (expected, found) = (device.label(), other.label());
     let refused = Error::WrongDevice { attempt: Attempt::Record, expected, found };
     assert_eq!(stream(&device).record(&event), Err(refused));
-    // Waiting for an event of another device is allowed.
+    // A stream may wait for an event of another device.
     stream(&other).record(&event).unwrap();
     stream(&device).await_event(&event).unwrap();
 }
