@@ -1,5 +1,5 @@
-//! A handler of `SIGSEGV` and `SIGBUS` that reports which named memory was accessed, and then calls the previous
-//! handler.
+//! A signal handler for `SIGSEGV` and `SIGBUS` that reports the name of the memory in which a fault occurred, and
+//! then calls the previous handler.
 //!
 //! A process that writes to read-only memory is killed, and neither the kernel nor a debugger reports what the memory
 //! was. With the handler [installed](install), a fault in [named](NamedRange) memory is first reported on standard
@@ -22,36 +22,36 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::Result;
 use crate::call::call_libc;
 
-/// The maximum number of bytes of a name that are stored.
+/// The maximum number of bytes that are stored of the name of a memory range.
 const NAME_LEN: usize = 200;
 
-/// The number of slots in a table segment.
+/// The number of slots for named memory ranges in one segment of their table.
 const SLOTS: usize = 64;
 
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// The previous action of each signal.
+/// The action of each signal before this module installed its handler.
 static PREVIOUS: [OnceLock<libc::sigaction>; 2] = [OnceLock::new(), OnceLock::new()];
 
 static TABLE: TableSegment = TableSegment::new();
 
-/// A segment of the table of named ranges. Segments are appended and never freed.
+/// A segment of the table of named memory ranges. Segments are appended to the table and never freed.
 struct TableSegment {
     slots: [RangeSlot; SLOTS],
     next: AtomicPtr<TableSegment>,
 }
 
-/// A named range. Its owner changes it while a handler may read it, so it is a seqlock.
+/// A slot for one named memory range. Its owner changes it while a signal handler may read it, so it is a seqlock.
 struct RangeSlot {
     is_used: AtomicBool,
-    /// Whether all access to the range was removed.
+    /// True if this process has removed its access to the memory range.
     is_revoked: AtomicBool,
-    /// The sequence number: odd during a change.
+    /// The sequence number of the seqlock: odd while the owner changes the slot.
     version: AtomicU32,
     start: AtomicUsize,
-    /// Zero if the slot is empty.
+    /// The length of the memory range in bytes; zero if the slot is empty.
     len: AtomicUsize,
     name: [AtomicU64; NAME_LEN / 8],
 }
@@ -62,11 +62,11 @@ impl TableSegment {
     }
 
     fn next(&self) -> Option<&'static Self> {
-        // SAFETY: null, or a segment that `append` leaked.
+        // SAFETY: `next` is null, or points to a segment that `append` leaked, which is never freed.
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Returns the next segment, and creates it if there is none.
+    /// Returns the next segment of the table, and appends one if this segment is the last.
     fn append(&self) -> &'static Self {
         if let Some(next) = self.next() {
             return next;
@@ -74,12 +74,13 @@ impl TableSegment {
         let new = Box::into_raw(Box::new(Self::new()));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         match self.next.compare_exchange(ptr::null_mut(), new, success, failure) {
-            // SAFETY: leaked above, and never freed.
+            // SAFETY: `new` is the segment created above, which is leaked now and never freed.
             Ok(_) => unsafe { &*new },
             Err(other) => {
-                // SAFETY: created above, and another thread's segment was appended instead.
+                // SAFETY: `new` is from `Box::into_raw` above, and no other code has it, since another thread's
+                // segment was appended instead.
                 drop(unsafe { Box::from_raw(new) });
-                // SAFETY: not null, so it is a segment that another thread leaked.
+                // SAFETY: `other` is not null, so it is a segment that another thread leaked, which is never freed.
                 unsafe { &*other }
             }
         }
@@ -102,7 +103,7 @@ impl RangeSlot {
         self.is_used.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Writes the slot. Only its owner may call this.
+    /// Stores a memory range and its name in the slot, which the caller owns.
     fn set(&self, start: usize, len: usize, name: &[u8]) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -116,7 +117,8 @@ impl RangeSlot {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Returns the location of an address in the range, or `None` if it is outside or the slot is being changed.
+    /// Returns the location of an address in the named memory range, or `None` if the address is outside of the range
+    /// or the slot is being changed.
     fn find(&self, address: usize) -> Option<NamedLocation> {
         let version = self.version.load(Ordering::Acquire);
         let (start, len) = (self.start.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
@@ -132,7 +134,7 @@ impl RangeSlot {
     }
 }
 
-/// A location in a named range.
+/// The location of an address in a named memory range.
 struct NamedLocation {
     offset: usize,
     name: [u8; NAME_LEN],
@@ -143,7 +145,7 @@ impl NamedLocation {
     fn name(&self) -> &str {
         let end = self.name.iter().position(|byte| *byte == 0).unwrap_or(NAME_LEN);
         let name = &self.name[..end];
-        // A truncated name may end within a character.
+        // A name that was truncated may end within a UTF-8 character, so only its valid beginning is returned.
         std::str::from_utf8(name)
             .unwrap_or_else(|error| std::str::from_utf8(&name[..error.valid_up_to()]).unwrap_or_default())
     }
@@ -160,12 +162,12 @@ fn find(address: usize) -> Option<NamedLocation> {
     None
 }
 
-/// A range of memory with a name for fault reports. Dropping it removes the name.
+/// A memory range with a name for the fault reports of this module. Dropping the value removes the name.
 pub struct NamedRange(&'static RangeSlot);
 
 impl NamedRange {
-    /// Names `len` bytes of read-only memory. Returns `None` if the handler is not installed. Names are truncated to
-    /// 200 bytes.
+    /// Registers a name for `len` bytes of read-only memory, truncated to 200 bytes. Returns `None` if the fault
+    /// handler is not installed or `len` is zero.
     #[must_use]
     pub fn register(start: NonNull<u8>, len: usize, name: &str) -> Option<Self> {
         if !is_installed() || len == 0 {
@@ -200,7 +202,8 @@ impl fmt::Debug for NamedRange {
     }
 }
 
-/// Records that all access to a range was removed: faults in named memory that begins there are reported as such.
+/// Records that this process has removed its access to a memory range, so that faults in named memory that begins in
+/// the range are reported with that reason.
 pub(crate) fn mark_revoked(start: NonNull<u8>, len: usize) {
     let begin = start.addr().get();
     let mut segment = Some(&TABLE);
@@ -215,15 +218,15 @@ pub(crate) fn mark_revoked(start: NonNull<u8>, len: usize) {
     }
 }
 
-/// Returns whether the handler is installed.
+/// Returns whether the handler of memory faults is installed.
 #[must_use]
 #[inline]
 pub fn is_installed() -> bool {
     IS_INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Installs the handler once per process; later calls have no effect. Only memory that is named afterwards is
-/// reported.
+/// Installs the handler of memory faults once per process; later calls have no effect. Only memory that is named
+/// after the installation is reported.
 ///
 /// # Errors
 /// The error of `sigaction`.
@@ -237,20 +240,22 @@ pub fn install() -> Result<()> {
     for (signal, previous) in SIGNALS.into_iter().zip(&PREVIOUS) {
         let mut current = MaybeUninit::uninit();
         call_libc("sigaction", || {
-            // SAFETY: the call only queries; the memory is writable.
+            // SAFETY: with a null new action, `sigaction` only writes the current action to `current`, which is
+            // writable.
             unsafe { libc::sigaction(signal, ptr::null(), current.as_mut_ptr()) }.into()
         })?;
-        // SAFETY: the call above has initialised it.
+        // SAFETY: the successful `sigaction` above has initialised `current`.
         let mut action = unsafe { current.assume_init() };
-        // Stored before the handler can run.
+        // The previous action is stored before the new handler can run, since the handler reads it.
         let _ = previous.set(action);
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_fault;
         action.sa_sigaction = handler as usize;
-        // Runs on the alternate signal stack if the thread has one: its own stack may have overflowed.
+        // With SA_ONSTACK the handler runs on the alternate signal stack, if the thread has one: the thread's own
+        // stack may have overflowed.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         call_libc("sigaction", || {
-            // SAFETY: the handler is async-signal-safe: it loads atomics, writes to standard error, and calls
-            // `sigaction` and the previous handler.
+            // SAFETY: `action` is initialised, and its handler is async-signal-safe: it loads atomics, writes to
+            // standard error, and calls `sigaction` and the previous handler.
             unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) }.into()
         })?;
     }
@@ -258,7 +263,7 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// A line of text on the stack, since a signal handler must not allocate.
+/// A buffer on the stack for one line of text, since a signal handler must not allocate.
 struct StackLine {
     bytes: [u8; 400],
     len: usize,
@@ -274,12 +279,14 @@ impl Write for StackLine {
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes this structure to a handler with `SA_SIGINFO`, valid until the handler returns.
+    // SAFETY: `info` is valid until the handler returns: the kernel passes a `siginfo_t` to a handler with
+    // `SA_SIGINFO`.
     let siginfo = unsafe { &*info };
     let code = siginfo.si_code;
-    // Only a fault has an address; a signal that a process sent has none.
+    // Only a signal of a memory fault has an address; a signal that a process sent has none.
     if code > 0 {
-        // SAFETY: for a fault the kernel has written the address.
+        // SAFETY: the positive code means that the kernel raised the signal for a fault, and stored the address in
+        // `siginfo`.
         let address = unsafe { siginfo.si_addr() }.addr();
         if let Some(location) = find(address) {
             report(signal, address, &location);
@@ -308,36 +315,38 @@ fn report(signal: libc::c_int, address: usize, location: &NamedLocation) {
             "wholemem: the kernel has no page for byte {offset} of `{name}` (address {address:#x})"
         )
     };
-    // A single write, without the lock of `std::io::stderr`.
-    // SAFETY: the descriptor is only borrowed; if it is closed, the write fails.
+    // The line is written with one system call, without the lock of `std::io::stderr`.
+    // SAFETY: descriptor 2 is only borrowed; if it is closed, the write fails.
     let stderr = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
     let _ = rustix::io::write(stderr, &line.bytes[..line.len]);
 }
 
-/// Runs the previous action of the signal.
+/// Runs the action that the signal had before this module installed its handler.
 fn chain(signal: libc::c_int, code: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let at = SIGNALS.iter().position(|known| *known == signal);
     let previous = at.and_then(|at| PREVIOUS[at].get());
     let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
     let is_default = handler == libc::SIG_DFL || (handler == libc::SIG_IGN && code > 0);
     if is_default {
-        // SAFETY: all zeros is a valid structure: the default action, no flags, no signals blocked.
+        // SAFETY: all zeros is a valid `sigaction`: the default action, no flags, no signals blocked.
         let default = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
-        // SAFETY: the structure is initialised; the old action is not requested.
+        // SAFETY: `default` is initialised, and the old action is not requested.
         unsafe { libc::sigaction(signal, &raw const default, ptr::null_mut()) };
         if code <= 0 {
-            // A sent signal, which is not repeated when the handler returns. It stays blocked until then.
-            // SAFETY: async-signal-safe.
+            // A signal that a process sent is not repeated when the handler returns, so it is raised again. It stays
+            // blocked until the handler returns.
+            // SAFETY: `raise` is async-signal-safe.
             unsafe { libc::raise(signal) };
         }
-        // The faulting instruction is executed again when the handler returns.
+        // When the handler returns, the faulting instruction is executed again, and the default action ends the
+        // process.
         return;
     }
     if handler == libc::SIG_IGN {
         return;
     }
     if previous.is_some_and(|previous| previous.sa_flags & libc::SA_SIGINFO != 0) {
-        // SAFETY: a handler that was installed with this flag has this signature.
+        // SAFETY: the previous handler was installed with `SA_SIGINFO`, so it has these three parameters.
         let handler = unsafe {
             std::mem::transmute::<usize, extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void)>(
                 handler,
@@ -345,7 +354,8 @@ fn chain(signal: libc::c_int, code: libc::c_int, info: *mut libc::siginfo_t, con
         };
         handler(signal, info, context);
     } else {
-        // SAFETY: a handler that was installed without the flag has this signature.
+        // SAFETY: the previous handler was installed without `SA_SIGINFO`, so its only parameter is the signal
+        // number.
         let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(handler) };
         handler(signal);
     }
@@ -360,10 +370,10 @@ mod tests {
     use crate::vm::Protection;
     use crate::{Memfd, SharedMap};
 
-    /// The kernel's code for an access that the mapping does not allow.
+    /// The `si_code` of a `SIGSEGV` for an access that the rights of the mapping do not allow.
     const SEGV_ACCERR: libc::c_int = 2;
 
-    /// Returns what a child writes to standard error, and how it ends.
+    /// Runs a function in a forked child, and returns what the child wrote to standard error and how it ended.
     fn run_in_child(run: impl FnOnce() -> u8) -> (String, ExitStatus) {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let child = child::fork(|| {
@@ -380,9 +390,10 @@ mod tests {
     }
 
     fn write_to(map: &SharedMap, offset: usize) {
-        // SAFETY: the offset is within the mapping.
+        // SAFETY: the tests pass an offset within the mapping.
         let at = unsafe { map.address().add(offset) };
-        // SAFETY: the write is invalid on purpose: the kernel kills the child here.
+        // SAFETY: the write to read-only memory is invalid on purpose: the kernel kills the child process of the
+        // test.
         unsafe { at.write_volatile(1) };
     }
 
@@ -394,7 +405,7 @@ mod tests {
             if install().is_err() {
                 return 91;
             }
-            // More names than one segment of the table holds.
+            // Registers more names than one segment of the table holds.
             let name = |n: usize| NamedRange::register(maps[0].address(), 8192, &format!("number {n}"));
             let named: Vec<_> = (0..3 * SLOTS).map_while(name).collect();
             let Some(_last) = NamedRange::register(maps[1].address(), 8192, "the other") else {
@@ -428,13 +439,14 @@ mod tests {
     #[test]
     fn a_sent_signal_is_not_reported_and_kills_the_process() {
         let outcome = run_in_child(|| {
-            // The handler of the Rust runtime ignores the first such signal.
-            // SAFETY: restores the kernel's default action.
+            // The signal handler of the Rust runtime ignores the first `SIGBUS` that a process sends, so the test
+            // removes it.
+            // SAFETY: the call restores the kernel's default action.
             unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
             if install().is_err() {
                 return 91;
             }
-            // SAFETY: kills this child.
+            // SAFETY: `raise` is called in a child process, which it is meant to kill.
             unsafe { libc::raise(libc::SIGBUS) };
             93
         });
@@ -444,19 +456,19 @@ mod tests {
     #[test]
     fn the_previous_handler_runs_after_the_report() {
         extern "C" fn previous(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-            // SAFETY: the kernel passes this structure to a handler with `SA_SIGINFO`.
+            // SAFETY: the kernel passes a valid `siginfo_t` to a handler that was installed with `SA_SIGINFO`.
             let code = unsafe { (*info).si_code };
-            // SAFETY: async-signal-safe.
+            // SAFETY: `_exit` is async-signal-safe.
             unsafe { libc::_exit(signal + code) }
         }
         let map = read_only(4096);
         let outcome = run_in_child(|| {
-            // SAFETY: all zeros is a valid structure.
+            // SAFETY: all zeros is a valid `sigaction` structure.
             let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
             let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = previous;
             action.sa_sigaction = handler as usize;
             action.sa_flags = libc::SA_SIGINFO;
-            // SAFETY: the structure is initialised, and the handler only exits.
+            // SAFETY: `action` is initialised, and its handler only exits the process.
             let code = unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()) };
             if code != 0 || install().is_err() {
                 return 91;

@@ -1,8 +1,9 @@
-//! The single wrapper of every system call: names the call in its error, and lets a test fail the nth call.
+//! A wrapper through which every system call runs: it puts the name of the call into the error, and lets a test fail
+//! the nth call.
 
 use crate::{Errno, Error, Result};
 
-/// Runs one system call. If it fails, the error contains `name`.
+/// Runs one system call. If the call fails, the error contains its `name`.
 #[inline]
 pub(crate) fn call<T>(name: &'static str, run: impl FnOnce() -> rustix::io::Result<T>) -> Result<T> {
     #[cfg(feature = "test-hooks")]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// A point in time on the monotonic clock, or never.
+/// A point in time on the monotonic clock at which a wait fails, or never.
 ///
 /// A deadline is absolute, so a wait that is interrupted and resumed, or that consists of several steps, does not
 /// restart its timeout.
@@ -21,7 +21,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 pub struct Deadline(Option<Timespec>);
 
 impl Deadline {
-    /// No time limit: for waits that are certain to end, and for interactive use.
+    /// A deadline that never passes, for waits that are certain to end and for interactive use.
     pub const NEVER: Self = Self(None);
 
     /// A deadline in the past: a wait with it polls once and does not block.
@@ -47,12 +47,12 @@ impl Deadline {
         Some(left.unwrap_or(Duration::ZERO))
     }
 
-    /// Returns the absolute time, for system calls that take one.
+    /// Returns the absolute time of the deadline, for system calls that take one.
     pub(crate) fn absolute_time(&self) -> Option<Timespec> {
         self.0
     }
 
-    /// Returns the time left, for system calls that take a relative timeout.
+    /// Returns the time left until the deadline, for system calls that take a relative timeout.
     pub(crate) fn timeout(&self) -> Option<Timespec> {
         self.remaining().map(|left| Timespec::try_from(left).expect("a difference of two `Timespec`s"))
     }

@@ -9,7 +9,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of this process to the hard limit. If that is refused, the limit is unchanged.
+/// Raises the soft limit on open file descriptors of this process to the hard limit. If the kernel refuses, the limit
+/// is unchanged.
 #[doc(alias = "RLIMIT_NOFILE")]
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
@@ -21,7 +22,7 @@ pub fn raise_limit() {
     }
 }
 
-/// Returns the current soft limit on open descriptors, or [`u64::MAX`] if there is none.
+/// Returns the soft limit on open file descriptors of this process, or [`u64::MAX`] if there is none.
 #[doc(alias = "RLIMIT_NOFILE")]
 #[must_use]
 pub fn limit() -> u64 {
@@ -35,7 +36,7 @@ mod tests {
 
     #[test]
     fn the_soft_limit_is_raised_to_the_hard_limit() {
-        // Runs in a child, since the limit applies to the whole process.
+        // The test runs in a child process, since the limit on open files applies to a whole process.
         let child = child::fork(|| {
             let limit = getrlimit(Resource::Nofile);
             if setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limit }).is_err() {

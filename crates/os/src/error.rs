@@ -14,148 +14,151 @@ pub enum Error {
     /// A system call failed.
     #[error("`{call}` failed: {errno}")]
     Call {
-        /// The C name of the call.
+        /// The C name of the system call.
         call: &'static str,
-        /// The error code that it returned.
+        /// The error code that the system call returned.
         errno: Errno,
     },
 
-    /// An operation on zero bytes was requested.
+    /// An operation on zero bytes of memory was requested.
     #[error("cannot use 0 bytes of memory")]
     ZeroLength,
 
     /// A descriptor that is required to be a memory file (memfd) refers to something else.
-    #[error("the file descriptor is {found}, not a memory file")]
+    #[error("the file descriptor refers to {found}, not to a memory file (memfd)")]
     NotAMemfd {
-        /// The kind of file that it refers to.
+        /// The kind of file that the descriptor refers to.
         found: FileKind,
     },
 
-    /// A memory file is not sealed against resizing, so another process could truncate it and cause a `SIGBUS` here.
+    /// A memory file is not sealed against resizing, so another process could truncate it and cause a `SIGBUS` in
+    /// this process.
     #[error("the memory file is not sealed against resizing (missing {missing})")]
     Unsealed {
-        /// The missing seals, by their C names.
+        /// The seals that the memory file lacks, by their C names.
         missing: &'static str,
     },
 
     /// A memory file does not have the expected length.
-    #[error("the memory file has {}, expected {}", Size(*actual), Size(*expected))]
+    #[error("the length of the memory file is {}, expected {}", Size(*actual), Size(*expected))]
     WrongLength {
-        /// The expected length in bytes.
+        /// The expected length of the memory file in bytes.
         expected: usize,
-        /// The length in bytes that the file has.
+        /// The actual length of the memory file in bytes.
         actual: usize,
     },
 
     /// Write access was requested to memory that this process may only read.
-    #[error("the memory is read-only in this process")]
+    #[error("cannot access the memory for writing: it is read-only in this process")]
     ReadOnly,
 
-    /// An access is out of bounds.
+    /// An access to shared memory is out of bounds.
     #[error("cannot access {len} bytes at offset {offset}: the memory has {size} bytes")]
     OutOfRange {
-        /// The offset of the access.
+        /// The offset at which the access begins.
         offset: usize,
         /// The length of the access in bytes.
         len: usize,
-        /// The size of the memory in bytes.
+        /// The size of the accessed memory in bytes.
         size: usize,
     },
 
-    /// An atomic access is misaligned.
+    /// An atomic access to shared memory is misaligned.
     #[error(
         "cannot access an atomic of {align} bytes at offset {offset}: its address is not a multiple of {align}"
     )]
     Misaligned {
-        /// The requested offset.
+        /// The offset of the misaligned access.
         offset: usize,
-        /// The required alignment.
+        /// The alignment in bytes that the atomic access requires.
         align: usize,
     },
 
-    /// The deadline passed before the wait ended.
-    #[error("the deadline passed")]
+    /// The deadline of a wait passed before the wait ended.
+    #[error("the deadline of the wait passed")]
     TimedOut,
 
-    /// The peer closed its end of the socket.
-    #[error("the other end closed the connection")]
+    /// The peer closed its end of the connection.
+    #[error("the peer closed the connection")]
     Closed,
 
-    /// A file descriptor does not have the type that the handle requires.
+    /// A file descriptor does not refer to the required kind of object, such as a packet socket.
     #[error("the file descriptor is not {expected}")]
     WrongDescriptor {
-        /// The required type.
+        /// The kind of object that the descriptor must refer to, such as `a pidfd`.
         expected: &'static str,
     },
 
-    /// The packet to send is empty. The receiver could not distinguish it from the end of the connection.
+    /// A packet to send is empty. The receiver could not distinguish it from the end of the connection.
     #[error("cannot send an empty packet")]
     EmptyPacket,
 
-    /// A packet exceeds the maximum length.
+    /// A packet to send exceeds the maximum length.
     #[error("cannot send {len} bytes in one packet: the limit is {limit}")]
     PacketTooLong {
-        /// The length of the packet.
+        /// The length of the packet to send in bytes.
         len: usize,
-        /// The maximum length.
+        /// The maximum length of a packet in bytes.
         limit: usize,
     },
 
-    /// More file descriptors than one packet can carry.
+    /// A packet to send has more file descriptors than one packet can carry.
     #[error("cannot send {count} file descriptors in one packet: the limit is {limit}")]
     TooManyFds {
-        /// The number of descriptors.
+        /// The number of file descriptors of the packet to send.
         count: usize,
-        /// The maximum number.
+        /// The maximum number of file descriptors in one packet.
         limit: usize,
     },
 
     /// A received packet is longer than the receive buffer.
     #[error("received a packet of {len} bytes, expected at most {capacity}")]
     PacketTruncated {
-        /// The length of the packet.
+        /// The length of the received packet in bytes.
         len: usize,
-        /// The length of the buffer.
+        /// The length of the receive buffer in bytes.
         capacity: usize,
     },
 
-    /// File descriptors of a received packet were dropped: unexpected, too many, or above this process's limit.
-    #[error("file descriptors were lost on receipt (expected at most {capacity})")]
+    /// File descriptors of a received packet were dropped: the receiver expected none or fewer, or reached its limit
+    /// on open files.
+    #[error("file descriptors of a packet were lost (the receiver expected at most {capacity})")]
     FdsTruncated {
-        /// The maximum number that the receiver expected.
+        /// The maximum number of file descriptors that the receiver expected in the packet.
         capacity: usize,
     },
 
-    /// More file descriptors than the receiver accepts in one transfer. Both ends get this error.
+    /// A transfer has more file descriptors than the receiver accepts. Both ends of the connection get this error.
     #[error("cannot transfer {count} file descriptors: the receiver accepts at most {limit}")]
     TransferTooLarge {
         /// The number of descriptors in the transfer.
         count: usize,
-        /// The number that the receiver accepts.
+        /// The maximum number of descriptors that the receiver accepts in a transfer.
         limit: usize,
     },
 
-    /// The peer violated the protocol.
+    /// The peer sent a message that violates the protocol.
     #[error("the peer violated the protocol: {violation}")]
     Protocol {
-        /// The violation.
+        /// A description of the protocol violation.
         violation: &'static str,
     },
 
     /// The owner of a robust lock died, so the lock can never be acquired again.
-    #[error("the owner of the lock died")]
+    #[error("the thread that held the robust lock died")]
     OwnerDied,
 
     /// The kernel or the C library returned a value that is wrong or has an unsupported format.
-    #[error("the {subject} has an unexpected value or format")]
+    #[error("the kernel or the C library returned an unexpected value or format: {subject}")]
     UnknownFormat {
-        /// A description of the data.
+        /// A description of the data that is wrong or has an unsupported format.
         subject: &'static str,
     },
 }
 
 impl Error {
-    /// Returns whether the call failed because this process or the system has no file descriptor left.
+    /// Returns whether the error is that of a system call for which this process or the system has no file descriptor
+    /// left.
     #[must_use]
     #[doc(alias = "EMFILE")]
     #[doc(alias = "ENFILE")]
@@ -168,19 +171,21 @@ impl Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileKind {
-    /// A pipe.
+    /// The descriptor refers to a pipe.
     Pipe,
-    /// A socket.
+    /// The descriptor refers to a socket.
     Socket,
-    /// A regular file, on disk or in tmpfs.
+    /// The descriptor refers to a regular file, on disk or in tmpfs.
     File,
-    /// A directory.
+    /// The descriptor refers to a directory.
     Directory,
-    /// A device node.
+    /// The descriptor refers to a device node.
     Device,
-    /// A memory file of huge pages (hugetlbfs). Holes in such a file cannot always be filled again.
+    /// The descriptor refers to a memory file of huge pages (hugetlbfs). Holes in such a file cannot always be filled
+    /// again.
     HugePages,
-    /// An anonymous kernel object (eventfd, epoll, a driver handle) or a file type unknown to this library.
+    /// The descriptor refers to an anonymous kernel object (eventfd, epoll, a driver handle) or to a file of a type
+    /// that this library does not know.
     Other,
 }
 

@@ -31,22 +31,23 @@ thread_local! {
     static FAULT: Cell<Option<PendingFault>> = const { Cell::new(None) };
 }
 
-/// An armed fault. Dropping it disarms the fault.
+/// An armed fault, which makes one system call of this thread fail. Dropping it disarms the fault.
 #[derive(Debug)]
 #[must_use = "dropping this disarms the fault"]
 pub struct Armed {
-    // Not `Send`: the fault belongs to this thread.
+    // `Armed` is not `Send`, since the fault belongs to the thread that armed it.
     _this_thread: PhantomData<*const ()>,
 }
 
-/// Makes the `nth` system call of this thread from now on (counted from 1) fail with `errno`, once.
+/// Makes the `nth` system call of this thread, counted from 1 from now on, fail once with `errno`.
 pub fn arm(nth: u64, errno: Errno) -> Armed {
     FAULT.set(Some(PendingFault { calls_left: nth, errno, fired: None }));
     Armed { _this_thread: PhantomData }
 }
 
 impl Armed {
-    /// Returns the name of the call that failed, if the code under test got that far.
+    /// Returns the name of the system call that was made to fail, or `None` if the code under test did not get that
+    /// far.
     #[must_use]
     pub fn fired(&self) -> Option<&'static str> {
         FAULT.get().and_then(|fault| fault.fired)
@@ -59,7 +60,7 @@ impl Drop for Armed {
     }
 }
 
-/// Counts a system call, and fails it if it is the armed one.
+/// Counts a system call of this thread, and returns an error if a test has armed a fault for it.
 pub(crate) fn pass(name: &'static str) -> Result<()> {
     let Some(mut fault) = FAULT.get() else { return Ok(()) };
     if fault.calls_left == 0 {

@@ -42,15 +42,16 @@ static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
 pub struct ForkEpoch(u64);
 
 impl ForkEpoch {
-    /// Returns the current epoch of this process. The first call registers the fork handlers.
+    /// Returns the current fork epoch of this process. The first call registers the `pthread_atfork` handlers.
     #[doc(alias = "pthread_atfork")]
     pub fn current() -> Result<Self> {
-        // No `Once`: a child forked while another thread is inside it would wait forever. If two threads call this
-        // first at the same time, both register, and a child counts two epochs, which is harmless.
+        // A `Once` is not used: if another thread were inside it during a fork, the child would wait without end. If
+        // two threads make the first call at the same time, both register the fork handlers, and a child counts two
+        // epochs, which is harmless.
         if !IS_REGISTERED.load(Ordering::Acquire) {
             call("pthread_atfork", || {
-                // SAFETY: in a child the handlers allocate nothing, and acquire no lock that another thread may have
-                // held.
+                // SAFETY: the handlers that run in a forked child allocate nothing, and acquire no lock that another
+                // thread may have held.
                 match unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } {
                     0 => Ok(()),
                     code => Err(Errno::from_raw_os_error(code)),
@@ -61,44 +62,46 @@ impl ForkEpoch {
         Ok(Self(EPOCH.load(Ordering::Relaxed)))
     }
 
-    /// Returns whether this process is the one in which the epoch was read, and not a child of it.
+    /// Returns whether this process is the one in which the epoch was read, and not a forked child of that process.
     #[must_use]
     #[inline]
     pub fn is_current(&self) -> bool {
-        // A child has one thread, the one that forked, and that thread has run the handler.
+        // A relaxed load suffices: a child has one thread, the one that forked, and that thread has run the fork
+        // handler.
         self.0 == EPOCH.load(Ordering::Relaxed)
     }
 }
 
-/// Number of threads that are forking, and of threads that hold forks back. Each side increments its own counter,
-/// then reads the other's (Dekker, sequentially consistent): at least one of them sees the other.
+/// `FORKING` counts the threads that are forking, and `HOLDING` the threads that make forks wait. A thread of either
+/// kind increments its own counter, then reads the other counter (Dekker, sequentially consistent): at least one of
+/// two threads sees the other.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 static HOLDING: AtomicU32 = AtomicU32::new(0);
 
 /// Functions that run around each fork of this process, in the forking thread.
 #[derive(Debug)]
 pub struct ForkHooks {
-    /// Runs before the fork. It may allocate and wait.
+    /// A function that runs before the fork. It may allocate and wait.
     pub before: fn(),
-    /// Runs after the fork in the parent, also if the fork failed.
+    /// A function that runs after the fork in the parent, also if the fork failed.
     pub in_parent: fn(),
-    /// Runs after the fork in the child, before `fork` returns there. The child has one thread, and locks that other
-    /// threads of the parent held stay locked: the hook must neither allocate nor wait for a lock that another thread
-    /// may have held.
+    /// A function that runs after the fork in the child, before `fork` returns there. The child has one thread, and
+    /// locks that other threads of the parent held stay locked: the hook must neither allocate nor wait for a lock
+    /// that another thread may have held.
     pub in_child: fn(),
 }
 
-/// The maximum number of registered hooks.
+/// The maximum number of fork hooks that a process can register.
 const MAX_HOOKS: usize = 4;
 
 static HOOKS: [AtomicPtr<ForkHooks>; MAX_HOOKS] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_HOOKS];
 
 fn hooks() -> impl DoubleEndedIterator<Item = &'static ForkHooks> {
-    // SAFETY: each pointer is null, or a `&'static ForkHooks` stored by `register`.
+    // SAFETY: each pointer in `HOOKS` is null, or a `&'static ForkHooks` that `register` stored.
     HOOKS.iter().filter_map(|hooks| unsafe { hooks.load(Ordering::Acquire).as_ref() })
 }
 
-/// Registers hooks that run around every later fork. Registering the same hooks again has no effect.
+/// Registers hooks that run around every later fork of this process. Registering the same hooks again has no effect.
 ///
 /// If two threads register or read the [epoch](ForkEpoch::current) for the first time at the same time, hooks may run
 /// twice around a fork, so they must be idempotent.
@@ -121,7 +124,8 @@ pub fn register(hooks: &'static ForkHooks) -> Result<()> {
 }
 
 extern "C" fn before() {
-    // The hooks run first, since they may call `without_forks`.
+    // The hooks run before this thread counts as forking, since they may call `without_forks`, which waits for
+    // threads that fork.
     hooks().rev().for_each(|hooks| (hooks.before)());
     FORKING.fetch_add(1, Ordering::SeqCst);
     while HOLDING.load(Ordering::SeqCst) != 0 {
@@ -136,19 +140,19 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
-    // The counted threads do not exist in the child.
+    // The threads that the two counters count do not exist in the child.
     FORKING.store(0, Ordering::SeqCst);
     HOLDING.store(0, Ordering::SeqCst);
     hooks().for_each(|hooks| (hooks.in_child)());
 }
 
-/// Runs `work` while forks of other threads wait, so that no child sees it half done. `work` must be short and must
-/// not fork.
+/// Runs `work` while other threads that fork have to wait, so that no child process sees the work half done. `work`
+/// must be short and must not fork.
 ///
 /// # Errors
 /// `pthread_atfork` with `ENOMEM`.
 pub fn without_forks<T>(work: impl FnOnce() -> T) -> Result<T> {
-    /// Decrements the counter when dropped, also if `work` panics.
+    /// Decrements `HOLDING` when dropped, also if `work` panics.
     struct ForkHold;
     impl Drop for ForkHold {
         fn drop(&mut self) {
@@ -168,42 +172,43 @@ pub fn without_forks<T>(work: impl FnOnce() -> T) -> Result<T> {
     Ok(work())
 }
 
-/// Child processes for the tests of this crate.
+/// Forks child processes for the tests of this crate.
 #[cfg(test)]
 pub(crate) mod child {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// A child process that is killed and reaped on drop.
+    /// A child process of a test, which is killed and reaped on drop.
     #[derive(Debug)]
     pub(crate) struct Child(libc::pid_t);
 
-    /// How a child process ended.
+    /// The exit code of a child process, or the signal that killed it.
     #[derive(Debug, PartialEq, Eq)]
     pub(crate) enum ExitStatus {
         Exited(i32),
         Killed(i32),
     }
 
-    /// Forks a child that calls `run` and exits with the returned code.
+    /// Forks a child process that calls `run` and exits with the code that `run` returns.
     ///
     /// The child has one thread, and locks that other threads of the test program held stay locked in it: `run` may
     /// make system calls and allocate (glibc resets its own locks), but neither print nor panic.
     pub(crate) fn fork(run: impl FnOnce() -> u8) -> Child {
-        // SAFETY: the child runs only `run`, which follows the rules above, and `_exit`.
+        // SAFETY: the child calls only `_exit` and `run`, which needs no lock that another thread may have held, as
+        // the documentation of this function requires.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let code = catch_unwind(AssertUnwindSafe(run)).unwrap_or(101);
-            // SAFETY: ends the child without running the test program's exit handlers.
+            // SAFETY: `_exit` ends the child without running the exit handlers of the test program.
             unsafe { libc::_exit(code.into()) }
         }
         assert!(pid > 0, "fork failed: {}", std::io::Error::last_os_error());
         Child(pid)
     }
 
-    /// The body of a child that sleeps until it is killed.
+    /// Sleeps until the process is killed: a function for the child processes of tests.
     pub(crate) fn sleep() -> u8 {
         loop {
-            // SAFETY: `pause` only waits for a signal.
+            // SAFETY: `pause` has no preconditions: it only waits for a signal.
             unsafe { libc::pause() };
         }
     }
@@ -213,21 +218,21 @@ pub(crate) mod child {
             self.0.cast_unsigned()
         }
 
-        /// Waits for the child to end by itself, and returns how it ended.
+        /// Waits until the child process ends without being killed by this function, and returns how it ended.
         pub(crate) fn wait(self) -> ExitStatus {
             let status = self.reap();
             std::mem::forget(self);
             status
         }
 
-        /// Kills the child and reaps it.
+        /// Kills the child process and reaps it.
         pub(crate) fn kill(self) {
             drop(self);
         }
 
         fn reap(&self) -> ExitStatus {
             let mut status = 0;
-            // SAFETY: `status` is writable, and the child is this process's and not reaped yet.
+            // SAFETY: `status` is writable, and the process id is that of a child that is not reaped yet.
             while unsafe { libc::waitpid(self.0, &raw mut status, 0) } != self.0 {}
             if libc::WIFEXITED(status) {
                 ExitStatus::Exited(libc::WEXITSTATUS(status))
@@ -239,7 +244,7 @@ pub(crate) mod child {
 
     impl Drop for Child {
         fn drop(&mut self) {
-            // SAFETY: the child is not reaped yet, so its process id is not reused.
+            // SAFETY: the child is not reaped yet, so its process id refers to no other process.
             unsafe { libc::kill(self.0, libc::SIGKILL) };
             self.reap();
         }
@@ -299,13 +304,13 @@ mod tests {
                 IN_CHILD.fetch_add(1, Ordering::SeqCst);
             },
         };
-        // Runs in a child, whose forks are not counted by other tests.
+        // The test runs in a child process, so that the forks of other tests are not counted.
         let child = child::fork(|| {
             if register(&COUNTING).is_err() || register(&COUNTING).is_err() {
                 return 1;
             }
             let counts = || [&BEFORE, &IN_PARENT, &IN_CHILD].map(|count| count.load(Ordering::SeqCst));
-            // Counts may exceed one if two threads registered the fork handlers.
+            // A count may exceed one, since two threads may have registered the fork handlers.
             let runs = |counts: [u32; 3], expected: [bool; 3]| counts.map(|count| count > 0) == expected;
             let grandchild = child::fork(|| u8::from(!runs(counts(), [true, false, true])));
             match grandchild.wait() {
@@ -319,7 +324,7 @@ mod tests {
     #[cfg(feature = "test-hooks")]
     #[test]
     fn a_failed_registration_of_the_fork_handlers_is_an_error_and_is_retried() {
-        // Runs in a child, where the flag can be reset without affecting other tests.
+        // The test runs in a child process, where it can reset `IS_REGISTERED` without affecting other tests.
         let child = child::fork(|| {
             IS_REGISTERED.store(false, Ordering::Relaxed);
             let armed = crate::fault::arm(1, Errno::NOMEM);

@@ -30,14 +30,15 @@ use rustix::thread::futex::{self, Flags};
 use crate::call::call;
 use crate::{Deadline, Errno, Error, Result};
 
-/// Sleeps while `word` has the value `seen`. Returns when woken, when the word has another value, or spuriously: the
-/// caller must read the word again.
+/// Sleeps while the futex `word` has the value `seen`. Returns when the thread is woken, when the word has another
+/// value, or spuriously: the caller must read the word again.
 ///
 /// # Errors
 /// [`Error::TimedOut`] if the deadline passes first.
 #[doc(alias = "FUTEX_WAIT_BITSET")]
 pub fn wait(word: &AtomicU32, seen: u32, deadline: Deadline) -> Result<()> {
-    // Not FUTEX_PRIVATE_FLAG: the word may be shared between processes. FUTEX_WAIT_BITSET takes an absolute time.
+    // FUTEX_PRIVATE_FLAG is not set, since the word may be shared between processes. FUTEX_WAIT_BITSET takes an
+    // absolute time.
     let timeout = deadline.absolute_time();
     let answer =
         call("futex", || futex::wait_bitset(word, Flags::empty(), seen, timeout.as_ref(), NonZeroU32::MAX));
@@ -48,18 +49,18 @@ pub fn wait(word: &AtomicU32, seen: u32, deadline: Deadline) -> Result<()> {
     }
 }
 
-/// Wakes at most `count` waiters of `word`, and returns how many were woken.
+/// Wakes at most `count` waiters of the futex `word`, and returns how many were woken.
 ///
 /// # Errors
 /// `futex` with `EFAULT` if the word's memory is not mapped.
 #[doc(alias = "FUTEX_WAKE")]
 pub fn wake(word: &AtomicU32, count: u32) -> Result<usize> {
-    // The kernel interprets the count as signed.
+    // The kernel interprets the number of waiters to wake as a signed integer.
     let count = count.min(i32::MAX.unsigned_abs());
     call("futex", || futex::wake(word, Flags::empty(), count))
 }
 
-/// Wakes every waiter of `word`, and returns how many were woken.
+/// Wakes every waiter of the futex `word`, and returns how many were woken.
 ///
 /// # Errors
 /// As [`wake`].
@@ -113,7 +114,8 @@ mod tests {
                     }
                 });
             }
-            // Waiters that are woken before the word changes wait again.
+            // Waiters that are woken before the word changes wait again, so one of these calls wakes all three at
+            // once.
             let all = std::iter::repeat_with(|| wake_all(&word))
                 .find(|woken| *woken == Ok(3) || deadline.has_passed());
             word.store(1, Ordering::Release);
@@ -138,7 +140,7 @@ mod tests {
             });
             let bytes = there.bytes();
             let word = bytes.atomic_u32(64).unwrap();
-            // Only a sleeping waiter is counted, so this loop ends once the waiter is asleep.
+            // `wake_all` counts only waiters that are asleep, so this loop ends once the waiter is asleep.
             while wake_all(word).unwrap() == 0 {
                 std::thread::yield_now();
             }

@@ -1,16 +1,16 @@
-//! Returning freed heap memory to the kernel.
+//! Returns freed heap memory of this process to the kernel.
 //!
 //! ```
 //! drop(vec![0_u8; 1 << 20]);
 //! wholemem_os::heap::trim();
 //! ```
 
-/// Returns freed heap memory to the kernel as far as the allocator can: glibc retains it for reuse. The call scans
-/// all free memory, so it is meant for use after large amounts were freed.
+/// Returns freed heap memory, which glibc otherwise retains for reuse, to the kernel. The call scans all free memory,
+/// so it is meant for use after large amounts were freed.
 #[doc(alias = "malloc_trim")]
 pub fn trim() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: the function takes no pointers, and locks the allocator's arenas itself.
+    // SAFETY: `malloc_trim` takes no pointers, and locks the allocator's arenas itself.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -1,4 +1,5 @@
-//! Interruptible waits: a thread installs a check, which its blocking waits call at intervals.
+//! Interruptible waits: a thread installs a function that its blocking waits call at intervals, to decide whether to
+//! end early.
 //!
 //! A caller that must be able to end a wait early (for example a Python interpreter that has to run the handler of
 //! Ctrl-C) calls the waiting function within [`interruptible`]. The waits of that thread then sleep for at most
@@ -18,17 +19,17 @@ use std::time::Duration;
 
 use crate::Deadline;
 
-/// How long an interruptible wait sleeps between two calls of its check.
+/// The time for which an interruptible wait sleeps between two calls of the thread's interrupt check.
 pub const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The check that the waits of a thread call. It returns true if the wait must end.
+/// A function that the blocking waits of a thread call at intervals. It returns true if the wait must end early.
 pub type InterruptCheck = Rc<dyn Fn() -> bool>;
 
 thread_local! {
     static CHECK: RefCell<Option<InterruptCheck>> = const { RefCell::new(None) };
 }
 
-/// Restores the previous check when dropped, also during a panic.
+/// Restores the thread's previous interrupt check when dropped, also during a panic.
 struct RestorePrevious(Option<InterruptCheck>);
 
 impl Drop for RestorePrevious {
@@ -37,7 +38,7 @@ impl Drop for RestorePrevious {
     }
 }
 
-/// Calls `wait`. Waits that this thread performs in it end early once `check` returns true.
+/// Calls `wait`. While it runs, blocking waits of this thread end early once `check` returns true.
 pub fn interruptible<T>(check: impl Fn() -> bool + 'static, wait: impl FnOnce() -> T) -> T {
     interruptible_by(Rc::new(check), wait)
 }
@@ -48,16 +49,17 @@ pub fn interruptible_by<T>(check: InterruptCheck, wait: impl FnOnce() -> T) -> T
     wait()
 }
 
-/// Returns whether waits of this thread must end now.
+/// Returns whether the waits of this thread must end now, as decided by the installed interrupt check.
 #[must_use]
 pub fn is_interrupted() -> bool {
-    // The check runs after the borrow ends: it may itself make interruptible calls.
+    // The interrupt check is called after the borrow of `CHECK` has ended, since it may itself make interruptible
+    // calls.
     let check = CHECK.with_borrow(Clone::clone);
     check.is_some_and(|check| check())
 }
 
-/// Returns when a wait until `deadline` must call [`is_interrupted`] next: at `deadline`, or earlier if a check is
-/// installed.
+/// Returns the time at which a wait until `deadline` must call [`is_interrupted`] next: `deadline` itself, or an
+/// earlier time if an interrupt check is installed.
 #[must_use]
 pub fn next_check(deadline: Deadline) -> Deadline {
     let is_installed = CHECK.with_borrow(Option::is_some);
@@ -107,7 +109,7 @@ mod tests {
         let calls = Rc::new(Cell::new(0));
         let count = Rc::clone(&calls);
         let check: InterruptCheck = Rc::new(move || {
-            // A nested interruptible call inside the check, as a signal handler makes it.
+            // The check makes an interruptible call itself, as a Python signal handler may.
             assert!(!interruptible(|| false, is_interrupted));
             count.replace(count.get() + 1) > 0
         });

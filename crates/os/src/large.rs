@@ -15,16 +15,16 @@ use crate::Result;
 use crate::fork::without_forks;
 use crate::vm::{self, LARGE_PAGE, Protection};
 
-/// Each additional thread has at least this many bytes to fill.
+/// The minimum number of bytes that each thread fills if several threads fill a memory file.
 const BYTES_PER_THREAD: usize = 64 << 20;
 
 const MAX_THREADS: usize = 4;
 
-/// The number of bytes that one `madvise` call collapses.
+/// The number of bytes that one `madvise(MADV_COLLAPSE)` call collapses into large pages.
 const COLLAPSE_LEN: usize = 32 << 20;
 
-/// Fills the whole large pages of a file that has no pages yet. The remainder at the end stays unallocated; on error,
-/// other parts may as well.
+/// Fills the whole large pages of a memory file that has no pages yet. The remainder at the end of the file stays
+/// unallocated; after an error, other parts may be unallocated as well.
 ///
 /// # Errors
 /// `madvise` with `EINVAL` before Linux 6.1 and if memory files cannot have large pages, `ENOMEM` or `EAGAIN` if no
@@ -35,37 +35,39 @@ pub(crate) fn fill(file: BorrowedFd<'_>, len: usize) -> Result<()> {
         return Ok(());
     }
     let at = vm::reserve(len, LARGE_PAGE, None)?;
-    // Children must not inherit the mapping: it would make `F_SEAL_WRITE` fail.
+    // A forked child must not inherit the mapping, which would make `F_SEAL_WRITE` fail.
     let mapped = without_forks(|| {
         // SAFETY: the range is the reservation made above; only this process has the file, and it does not shrink the
         // file while it is mapped.
         unsafe { vm::map_at(at, len, file, Protection::ReadWrite) }?;
-        // An error is ignored: without kernel support, sealing fails until a child that is forked meanwhile exits.
-        // SAFETY: the range is a mapping of this function, which no child uses.
+        // An error is ignored: on kernels without `MADV_DONTFORK`, sealing the file fails until a child that is
+        // forked meanwhile exits.
+        // SAFETY: the range was mapped in the line above, and no child uses it.
         let _ = unsafe { vm::set_inherited(at, len, false) };
         Ok(())
     });
     let filled = mapped.flatten().and_then(|()| fill_range(PageRange { at, len }));
-    // SAFETY: the range is the reservation, and no code uses it any more.
+    // SAFETY: the range is the reservation made above, and no code uses it any more.
     let released = unsafe { vm::release(at, len) };
     filled.and(released)
 }
 
-/// A mapped address range of this process: whole large pages, which no other code uses.
+/// A mapped address range of this process that consists of whole large pages and that no other code uses.
 #[derive(Clone, Copy)]
 struct PageRange {
     at: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the type holds addresses only; no reference to the memory is created.
+// SAFETY: `PageRange` holds only an address and a length; no reference to the memory is created.
 unsafe impl Send for PageRange {}
 
 impl PageRange {
-    /// Divides the range into parts of `len` bytes, a multiple of a large page. The last part may be shorter.
+    /// Divides the address range into parts of `len` bytes, a multiple of the large page size. The last part may be
+    /// shorter.
     fn parts(self, len: usize) -> impl Iterator<Item = Self> {
         (0..self.len).step_by(len).map(move |offset| {
-            // SAFETY: the offset is within the range.
+            // SAFETY: `offset` is less than the length of the range.
             Self { at: unsafe { self.at.add(offset) }, len: len.min(self.len - offset) }
         })
     }
@@ -83,7 +85,7 @@ fn fill_range(range: PageRange) -> Result<()> {
     }
     thread::scope(|scope| {
         let parts: Vec<_> = range.parts(share).map(|part| scope.spawn(move || fill_part(part))).collect();
-        // Every thread is joined, also if an earlier one failed.
+        // The fold joins every thread, also if an earlier one returned an error.
         let filled = parts.into_iter().map(|part| part.join().expect("filling does not panic"));
         filled.fold(Ok(()), Result::and)
     })
@@ -91,9 +93,9 @@ fn fill_range(range: PageRange) -> Result<()> {
 
 fn fill_step(step: PageRange) -> Result<()> {
     for page in step.parts(LARGE_PAGE) {
-        // SAFETY: the first small page of a large page, which is mapped writable.
+        // SAFETY: `page` is a large page that is mapped writable, so its first small page can be populated.
         unsafe { vm::populate(page.at, vm::page_size()) }?;
     }
-    // SAFETY: the range is mapped.
+    // SAFETY: `step` is part of the range that `fill` has mapped.
     unsafe { vm::enlarge_pages(step.at, step.len) }
 }

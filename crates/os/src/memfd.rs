@@ -43,16 +43,18 @@ use crate::{Errno, Error, FileKind, Result, large, numa};
 
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// With either of these seals no writable mapping can be created, regardless of the descriptor's access mode.
+/// Two seals of a memory file: with either of them no writable mapping can be created, regardless of the descriptor's
+/// access mode.
 const WRITE_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
 
-/// The magic number of hugetlbfs.
+/// The file system type of hugetlbfs, as returned by `fstatfs`.
 const HUGE_PAGES: rustix::fs::FsWord = libc::HUGETLBFS_MAGIC as rustix::fs::FsWord;
 
-/// An interrupted `fallocate` is rolled back by the kernel, so the retry allocates in steps of this length.
+/// The number of bytes that each `fallocate` allocates after a call for the whole file was interrupted: the kernel
+/// rolls an interrupted call back.
 const STEP_AFTER_INTERRUPT: usize = 16 << 20;
 
-/// A sealed memory file of known length.
+/// A memory file (memfd) of known length that is sealed against resizing.
 #[derive(Debug)]
 #[doc(alias = "memfd_create")]
 pub struct Memfd {
@@ -62,7 +64,8 @@ pub struct Memfd {
 }
 
 impl Memfd {
-    /// Creates `len` bytes of zeroed, resident memory. `name` is shown in `/proc/<pid>/maps` and `/proc/<pid>/fd`.
+    /// Creates a memory file of `len` zeroed, resident bytes. `name` is shown in `/proc/<pid>/maps` and
+    /// `/proc/<pid>/fd`.
     ///
     /// # Errors
     /// [`Error::ZeroLength`], or the failed call: `memfd_create` with `EINVAL` for a name that is longer than 249
@@ -71,7 +74,7 @@ impl Memfd {
         Self::create_near(name, len, None)
     }
 
-    /// Like [`Memfd::create`], with the pages on the given NUMA node, if any.
+    /// Creates a memory file like [`Memfd::create`], with its pages on NUMA node `node`, if one is given.
     ///
     /// # Errors
     /// As [`Memfd::create`]; `mbind` with `EINVAL` if the node does not exist.
@@ -87,9 +90,9 @@ impl Memfd {
         Self::finish(fd, len)
     }
 
-    /// Like [`Memfd::create`], with large pages (transparent huge pages) as far as the kernel has any, and small
-    /// pages for the rest. Creating, mapping and freeing large pages is much faster. All pages are zeroed at
-    /// creation, not at the first access.
+    /// Creates a memory file like [`Memfd::create`], with large pages (transparent huge pages) as far as the kernel
+    /// has any, and small pages for the rest. Creating, mapping and freeing large pages is much faster. All pages are
+    /// zeroed at creation, not at the first access.
     ///
     /// # Errors
     /// As [`Memfd::create`].
@@ -99,18 +102,19 @@ impl Memfd {
         }
         let fd = create_empty(name)?;
         call("ftruncate", || rustix::fs::ftruncate(&fd, len as u64))?;
-        // Pages that cannot be large are allocated as small ones.
+        // `fill` allocates small pages for the parts of the file that have no large pages.
         let is_filled = large::fill(fd.as_fd(), len).is_ok() && len.is_multiple_of(vm::LARGE_PAGE);
         fill(&fd, len)?;
         if !is_filled {
-            // An error is ignored: populating only saves page faults later.
+            // Populating zeroes the allocated pages. An error is ignored: the pages are then zeroed at the first
+            // access.
             let _ = map_without_inheritance(fd.as_fd(), len, Protection::Read)?.populate();
         }
         Self::finish(fd, len)
     }
 
-    /// Creates `len` bytes of zeroed memory whose pages are allocated at the first access: for large tables of which
-    /// little is used. If no memory is available for a page, the kernel kills the accessing process.
+    /// Creates a memory file of `len` zeroed bytes whose pages are allocated at the first access, for large tables of
+    /// which little is used. If no memory is available for a page, the kernel kills the accessing process.
     ///
     /// # Errors
     /// As [`Memfd::create`], except for `fallocate`.
@@ -123,8 +127,8 @@ impl Memfd {
         Self::finish(fd, len)
     }
 
-    /// Creates `len` bytes of zeroed memory, of which the first `filled` are allocated now and the others at the
-    /// first access.
+    /// Creates a memory file of `len` zeroed bytes: the pages of the first `filled` bytes are allocated now, and the
+    /// others at the first access.
     ///
     /// # Errors
     /// As [`Memfd::create`]; [`Error::OutOfRange`] if `filled` exceeds `len`.
@@ -145,8 +149,8 @@ impl Memfd {
         Ok(Self { fd, len, writable: true })
     }
 
-    /// Imports a memory file created elsewhere, after checking that it is one, that it cannot be resized any more,
-    /// and that it is exactly `len` bytes long.
+    /// Imports a memory file that was created elsewhere, after checking that the descriptor refers to a memory file,
+    /// that the file cannot be resized any more, and that it is exactly `len` bytes long.
     ///
     /// # Errors
     /// [`Error::NotAMemfd`], [`Error::Unsealed`], [`Error::WrongLength`], [`Error::ZeroLength`]. The descriptor is
@@ -164,12 +168,14 @@ impl Memfd {
         if !seals.contains(SIZE_SEALS) {
             return Err(Error::Unsealed { missing: missing_seals(seals) });
         }
-        // Checked after the seals: without them the length could change after it was read.
+        // The length is read after the seals were checked, since the length of a file without these seals could
+        // change again.
         let actual = len_of(fd.as_fd())?;
         if actual != len {
             return Err(Error::WrongLength { expected: len, actual });
         }
-        // A peer may punch holes. In hugetlbfs a later access to the hole can be a `SIGBUS`, if no huge page is free.
+        // The peer that sent the file may punch holes into it. In hugetlbfs a later access to a hole raises `SIGBUS`
+        // if no huge page is free.
         if call("fstatfs", || rustix::fs::fstatfs(&fd))?.f_type == HUGE_PAGES {
             return Err(Error::NotAMemfd { found: FileKind::HugePages });
         }
@@ -178,20 +184,20 @@ impl Memfd {
         Ok(Self { fd, len, writable })
     }
 
-    /// Returns the length in bytes. It is never zero and never changes.
+    /// Returns the length of the memory file in bytes. It is never zero and never changes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a memory file is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether this descriptor allows writable mappings.
+    /// Returns whether the memory file can be mapped writable through this descriptor.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Duplicates the descriptor, with the same access mode.
+    /// Duplicates the descriptor of the memory file, with the same access mode.
     ///
     /// # Errors
     /// `fcntl` with `EMFILE` if this process has no descriptor left.
@@ -199,7 +205,7 @@ impl Memfd {
         share_fd(self.fd.as_fd())
     }
 
-    /// Opens a read-only descriptor, which a process of another user cannot reopen for writing.
+    /// Opens a read-only descriptor of the memory file, which a process of another user cannot reopen for writing.
     ///
     /// # Errors
     /// `open` with `EMFILE` if this process has no descriptor left, or `ENOENT` if `/proc` is not mounted; `fchmod`
@@ -208,7 +214,7 @@ impl Memfd {
         read_only_fd(self.fd.as_fd())
     }
 
-    /// Returns the descriptor.
+    /// Returns the descriptor of the memory file.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
@@ -221,7 +227,7 @@ impl AsFd for Memfd {
     }
 }
 
-/// Duplicates a descriptor: the same open file, with the same access mode.
+/// Duplicates a file descriptor: the new one refers to the same open file, with the same access mode.
 ///
 /// # Errors
 /// `fcntl` with `EMFILE` if this process has no descriptor left.
@@ -229,12 +235,12 @@ pub fn share_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     call("fcntl", || rustix::io::fcntl_dupfd_cloexec(fd, 3))
 }
 
-/// Reopens a memory file read-only. See [`Memfd::read_only_fd`].
+/// Opens a read-only descriptor of a memory file. See [`Memfd::read_only_fd`].
 ///
 /// # Errors
 /// As [`Memfd::read_only_fd`].
 pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
-    // A file created elsewhere may still have the kernel's default mode.
+    // A memory file that other code created may still have the kernel's default mode, 0777.
     let mode = Mode::from_raw_mode(call("fstat", || rustix::fs::fstat(fd))?.st_mode);
     if mode.intersects(Mode::RWXG | Mode::RWXO) {
         call("fchmod", || rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR))?;
@@ -244,7 +250,7 @@ pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 }
 
 impl SharedMap {
-    /// Maps all of `memory`.
+    /// Maps the whole of the memory file `memory`.
     ///
     /// # Errors
     /// [`Error::ReadOnly`] if the file was received read-only; `mmap` with `ENOMEM` if this process has too many
@@ -257,12 +263,13 @@ impl SharedMap {
     }
 }
 
-/// Maps a file such that forked children do not inherit the mapping. An inherited mapping would make `F_SEAL_WRITE`
-/// fail.
+/// Maps a memory file such that forked children do not inherit the mapping: an inherited writable mapping would make
+/// `F_SEAL_WRITE` fail.
 fn map_without_inheritance(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<SharedMap> {
     without_forks(|| {
         let map = SharedMap::map_file(fd, len, protection)?;
-        // An error is ignored: without kernel support, sealing fails until a child that is forked meanwhile exits.
+        // An error is ignored: on kernels without `MADV_DONTFORK`, sealing the file fails until a child that is
+        // forked meanwhile exits.
         // SAFETY: the mapping was created in the line above, and no child uses it.
         let _ = unsafe { vm::set_inherited(map.address(), len, false) };
         Ok(map)
@@ -306,7 +313,7 @@ pub struct FileIdentity {
     inode: u64,
 }
 
-/// Returns the identity of the file that a descriptor refers to.
+/// Returns the identity (device and inode) of the file that a descriptor refers to.
 ///
 /// # Errors
 /// The error of `fstat`.
@@ -315,7 +322,8 @@ pub fn identity(fd: BorrowedFd<'_>) -> Result<FileIdentity> {
     Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino })
 }
 
-/// Returns the current length of a file. The length of a sealed file never changes.
+/// Returns the current length of a file in bytes. The length of a memory file that is sealed against resizing never
+/// changes.
 ///
 /// # Errors
 /// The error of `fstat`; `EOVERFLOW` for a negative length.
@@ -325,7 +333,8 @@ pub fn len_of(fd: BorrowedFd<'_>) -> Result<usize> {
 }
 
 fn create_empty(name: &str) -> Result<OwnedFd> {
-    // Linux before 6.3 refuses the flag. The refusal is remembered, so that later calls do not pass it.
+    // Linux before 6.3 refuses the flag `MFD_NOEXEC_SEAL`. The refusal is remembered, so that later calls do not pass
+    // the flag.
     static NOEXEC_REFUSED: AtomicBool = AtomicBool::new(false);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let create = |flags| call("memfd_create", || rustix::fs::memfd_create(name, flags));
@@ -340,12 +349,12 @@ fn create_empty(name: &str) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Binds the file to a NUMA node. The policy of a shared mapping of a memory file belongs to the file and applies to
-/// pages that are allocated later, so this is called before `fill`.
+/// Binds a memory file to a NUMA node. The policy of a shared mapping of the file belongs to the file and applies to
+/// pages that are allocated later, so this function is called before `fill`.
 fn bind_to_node(fd: &OwnedFd, len: usize, node: u32) -> Result<()> {
     call("ftruncate", || rustix::fs::ftruncate(fd, len as u64))?;
     let map = SharedMap::map_file(fd.as_fd(), len, Protection::None)?;
-    // SAFETY: the range is the mapping created in the line above, which no other code uses.
+    // SAFETY: the range is `map`, which was created in the line above and which no other code uses.
     unsafe { numa::bind(map.address(), len, node) }
 }
 

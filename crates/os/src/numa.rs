@@ -25,7 +25,7 @@ use crate::{Errno, Error, Result};
 
 const DIRECTORY: &str = "/sys/devices/system/node";
 
-/// One more than the largest node number that Linux can be built for.
+/// One more than the largest NUMA node number that Linux can be built for.
 const MAX_NODES: usize = 1024;
 
 const WORD_BITS: usize = c_ulong::BITS as usize;
@@ -34,19 +34,19 @@ const WORD_BITS: usize = c_ulong::BITS as usize;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Node {
-    /// The node number. Numbers may have gaps.
+    /// The number of the NUMA node. Node numbers may have gaps.
     pub id: u32,
-    /// The size of its memory in bytes: zero for a node that has processors only.
+    /// The size of the node's memory in bytes: zero for a node that has processors only.
     pub memory_bytes: usize,
-    /// The numbers of its processors: empty for a node that has memory only.
+    /// The numbers of the node's processors: empty for a node that has memory only.
     pub cpus: Vec<u32>,
 }
 
-/// Returns the online nodes of this machine, ordered by number.
+/// Returns the online NUMA nodes of this machine, ordered by number.
 pub fn nodes() -> Result<Vec<Node>> {
     let mut nodes = nodes_in(Path::new(DIRECTORY))?;
     if let [only] = &mut nodes[..] {
-        // If a virtual machine's memory is hot-plugged, the count of the node is updated late.
+        // After memory was hot-plugged into a virtual machine, the kernel updates the memory size of the node late.
         only.memory_bytes = only.memory_bytes.max(total_memory());
     }
     Ok(nodes)
@@ -79,7 +79,7 @@ fn nodes_in(directory: &Path) -> Result<Vec<Node>> {
         .collect()
 }
 
-/// Returns the processors on which this thread may run.
+/// Returns the processors on which the calling thread may run.
 ///
 /// ```
 /// assert!(!wholemem_os::numa::usable_cpus()?.is_empty());
@@ -113,9 +113,9 @@ fn read_text(path: &Path) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| Error::UnknownFormat { subject: "NUMA nodes" })
 }
 
-/// Parses a list of numbers in the kernel's format: `0-3,8`, or empty.
+/// Parses a list of numbers in the kernel's format, such as `0-3,8`. The list may be empty.
 fn parse_list(text: &str) -> Option<Vec<u32>> {
-    /// Larger than any number in a list of the kernel, so that an invalid range does not exhaust memory.
+    /// A limit above every number in the kernel's lists, so that an invalid range cannot exhaust memory.
     const MAX: u32 = 1 << 20;
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|_| !text.trim().is_empty()) {
@@ -130,7 +130,7 @@ fn parse_list(text: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-/// Parses the size in bytes from the line `Node 0 MemTotal:  4284996 kB`.
+/// Parses the memory size of a NUMA node in bytes from the line `Node 0 MemTotal:  4284996 kB`.
 fn parse_memory(text: &str) -> Option<usize> {
     let line = text.lines().find(|line| line.contains(" MemTotal:"))?;
     let (_, amount) = line.split_once(':')?;
@@ -138,12 +138,12 @@ fn parse_memory(text: &str) -> Option<usize> {
     kilobytes.checked_mul(1024)
 }
 
-/// Parses digits only: `parse` alone would accept a sign.
+/// Parses a number that consists of digits only: `str::parse` alone would accept a sign.
 fn parse_number<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Binds a range to a node: all pages that are allocated from now on come from its memory.
+/// Binds an address range to a NUMA node: all pages that are allocated from now on come from the memory of the node.
 ///
 /// Pages that are allocated already stay where they are. For a shared mapping of a memory file the policy applies to
 /// the file's pages, whichever process accesses them first. If the node's memory is full, accessing a page fails as
@@ -163,28 +163,29 @@ pub unsafe fn bind(address: NonNull<u8>, len: usize, node: u32) -> Result<()> {
         return Err(Error::Call { call: "mbind", errno: Errno::INVAL });
     };
     *word |= 1 << (node % WORD_BITS);
-    // The kernel uses one bit less than the number that it is passed.
+    // `mbind` uses one bit less than the number of bits that it is passed.
     let (mode, bits, flags) = (c_long::from(libc::MPOL_BIND), MAX_NODES + 1, 0 as c_long);
     call_libc("mbind", || {
-        // SAFETY: the mask has the given number of bits and outlives the call, which accesses no other memory: it
-        // changes where pages of the range are allocated, and the caller guarantees that the range is its own.
+        // SAFETY: `mask` has the given number of bits and outlives the call, which accesses no other memory: it
+        // changes where pages of the range are allocated, and the caller of `bind` guarantees that the range is its
+        // own.
         unsafe { libc::syscall(libc::SYS_mbind, address.as_ptr(), len, mode, mask.as_ptr(), bits, flags) }
     })?;
     Ok(())
 }
 
-/// Returns the node of the page at an address, or `None` if no page is allocated there, or none that this process has
-/// accessed.
+/// Returns the NUMA node of the page at an address, or `None` if no page is allocated there or this process has not
+/// accessed the page.
 #[doc(alias = "move_pages")]
 pub fn node_of_page(address: NonNull<u8>) -> Result<Option<u32>> {
     let pages: [*const c_void; 1] = [address.as_ptr().cast()];
     let mut status: [c_int; 1] = [0];
-    // Without a list of target nodes, the call only queries.
+    // Without a list of target nodes, `move_pages` only queries the nodes of the pages.
     let (this_process, nodes, flags) = (0 as c_long, null::<c_int>(), 0 as c_long);
     call_libc("move_pages", || {
         let (count, pages, status) = (pages.len(), pages.as_ptr(), status.as_mut_ptr());
-        // SAFETY: `pages` has `count` readable entries and `status` as many writable ones; the address itself is only
-        // looked up.
+        // SAFETY: `pages` has `count` readable entries and `status` as many writable ones; the kernel only looks up
+        // the address in `pages`.
         unsafe { libc::syscall(libc::SYS_move_pages, this_process, count, pages, nodes, status, flags) }
     })?;
     let [status] = status;
@@ -206,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// A few pages, unmapped on drop.
+    /// A mapping of a few pages, which is unmapped on drop.
     struct Map {
         address: NonNull<u8>,
         len: usize,
@@ -222,14 +223,14 @@ mod tests {
         }
 
         fn bind(&self, node: u32) -> Result<()> {
-            // SAFETY: this test owns the range.
+            // SAFETY: the range is the mapping of this test, which exists until `self` is dropped.
             unsafe { bind(self.address, self.len, node) }
         }
     }
 
     impl Drop for Map {
         fn drop(&mut self) {
-            // SAFETY: mapped above with this length, and not used any more.
+            // SAFETY: the range was mapped by `create` with this length, and is not used any more.
             unsafe { munmap(self.address.as_ptr().cast(), self.len) }.expect("munmap");
         }
     }
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// A directory with the kernel's files, removed on drop.
+    /// A temporary directory with the files of `/sys/devices/system/node`, removed on drop.
     struct SysDirectory(PathBuf);
 
     impl SysDirectory {
@@ -374,7 +375,7 @@ mod tests {
             let map = Map::create(4);
             map.bind(node.id).expect("bind");
             assert_eq!(node_of_page(map.address), Ok(None));
-            // SAFETY: this test owns the page, and it is writable.
+            // SAFETY: the page belongs to the mapping of this test, which is writable.
             unsafe { map.address.as_ptr().write_volatile(1) };
             assert_eq!(node_of_page(map.address), Ok(Some(node.id)));
         }

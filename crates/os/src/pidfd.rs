@@ -32,14 +32,15 @@ use crate::{Deadline, Errno, Error, Result};
 
 pub use rustix::process::Signal;
 
-/// A file descriptor that refers to a process.
+/// A file descriptor that refers to a process (pidfd).
 #[doc(alias = "pidfd_open")]
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// Opens the process with this id. Unless the process is a child of the caller, its id may have been reused:
-    /// prefer [`PacketSocket::peer_pidfd`](crate::PacketSocket::peer_pidfd), or let the process send its own pidfd.
+    /// Opens a pidfd of the process with the given id. Unless the process is a child of the caller, its id may have
+    /// been reused: prefer [`PacketSocket::peer_pidfd`](crate::PacketSocket::peer_pidfd), or let the process send its
+    /// own pidfd.
     pub fn open(pid: u32) -> Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let fd = call("pidfd_open", || {
@@ -48,19 +49,19 @@ impl PidFd {
         Ok(Self(fd))
     }
 
-    /// Opens this process, so that other processes can watch it.
+    /// Opens a pidfd of this process, so that other processes can watch it.
     pub fn of_self() -> Result<Self> {
         Self::open(std::process::id())
     }
 
-    /// Converts a received descriptor, after checking that it is a pidfd.
+    /// Converts a received descriptor to a [`PidFd`], after checking that it is a pidfd.
     #[doc(alias = "P_PIDFD")]
     pub fn adopt(fd: OwnedFd) -> Result<Self> {
-        // `waitid` accepts only a pidfd. `pidfd_send_signal` would also accept a directory of `/proc`, which polls as
-        // exited. With NOHANG and NOWAIT the call neither waits nor reaps.
+        // `waitid` accepts only a pidfd, whereas `pidfd_send_signal` would also accept a directory of `/proc`, which
+        // polls as exited. With WNOHANG and WNOWAIT, `waitid` neither waits nor reaps.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match call("waitid", || rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options)) {
-            // ECHILD: a process, but not a child of this one.
+            // ECHILD means that the descriptor refers to a process that is not a child of this one.
             Ok(_) | Err(Error::Call { errno: Errno::CHILD, .. }) => Ok(Self(fd)),
             Err(Error::Call { errno: Errno::BADF, .. }) => {
                 Err(Error::WrongDescriptor { expected: "a pidfd" })
@@ -74,14 +75,15 @@ impl PidFd {
         Self(fd)
     }
 
-    /// Returns the user id of the process, or `None` if it has exited or `/proc` does not show it.
+    /// Returns the user id of the process, or `None` if the process has exited or `/proc` does not show it.
     #[must_use]
     pub fn uid(&self) -> Option<u32> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).ok()?;
         let pid: u32 = field(&info, "Pid:")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let uid = field(&status, "Uid:");
-        // The process id is not reused while the process lives.
+        // The user id is that of the right process if the process has not exited yet, since its process id is not
+        // reused before.
         self.has_exited().is_ok_and(|has_exited| !has_exited).then_some(uid).flatten()
     }
 
@@ -132,12 +134,12 @@ impl From<PidFd> for OwnedFd {
     }
 }
 
-/// Returns the first number after a field name in a `/proc` file.
+/// Returns the first number of a named field in the text of a `/proc` file.
 fn field(text: &str, name: &str) -> Option<u32> {
     text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
-/// Has the kernel kill this process when its parent dies, so that no orphan is left.
+/// Has the kernel kill this process when its parent dies, so that this process does not become an orphan.
 ///
 /// `parent_pid` is the parent's process id from before the fork. If this process has another parent by now, the
 /// original one is dead: no death signal is set, and the error is [`Error::Closed`].
@@ -159,7 +161,8 @@ fn field(text: &str, name: &str) -> Option<u32> {
 #[doc(alias = "PR_SET_PDEATHSIG")]
 pub fn die_with_parent(parent_pid: u32) -> Result<()> {
     call("prctl", || rustix::process::set_parent_process_death_signal(Some(Signal::KILL)))?;
-    // If the parent dies from here on, the kernel kills this process. If it died before, the parent id has changed.
+    // If the parent dies after the first call, the kernel kills this process. If the parent died before, the parent
+    // process id has changed.
     if Pid::as_raw(rustix::process::getppid()).cast_unsigned() == parent_pid {
         return Ok(());
     }
@@ -226,7 +229,7 @@ mod tests {
         let error = |errno| Some(Error::Call { call: "pidfd_open", errno });
         assert_eq!(PidFd::open(0).err(), error(Errno::INVAL));
         assert_eq!(PidFd::open(u32::MAX).err(), error(Errno::INVAL));
-        // Above the largest process id of Linux.
+        // The id is above the largest process id of Linux.
         assert_eq!(PidFd::open((1 << 22) + 1).err(), error(Errno::SRCH));
     }
 
@@ -238,7 +241,7 @@ mod tests {
         let folder = File::open("/proc/self").expect("a directory");
         assert_eq!(PidFd::adopt(folder.into()).err(), wrong());
 
-        // A process that is not a child, a child, and a child that has exited.
+        // `adopt` accepts pidfds of this process, of a child that has exited, and of a child that was reaped.
         let own = PidFd::adopt(PidFd::of_self().expect("own process").into()).expect("own process");
         assert_eq!(own.has_exited(), Ok(false));
         let child = child::fork(|| 7);
@@ -276,7 +279,7 @@ mod tests {
     #[test]
     fn die_with_parent_is_refused_if_the_parent_has_changed() {
         let child = child::fork(|| {
-            // As if the parent were this child itself, and had died before the call.
+            // The child passes its own process id as that of its parent, as if its parent had died before the call.
             let refused = die_with_parent(std::process::id()) == Err(Error::Closed);
             let unset = rustix::process::parent_process_death_signal() == Ok(None);
             if refused && unset { 0 } else { 1 }

@@ -1,4 +1,4 @@
-//! Copy-on-write mappings of part of a memory file (`MAP_PRIVATE`): writes stay in this process.
+//! Copy-on-write mappings of a part of a memory file (`MAP_PRIVATE`): writes stay in this process.
 //!
 //! Pages that this process has not written show the current bytes of the file, including later writes to the file. If
 //! a caller relies on the bytes, it must ensure that the file is not written while the mapping exists.
@@ -29,34 +29,36 @@ use crate::call::call;
 use crate::vm::{self, LARGE_PAGE, page_size};
 use crate::{Errno, Error, Memfd, Result, SharedSlice, memfd};
 
-/// A writable copy-on-write mapping of part of a memory file. It is unmapped on drop.
+/// A writable copy-on-write mapping of a part of a memory file. It is unmapped on drop.
 #[derive(Debug)]
 #[doc(alias = "MAP_PRIVATE")]
 pub struct PrivateMap {
-    /// The first mapped page.
+    /// The address of the first mapped page.
     at: NonNull<u8>,
-    /// The offset of the part in the first page.
+    /// The offset in the first mapped page at which the part of the file begins.
     page_offset: usize,
     len: usize,
 }
 
-// SAFETY: the mapping is accessed through `SharedSlice`, or by its address under `unsafe` of the user.
+// SAFETY: the mapping is accessed through `SharedSlice`, which allows concurrent writers, or by its address in
+// `unsafe` code of the user.
 unsafe impl Send for PrivateMap {}
-// SAFETY: `&PrivateMap` gives the address and a `SharedSlice`, and both may be shared between threads.
+// SAFETY: a `&PrivateMap` provides only the address and a `SharedSlice`, and threads may share both.
 unsafe impl Sync for PrivateMap {}
 
 impl PrivateMap {
-    /// Maps `len` bytes of `memory` from `offset` on. The descriptor may be read-only.
+    /// Maps `len` bytes of `memory` from `offset` on, copy-on-write. The descriptor of the memory file may be
+    /// read-only.
     ///
     /// # Errors
     /// [`Error::ZeroLength`]; [`Error::OutOfRange`]; `mmap` with `ENOMEM` if this process has too many mappings, or
     /// if the kernel accounts for writable private memory and has none left (`vm.overcommit_memory=2`).
     pub fn create(memory: &Memfd, offset: usize, len: usize) -> Result<Self> {
-        // SAFETY: a `Memfd` is sealed against shrinking.
+        // SAFETY: a `Memfd` is sealed against shrinking, as `of_file` requires.
         unsafe { Self::of_file(memory.as_fd(), offset, len) }
     }
 
-    /// Maps `len` bytes of the file behind a descriptor from `offset` on.
+    /// Maps `len` bytes of the file that a descriptor refers to from `offset` on, copy-on-write.
     ///
     /// # Errors
     /// As [`PrivateMap::create`]; the error of `fstat`.
@@ -73,56 +75,57 @@ impl PrivateMap {
         }
         let page_offset = offset % page_size();
         let (first, mapped) = (offset - page_offset, page_offset + len);
-        // If the part begins at a large page of the file, the mapping begins at a large page too, so that it can use
-        // them.
+        // If the part begins at a large page of the file, its address is a multiple of the large page size too, so
+        // that the mapping can use large pages.
         let is_large = first.is_multiple_of(LARGE_PAGE) && mapped >= LARGE_PAGE;
         let reserved = if is_large { Some(vm::reserve(mapped, LARGE_PAGE, None)?) } else { None };
         let fixed = reserved.map_or(MapFlags::empty(), |_| MapFlags::FIXED);
-        // MAP_NORESERVE: most of the mapped pages are never written.
+        // MAP_NORESERVE is set, since most pages of the mapping are never written.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | fixed;
         let wanted = reserved.map_or(ptr::null_mut(), |at| at.as_ptr().cast());
         let outcome = call("mmap", || {
             let rights = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: the kernel picks a free range, or replaces the one reserved above, which no other code uses.
+            // SAFETY: the kernel picks a free range, or replaces the range that was reserved above and that no other
+            // code uses.
             unsafe { rustix::mm::mmap(wanted, mapped, rights, flags, file, first as u64) }
         });
         if let (Err(_), Some(reserved)) = (&outcome, reserved) {
-            // SAFETY: reserved above, and no other code uses it.
+            // SAFETY: the range was reserved above, and no other code uses it.
             let _ = unsafe { vm::release(reserved, mapped) };
         }
         let at = NonNull::new(outcome?.cast()).ok_or(Error::Call { call: "mmap", errno: Errno::FAULT })?;
         Ok(Self { at, page_offset, len })
     }
 
-    /// Removes all access, for example in a forked child that must not use the bytes: every later access raises
-    /// `SIGSEGV`, also through existing views.
+    /// Removes all access to the mapping, for example in a forked child that must not use the bytes: every later
+    /// access raises `SIGSEGV`, also through existing views.
     ///
     /// # Errors
     /// `mprotect` with `ENOMEM`.
     pub fn revoke(&self) -> Result<()> {
-        // SAFETY: the range is this mapping. Code that still uses it is stopped by the signal, as intended.
+        // SAFETY: the range is this mapping. Code that still uses it is stopped by `SIGSEGV`, as intended.
         unsafe { vm::revoke(self.at, self.page_offset + self.len) }
     }
 
-    /// Returns the address of the first byte of the part.
+    /// Returns the address of the first byte of the mapped part of the file.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
-        // SAFETY: the offset is less than a page, and the mapping is longer.
+        // SAFETY: the mapping is `page_offset + len` bytes long, so the address is within it.
         unsafe { self.at.add(self.page_offset) }
     }
 
-    /// Returns the length of the part in bytes.
+    /// Returns the length of the mapped part of the file in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a map is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the bytes of the part.
+    /// Returns a view of the bytes of the mapped part of the file.
     #[must_use]
     pub fn bytes(&self) -> SharedSlice<'_> {
-        // SAFETY: mapped readable and writable while `self` is borrowed; the file cannot shrink, and no reference to
-        // the bytes is created.
+        // SAFETY: the range is mapped readable and writable while `self` is borrowed; the file cannot shrink, and no
+        // reference to the bytes is created.
         unsafe { SharedSlice::new(self.address(), self.len, true) }
     }
 }
@@ -131,7 +134,7 @@ impl Drop for PrivateMap {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `of_file`, and no borrow of it is left.
         let release = || unsafe { vm::release(self.at, self.page_offset + self.len) };
-        // A second attempt: the only cause of failure, too many mappings, may pass.
+        // A failed unmapping is tried a second time, since its only cause, too many mappings, may be temporary.
         if let Err(error) = release().or_else(|_| release()) {
             tracing::warn!(%error, len = self.len, "cannot unmap memory, leaking the mapping");
         }

@@ -1,4 +1,4 @@
-//! Tests which kernel features work, by using each of them once.
+//! Tests which kernel features work, by using each feature once.
 //!
 //! Kernel versions do not suffice: containers, security policies and emulated kernels refuse features. So every
 //! feature that wholemem needs has a small experiment here, which helps a user to find out why something does not
@@ -32,12 +32,12 @@ use crate::robust::{LockState, RobustLock};
 use crate::vm::{self, Protection};
 use crate::{Deadline, Errno, Error, ForkEpoch, Memfd, PacketSocket, PidFd, Result, SharedMap, futex, numa};
 
-/// The result of one experiment.
+/// The result of testing one kernel feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
-    /// The machine-readable name of the feature.
+    /// The machine-readable name of the kernel feature.
     pub name: &'static str,
-    /// `Ok` if the feature works, or the error.
+    /// `Ok` if the kernel feature works, or the error of its test.
     pub outcome: Result<()>,
 }
 
@@ -55,21 +55,22 @@ const EXPERIMENTS: [(&str, Experiment); 9] = [
     ("address-space", address_space),
 ];
 
-/// As many bytes of addresses as the largest machines have memory.
+/// The length of the address range that the test reserves: as many bytes as the largest machines have memory.
 const LARGE_RESERVATION: usize = 1 << 40;
 
-/// Runs all experiments.
+/// Tests every kernel feature that wholemem uses.
 #[must_use]
 pub fn all() -> Vec<Probe> {
     EXPERIMENTS.iter().map(|&(name, experiment)| Probe { name, outcome: experiment() }).collect()
 }
 
-/// Checks the effect of a call: a call may succeed and have no effect.
+/// Returns an error if a kernel feature did not have its expected effect, since a call may succeed and have no
+/// effect.
 fn expect(held: bool, subject: &'static str) -> Result<()> {
     if held { Ok(()) } else { Err(Error::UnknownFormat { subject }) }
 }
 
-/// Memory that cannot be made executable. Since Linux 6.3; optional.
+/// Tests that memory can be created that cannot be made executable: an optional feature since Linux 6.3.
 fn noexec_seal() -> Result<()> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
     let file = call("memfd_create", || rustix::fs::memfd_create("wholemem-probe", flags))?;
@@ -77,7 +78,7 @@ fn noexec_seal() -> Result<()> {
     expect(seals.contains(SealFlags::EXEC), "seal against execution")
 }
 
-/// A descriptor that is sent through a socket refers to the same file at the receiver.
+/// Tests that a descriptor which is sent through a socket refers to the same file at the receiver.
 fn fd_passing() -> Result<()> {
     let memory = Memfd::create("wholemem-probe", vm::page_size())?;
     let (here, there) = PacketSocket::pair()?;
@@ -95,7 +96,7 @@ fn fd_passing() -> Result<()> {
     }
 }
 
-/// A futex wait ends at its deadline.
+/// Tests that a futex wait ends at its deadline.
 fn futex_wait() -> Result<()> {
     let word = AtomicU32::new(0);
     let soon = Deadline::after(Duration::from_millis(1));
@@ -103,19 +104,20 @@ fn futex_wait() -> Result<()> {
         let late = soon.has_passed();
         match futex::wait(&word, 0, soon) {
             Err(Error::TimedOut) => return Ok(()),
-            // A wait may end spuriously, but not if its deadline had passed before it began.
+            // A futex wait may end spuriously, but not if its deadline had passed before it began.
             Ok(()) => expect(!late, "end of a wait")?,
             Err(error) => return Err(error),
         }
     }
 }
 
-/// A robust lock reports that the thread that held it has ended.
+/// Tests that a robust lock reports the end of the thread that held it.
 fn robust_lock() -> Result<()> {
     const WORDS: usize = RobustLock::SIZE.div_ceil(size_of::<AtomicU64>());
     let memory: Arc<[AtomicU64; WORDS]> = Arc::new([const { AtomicU64::new(0) }; WORDS]);
     let address = NonNull::from(&*memory).cast();
-    // SAFETY: the words are aligned for a lock, large enough, not used otherwise, and live as long as `memory`.
+    // SAFETY: the words in `memory` are aligned for a lock, large enough, not used otherwise, and live as long as
+    // `memory`.
     let lock = unsafe { RobustLock::create_at(address, memory) }?;
     let (lock, held) = std::thread::scope(|scope| {
         let holder =
@@ -128,12 +130,13 @@ fn robust_lock() -> Result<()> {
     expect(lock.state() == LockState::Died, "state of a lock whose owner died")
 }
 
-/// A process can be referred to by a pidfd.
+/// Tests that a pidfd can refer to a process.
 fn pidfd() -> Result<()> {
     expect(!PidFd::of_self()?.has_exited()?, "exit state of this process")
 }
 
-/// A socket returns a pidfd of its peer. Since Linux 6.5; before, wholemem uses the process id.
+/// Tests that a socket returns a pidfd of its peer, as it does since Linux 6.5. On older kernels wholemem uses the
+/// process id.
 fn peer_pidfd() -> Result<()> {
     let (here, _there) = PacketSocket::pair()?;
     let mut fd: libc::c_int = -1;
@@ -141,37 +144,37 @@ fn peer_pidfd() -> Result<()> {
     call_libc("getsockopt", || {
         let (socket, option) = (here.as_fd().as_raw_fd(), libc::SO_PEERPIDFD);
         let to = (&raw mut fd).cast();
-        // SAFETY: `to` points to `len` writable bytes, the size of an int.
+        // SAFETY: `to` points to `fd`, which has `len` writable bytes, the size of an int.
         let code = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, to, &raw mut len) };
         code.into()
     })?;
-    // SAFETY: the kernel has just created this descriptor, and no other code owns it.
+    // SAFETY: `getsockopt` has just created `fd`, and no other code owns it.
     let peer = PidFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) })?;
     expect(!peer.has_exited()?, "exit state of a peer")
 }
 
-/// A forked child detects that it is one.
+/// Tests that a forked child detects that it was forked.
 fn fork_handler() -> Result<()> {
     let epoch = ForkEpoch::current()?;
     let child = call_libc("fork", || {
-        // SAFETY: the child reads an atomic and exits; it acquires no lock that another thread could hold.
+        // SAFETY: the child only reads an atomic and exits; it acquires no lock that another thread could hold.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: exits the child at once.
+            // SAFETY: `_exit` ends the child at once, without running exit handlers.
             unsafe { libc::_exit(epoch.is_current().into()) }
         }
         pid.into()
     })?;
     let child = i32::try_from(child).ok().and_then(Pid::from_raw);
     let child = child.expect("`fork` returns a process id in the parent");
-    // Not through `call`: fault injection does not apply to calls that only release.
+    // `waitpid` does not run through `call`, since fault injection does not apply to calls that only release.
     let reaped = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()));
     let status = reaped.map_err(|errno| Error::Call { call: "waitpid", errno })?;
     let code = status.and_then(|(_, status)| status.exit_status());
     expect(code == Some(0) && epoch.is_current(), "epoch of a forked child")
 }
 
-/// Memory is allocated on the node that it is bound to.
+/// Tests that memory is allocated on the NUMA node to which it is bound.
 fn numa_bind() -> Result<()> {
     let nodes = numa::nodes()?;
     let node = nodes.iter().find(|node| node.memory_bytes > 0);
@@ -182,7 +185,7 @@ fn numa_bind() -> Result<()> {
     expect(numa::node_of_page(map.address())? == Some(node), "node of a page")
 }
 
-/// A large range of addresses can be reserved without memory.
+/// Tests that a large range of addresses can be reserved without memory.
 fn address_space() -> Result<()> {
     let at = vm::reserve(LARGE_RESERVATION, vm::page_size(), None)?;
     // SAFETY: the range was reserved above, and no other code has its address.
@@ -236,7 +239,7 @@ mod tests {
                     assert_eq!(outcome, Ok(()), "{name}");
                     break;
                 };
-                // A failed `munmap` on drop is not returned.
+                // The error of a `munmap` that fails in a destructor is not returned.
                 if (name, call) != ("numa-bind", "munmap") {
                     let reason = Error::Call { call, errno: Errno::NOMEM };
                     assert_eq!(outcome, Err(reason), "{name}, call {nth}");

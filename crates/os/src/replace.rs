@@ -16,14 +16,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Uid};
 
-/// The maximum number of symbolic links that are followed, as in the kernel.
+/// The maximum number of symbolic links that are followed to the file that is replaced: the same as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// The maximum number of temporary names that are tried.
+/// The maximum number of names that are tried for the temporary file.
 const MAX_NAMES: u32 = 100;
 
-/// A file that is being written, and replaces the file at its path on [`commit`](Self::commit). Dropping it discards
-/// the new file.
+/// A new file that is being written, and that replaces the file at its path on [`commit`](Self::commit). Dropping it
+/// without a commit discards the new file.
 ///
 /// ```
 /// use std::io::Write;
@@ -45,17 +45,18 @@ pub struct Replacement {
     temporary: Option<TemporaryFile>,
 }
 
-/// The temporary file and the path that it replaces.
+/// A temporary file, and the path of the file that it replaces.
 #[derive(Debug)]
 struct TemporaryFile {
     path: PathBuf,
     target: PathBuf,
-    /// Whether a file exists at the target.
+    /// True if a file exists at the path that is replaced.
     is_replacing: bool,
 }
 
 impl Replacement {
-    /// Creates the new file for a path. If the path is a symbolic link, the file that it points to is replaced.
+    /// Creates a new file that replaces the one at `path` later. If the path is a symbolic link, the file that it
+    /// points to is replaced.
     ///
     /// # Errors
     /// The same as [`File::create`].
@@ -68,7 +69,7 @@ impl Replacement {
         };
         let Some(target) = target(path)? else { return Self::in_place(path) };
         if old.is_some() {
-            // A file that this process may not write must not be replaced.
+            // Opening the old file checks that this process may write it: otherwise the file must not be replaced.
             OpenOptions::new().write(true).open(&target)?;
         }
         let (new_path, file) = match create_temporary(&target, old.is_some()) {
@@ -81,7 +82,7 @@ impl Replacement {
         let replacement = Self { file, temporary: Some(temporary) };
         if let Some(old) = old {
             let (user, group) = (Uid::from_raw(old.uid()), Gid::from_raw(old.gid()));
-            // Before the mode, since a change of the owner clears mode bits.
+            // The owner is changed before the mode, since a change of the owner clears mode bits.
             let _ = rustix::fs::fchown(replacement.file.as_fd(), Some(user), Some(group));
             replacement.file.set_permissions(Permissions::from_mode(old.mode() & 0o7777))?;
         }
@@ -92,7 +93,8 @@ impl Replacement {
         Ok(Self { file: File::create(path)?, temporary: None })
     }
 
-    /// Returns whether the old file stays unchanged until [`commit`](Self::commit).
+    /// Returns true if the old file stays unchanged until [`commit`](Self::commit), false if it is overwritten in
+    /// place.
     #[must_use]
     pub fn is_atomic(&self) -> bool {
         self.temporary.is_some()
@@ -104,7 +106,7 @@ impl Replacement {
         &self.file
     }
 
-    /// Renames the new file to its path.
+    /// Renames the new file to its path, so that it replaces the old file.
     ///
     /// # Errors
     /// The error of `fdatasync` or `rename`. The old file is then unchanged.
@@ -136,18 +138,19 @@ impl Drop for Replacement {
     }
 }
 
-/// Resolves symbolic links. Returns `None` if a link leads through `/proc`, where links refer to open files.
+/// Resolves the symbolic links of a path. Returns `None` if a link leads through `/proc`, where links refer to open
+/// files.
 fn target(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
-        // The directory may be a link itself, such as `/dev/fd`.
+        // The directory of the path may be a symbolic link itself, such as `/dev/fd`.
         let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
         if folder.unwrap_or_else(|| path.clone()).starts_with("/proc") {
             return Ok(None);
         }
         match fs::read_link(&path) {
             Ok(link) => path = path.parent().unwrap_or_else(|| Path::new("")).join(link),
-            // Not a link, or no file exists yet.
+            // The path is not a symbolic link, or no file exists there yet.
             Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
                 return Ok(Some(path));
             }
@@ -157,14 +160,15 @@ fn target(path: &Path) -> io::Result<Option<PathBuf>> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Creates a temporary file with an unused name next to the target. If `is_private`, only this process's user can
-/// access it, until its mode is changed.
+/// Creates a temporary file with an unused name next to the target. If `is_private`, only the user of this process
+/// can access the file, until its mode is changed.
 fn create_temporary(target: &Path, is_private: bool) -> io::Result<(PathBuf, File)> {
     let mode = if is_private { 0o600 } else { 0o666 };
     let name = target.file_name().ok_or(io::ErrorKind::NotFound)?;
     let mut number = 0;
     loop {
-        // Truncated, since the target's name may already have the maximum length.
+        // The temporary name contains only the beginning of the target's name, which may already have the maximum
+        // length.
         let start: String = name.to_string_lossy().chars().take(40).collect();
         let partial = target.with_file_name(format!(".{start}.{}-{number}.partial", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial) {
@@ -185,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory that is removed with its contents on drop.
+    /// A temporary directory that is removed with its contents on drop.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -29,21 +29,22 @@ use crate::{Errno, Error, Result};
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Blocks these signals in this thread and in the threads that it starts later, and makes them readable.
+    /// Blocks the given signals in this thread and in the threads that it starts later, and makes the signals
+    /// readable from a descriptor.
     ///
     /// # Errors
     /// The error of `pthread_sigmask` or `signalfd`.
     #[doc(alias = "pthread_sigmask")]
     pub fn block(signals: &[Signal]) -> Result<Self> {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: the memory is writable, and the call initialises it.
+        // SAFETY: `set` is writable, and the call initialises it.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };
         for signal in signals {
-            // SAFETY: the set is initialised above; a named signal is valid.
+            // SAFETY: `set` is initialised above, and a named signal has a valid number.
             unsafe { libc::sigaddset(set.as_mut_ptr(), signal.as_raw()) };
         }
         call("pthread_sigmask", || {
-            // SAFETY: the set is initialised above; the old set is not requested.
+            // SAFETY: `set` is initialised above, and the old set is not requested.
             match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut()) } {
                 0 => Ok(()),
                 code => Err(Errno::from_raw_os_error(code)),
@@ -51,16 +52,16 @@ impl Signals {
         })?;
         let fd = call_libc("signalfd4", || {
             let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-            // SAFETY: the set is initialised above.
+            // SAFETY: `set` is initialised above, and -1 requests a new descriptor.
             let fd = unsafe { libc::signalfd(-1, set.as_ptr(), flags) };
             fd.into()
         })?;
         let fd = i32::try_from(fd).map_err(|_| Error::Call { call: "signalfd4", errno: Errno::BADF })?;
-        // SAFETY: the kernel has just created this descriptor, and no other code owns it.
+        // SAFETY: `signalfd` has just created `fd`, and no other code owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Returns the next pending signal, if there is one.
+    /// Returns the next pending signal, or `None` if no signal is pending.
     ///
     /// # Errors
     /// The error of `read`.
@@ -72,22 +73,22 @@ impl Signals {
             Err(Error::Call { errno: Errno::AGAIN | Errno::INTR, .. }) | Ok(_) => return Ok(None),
             Err(error) => return Err(error),
         }
-        // The signal number is the first field.
+        // The signal number is the first field of `signalfd_siginfo`.
         let number = i32::from_ne_bytes(std::array::from_fn(|n| info[n]));
         Ok(Signal::from_named_raw(number))
     }
 }
 
-/// Unblocks all signals in this thread, as a program expects that is executed next.
+/// Unblocks all signals in this thread, before the thread executes another program, which expects that.
 ///
 /// # Errors
 /// The error of `pthread_sigmask`.
 pub fn unblock_all() -> Result<()> {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the memory is writable, and the call initialises it.
+    // SAFETY: `set` is writable, and the call initialises it.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     call("pthread_sigmask", || {
-        // SAFETY: the set is initialised above; the old set is not requested.
+        // SAFETY: `set` is initialised above, and the old set is not requested.
         match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), ptr::null_mut()) } {
             0 => Ok(()),
             code => Err(Errno::from_raw_os_error(code)),
@@ -114,7 +115,7 @@ mod tests {
             if signals.is_err() || rustix::process::kill_process(own, Signal::TERM).is_err() {
                 return 1;
             }
-            // The pending signal kills the child here.
+            // When it is unblocked, the pending `SIGTERM` kills the child.
             let _ = unblock_all();
             2
         });
@@ -123,7 +124,8 @@ mod tests {
 
     #[test]
     fn a_blocked_signal_is_read_and_has_no_other_effect() {
-        // Runs in a child, which has one thread: a signal of a process may be delivered to any of its threads.
+        // The test runs in a child process, which has one thread, since a signal to a process may be delivered to any
+        // of its threads.
         let child = child::fork(|| {
             let Ok(signals) = Signals::block(&[Signal::TERM, Signal::USR1]) else { return 1 };
             if signals.next() != Ok(None) {

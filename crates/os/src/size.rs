@@ -25,8 +25,8 @@ impl fmt::Display for Size {
             .iter()
             .find(|(_, shift)| bytes >> shift != 0)
             .and_then(|(unit, shift)| {
-                // Anything finer than tenths of the unit is printed in bytes, so that an error message never rounds
-                // the difference away.
+                // A byte count that needs more than one decimal digit is printed in bytes, so that an error message
+                // never rounds a difference away.
                 let whole = bytes >> shift;
                 let rest = (bytes & ((1 << shift) - 1)) as u128;
                 match (rest * 10) >> shift {

@@ -18,7 +18,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// `struct sched_attr` of `sched_setattr(2)` in its first version: kernels accept every version that they know.
+/// `struct sched_attr` of `sched_setattr(2)` in its first version, which newer kernels accept too.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct SchedAttributes {
@@ -33,47 +33,50 @@ struct SchedAttributes {
     period: u64,
 }
 
-// Cannot truncate: the struct has 48 bytes.
+// The cast cannot truncate, since the struct has 48 bytes.
 #[expect(clippy::cast_possible_truncation, reason = "48 bytes")]
 const SIZE: u32 = size_of::<SchedAttributes>() as u32;
 
 /// The scheduling policy of ordinary threads.
 const SCHED_OTHER: u32 = 0;
 
-/// Requests time slices of this length for the calling thread and the threads that it starts. Kernels limit it to
-/// between 0.1 and 100 ms; zero requests the kernel's default.
+/// Requests time slices of the given length for the calling thread and the threads that it starts. Kernels limit the
+/// length to between 0.1 and 100 ms; zero requests the kernel's default.
 ///
 /// This is a hint. If the kernel refuses it, or the thread has another scheduling policy than the ordinary one,
 /// nothing changes.
 #[doc(alias = "sched_setattr")]
 pub fn request(slice: Duration) {
     let Some(current) = attributes().filter(|current| current.policy == SCHED_OTHER) else { return };
-    // Saturating: the kernel limits the value anyway.
+    // A length that does not fit is saturated, since the kernel limits the length anyway.
     let wanted = SchedAttributes { runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX), ..current };
-    // SAFETY: the kernel reads `size` bytes at the address, which is the size of `wanted`.
+    // SAFETY: the kernel reads `wanted.size` bytes at the address, which is the size of `wanted`.
     let refused = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };
     if refused != 0 {
         tracing::debug!(?slice, "the kernel refused the time slice");
     }
 }
 
-/// How long a busy thread runs before it yields its core.
+/// The time for which a busy thread runs before it yields its core.
 const RUN: Duration = Duration::from_micros(100);
 
-/// The maximum of that time, if the threads that get the core do not return it soon.
+/// The maximum time for which a busy thread runs before it yields its core, if the threads that get the core do not
+/// return it soon.
 const MAX_RUN: Duration = Duration::from_millis(16);
 
-/// A wait of at least this length has blocked, so that other threads had the core.
+/// The minimum length of a wait that counts as blocked, so that other threads had the core.
 const BLOCKED: Duration = Duration::from_micros(20);
 
-/// Threads that keep the core for at least this long are busy themselves, and do not wait for a reply.
+/// If a yielded core is not returned within this time, the threads that got it are busy themselves, and do not wait
+/// for a reply.
 const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
-/// The time slice of a thread while it is busy.
+/// The time slice that is requested for a thread while it is busy.
 const BUSY_SLICE: Duration = Duration::from_micros(100);
 
-/// A wait of at least this length ends a busy phase. It is long, because the next burst of an intermittent load would
-/// otherwise start with long time slices, and delay other threads until the thread yields its core.
+/// The minimum length of a wait that ends the busy phase of a thread. It is long, because the next burst of an
+/// intermittent load would otherwise start with long time slices, and delay other threads until the thread yields its
+/// core.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Yields the core of a busy thread to other threads, and requests short time slices as long as it is busy.
@@ -94,7 +97,7 @@ const IDLE: Duration = Duration::from_secs(1);
 pub struct Yielder {
     since: Instant,
     run: Duration,
-    /// Whether short time slices are requested.
+    /// True if short time slices are requested for the thread, because it is busy.
     is_busy: bool,
 }
 
@@ -105,8 +108,8 @@ impl Yielder {
         Self { since: Instant::now(), run: RUN, is_busy: false }
     }
 
-    /// Calls a function that waits for events, such as `poll`. If this thread has run for long enough, it yields its
-    /// core first.
+    /// Calls a function that waits for events, such as `poll`. If this thread has run for long enough, it first
+    /// yields its core.
     #[doc(alias = "sched_yield")]
     pub fn wait<T>(&mut self, wait: impl FnOnce() -> T) -> T {
         if self.since.elapsed() >= self.run {
@@ -133,14 +136,14 @@ impl Yielder {
         }
     }
 
-    /// Sets how long to run before the next yield, after a yield that took `pause`.
+    /// Sets how long the thread runs before it yields its core again, after a yield that took `pause`.
     fn adapt_run(&mut self, pause: Duration) {
         self.run = if pause < SHORT_PAUSE { RUN } else { MAX_RUN.min(2 * self.run) };
         self.since = Instant::now();
     }
 }
 
-/// Restores the kernel's default time slice.
+/// Restores the thread's default time slice when dropped.
 impl Drop for Yielder {
     fn drop(&mut self) {
         self.set_busy(false);
@@ -153,7 +156,7 @@ impl Default for Yielder {
     }
 }
 
-/// Returns the scheduling attributes of the calling thread, or `None` if the kernel does not support the call.
+/// Returns the scheduling attributes of the calling thread, or `None` if the kernel does not support `sched_getattr`.
 fn attributes() -> Option<SchedAttributes> {
     let mut current = SchedAttributes::default();
     // SAFETY: the kernel writes at most `SIZE` bytes at the address, which is the size of `current`.
@@ -186,7 +189,7 @@ mod tests {
         let thread = thread::spawn(|| {
             let mut yielder = Yielder::new();
             let mut slice_after = |wait: Duration| {
-                // On a busy core a yield takes long, and the next run is longer.
+                // On a busy core a yield takes long, which makes the time until the next yield longer.
                 yielder.since = Instant::now() - MAX_RUN;
                 yielder.wait(|| thread::sleep(wait));
                 (yielder.is_busy, attributes().map(|attributes| attributes.runtime))
@@ -196,7 +199,7 @@ mod tests {
         let (busy, rested, busy_again) = thread.join().expect("no panic");
         assert_eq!((busy.0, rested.0, busy_again.0), (true, false, true));
         assert_eq!(busy.1, busy_again.1);
-        // Kernels that support time slices return the requested one, or their default.
+        // Kernels that support time slices return the requested slice, or their default.
         if busy.1.is_some_and(|slice| slice != 0) {
             assert_eq!(busy.1, Some(100_000));
             assert_ne!(rested.1, busy.1);

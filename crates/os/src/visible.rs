@@ -20,11 +20,12 @@ pub struct Visible<'a>(pub &'a str);
 impl fmt::Display for Visible<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|letter| match letter {
-            // `escape_debug` would escape these, but they are visible.
+            // `escape_debug` would escape quotes and backslashes, but they are visible.
             '\'' | '"' | '\\' => f.write_char(letter),
             _ if is_invisible(letter) => letter.escape_unicode().fmt(f),
             _ => {
-                // After another letter: `escape_debug` escapes a combining mark only at the start of a text.
+                // The character is escaped after the letter `a`, since `escape_debug` escapes a combining mark only
+                // at the start of a text.
                 let mut pair = [b'a', 0, 0, 0, 0];
                 let len = 1 + letter.encode_utf8(&mut pair[1..]).len();
                 str::from_utf8(&pair[..len])
@@ -37,7 +38,8 @@ impl fmt::Display for Visible<'_> {
     }
 }
 
-/// Returns whether a character is rendered as nothing: default-ignorable in Unicode, but not a format character.
+/// Returns whether a character is rendered as nothing: a default-ignorable character of Unicode that is not a format
+/// character.
 fn is_invisible(letter: char) -> bool {
     matches!(
         letter,

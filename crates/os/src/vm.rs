@@ -21,14 +21,14 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use crate::call::{call, call_libc};
 use crate::{Errno, Error, Result, SharedSlice, access_fault};
 
-/// Access rights of a range of addresses.
+/// The access rights of a range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protection {
-    /// Every access raises `SIGSEGV`.
+    /// No access: every load or store raises `SIGSEGV`.
     None,
-    /// Loads only.
+    /// Loads are allowed, stores are not.
     Read,
-    /// Loads and stores.
+    /// Loads and stores are allowed.
     ReadWrite,
 }
 
@@ -50,7 +50,7 @@ impl Protection {
     }
 }
 
-/// Returns the size of a page. Addresses and lengths of this module are multiples of it.
+/// Returns the size of a memory page in bytes. The functions of this module work on whole pages.
 #[must_use]
 pub fn page_size() -> usize {
     rustix::param::page_size()
@@ -58,8 +58,8 @@ pub fn page_size() -> usize {
 
 const RESERVED: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
-/// Reserves `len` bytes of addresses at a multiple of `align`, without memory and without access; exactly at
-/// `wanted`, if it is given.
+/// Reserves `len` bytes of addresses at a multiple of `align`, without memory and without access. If `wanted` is
+/// given, the range begins exactly there.
 ///
 /// # Errors
 /// `mmap` with `ENOMEM` if no such range is free, `EEXIST` if `wanted` is in use; [`Error::ZeroLength`].
@@ -74,7 +74,7 @@ pub fn reserve(len: usize, align: usize, wanted: Option<NonNull<u8>>) -> Result<
         if at == wanted {
             return Ok(at);
         }
-        // A kernel that does not know the flag treats the address as a hint.
+        // A kernel that does not know MAP_FIXED_NOREPLACE treats the address as a hint.
         // SAFETY: the range was reserved above, and no other code has its address.
         unsafe { release(at, len) }?;
         return Err(Error::Call { call: "mmap", errno: Errno::EXIST });
@@ -86,9 +86,10 @@ pub fn reserve(len: usize, align: usize, wanted: Option<NonNull<u8>>) -> Result<
     reserve_aligned(len, align)
 }
 
-/// Reserves `align` bytes more than requested and unmaps both ends, so that the rest begins at a multiple of `align`.
+/// Reserves `align` bytes of addresses more than requested and unmaps both ends, so that the remaining range begins
+/// at a multiple of `align`.
 fn reserve_aligned(len: usize, align: usize) -> Result<NonNull<u8>> {
-    // The kernel rounds a length up to whole pages, but not the address passed to `munmap`.
+    // The length is rounded up to whole pages: the kernel rounds up a length, but not the address passed to `munmap`.
     let len = len.checked_next_multiple_of(page_size());
     let padded = len.and_then(|len| len.checked_add(align));
     let (Some(len), Some(padded)) = (len, padded) else {
@@ -102,23 +103,26 @@ fn reserve_aligned(len: usize, align: usize) -> Result<NonNull<u8>> {
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: the offset is within the `padded` bytes mapped above.
+        // SAFETY: `offset` is within the `padded` bytes mapped above.
         let part = unsafe { start.add(offset) };
-        // SAFETY: the part belongs to the range reserved above, and no other code has its address.
+        // SAFETY: `part` belongs to the range reserved above, and no other code has its address.
         unsafe { release(part, len) }
     };
-    // On failure the rest is unmapped too: all of it, or all but the tail if that is unmapped already.
+    // If unmapping one end fails, the remaining range is unmapped too: all of it, or all but the tail if that is
+    // unmapped already.
     trim(head + len, tail).inspect_err(|_| drop(trim(0, padded)))?;
     trim(0, head).inspect_err(|_| drop(trim(0, head + len)))?;
-    // SAFETY: `head` is less than `align`, so it is within the range.
+    // SAFETY: `head` is less than `align`, so it is within the reserved range.
     Ok(unsafe { start.add(head) })
 }
 
+/// Maps `len` bytes of addresses without memory and without access.
+///
 /// # Safety
 /// With `MapFlags::FIXED`, the caller must own the range, and no code may use it.
 unsafe fn map_nothing(at: *mut u8, len: usize, fixed: MapFlags) -> Result<NonNull<u8>> {
     let at = call("mmap", || {
-        // SAFETY: the caller owns the range if it is fixed; otherwise no mapping is replaced.
+        // SAFETY: with `MapFlags::FIXED` the caller owns the range at `at`; otherwise no mapping is replaced.
         unsafe { rustix::mm::mmap_anonymous(at.cast(), len, ProtFlags::empty(), RESERVED | fixed) }
     })?;
     not_null(at)
@@ -128,7 +132,7 @@ fn not_null(at: *mut c_void) -> Result<NonNull<u8>> {
     NonNull::new(at.cast()).ok_or(Error::Call { call: "mmap", errno: Errno::FAULT })
 }
 
-/// Maps the first `len` bytes of a file at `at`, shared, and replaces any mapping there.
+/// Maps the first `len` bytes of a file, shared, at address `at`, and replaces any mapping there.
 ///
 /// # Errors
 /// `mmap` with `EACCES` if the descriptor does not allow the protection, `ENOMEM` if this process has too many
@@ -145,13 +149,14 @@ pub unsafe fn map_at(
 ) -> Result<()> {
     call("mmap", || {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the caller allows the range to be replaced.
+        // SAFETY: the caller of `map_at` guarantees that the range is part of its reservation, and that no code uses
+        // what is mapped there.
         unsafe { rustix::mm::mmap(at.as_ptr().cast(), len, protection.map_flags(), flags, file, 0) }
     })?;
     Ok(())
 }
 
-/// Unmaps the memory of a range, and leaves the addresses reserved.
+/// Unmaps the memory in an address range, and leaves the addresses reserved.
 ///
 /// # Errors
 /// `mmap` with `ENOMEM` if this process has too many mappings; the range is then unchanged.
@@ -159,11 +164,12 @@ pub unsafe fn map_at(
 /// # Safety
 /// The range is part of a reservation of the caller, and no code uses what is mapped there.
 pub unsafe fn unmap_at(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: the caller owns the range, and no code uses it.
+    // SAFETY: the caller of `unmap_at` guarantees that the range is part of its reservation, and that no code uses
+    // what is mapped there.
     unsafe { map_nothing(at.as_ptr(), len, MapFlags::FIXED) }.map(drop)
 }
 
-/// Changes the access rights of a range.
+/// Changes the access rights of an address range.
 ///
 /// # Errors
 /// `mprotect` with `EACCES` if the file was opened with fewer rights, `ENOMEM` if this process has too many mappings.
@@ -172,13 +178,14 @@ pub unsafe fn unmap_at(at: NonNull<u8>, len: usize) -> Result<()> {
 /// The caller owns the range, and no code relies on rights that are removed.
 pub unsafe fn protect(at: NonNull<u8>, len: usize, protection: Protection) -> Result<()> {
     call("mprotect", || {
-        // SAFETY: the caller owns the range.
+        // SAFETY: the caller of `protect` guarantees that it owns the range, and that no code relies on rights that
+        // are removed.
         unsafe { rustix::mm::mprotect(at.as_ptr().cast(), len, protection.protect_flags()) }
     })
 }
 
-/// Removes all access to a range permanently: every later access raises `SIGSEGV`, which is reported as such if the
-/// range was [named](crate::access_fault).
+/// Removes all access to an address range permanently: every later access raises `SIGSEGV`. If the range was
+/// [named](crate::access_fault), the fault is reported with that reason.
 ///
 /// # Errors
 /// As [`protect`].
@@ -186,7 +193,7 @@ pub unsafe fn protect(at: NonNull<u8>, len: usize, protection: Protection) -> Re
 /// # Safety
 /// The caller owns the range. Code that still uses it is stopped by the signal.
 pub unsafe fn revoke(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: the caller owns the range, and intends that further accesses raise a signal.
+    // SAFETY: the caller of `revoke` owns the range, and intends that further accesses raise a signal.
     unsafe { protect(at, len, Protection::None) }?;
     access_fault::mark_revoked(at, len);
     Ok(())
@@ -205,15 +212,15 @@ pub unsafe fn revoke(at: NonNull<u8>, len: usize) -> Result<()> {
 /// # Safety
 /// The range is a readable mapping of the caller.
 pub unsafe fn populate(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: populating changes no byte and removes no right.
+    // SAFETY: populating the range changes no byte and removes no access right.
     call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, Advice::LinuxPopulateRead) })
 }
 
 /// The size of a large page (transparent huge page), which one entry of the second-lowest page table level maps.
 pub const LARGE_PAGE: usize = 2 << 20;
 
-/// Collapses the pages of a mapped range into large ones, so that they need few TLB entries. The mapping must begin
-/// at a multiple of [`LARGE_PAGE`]; a remainder at the end is left unchanged.
+/// Collapses the pages of a mapped range into large ones, which need fewer TLB entries. The mapping must begin at a
+/// multiple of [`LARGE_PAGE`]; a remainder at the end is left unchanged.
 ///
 /// The kernel copies every page, once for all processes that map the memory. The call takes about as long as
 /// [`populate`], and populates the range too.
@@ -231,14 +238,14 @@ pub unsafe fn enlarge_pages(at: NonNull<u8>, len: usize) -> Result<()> {
         return Ok(());
     }
     call_libc("madvise", || {
-        // SAFETY: the call changes no byte and removes no right.
+        // SAFETY: collapsing the pages changes no byte and removes no access right.
         unsafe { libc::madvise(at.as_ptr().cast(), whole, libc::MADV_COLLAPSE) }.into()
     })?;
     Ok(())
 }
 
-/// Sets whether children that are forked later inherit a mapping. If they do not, its addresses are unmapped in them,
-/// and their copies cannot prevent the file from being sealed against writing.
+/// Sets whether children that are forked later inherit a mapping. In a child that does not inherit it, its addresses
+/// are unmapped, and the child cannot prevent the file from being sealed against writing.
 ///
 /// # Errors
 /// `madvise` with `ENOMEM` if a part is not mapped.
@@ -248,18 +255,19 @@ pub unsafe fn enlarge_pages(at: NonNull<u8>, len: usize) -> Result<()> {
 #[doc(alias = "MADV_DONTFORK")]
 pub unsafe fn set_inherited(at: NonNull<u8>, len: usize, is_inherited: bool) -> Result<()> {
     let advice = if is_inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
-    // SAFETY: the call changes nothing in this process.
+    // SAFETY: the advice applies to children only and changes nothing in this process.
     call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) })
 }
 
-/// Has the kernel store one random byte at an address, and returns whether it could: tests write access without a
-/// signal.
+/// Returns whether a byte can be stored at an address, by having the kernel store a random one. Unlike a store of
+/// this process, this raises no signal.
 ///
 /// # Safety
 /// The byte may be overwritten, or no memory is mapped there.
 #[must_use]
 pub unsafe fn try_store(at: NonNull<u8>) -> bool {
-    // SAFETY: the kernel checks the address and returns `EFAULT`; the caller allows the byte to be overwritten.
+    // SAFETY: `getrandom` returns `EFAULT` if the address is not writable, and the caller allows the byte to be
+    // overwritten.
     unsafe { libc::getrandom(at.as_ptr().cast(), 1, libc::GRND_NONBLOCK) == 1 }
 }
 
@@ -271,7 +279,7 @@ pub unsafe fn try_store(at: NonNull<u8>) -> bool {
 /// # Safety
 /// The caller owns the range, and no code uses it afterwards.
 pub unsafe fn release(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: the caller owns the range and does not use it any more.
+    // SAFETY: the caller of `release` owns the range and does not use it any more.
     call("munmap", || unsafe { rustix::mm::munmap(at.as_ptr().cast(), len) })
 }
 
@@ -283,14 +291,14 @@ pub struct SharedMap {
     protection: Protection,
 }
 
-// SAFETY: the mapping is accessed through `SharedSlice` only, which allows concurrent writers.
+// SAFETY: a `SharedMap` is accessed through `SharedSlice` only, which allows concurrent writers.
 unsafe impl Send for SharedMap {}
-// SAFETY: a shared reference accesses the mapping through `SharedSlice` only, which allows concurrent writers.
+// SAFETY: a `&SharedMap` is accessed through `SharedSlice` only, which allows concurrent writers.
 unsafe impl Sync for SharedMap {}
 
 impl SharedMap {
-    /// Maps the first `len` bytes of a file. The file need not be sealed yet: callers in this crate seal it before
-    /// they return.
+    /// Maps the first `len` bytes of a file, which need not be sealed against resizing yet: callers in this crate
+    /// seal it before they return.
     pub(crate) fn map_file(file: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<Self> {
         let at = call("mmap", || {
             let flags = protection.map_flags();
@@ -300,18 +308,18 @@ impl SharedMap {
         Ok(Self { at: not_null(at)?, len, protection })
     }
 
-    /// Returns the first address.
+    /// Returns the first address of the mapping.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Enters all pages into the page table at once, instead of one page fault each.
+    /// Enters all pages of the mapping into the page table at once, instead of by one page fault for each page.
     ///
     /// # Errors
     /// As [`populate`].
     pub fn populate(&self) -> Result<()> {
-        // SAFETY: the range is this mapping; the kernel returns an error if it cannot be read.
+        // SAFETY: the range is this mapping; if it cannot be read, the kernel returns an error.
         unsafe { populate(self.at, self.len) }
     }
 
@@ -319,26 +327,26 @@ impl SharedMap {
     /// memory shared for reading cannot be written.
     #[must_use]
     pub fn could_be_written(&self) -> bool {
-        // SAFETY: the range is this mapping, and rights are only added.
+        // SAFETY: the range is this mapping, and access rights are only added.
         let could = unsafe { protect(self.at, self.len, Protection::ReadWrite) }.is_ok();
-        // SAFETY: this restores the previous rights, before any code could use the added ones.
+        // SAFETY: the call restores the previous rights, before any code could use the added ones.
         could && unsafe { protect(self.at, self.len, self.protection) }.is_ok()
     }
 
-    /// Returns the bytes of the mapping. A mapping without access has none.
+    /// Returns a view of the bytes of the mapping, which is empty if the mapping allows no access.
     #[must_use]
     pub fn bytes(&self) -> SharedSlice<'_> {
         let len = if self.protection == Protection::None { 0 } else { self.len };
-        // SAFETY: the range is mapped with these rights while `self` is borrowed, the file is sealed against
-        // shrinking, and no reference to its bytes is created.
+        // SAFETY: the range is mapped with the rights of `self.protection` while `self` is borrowed, the file is
+        // sealed against shrinking, and no reference to its bytes is created.
         unsafe { SharedSlice::new(self.at, len, self.protection == Protection::ReadWrite) }
     }
 }
 
 impl Drop for SharedMap {
     fn drop(&mut self) {
-        // A second attempt: the only cause of failure, too many mappings, may pass.
-        // SAFETY: this type owns the range, and no borrow of it is left.
+        // A failed unmapping is tried a second time, since its only cause, too many mappings, may be temporary.
+        // SAFETY: this `SharedMap` owns the range, and no borrow of it is left.
         let release = || unsafe { release(self.at, self.len) };
         if let Err(error) = release().or_else(|_| release()) {
             tracing::warn!(%error, len = self.len, "cannot unmap memory, leaking the mapping");
@@ -353,7 +361,7 @@ mod tests {
     use super::*;
     use crate::Memfd;
 
-    /// Returns a field of a mapping from `/proc/self/smaps`.
+    /// Returns the value of a mapping's field in `/proc/self/smaps`.
     fn smaps_field(map: &SharedMap, field: &str) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", map.address().addr());
@@ -387,7 +395,7 @@ mod tests {
         for align in [page_size(), 64 << 10, 2 << 20, 1 << 30] {
             let at = reserve(3 * page_size(), align, None).unwrap();
             assert_eq!(at.addr().get() % align, 0);
-            // SAFETY: reserved above and unused.
+            // SAFETY: the range was reserved above and is unused.
             unsafe { release(at, 3 * page_size()) }.unwrap();
         }
     }
@@ -397,13 +405,13 @@ mod tests {
         let at = reserve(4 * page_size(), page_size(), None).unwrap();
         let taken = reserve(page_size(), page_size(), Some(at));
         assert_eq!(taken, Err(Error::Call { call: "mmap", errno: Errno::EXIST }));
-        // SAFETY: reserved above and unused.
+        // SAFETY: the range was reserved above and is unused.
         unsafe { release(at, 4 * page_size()) }.unwrap();
-        // Another thread may reserve the range between the two calls; then the refusal is correct.
+        // Another thread may reserve the range between the two calls, so a refusal is correct as well.
         match reserve(4 * page_size(), page_size(), Some(at)) {
             Ok(again) => {
                 assert_eq!(again, at);
-                // SAFETY: reserved above and unused.
+                // SAFETY: the range was reserved above and is unused.
                 unsafe { release(again, 4 * page_size()) }.unwrap();
             }
             Err(error) => assert_eq!(error, Error::Call { call: "mmap", errno: Errno::EXIST }),
@@ -423,7 +431,7 @@ mod tests {
     fn a_length_is_rounded_up_to_whole_pages_for_every_alignment() {
         for align in [page_size(), 2 << 20] {
             let at = reserve(100, align, None).unwrap();
-            // SAFETY: reserved above and unused.
+            // SAFETY: the range was reserved above and is unused.
             unsafe { release(at, 100) }.unwrap();
         }
     }
@@ -438,9 +446,9 @@ mod tests {
         reader.bytes().read_at(page_size() - 2, &mut seen).unwrap();
         assert_eq!(&seen, b"across");
         assert_eq!(reader.bytes().write_at(0, b"x"), Err(Error::ReadOnly));
-        // SAFETY: the test does not use these bytes again.
+        // SAFETY: the test does not use the byte at this address again.
         assert!(!unsafe { try_store(reader.address()) });
-        // SAFETY: the test does not use these bytes again.
+        // SAFETY: the test does not use the byte at this address again.
         assert!(unsafe { try_store(writer.address()) });
     }
 
@@ -466,14 +474,14 @@ mod tests {
         let at = reserve(len, LARGE_PAGE, None).unwrap();
         // SAFETY: the range is this test's reservation, which is unused, and a `Memfd` cannot shrink.
         unsafe { map_at(at, len, memory.as_fd(), Protection::ReadWrite) }.unwrap();
-        // SAFETY: mapped with both rights until the release below.
+        // SAFETY: the range is mapped readable and writable until it is released below.
         let bytes = unsafe { SharedSlice::new(at, len, true) };
         bytes.write_at(LARGE_PAGE - 2, b"over").unwrap();
         bytes.write_at(len - 1, b"x").unwrap();
-        // SAFETY: the range is this test's mapping, until the release below.
+        // SAFETY: the range is the mapping of this test, until it is released below.
         match unsafe { enlarge_pages(at, len) } {
             Ok(()) => assert!(crate::numa::node_of_page(at).unwrap().is_some(), "the range is populated too"),
-            // An older kernel, or no free large page.
+            // Collapsing fails on older kernels, and if no large page is free.
             Err(Error::Call { call, errno }) => {
                 assert_eq!(call, "madvise");
                 assert!([Errno::INVAL, Errno::AGAIN, Errno::NOMEM].contains(&errno), "{errno}");
@@ -494,7 +502,7 @@ mod tests {
         let page = page_size();
         let memory = Memfd::create("test", page).unwrap();
         let at = reserve(2 * page, page, None).unwrap();
-        // SAFETY: the second page of the reservation above.
+        // SAFETY: the address is that of the second page of the reservation above.
         let target = unsafe { at.add(page) };
         for round in 0..3_u8 {
             // SAFETY: `target` belongs to this test and is unused.
@@ -508,7 +516,7 @@ mod tests {
                 crate::numa::node_of_page(target).unwrap().is_some(),
                 "the page is entered without an access"
             );
-            // SAFETY: mapped with both rights until `unmap_at` below.
+            // SAFETY: `target` is mapped readable and writable until `unmap_at` below.
             let bytes = unsafe { SharedSlice::new(target, page, true) };
             let mut seen = [0];
             bytes.read_at(0, &mut seen).unwrap();

@@ -17,14 +17,14 @@
 
 const _: () = assert!(usize::BITS == u64::BITS, "wholemem supports targets with 64-bit addresses only");
 
-/// Converts to `u64` without loss.
+/// Converts a `usize` to a `u64` without loss.
 #[must_use]
 #[inline]
 pub const fn to_u64(number: usize) -> u64 {
     number as u64
 }
 
-/// Converts to `usize` without loss.
+/// Converts a `u64` to a `usize` without loss.
 #[must_use]
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a `usize` has 64 bits: this module asserts it")]

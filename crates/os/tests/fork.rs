@@ -1,5 +1,5 @@
-//! Forks concurrent with work that no child may see half done. Its own test process, since children inherit all
-//! mappings.
+//! Tests that a child which another thread forks sees no work half done. They run in their own process, since
+//! children inherit all mappings.
 
 #![allow(unsafe_code, reason = "`fork` is unsafe")]
 
@@ -13,7 +13,7 @@ use wholemem_os::{Memfd, memfd};
 
 const LEN: usize = 1 << 16;
 
-/// A child that sleeps until it is killed.
+/// A child process that sleeps until it is killed.
 struct Child(libc::pid_t);
 
 impl Child {
@@ -32,7 +32,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         assert!(self.0 > 0, "fork succeeds");
-        // SAFETY: the child belongs to this process, and is not reaped yet.
+        // SAFETY: the child belongs to this process and is not reaped yet, so its id refers to no other process.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
         // SAFETY: the child belongs to this process, and is not reaped yet; with a null pointer no status is written.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
@@ -65,7 +65,7 @@ fn repeat_while_forking<E: Send>(times: u32, once: impl Fn() -> Result<(), E> + 
     })
 }
 
-// A file cannot be sealed against writing while any process has a writable mapping of it.
+// The tests use that a file cannot be sealed against writing while any process has a writable mapping of it.
 
 #[test]
 fn no_child_inherits_a_mapping_created_without_forks() {

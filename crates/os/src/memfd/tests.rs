@@ -1,4 +1,4 @@
-//! Tests of memory files: sealing, checks on import, freeing pages.
+//! Tests of memory files: sealing, the checks on import, and freeing pages.
 
 use super::*;
 
@@ -104,7 +104,7 @@ fn a_new_file_cannot_be_made_executable_if_the_kernel_supports_the_seal() {
 #[cfg(feature = "test-hooks")]
 #[test]
 fn memory_is_created_without_the_noexec_seal_if_the_kernel_refuses_it() {
-    // Runs in a child, since the process remembers that the kernel refused the flag.
+    // The test runs in a child process, since a process remembers that the kernel refused `MFD_NOEXEC_SEAL`.
     let child = crate::fork::child::fork(|| {
         let armed = crate::fault::arm(1, Errno::INVAL);
         let created = Memfd::create("test", LEN);
@@ -211,7 +211,7 @@ fn import_refuses_huge_pages() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     let fd = rustix::fs::memfd_create("huge", flags).unwrap();
     let len = 2 << 20;
-    // The file gets its length even if no huge page is available.
+    // A hugetlbfs file can be given a length even if no huge page is available.
     rustix::fs::ftruncate(&fd, len as u64).unwrap();
     rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).unwrap();
     assert_eq!(Memfd::import(fd, len).unwrap_err(), Error::NotAMemfd { found: FileKind::HugePages });

@@ -21,20 +21,22 @@ use std::path::{Path, PathBuf};
 
 use super::{Available, MemoryLimit, TextBuffer};
 
-/// Version 1 represents "no limit" as the largest number of whole pages. No machine has this much memory.
+/// The smallest memory limit of a cgroup that means "no limit": version 1 represents no limit as the largest number
+/// of whole pages, and no machine has this much memory.
 const UNLIMITED: usize = 1 << 62;
 
-/// The names that a version of control groups uses.
+/// The names of the file system and the files of one version of control groups.
 #[derive(Debug, Clone, Copy)]
 struct CgroupVersion {
     filesystem: &'static str,
-    /// The controllers field of the line in `/proc/self/cgroup`.
+    /// The controllers field in the process's line of `/proc/self/cgroup`: empty for version 2.
     controllers: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// The field of `memory.stat` with the inactive page cache, including descendant groups.
+    /// The field of a cgroup's `memory.stat` with the inactive page cache, including that of descendant groups.
     idle_cache: &'static str,
-    /// The file that shows whether usage of descendant groups counts, if that is configurable.
+    /// The name of the file that shows whether the usage of a control group includes that of its descendants, if that
+    /// is configurable.
     hierarchy: Option<&'static str>,
 }
 
@@ -57,11 +59,11 @@ const VERSIONS: [CgroupVersion; 2] = [
     },
 ];
 
-/// The control groups whose limits apply to this process, with their files open.
+/// The control groups whose memory limits apply to this process, with their files open.
 #[derive(Debug)]
 pub(super) struct ControlGroups {
     root: PathBuf,
-    /// `/proc/self/cgroup`, and its text when the groups were found.
+    /// The open file `/proc/self/cgroup`, and the text that it had when the control groups were found.
     membership: Option<(File, String)>,
     groups: Vec<ControlGroup>,
 }
@@ -76,8 +78,8 @@ struct ControlGroup {
 }
 
 impl ControlGroups {
-    /// Finds the groups of this process from the files below a root directory. If these cannot be read, no limits
-    /// apply.
+    /// Finds the control groups of this process from the files below a root directory. If the files cannot be read,
+    /// no limits apply.
     pub(super) fn find(root: &Path) -> Self {
         let membership = File::open(root.join("proc/self/cgroup")).ok().and_then(|file| {
             let text = TextBuffer::default().read(&file).ok()?.to_owned();
@@ -90,7 +92,7 @@ impl ControlGroups {
         Self { root: root.to_owned(), membership, groups }
     }
 
-    /// Returns the memory available in the group that leaves the least.
+    /// Returns the memory that is available in the control group that leaves the least.
     pub(super) fn tightest(&mut self, text: &mut TextBuffer) -> Option<Available> {
         if self.has_moved(text) {
             *self = Self::find(&self.root);
@@ -98,7 +100,7 @@ impl ControlGroups {
         self.groups.iter().filter_map(|group| group.available(text)).min_by_key(|available| available.len)
     }
 
-    /// Returns whether this process was moved to other groups since they were found.
+    /// Returns whether this process was moved to other control groups since its groups were found.
     fn has_moved(&self, text: &mut TextBuffer) -> bool {
         let Some((file, before)) = &self.membership else { return false };
         text.read(file).is_ok_and(|now| now != before)
@@ -106,7 +108,8 @@ impl ControlGroups {
 }
 
 impl CgroupVersion {
-    /// Opens the groups of this version whose limits apply, from the process's own group upwards.
+    /// Opens the control groups of this cgroup version whose memory limits apply, from the process's own group
+    /// upwards.
     fn groups(self, root: &Path, membership: &str, mounts: &str) -> Option<Vec<ControlGroup>> {
         let path = membership.lines().find_map(|line| self.own_group(line))?;
         let (mount, below) = mounts.lines().find_map(|line| {
@@ -138,7 +141,8 @@ impl CgroupVersion {
         Some(groups.into_iter().filter_map(open).collect())
     }
 
-    /// Returns the path in a line of `/proc/self/cgroup`, if the line is of the hierarchy with the memory controller.
+    /// Returns the control group's path in a line of `/proc/self/cgroup`, if the line is of the hierarchy with the
+    /// memory controller.
     fn own_group(self, line: &str) -> Option<&str> {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -160,15 +164,15 @@ impl CgroupVersion {
     }
 }
 
-/// A mounted hierarchy, or a subtree of one.
+/// A mounted cgroup hierarchy, or a mounted subtree of one.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
-    /// The group at the mount point.
+    /// The path of the control group that is visible at the mount point.
     root: PathBuf,
     point: PathBuf,
 }
 
-/// Decodes a path of `/proc/self/mountinfo`, where a space is `\040` and so on.
+/// Decodes a path of `/proc/self/mountinfo`, where special characters are octal codes: a space is `\040`.
 fn unescaped(text: &str) -> PathBuf {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((&first, tail)) = rest.split_first() {
@@ -185,7 +189,8 @@ fn is_zero(file: &Path) -> bool {
 }
 
 impl ControlGroup {
-    /// Returns the memory that the group's limit leaves, or `None` if it has no limit or was removed.
+    /// Returns the memory that the limit of the control group leaves, or `None` if the group has no limit or was
+    /// removed.
     fn available(&self, text: &mut TextBuffer) -> Option<Available> {
         let mut number = |file: &File| text.read(file).ok()?.trim().parse::<usize>().ok();
         let len = number(&self.limit).filter(|limit| *limit < UNLIMITED)?;
@@ -212,7 +217,7 @@ mod tests {
     const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
     const HYBRID_V2: &str = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
 
-    /// A fake root directory with the files of a machine, removed on drop.
+    /// A temporary directory with the `/proc` and `/sys` files of a fake machine, removed on drop.
     struct FakeRoot(PathBuf);
 
     impl FakeRoot {
@@ -231,7 +236,7 @@ mod tests {
             fs::write(path, text).expect("a file");
         }
 
-        /// Writes the files of a group of version 1; sizes are in MiB.
+        /// Writes the memory files of a control group of version 1; sizes are in MiB.
         fn v1(&self, folder: &str, limit: usize, used: usize, idle: usize) {
             let folder = format!("sys/fs/cgroup/memory{folder}");
             self.write(&format!("{folder}/memory.limit_in_bytes"), &format!("{}\n", limit * MIB));
@@ -241,7 +246,8 @@ mod tests {
             self.write(&format!("{folder}/memory.use_hierarchy"), "1\n");
         }
 
-        /// Writes the files of a group of version 2; sizes are in MiB.
+        /// Writes the memory files of a control group of version 2: `limit` as text in bytes, `used` and `idle` in
+        /// MiB.
         fn v2(&self, folder: &str, limit: &str, used: usize, idle: usize) {
             let folder = format!("sys/fs/cgroup{folder}");
             self.write(&format!("{folder}/memory.max"), limit);
@@ -284,7 +290,7 @@ mod tests {
         root.v1("/a/b", 500, 480, 10);
         root.v1("/a", 600, 490, 0);
         assert_eq!(root.read(), of_group("/a/b", 30, 500));
-        // Without a hierarchy, the usage of descendant groups does not count.
+        // Without `memory.use_hierarchy`, the usage of a control group does not include that of its descendants.
         root.write("sys/fs/cgroup/memory/a/b/memory.use_hierarchy", "0\n");
         assert_eq!(root.read(), of_group("/a/b/c", 700, 800));
     }

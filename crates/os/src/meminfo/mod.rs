@@ -1,4 +1,5 @@
-//! Available memory: the minimum of what the machine has and what the control groups of this process allow.
+//! Available memory: the minimum of the memory that the machine has free and the memory that the control groups of
+//! this process allow.
 //!
 //! On Linux, filling more memory than is available does not fail: the kernel kills a process, perhaps this one. So
 //! code that fills much memory first reads how much is available. Other processes allocate and free memory
@@ -16,12 +17,12 @@ use crate::call::call;
 use crate::{Errno, Error, Result, Size};
 use cgroup::ControlGroups;
 
-/// The number of bytes that were available when this was read, and the limit that applies.
+/// The number of bytes of memory that were available when it was read, and the limit that applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Available {
-    /// The available bytes.
+    /// The number of available bytes of memory.
     pub len: usize,
-    /// The limit that leaves the least.
+    /// The limit that leaves the least memory: that of the machine or of a control group.
     pub limit: MemoryLimit,
 }
 
@@ -29,13 +30,13 @@ pub struct Available {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryLimit {
-    /// The memory of the machine.
+    /// The limit is the memory of the machine.
     Machine,
-    /// The limit of a control group that contains the process.
+    /// The limit is that of a control group that contains the process.
     Group {
-        /// The path of the group, as in `/proc/self/cgroup`.
+        /// The path of the control group, as in `/proc/self/cgroup`.
         path: PathBuf,
-        /// The limit of the group in bytes.
+        /// The memory limit of the control group in bytes.
         len: usize,
     },
 }
@@ -52,7 +53,7 @@ impl fmt::Display for Available {
     }
 }
 
-/// Reads the available memory repeatedly, from files that it keeps open.
+/// Reads the available memory repeatedly, from files in `/proc` and `/sys` that it keeps open.
 ///
 /// ```
 /// use wholemem_os::meminfo::MemoryProbe;
@@ -69,7 +70,7 @@ pub struct MemoryProbe {
 }
 
 impl MemoryProbe {
-    /// Opens the files of the machine and of the control groups of this process.
+    /// Opens the files with the available memory of the machine and of the control groups of this process.
     ///
     /// # Errors
     /// `open` when `/proc` is not mounted.
@@ -77,13 +78,14 @@ impl MemoryProbe {
         Self::open_at(Path::new("/"))
     }
 
-    /// Opens the files below another root directory, for tests.
+    /// Opens the files with the available memory below another root directory, for tests.
     fn open_at(root: &Path) -> Result<Self> {
         let machine = call("open", || File::open(root.join("proc/meminfo")).map_err(|error| errno(&error)))?;
         Ok(Self { machine, groups: ControlGroups::find(root), text: TextBuffer::default() })
     }
 
-    /// Reads the available memory. If this process was moved to other control groups, their limits apply.
+    /// Reads the available memory. If this process was moved to other control groups, the limits of those groups
+    /// apply.
     ///
     /// # Errors
     /// `pread` if the kernel does not report the available memory of the machine.
@@ -97,7 +99,7 @@ impl MemoryProbe {
     }
 }
 
-/// Returns the number of bytes that are available now.
+/// Returns the number of bytes of memory that are available now.
 ///
 /// # Errors
 /// As [`MemoryProbe::open`] and [`MemoryProbe::read`].
@@ -109,13 +111,13 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// A reusable buffer for the text of files.
+/// A reusable buffer for the text of files in `/proc` and `/sys`.
 #[derive(Debug, Default)]
 struct TextBuffer(Vec<u8>);
 
 impl TextBuffer {
-    /// Reads a file from its beginning. The kernel generates the text anew for each read, which is slow for some
-    /// files, so a short read counts as the end.
+    /// Reads the text of a file from its beginning. The kernel generates the text of some files anew for each read,
+    /// which is slow, so a short read counts as the end of the file.
     fn read(&mut self, file: &File) -> io::Result<&str> {
         const STEP: usize = 8 << 10;
         let mut len = 0;
@@ -132,7 +134,7 @@ impl TextBuffer {
     }
 }
 
-/// Returns a field of `/proc/meminfo` in bytes.
+/// Returns the value of a field of `/proc/meminfo` in bytes.
 fn field(text: &str, name: &str) -> Option<usize> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kibibytes: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

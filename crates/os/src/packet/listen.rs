@@ -1,4 +1,4 @@
-//! Listening packet sockets: their addresses, and how connections are established.
+//! Listening packet sockets (`SOCK_SEQPACKET`): their addresses, and how connections are established.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,27 +12,29 @@ use super::PacketSocket;
 use crate::call::call;
 use crate::{Deadline, Errno, Error, Result};
 
-/// How long `bind` waits for another process that binds a socket in the same directory.
+/// The maximum time for which `bind` waits for another process that binds a socket in the same directory.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The pause between two attempts to lock the directory.
+/// The pause between two attempts to lock the directory of a socket file.
 const LOCK_RETRY: Duration = Duration::from_millis(1);
 
-/// The maximum number of connections that wait to be accepted. The kernel lowers it to its own limit.
+/// The maximum number of connections of a listening socket that wait to be accepted. The kernel reduces the number to
+/// its own limit.
 const BACKLOG: i32 = 4096;
 
-/// The address of a listening socket.
+/// The address of a listening Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// A socket file, which can be reached from every network namespace that sees the directory. Its listener removes
-    /// it.
+    /// The path of a socket file, which can be reached from every network namespace that sees the directory. The
+    /// listener removes the file.
     Path(PathBuf),
-    /// An abstract name of this network namespace. The kernel removes it with its listener, even if that is killed.
+    /// A name in the abstract socket namespace of this network namespace. The kernel removes the name when the
+    /// listener ends, even if it is killed.
     Abstract(Vec<u8>),
 }
 
 impl Address {
-    /// Removes the socket file of a listener that was killed. Does nothing if the listener lives or the address is
+    /// Removes the socket file of a listener that was killed. Does nothing if the listener is alive or the address is
     /// abstract.
     pub fn remove_stale(&self) {
         if matches!(self, Self::Path(_)) && is_stale(self) {
@@ -48,7 +50,7 @@ impl Address {
         }
     }
 
-    /// Encodes the address for the kernel.
+    /// Encodes the socket address in the kernel's format.
     ///
     /// # Errors
     /// `bind` with `ENAMETOOLONG`, or with `EINVAL` for a zero byte in a path.
@@ -64,7 +66,7 @@ impl Address {
     }
 }
 
-/// An encoded address. Connecting to it does not allocate, so a forked child can do it.
+/// A socket address in the kernel's format. Connecting to it does not allocate, so a forked child can connect.
 #[derive(Debug, Clone)]
 pub struct EncodedAddress(SocketAddrUnix);
 
@@ -77,7 +79,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// The socket file of a listener. It is held open, so that its inode number is not reused.
+/// The socket file of a listener. The file is held open, so that its inode number is not reused.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -91,7 +93,7 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Returns whether the path still refers to this file.
+    /// Returns whether the path of the socket file still refers to this file.
     fn is_at_path(&self) -> bool {
         let (Ok(own), Ok(current)) = (rustix::fs::fstat(&self.file), rustix::fs::lstat(&self.path)) else {
             return false;
@@ -100,7 +102,8 @@ impl SocketFile {
     }
 }
 
-/// A listening socket. Dropping it removes its socket file, unless another listener has replaced the file since.
+/// A listening packet socket. Dropping it removes its socket file, unless another listener has replaced the file
+/// since.
 ///
 /// ```
 /// use wholemem_os::packet::{Address, PacketListener};
@@ -124,8 +127,8 @@ pub struct PacketListener {
 }
 
 impl PacketListener {
-    /// Listens at an unused address. A socket file that a killed listener left behind is replaced; other files are
-    /// not.
+    /// Listens at an unused socket address. A socket file that a killed listener left behind is replaced; other files
+    /// are not.
     ///
     /// # Errors
     /// `bind` with `EADDRINUSE` if a process listens there, or if another file exists at the path.
@@ -136,8 +139,8 @@ impl PacketListener {
         Ok(listener)
     }
 
-    /// Listens at an unused address, and does not replace the socket file of a killed listener. If several processes
-    /// call it at the same time, exactly one succeeds.
+    /// Listens at an unused socket address, and does not replace the socket file of a killed listener. If several
+    /// processes bind one address with this function at the same time, exactly one succeeds.
     ///
     /// # Errors
     /// `bind` with `EADDRINUSE` if the address is in use.
@@ -147,9 +150,9 @@ impl PacketListener {
         Ok(listener)
     }
 
-    /// Binds the address, and replaces the socket file of a killed listener; no process can connect yet. The caller
-    /// holds the directory lock: otherwise two processes could replace the same stale file, and a socket that is
-    /// bound but does not listen yet would look stale.
+    /// Binds a socket to the address, and replaces the socket file of a killed listener; no process can connect yet.
+    /// The caller holds the directory lock: otherwise two processes could replace the same stale file, and a socket
+    /// that is bound but does not listen yet would look stale.
     fn bind_only(address: &Address) -> Result<Self> {
         match (Self::bind_once(address), address) {
             (Err(Error::Call { errno: Errno::ADDRINUSE, .. }), Address::Path(path)) if is_stale(address) => {
@@ -169,7 +172,7 @@ impl PacketListener {
         Ok(Self { fd, file: Some(file) })
     }
 
-    /// Listens at a socket file that has the given mode before any process can connect.
+    /// Listens at a socket file, which gets the given mode before any process can connect.
     ///
     /// # Errors
     /// As [`PacketListener::bind`]; `chmod`.
@@ -177,14 +180,14 @@ impl PacketListener {
         let address = Address::Path(path.to_owned());
         let _lock = lock_directory(&address);
         let listener = Self::bind_only(&address)?;
-        // No process can connect before `listen`.
+        // The mode is set before `listen`, since no process can connect until then.
         call("chmod", || rustix::fs::chmod(path, Mode::from_raw_mode(mode)))?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
     }
 
-    /// Converts a received descriptor of a listening socket. If `file` is given, the descriptor from
-    /// [`PacketListener::share_file`] and the path, the socket file is removed on drop.
+    /// Converts a received descriptor of a listening socket to a listener. If `file` is given (the descriptor from
+    /// [`PacketListener::share_file`] and the path), the listener removes the socket file on drop.
     ///
     /// # Errors
     /// [`Error::WrongDescriptor`] if the descriptor is not a listening packet socket.
@@ -203,7 +206,7 @@ impl PacketListener {
         Ok(Self { fd: socket, file })
     }
 
-    /// Duplicates the descriptor of the listener, for another process to [adopt](Self::adopt).
+    /// Duplicates the descriptor of the listening socket, for another process to [adopt](Self::adopt).
     ///
     /// # Errors
     /// `fcntl` with `EMFILE` if this process has no descriptor left.
@@ -211,8 +214,8 @@ impl PacketListener {
         call("fcntl", || rustix::io::fcntl_dupfd_cloexec(&self.fd, 3))
     }
 
-    /// Duplicates the descriptor of the socket file, which identifies the file even if the path is replaced. Returns
-    /// `None` if there is no file, or if this listener does not remove it.
+    /// Duplicates the descriptor of the socket file, which identifies the file even if another file replaces it at
+    /// its path. Returns `None` if the listener has no file, or does not remove it.
     ///
     /// # Errors
     /// As [`PacketListener::share_fd`].
@@ -221,7 +224,7 @@ impl PacketListener {
         self.file.as_ref().map(share).transpose()
     }
 
-    /// Accepts the next waiting connection, if there is one.
+    /// Accepts the next connection that waits at the listener, or returns `None` if there is none.
     ///
     /// # Errors
     /// `accept4` with `EMFILE` if this process has no descriptor left; the connection stays in the queue.
@@ -247,14 +250,14 @@ impl AsFd for PacketListener {
 impl Drop for PacketListener {
     fn drop(&mut self) {
         if let Some(file) = self.file.as_ref().filter(|file| file.is_at_path()) {
-            // An error means that the file or its directory no longer exists.
+            // An error is ignored: the socket file or its directory no longer exists.
             let _ = rustix::fs::unlink(&file.path);
         }
     }
 }
 
 impl PacketSocket {
-    /// Connects to a listener without waiting.
+    /// Connects to a listening packet socket without waiting.
     ///
     /// # Errors
     /// `connect` with `ECONNREFUSED` or `ENOENT` if no process listens there, `EAGAIN` if the accept queue is full.
@@ -262,7 +265,7 @@ impl PacketSocket {
         Self::connect_encoded(&address.encode()?)
     }
 
-    /// Like [`PacketSocket::connect`], without allocating.
+    /// Connects like [`PacketSocket::connect`], without allocating.
     ///
     /// # Errors
     /// As [`PacketSocket::connect`].
@@ -273,9 +276,9 @@ impl PacketSocket {
     }
 }
 
-/// Locks the directory of a socket file against other processes that bind there, until the returned descriptor is
-/// dropped. Returns `None` if it cannot be locked, or if another process holds the lock too long: every process that
-/// may read a directory can lock it.
+/// Locks the directory of a socket file against other processes that bind sockets in it, until the returned
+/// descriptor is dropped. Returns `None` if the directory cannot be locked, or if another process holds the lock too
+/// long: every process that may read a directory can lock it.
 fn lock_directory(address: &Address) -> Option<OwnedFd> {
     let Address::Path(path) = address else { return None };
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -292,7 +295,8 @@ fn lock_directory(address: &Address) -> Option<OwnedFd> {
     }
 }
 
-/// Creates a non-blocking socket, so that `accept` does not wait. The other calls pass `MSG_DONTWAIT` anyway.
+/// Creates a non-blocking packet socket, so that `accept` does not wait. Sending and receiving pass `MSG_DONTWAIT`
+/// anyway.
 fn socket() -> Result<OwnedFd> {
     call("socket", || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -300,8 +304,8 @@ fn socket() -> Result<OwnedFd> {
     })
 }
 
-/// Returns whether a socket file has no listener. For a path it also checks that the file is a socket, since
-/// `connect` to any other file fails with the same error.
+/// Returns whether a socket address has no listener. For a path, the function also checks that the file is a socket,
+/// since `connect` to any other file fails with the same error.
 fn is_stale(address: &Address) -> bool {
     let is_socket = match address {
         Address::Path(path) => rustix::fs::lstat(path)
@@ -364,7 +368,7 @@ mod tests {
         let address = Address::Path(path.clone());
         for round in 0..200 {
             let dead = PacketListener::bind(&address).unwrap();
-            // The socket file outlives its listener.
+            // A hard link preserves the socket file when its listener is dropped.
             std::fs::hard_link(&path, folder.join("link")).unwrap();
             drop(dead);
             std::fs::rename(folder.join("link"), &path).unwrap();

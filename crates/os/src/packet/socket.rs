@@ -1,4 +1,4 @@
-//! One end of a connection that carries packets and file descriptors.
+//! One end of a packet socket connection (`SOCK_SEQPACKET`), which carries packets and file descriptors.
 
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
@@ -15,13 +15,15 @@ use rustix::net::{
 use crate::call::{call, call_libc};
 use crate::{Deadline, Errno, Error, PidFd, Result};
 
-/// The maximum length of a packet in bytes. A socket's default buffer holds three such packets, and refuses 256 KiB.
+/// The maximum length of a packet in bytes. The default buffer of a socket holds three packets of this length, and
+/// refuses one of 256 KiB.
 pub const MAX_PACKET: usize = 68 << 10;
 
 /// The maximum number of file descriptors in one packet. The kernel's limit is 253.
 pub const MAX_FDS: usize = 64;
 
-/// The size of the control message buffer for a full packet. Alignment makes it slightly larger than necessary.
+/// The size of the control message buffer for a packet with the maximum number of file descriptors. Because of
+/// alignment it is slightly larger than necessary.
 const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 
 /// One end of a `SOCK_SEQPACKET` connection: packets have boundaries and can carry file descriptors.
@@ -45,17 +47,18 @@ const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 #[derive(Debug)]
 pub struct PacketSocket(OwnedFd);
 
-/// A received packet. Its descriptors are closed on drop.
+/// A received packet with its file descriptors, which are closed on drop.
 pub(super) struct ReceivedPacket {
     pub(super) len: usize,
     pub(super) fds: Vec<OwnedFd>,
-    /// Whether descriptors of the packet exceeded `max_fds` or this process's descriptor limit.
+    /// True if file descriptors of the packet were lost, because there were more than `max_fds` or than this process
+    /// may open.
     pub(super) lost: bool,
     pub(super) max_fds: usize,
 }
 
 impl PacketSocket {
-    /// Creates a connected pair of sockets.
+    /// Creates a connected pair of packet sockets.
     #[doc(alias = "socketpair")]
     pub fn pair() -> Result<(Self, Self)> {
         let (a, b) = call("socketpair", || {
@@ -65,7 +68,8 @@ impl PacketSocket {
         Ok((Self(a), Self(b)))
     }
 
-    /// Converts a received descriptor, after checking that it is a packet socket, and sets close-on-exec.
+    /// Converts a received descriptor to a packet socket, after checking that it refers to one, and sets
+    /// close-on-exec.
     #[doc(alias = "SO_TYPE")]
     pub fn adopt(fd: OwnedFd) -> Result<Self> {
         const WRONG: Error = Error::WrongDescriptor { expected: "a packet socket" };
@@ -81,7 +85,7 @@ impl PacketSocket {
         Ok(Self(fd))
     }
 
-    /// Wraps a packet socket that this module created.
+    /// Wraps the descriptor of a packet socket that this module created.
     pub(super) fn from_kernel(fd: OwnedFd) -> Self {
         Self(fd)
     }
@@ -96,7 +100,7 @@ impl PacketSocket {
         self.send_parts(&[IoSlice::new(bytes)], fds, deadline)
     }
 
-    /// Like [`PacketSocket::send`], for a packet that consists of several byte slices.
+    /// Sends a packet like [`PacketSocket::send`], from several byte slices.
     pub fn send_parts(
         &self,
         parts: &[IoSlice<'_>],
@@ -148,8 +152,8 @@ impl PacketSocket {
         self.receive(buffer, max_fds.min(MAX_FDS), deadline)?.whole()
     }
 
-    /// Returns a pidfd of the peer: the process that connected, listened or called [`pair`](Self::pair), which is not
-    /// necessarily the process that holds the socket now.
+    /// Returns a pidfd of the peer process: the one that connected, listened or called [`pair`](Self::pair), which is
+    /// not necessarily the process that holds the socket now.
     ///
     /// Kernels before 6.5 return only its process id; if the peer has exited and its id was reused, the pidfd refers
     /// to another process.
@@ -157,22 +161,22 @@ impl PacketSocket {
     #[doc(alias = "SO_PEERCRED")]
     pub fn peer_pidfd(&self) -> Result<PidFd> {
         match self.option::<1>(libc::SO_PEERPIDFD) {
-            // SAFETY: the kernel has just created this descriptor, and no other code owns it.
+            // SAFETY: `getsockopt` has just created `fd`, and no other code owns it.
             Ok([fd]) => Ok(PidFd::from_kernel(unsafe { OwnedFd::from_raw_fd(fd) })),
             Err(Error::Call { errno: Errno::NOPROTOOPT, .. }) => self.peer_pidfd_by_pid(),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns the user id of the peer when the connection was established, or the kernel's overflow id if the user
-    /// is not mapped in this user namespace.
+    /// Returns the user id that the peer process had when the connection was established, or the kernel's overflow id
+    /// if the user is not mapped in this user namespace.
     #[doc(alias = "SO_PEERCRED")]
     pub fn peer_uid(&self) -> Result<u32> {
         let [_pid, uid, _gid] = self.option::<3>(libc::SO_PEERCRED)?;
         Ok(uid.cast_unsigned())
     }
 
-    /// Returns whether the peer has closed the connection. Packets that it sent before may still be readable.
+    /// Returns whether the peer has closed the connection. Packets that the peer sent before may still be readable.
     ///
     /// # Errors
     /// The error of `poll`.
@@ -183,23 +187,23 @@ impl PacketSocket {
         Ok(watched[0].revents().contains(PollFlags::HUP))
     }
 
-    /// Shuts down the sending half: the peer reads the packets sent before, and then the end of the connection. This
-    /// end still detects that the peer closes the connection.
+    /// Shuts down the sending half of the connection: the peer reads the packets sent before, and then the end of the
+    /// connection. This end still detects that the peer closes the connection.
     #[doc(alias = "SHUT_WR")]
     pub fn shut_down_sending(&self) -> Result<()> {
         call("shutdown", || rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write))
     }
 
-    /// Limits the bytes that the kernel buffers for the peer. It buffers up to twice as many, including its own
-    /// overhead, and refuses longer packets.
+    /// Limits the number of bytes that the kernel buffers until the peer receives them. The kernel buffers up to
+    /// twice as many, including its own overhead, and refuses longer packets.
     #[doc(alias = "SO_SNDBUF")]
     pub fn limit_unreceived(&self, bytes: usize) -> Result<()> {
         call("setsockopt", || sockopt::set_socket_send_buffer_size(&self.0, bytes))
     }
 
     fn peer_pidfd_by_pid(&self) -> Result<PidFd> {
-        // Not rustix's `UCred`: its process id must not be zero, and the kernel returns zero for a process outside of
-        // this PID namespace.
+        // rustix's `UCred` is not used, since its process id must not be zero: the kernel returns zero for a process
+        // outside of this PID namespace.
         let [pid, _uid, _gid] = self.option::<3>(libc::SO_PEERCRED)?;
         PidFd::open(pid.cast_unsigned())
     }
@@ -211,7 +215,7 @@ impl PacketSocket {
         let expected = len;
         call_libc("getsockopt", || {
             let (to, fd) = (value.as_mut_ptr().cast(), self.0.as_raw_fd());
-            // SAFETY: `to` points to `len` writable bytes, and every bit pattern is a valid int.
+            // SAFETY: `to` points to `len` writable bytes, the ints in `value`, for which every bit pattern is valid.
             let code = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, to, &raw mut len) };
             code.into()
         })?;
@@ -230,7 +234,7 @@ impl PacketSocket {
     fn receive_now(&self, buffer: &mut [u8], max_fds: usize) -> Result<ReceivedPacket> {
         let size = buffer.len();
         let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
-        // Without a control buffer the kernel installs no descriptors.
+        // Without a control message buffer, `recvmsg` installs no file descriptors in this process.
         let used = if max_fds == 0 { 0 } else { rustix::cmsg_space!(ScmRights(max_fds)) };
         let mut control = RecvAncillaryBuffer::new(&mut space[..used]);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
@@ -242,7 +246,7 @@ impl PacketSocket {
             .filter_map(|part| if let RecvAncillaryMessage::ScmRights(fds) = part { Some(fds) } else { None })
             .flatten()
             .collect();
-        // Because of its alignment the control buffer can hold a few descriptors more than `max_fds`.
+        // Because of its alignment, the control message buffer can hold a few file descriptors more than `max_fds`.
         let lost = message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > max_fds;
         match message.bytes {
             0 => Err(Error::Closed),
@@ -251,7 +255,8 @@ impl PacketSocket {
         }
     }
 
-    /// Repeats a non-blocking call until it succeeds or fails, and polls between the attempts.
+    /// Repeats a non-blocking call on the socket until it succeeds or fails, and polls the socket between the
+    /// attempts.
     fn attempt<T>(
         &self,
         readiness: PollFlags,
@@ -312,7 +317,7 @@ mod tests {
     use super::*;
     use crate::fork::child;
 
-    /// A deadline that only a hanging test reaches.
+    /// Returns a deadline that passes only if a test hangs.
     fn test_deadline() -> Deadline {
         Deadline::after(Duration::from_secs(60))
     }
@@ -321,12 +326,13 @@ mod tests {
         PacketSocket::pair().expect("two sockets")
     }
 
-    /// Creates a pipe whose reader shows when the last writer is closed.
+    /// Creates a pipe. Its reading end shows when the last copy of its writing end is closed.
     fn pipe() -> (OwnedFd, OwnedFd) {
         pipe_with(PipeFlags::CLOEXEC).expect("a pipe")
     }
 
-    /// Waits until the writer is closed, since a child that another test forks may briefly hold a copy.
+    /// Returns whether the writing end of a pipe is closed. The function waits for that, since a child that another
+    /// test forks may briefly hold a copy.
     fn is_closed(reader: &OwnedFd) -> bool {
         let mut watched = [PollFd::new(reader, PollFlags::IN)];
         let timeout = test_deadline().timeout();
@@ -386,7 +392,8 @@ mod tests {
 
     #[test]
     fn more_descriptors_than_expected_are_an_error_and_all_are_closed() {
-        // The control buffer for one descriptor has alignment space for three more, which must not be accepted.
+        // The control message buffer for one descriptor has alignment space for three more descriptors, which must
+        // not be accepted.
         for (capacity, count) in [(0, 1), (0, 64), (1, 2), (1, 4), (1, 5), (2, 3), (63, 64)] {
             let (a, b) = pair();
             let (reader, writer) = pipe();
@@ -424,7 +431,7 @@ mod tests {
         let (a, b) = pair();
         let (_reader, writer) = pipe();
         a.send(b"x", &[writer.as_fd(); 3], test_deadline()).expect("send");
-        // The limit applies to the whole process, so a child lowers its own.
+        // The test lowers the limit on open files in a child process, since the limit applies to a whole process.
         let status = child::fork(|| {
             let free = || rustix::io::dup(&writer).map(|fd| fd.as_raw_fd());
             let Ok(lowest) = free() else { return 1 };
@@ -475,7 +482,8 @@ mod tests {
     #[test]
     fn a_closed_connection_is_closed_in_both_directions() {
         let (a, b) = pair();
-        // `shutdown` instead of a drop, because a child that another test forks may hold a copy of `b`.
+        // `shutdown` is called instead of dropping `b`, because a child that another test forks may hold a copy of
+        // the descriptor.
         assert_eq!(a.is_closed(), Ok(false));
         rustix::net::shutdown(&b, Shutdown::Both).expect("shutdown");
         assert_eq!(a.is_closed(), Ok(true));

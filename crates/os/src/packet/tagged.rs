@@ -43,7 +43,7 @@ impl PacketSocket {
     #[doc(alias = "ETOOMANYREFS")]
     pub fn send_tagged(&self, fds: &[(u64, BorrowedFd<'_>)], deadline: Deadline) -> Result<()> {
         let mut sent = 0;
-        // A transfer of no descriptors is one empty batch.
+        // A transfer of no descriptors consists of one empty batch.
         loop {
             let part = &fds[sent..fds.len().min(sent + MAX_FDS)];
             let batch = FdBatch {
@@ -85,7 +85,8 @@ impl PacketSocket {
         let mut total = None;
         loop {
             let mut packet = [0; HEADER + MAX_FDS * KEY];
-            // Never more than the limit, so that a peer cannot fill the descriptor table beyond it.
+            // The number of accepted descriptors never exceeds what is left of `limit`, so that a peer cannot fill
+            // the descriptor table beyond it.
             let max_fds = MAX_FDS.min(limit - fds.len());
             let received = self.receive(&mut packet, max_fds, deadline)?;
             let batch = decode_batch(&packet[..received.len])?;
@@ -136,7 +137,8 @@ mod tests {
         pipe_with(PipeFlags::CLOEXEC).expect("a pipe")
     }
 
-    /// Waits until the writer is closed, since a child that another test forks may briefly hold a copy.
+    /// Returns whether the writing end of a pipe is closed. The function waits for that, since a child that another
+    /// test forks may briefly hold a copy.
     fn is_closed(reader: &OwnedFd) -> bool {
         let mut watched = [PollFd::new(reader, PollFlags::IN)];
         let timeout = test_deadline().timeout();
@@ -148,7 +150,8 @@ mod tests {
         (0..count).map(|n| (to_u64(n) * 3, fd)).collect()
     }
 
-    /// Runs both ends, and returns the sender's outcome and the receiver's keys.
+    /// Runs both ends of a descriptor transfer, and returns the outcome of the sender and the keys that the receiver
+    /// got.
     fn transfer(
         a: &PacketSocket,
         b: &PacketSocket,
@@ -230,7 +233,8 @@ mod tests {
                 return 1;
             };
             let mut limit = getrlimit(Resource::Nofile);
-            // One whole batch fits, and a part of the second.
+            // With this limit on open files, the receiver can open the first batch of 64 descriptors, and a part of
+            // the second.
             limit.current = u64::try_from(lowest).ok().map(|lowest| lowest + 70);
             if setrlimit(Resource::Nofile, limit).is_err() {
                 return 2;

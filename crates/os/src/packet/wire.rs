@@ -1,4 +1,4 @@
-//! The encoding of a descriptor transfer: a batch of keys, and the reply to it.
+//! The encoding of the two messages of a descriptor transfer: a batch of keys, and the reply to a batch.
 //!
 //! All numbers are little-endian. Both messages begin with a header of 24 bytes. A reader copies the message, checks
 //! every field, and only then uses it.
@@ -21,24 +21,24 @@ const REPLY: u8 = 2;
 pub(super) const HEADER: usize = 24;
 pub(super) const KEY: usize = size_of::<u64>();
 
-/// One packet of a transfer: the keys of the descriptors that it carries.
+/// One packet of a descriptor transfer: the keys of the file descriptors that it carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FdBatch {
-    /// The number of descriptors of the whole transfer.
+    /// The number of file descriptors in the whole transfer.
     pub(super) total: u64,
-    /// The number of descriptors in earlier batches.
+    /// The number of file descriptors in the earlier batches of the transfer.
     pub(super) first: u64,
     pub(super) keys: Vec<u64>,
 }
 
-/// The receiver's reply to a batch.
+/// The receiver's reply to a batch of file descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BatchReply {
-    /// The receiver has this many descriptors of the transfer now.
+    /// The receiver now has this many file descriptors of the transfer.
     Received(u64),
-    /// The receiver accepts at most this many, and has closed the received descriptors.
+    /// The receiver accepts at most this many file descriptors in a transfer, and has closed those that it received.
     TooMany(u64),
-    /// The receiver could not open all descriptors of a batch of this many, and has closed the received descriptors.
+    /// The receiver could not open all file descriptors of a batch of this many, and has closed all that it received.
     Lost(u64),
 }
 
@@ -53,7 +53,8 @@ fn encode_header(kind: u8, short: u16, first: u64, second: u64) -> [u8; HEADER] 
     bytes
 }
 
-/// Returns the three numbers after the kind, and the bytes after the header.
+/// Checks the header of a transfer message, and returns the three numbers after its kind and the bytes after the
+/// header.
 fn decode_header(bytes: &[u8], kind: u8) -> Result<(u16, u64, u64, &[u8])> {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
         return violation("a packet of a transfer is shorter than its header");
@@ -93,7 +94,8 @@ pub(super) fn decode_batch(bytes: &[u8]) -> Result<FdBatch> {
     if first.checked_add(to_u64(count)).is_none_or(|end| end > total) {
         return violation("a batch exceeds the total of its transfer");
     }
-    // Otherwise a peer could keep the receiver in the loop forever.
+    // Only a transfer without descriptors may have an empty batch: otherwise a peer could keep the receiver in its
+    // loop without end.
     if count == 0 && total != 0 {
         return violation("a batch is empty");
     }

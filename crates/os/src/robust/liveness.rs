@@ -1,4 +1,4 @@
-//! The liveness page: shows other processes whether a thread of this process is alive and running.
+//! A liveness page: memory that shows other processes whether a thread of this process is alive and running.
 //!
 //! ```text
 //!   0                    256
@@ -42,13 +42,14 @@ use super::{LockLayout, LockState, RobustGuard, RobustLock, WORD};
 use crate::vm::Protection;
 use crate::{Memfd, Result, SharedMap, memfd};
 
-/// The length of the file, for every page size: the kernel maps whole pages.
+/// The length in bytes of the memory file of a liveness page. It is the same for every page size, since the kernel
+/// maps whole pages.
 const LEN: usize = 4096;
 
-/// The offset of the heartbeat counter.
+/// The offset of the heartbeat counter in a liveness page.
 const HEARTBEATS: usize = 256;
 
-/// The offset of the status.
+/// The offset of the status in a liveness page.
 const STATUS: usize = HEARTBEATS + size_of::<u64>();
 
 /// The owner's side of a liveness page: a robust lock, a heartbeat counter and a status.
@@ -60,7 +61,7 @@ pub struct LivenessLock {
 }
 
 impl LivenessLock {
-    /// Creates a liveness page whose lock is free.
+    /// Creates a liveness page whose robust lock is free.
     ///
     /// # Errors
     /// The failed call; `open` with `ENOENT` if `/proc` is not mounted.
@@ -69,14 +70,14 @@ impl LivenessLock {
         let map = Arc::new(SharedMap::create(&memory, Protection::ReadWrite)?);
         let fd = memory.read_only_fd()?;
         let owner: super::MappingOwner = map.clone();
-        // SAFETY: a page is aligned and large enough, it is new, and it stays mapped and writable while `map` lives.
-        // The only other writable descriptor, `memory`, is closed by this function, and the heartbeats and the status
-        // do not overlap the lock.
+        // SAFETY: the page at `map.address()` is aligned, large enough and new, and it stays mapped and writable
+        // while `map` lives. The only other writable descriptor, `memory`, is closed by this function, and the
+        // heartbeats and the status do not overlap the lock.
         let lock = unsafe { RobustLock::create_at(map.address(), owner) }?;
         Ok(Self { lock, map, fd })
     }
 
-    /// Acquires the lock for this thread, until it drops the guard or dies.
+    /// Acquires the lock of the liveness page for this thread, until the thread drops the guard or dies.
     ///
     /// # Errors
     /// [`TimedOut`](crate::Error::TimedOut) if another thread holds it.
@@ -84,15 +85,15 @@ impl LivenessLock {
         self.lock.try_lock()
     }
 
-    /// Increments the heartbeat counter.
+    /// Increments the heartbeat counter of the liveness page.
     pub fn add_heartbeat(&self) {
         if let Ok(heartbeats) = self.heartbeats() {
             heartbeats.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Sets a number that other processes read with [`LivenessProbe::status`]; it is 0 at first. If the owner dies,
-    /// its last status stays readable.
+    /// Sets the status, a number that other processes read with [`LivenessProbe::status`]. It is 0 at first. If the
+    /// owner dies, its last status stays readable.
     pub fn set_status(&self, status: u64) {
         if let Ok(word) = self.map.bytes().atomic_u64(STATUS) {
             word.store(status, Ordering::Release);
@@ -103,7 +104,7 @@ impl LivenessLock {
         self.map.bytes().atomic_u64(HEARTBEATS)
     }
 
-    /// Returns a read-only descriptor, from which another process creates a [`LivenessProbe`].
+    /// Returns a read-only descriptor of the liveness page, from which another process creates a [`LivenessProbe`].
     ///
     /// # Errors
     /// `fcntl` with `EMFILE` if this process has no descriptor left.
@@ -119,7 +120,8 @@ pub struct LivenessProbe {
 }
 
 impl LivenessProbe {
-    /// Maps a descriptor from [`LivenessLock::probe_fd`] of any process, and closes it.
+    /// Maps the liveness page of any process from the descriptor that [`LivenessLock::probe_fd`] returned, and closes
+    /// the descriptor.
     ///
     /// # Errors
     /// As [`Memfd::import`]: a foreign file is refused.
@@ -128,11 +130,11 @@ impl LivenessProbe {
         Ok(Self { map: SharedMap::create(&memory, Protection::Read)? })
     }
 
-    /// Returns the state of the lock. [`LockState::Died`] is permanent: no thread waits for this lock, so no thread
-    /// acquires it after a death.
+    /// Returns the state of the lock of the liveness page. [`LockState::Died`] is permanent: no thread waits for this
+    /// lock, so no thread acquires it after a death.
     #[must_use]
     pub fn state(&self) -> LockState {
-        // The offset is within the page and a multiple of four, so the read cannot fail.
+        // The futex word of the lock is within the page at a multiple of four, so the read cannot fail.
         let word = self.map.bytes().read_u32(offset_of!(LockLayout, mutex) + WORD);
         match word.map(|word| word.load_acquire()) {
             Ok(word) if word & libc::FUTEX_OWNER_DIED != 0 => LockState::Died,
@@ -141,13 +143,13 @@ impl LivenessProbe {
         }
     }
 
-    /// Returns the heartbeat counter. If it does not change, the owner's thread does not run.
+    /// Returns the heartbeat counter of the liveness page. If it does not change, the owner's thread does not run.
     #[must_use]
     pub fn heartbeats(&self) -> u64 {
         self.map.bytes().read_u64(HEARTBEATS).map_or(0, |heartbeats| heartbeats.load_acquire())
     }
 
-    /// Returns the last number that the owner set with [`LivenessLock::set_status`], also after its death.
+    /// Returns the last status that the owner set with [`LivenessLock::set_status`], also after the owner's death.
     #[must_use]
     pub fn status(&self) -> u64 {
         self.map.bytes().read_u64(STATUS).map_or(0, |status| status.load_acquire())

@@ -69,22 +69,22 @@ use crate::{Deadline, Errno, Error, Result};
 
 pub use self::liveness::{LivenessLock, LivenessProbe};
 
-/// How long a wait sleeps before it checks again whether the owner died: if the lock becomes not recoverable, glibc
-/// wakes only two of the waiters.
+/// The time for which a thread that waits for a robust lock sleeps before it checks again whether the owner died: if
+/// the lock becomes not recoverable, glibc wakes only two of the waiters.
 const WAIT_SLICE: Duration = Duration::from_millis(50);
 
-/// Keeps the memory of a lock mapped.
+/// A reference that keeps the memory of a robust lock mapped.
 type MappingOwner = Arc<dyn Any + Send + Sync>;
 
-/// The layout of a lock in shared memory.
+/// The layout of a robust lock in shared memory.
 #[repr(C, align(8))]
 struct LockLayout {
     mutex: pthread_mutex_t,
-    /// Nonzero once a process has seen that the owner died.
+    /// Nonzero once a process has seen that the owner of the lock died.
     died: AtomicU32,
 }
 
-/// The offset of the futex word in the C library's mutex. [`RobustLock::create_at`] verifies it.
+/// The offset of the futex word in the C library's mutex. [`RobustLock::create_at`] verifies the offset.
 const WORD: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
 
 /// A robust lock in shared memory, which reports the death of its owner.
@@ -96,9 +96,9 @@ pub struct RobustLock {
     memory: MappingOwner,
 }
 
-// SAFETY: a mutex may be used by any thread, and `memory` is `Send`.
+// SAFETY: any thread may use the process-shared mutex, and `memory` is `Send`.
 unsafe impl Send for RobustLock {}
-// SAFETY: a mutex may be used by several threads concurrently; all other state is atomic.
+// SAFETY: several threads may use the mutex concurrently, and all other state is atomic.
 unsafe impl Sync for RobustLock {}
 
 /// The state of a robust lock.
@@ -121,18 +121,18 @@ pub enum LockState {
 pub struct RobustGuard {
     layout: NonNull<LockLayout>,
     _memory: MappingOwner,
-    // Not `Send`: only the thread that locked may unlock.
+    // `RobustGuard` is not `Send`, since only the thread that acquired the lock may release it.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl RobustLock {
-    /// The number of bytes that a lock occupies.
+    /// The number of bytes that a robust lock occupies in shared memory.
     pub const SIZE: usize = size_of::<LockLayout>();
 
-    /// The required alignment of a lock's address.
+    /// The required alignment of a robust lock's address in bytes.
     pub const ALIGN: usize = align_of::<LockLayout>();
 
-    /// Creates a free lock at `address`, in memory that stays mapped as long as `memory` lives.
+    /// Creates a free robust lock at `address`, in memory that stays mapped as long as `memory` lives.
     ///
     /// The lock is never destroyed, since other processes may still read it; it ends with its memory.
     ///
@@ -143,12 +143,14 @@ impl RobustLock {
     /// processes that may write them are trusted.
     #[doc(alias = "pthread_mutex_init")]
     pub unsafe fn create_at(address: NonNull<u8>, memory: MappingOwner) -> Result<Self> {
-        // SAFETY: the caller fulfils the same contract.
+        // SAFETY: the caller of `create_at` guarantees that `address` is aligned, and mapped and writable as long as
+        // `memory` lives.
         let lock = unsafe { Self::open_at(address, memory) };
         lock.died().store(0, Ordering::Relaxed);
         let attributes = MutexAttributes::create()?;
         pthread("pthread_mutex_init", || {
-            // SAFETY: the memory is writable, aligned and not used yet; the attributes are initialised.
+            // SAFETY: the caller of `create_at` guarantees that the mutex's memory is writable, aligned and not used
+            // yet; `attributes` is initialised.
             unsafe { libc::pthread_mutex_init(lock.mutex(), attributes.as_ptr()) }
         })?;
         let guard = lock.try_lock()?;
@@ -160,7 +162,7 @@ impl RobustLock {
         Ok(lock)
     }
 
-    /// Opens the lock that this or another process created at `address`.
+    /// Opens the robust lock that this or another process created at `address`.
     ///
     /// # Safety
     ///
@@ -177,7 +179,7 @@ impl RobustLock {
         self.lock(Deadline::NOW)
     }
 
-    /// Waits for the lock and acquires it.
+    /// Waits for the lock until `deadline`, and acquires it.
     ///
     /// If its owner has died or dies during the wait, the error is [`Error::OwnerDied`], and stays so for every later
     /// call. If this thread holds the lock already, the error is `EDEADLK`.
@@ -192,10 +194,10 @@ impl RobustLock {
             }
             let left = deadline.remaining().unwrap_or(Duration::MAX);
             let until = wall_clock_after(left.min(WAIT_SLICE));
-            // Also used without waiting: `pthread_mutex_trylock` of glibc 2.36 and earlier locks a mutex that it
-            // reports as not recoverable, and no thread ever unlocks it.
+            // `pthread_mutex_timedlock` is called even if the caller does not wait: `pthread_mutex_trylock` of glibc
+            // 2.36 and earlier locks a mutex that it reports as not recoverable, and no thread ever unlocks it.
             let outcome = pthread("pthread_mutex_timedlock", || {
-                // SAFETY: the mutex is initialised and mapped while `self.memory` lives; the time is valid.
+                // SAFETY: the mutex is initialised, and mapped while `self.memory` lives; `until` is a valid time.
                 unsafe { libc::pthread_mutex_timedlock(self.mutex(), &raw const until) }
             });
             let Err(error) = outcome else {
@@ -231,7 +233,7 @@ impl RobustLock {
         }
         let word = self.word().load(Ordering::Acquire);
         if word & libc::FUTEX_OWNER_DIED != 0 {
-            // A waiter that acquires the lock clears the bit, so the death is recorded here too.
+            // A waiter that acquires the lock clears FUTEX_OWNER_DIED, so the death is also recorded in `died`.
             self.died().store(1, Ordering::Release);
             LockState::Died
         } else if word & libc::FUTEX_TID_MASK != 0 {
@@ -255,23 +257,26 @@ impl RobustLock {
 
     fn atomic(&self, offset: usize) -> &AtomicU32 {
         let address = self.layout.as_ptr().cast::<u8>().wrapping_add(offset).cast();
-        // SAFETY: both offsets are within the layout and multiples of four; it stays mapped while `self.memory`
-        // lives; every user of these words, including the C library and the kernel, accesses them atomically.
+        // SAFETY: the callers pass offsets that are within the layout and multiples of four; the memory stays mapped
+        // while `self.memory` lives; every user of these words, including the C library and the kernel, accesses them
+        // atomically.
         unsafe { AtomicU32::from_ptr(address) }
     }
 }
 
 impl Drop for RobustGuard {
     fn drop(&mut self) {
-        // In a forked child the C library refuses to unlock, since the child's thread has not locked: as intended.
+        // In a forked child the C library refuses to unlock the mutex, as intended, since the child's thread did not
+        // lock it.
         unlock(self.layout);
     }
 }
 
-/// Unlocks the mutex. Not through `call`: fault injection does not apply to calls that only release.
+/// Unlocks the mutex of a robust lock. The call does not run through `call`, since fault injection does not apply to
+/// calls that only release.
 fn unlock(layout: NonNull<LockLayout>) {
     let mutex = layout.as_ptr().cast::<u8>().wrapping_add(offset_of!(LockLayout, mutex)).cast();
-    // SAFETY: the callers hold the lock, and keep its memory mapped.
+    // SAFETY: the callers hold the lock at `layout`, and keep its memory mapped.
     unsafe { libc::pthread_mutex_unlock(mutex) };
 }
 
@@ -293,14 +298,14 @@ mod tests {
     /// Memory that a forked child shares with the test.
     struct Map(NonNull<u8>);
 
-    // SAFETY: the type holds an address; the memory behind it is accessed through locks only.
+    // SAFETY: `Map` holds only an address; the memory at the address is accessed through locks.
     unsafe impl Send for Map {}
-    // SAFETY: a shared reference gives the address only; the memory behind it is accessed through locks.
+    // SAFETY: a `&Map` provides only the address; the memory at the address is accessed through locks.
     unsafe impl Sync for Map {}
 
     impl Drop for Map {
         fn drop(&mut self) {
-            // SAFETY: mapped in `lock` below with this length, and unused from here on.
+            // SAFETY: the range was mapped by the function `lock` with this length, and is unused from here on.
             unsafe { munmap(self.0.as_ptr().cast(), LEN) }.expect("munmap");
         }
     }
@@ -310,7 +315,7 @@ mod tests {
         // SAFETY: without a fixed address the kernel picks a free range.
         let address = unsafe { mmap_anonymous(std::ptr::null_mut(), LEN, rights, MapFlags::SHARED) };
         let address = NonNull::new(address.expect("mmap").cast::<u8>()).expect("not null");
-        // SAFETY: a page is aligned and large enough, is new, and stays mapped while `Map` lives.
+        // SAFETY: the mapped page is aligned, large enough and new, and stays mapped while `Map` lives.
         unsafe { RobustLock::create_at(address, Arc::new(Map(address))) }.expect("a lock")
     }
 
@@ -352,7 +357,7 @@ mod tests {
         });
     }
 
-    /// Drops the guard at once, since it cannot leave its thread.
+    /// Acquires the lock and drops the guard at once, since a guard cannot be sent to another thread.
     fn lock_and_release(lock: &RobustLock, deadline: Deadline) -> Result<()> {
         lock.lock(deadline).map(drop)
     }
@@ -377,7 +382,8 @@ mod tests {
                     let shared = &shared;
                     for _ in 0..1000 {
                         let _guard = lock.lock(test_deadline()).expect("lock");
-                        // SAFETY: the lock is held, and all threads end before `counter` does.
+                        // SAFETY: this thread holds the lock that protects `counter`, and all threads end before
+                        // `counter` is dropped.
                         unsafe { *shared.0 += 1 };
                     }
                 });
@@ -387,7 +393,7 @@ mod tests {
     }
 
     struct Shared(*mut u32);
-    // SAFETY: accessed under the lock only.
+    // SAFETY: a thread accesses the counter only while it holds the lock.
     unsafe impl Sync for Shared {}
 
     #[test]
@@ -484,7 +490,7 @@ mod tests {
         assert_eq!(lock.state(), LockState::Free);
     }
 
-    /// `struct robust_list_head` of `linux/futex.h`.
+    /// The head of a thread's list of held robust locks: `struct robust_list_head` of `linux/futex.h`.
     #[repr(C)]
     struct RobustList {
         next: *const u8,
@@ -501,10 +507,11 @@ mod tests {
                 assert_eq!(lock_and_release(&lock, Deadline::NOW), Err(Error::TimedOut));
                 let mut list: *const RobustList = std::ptr::null();
                 let (to, mut len) = (&raw mut list, 0_usize);
-                // SAFETY: requests this thread's list; both variables are writable.
+                // SAFETY: the call stores the address and the size of this thread's robust list in two writable
+                // variables.
                 let code = unsafe { libc::syscall(libc::SYS_get_robust_list, 0_u64, to, &raw mut len) };
                 assert_eq!((code, len), (0, size_of::<RobustList>()));
-                // SAFETY: the C library keeps the list as long as the thread lives.
+                // SAFETY: the C library keeps the robust list of a thread as long as the thread lives.
                 unsafe { (*list).pending.is_null() }
             });
             waiter.join()
@@ -519,7 +526,8 @@ mod tests {
             scope.spawn(|| forget(lock.try_lock().expect("the lock is free"))).join().expect("no panic");
             for _ in 0..4 {
                 scope.spawn(|| {
-                    // The first thread holds the lock for a moment before it becomes not recoverable.
+                    // The first thread that acquires the dead owner's lock holds it for a moment, before the lock
+                    // becomes not recoverable.
                     while lock_and_release(&lock, Deadline::NOW) == Err(Error::TimedOut) {}
                     for _ in 0..1000 {
                         assert_eq!(lock.state(), LockState::Died);
@@ -538,7 +546,8 @@ mod tests {
             let address = NonNull::from(&*memory).cast();
             let owner = Arc::clone(&memory);
             let armed = crate::fault::arm(nth, Errno::NOMEM);
-            // SAFETY: aligned, large enough, alive as long as `memory`, and not used by an earlier lock any more.
+            // SAFETY: the memory at `address` is aligned, large enough, alive as long as `memory`, and not used by an
+            // earlier lock any more.
             let created = unsafe { RobustLock::create_at(address, owner) }.map(drop);
             let Some(call) = armed.fired() else {
                 assert_eq!((created, nth), (Ok(()), 7));
@@ -554,7 +563,7 @@ mod tests {
         let memory: Arc<[std::sync::atomic::AtomicU64; 8]> = Arc::default();
         let watch = Arc::downgrade(&memory);
         let address = NonNull::from(&*memory).cast();
-        // SAFETY: aligned, large enough, new, and alive as long as `memory`.
+        // SAFETY: the memory at `address` is aligned, large enough and new, and lives as long as `memory`.
         let lock = unsafe { RobustLock::create_at(address, memory) }.expect("a lock");
         thread::scope(|scope| {
             scope.spawn(|| forget(lock.try_lock().expect("the lock is free"))).join().expect("no panic");

@@ -1,4 +1,4 @@
-//! Bytes that other processes may write concurrently.
+//! Bytes of shared memory that other processes may write concurrently.
 //!
 //! Two rules make such bytes safe to use in Rust. No `&[u8]` or `&mut [u8]` to shared bytes is ever created: they are
 //! copied in and out by code that the compiler does not interpret (`copy`), or accessed as atomics. And bytes are

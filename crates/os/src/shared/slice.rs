@@ -9,7 +9,7 @@ use super::stream::copy_nonoverlapping;
 use super::word::{ReadU32, ReadU64};
 use crate::{Error, Result};
 
-/// A range of bytes that other processes may write concurrently, mapped for `'a`.
+/// A range of bytes that other processes may write concurrently, and that is mapped during the lifetime `'a`.
 ///
 /// Every access is checked against the length and the access rights, and no reference to plain bytes is created.
 #[derive(Debug, Clone, Copy)]
@@ -20,12 +20,12 @@ pub struct SharedSlice<'a> {
     memory: PhantomData<&'a ()>,
 }
 
-// SAFETY: every access is atomic, or a copy that allows concurrent writers.
+// SAFETY: every access through a `SharedSlice` is atomic, or a copy that allows concurrent writers.
 unsafe impl Send for SharedSlice<'_> {}
-// SAFETY: a shared reference allows the same accesses, which are atomic or copies that allow concurrent writers.
+// SAFETY: every access through a `&SharedSlice` is atomic, or a copy that allows concurrent writers.
 unsafe impl Sync for SharedSlice<'_> {}
 
-/// A read-only view of private bytes, for functions that accept shared bytes.
+/// Creates a read-only view of private bytes, for functions that accept shared bytes.
 impl<'a> From<&'a [u8]> for SharedSlice<'a> {
     fn from(bytes: &'a [u8]) -> Self {
         Self { at: NonNull::from(bytes).cast(), len: bytes.len(), writable: false, memory: PhantomData }
@@ -33,7 +33,7 @@ impl<'a> From<&'a [u8]> for SharedSlice<'a> {
 }
 
 impl<'a> SharedSlice<'a> {
-    /// Creates a view of `len` bytes at `at`.
+    /// Creates a view of `len` shared bytes at address `at`.
     ///
     /// # Safety
     /// For all of `'a` the range is mapped, readable, and writable if `writable`; it cannot become shorter; and this
@@ -43,13 +43,13 @@ impl<'a> SharedSlice<'a> {
         Self { at, len, writable, memory: PhantomData }
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length of the view in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether the length is zero.
+    /// Returns whether the length of the view is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -61,13 +61,14 @@ impl<'a> SharedSlice<'a> {
         self.writable
     }
 
-    /// Returns the address. Accesses through the pointer must follow the two rules of this module.
+    /// Returns the address of the first byte. The caller may copy through the pointer or access atomics, but must not
+    /// create references to the shared bytes.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Returns the part of `len` bytes from `offset` on.
+    /// Returns a view of the `len` bytes from `offset` on.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -82,32 +83,32 @@ impl<'a> SharedSlice<'a> {
         Self { writable: false, ..*self }
     }
 
-    /// Copies bytes from `offset` on into `target`.
+    /// Copies shared bytes from `offset` on into all of `target`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let from = self.checked_address(offset, target.len())?;
-        // SAFETY: `checked_address` checked the source against a range that is readable for `'a`; the target is
+        // SAFETY: `checked_address` has checked that the source is in a range that is readable for `'a`; `target` is
         // exclusive.
         unsafe { copy_nonoverlapping(from.as_ptr(), target.as_mut_ptr(), target.len()) };
         Ok(())
     }
 
-    /// Copies `source` to `offset`.
+    /// Copies all bytes of `source` into the shared bytes at `offset`.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`].
     pub fn write_at(&self, offset: usize, source: &[u8]) -> Result<()> {
         let to = self.checked_writable(offset, source.len())?;
-        // SAFETY: `checked_writable` checked the target against a range that is writable for `'a`, and `source`
-        // cannot overlap it: no reference to shared bytes exists.
+        // SAFETY: `checked_writable` has checked that the target is in a range that is writable for `'a`, and
+        // `source` cannot overlap it, since no reference to shared bytes exists.
         unsafe { copy_nonoverlapping(source.as_ptr(), to.as_ptr(), source.len()) };
         Ok(())
     }
 
-    /// Copies all of `source`, which may be shared too, to `offset`. If the ranges overlap, bytes are copied in
-    /// ascending order.
+    /// Copies all bytes of `source`, which may be shared too, to `offset` in this view. If the two ranges overlap,
+    /// bytes are copied in ascending order.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`].
@@ -124,13 +125,13 @@ impl<'a> SharedSlice<'a> {
         Ok(())
     }
 
-    /// Sets every byte to `value`.
+    /// Sets every byte of the view to `value`.
     ///
     /// # Errors
     /// [`Error::ReadOnly`].
     pub fn fill(&self, value: u8) -> Result<()> {
         let to = self.checked_writable(0, self.len)?;
-        // SAFETY: `checked_writable` checked the range.
+        // SAFETY: `checked_writable` has checked that this process may write the whole view.
         unsafe { fill(to.as_ptr(), value, self.len) };
         Ok(())
     }
@@ -178,7 +179,8 @@ impl<'a> SharedSlice<'a> {
         if self.writable { self.checked_address(offset, len) } else { Err(Error::ReadOnly) }
     }
 
-    /// Checks the bounds of an access and returns its address. An empty access at the end is allowed.
+    /// Checks the bounds of an access to the view, and returns the address of the access. An empty access at the end
+    /// is allowed.
     #[inline]
     fn checked_address(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         match offset.checked_add(len) {
@@ -192,8 +194,8 @@ impl<'a> SharedSlice<'a> {
 #[inline]
 fn aligned<'a, Atomic>(at: NonNull<u8>, offset: usize) -> Result<&'a Atomic> {
     if at.cast::<Atomic>().is_aligned() {
-        // SAFETY: callers checked that the bytes are in a range mapped for `'a`; an atomic may be shared with writers
-        // in other processes, and every bit pattern is valid.
+        // SAFETY: the callers have checked that the bytes are in a range that is mapped for `'a`; an atomic may be
+        // shared with writers in other processes, and every bit pattern is valid.
         Ok(unsafe { at.cast::<Atomic>().as_ref() })
     } else {
         Err(Error::Misaligned { offset, align: align_of::<Atomic>() })
@@ -206,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// Calls `test` with a view of 16 aligned words.
+    /// Calls `test` with a view of 16 aligned words of eight bytes.
     fn with_bytes(writable: bool, test: impl FnOnce(SharedSlice<'_>)) {
         let mut words = [0_u64; 16];
         let at = NonNull::from(&mut words).cast();
@@ -294,7 +296,7 @@ mod tests {
             bytes.read_at(0, &mut seen).unwrap();
             assert_eq!(seen, [1, 1, 1, 1, 1, 0]);
         });
-        // Miri is slow, and does not use the streaming copy.
+        // Under Miri the copy is shorter, since Miri is slow and does not use the streaming copy.
         let mut long = vec![0_u8; if cfg!(miri) { 1000 } else { (1 << 20) + 77 }];
         let from: Vec<_> = (0..long.len()).map(|at| (at % 251).to_le_bytes()[0]).collect();
         let (at, len) = (NonNull::from(&mut long[..]).cast(), long.len());

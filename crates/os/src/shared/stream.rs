@@ -7,7 +7,7 @@
 
 use super::copy::copy;
 
-/// Copies of at least this length bypass the caches.
+/// Copies of at least this many bytes bypass the caches.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STREAMING_LEN: usize = 1 << 20;
 
@@ -18,65 +18,73 @@ const STREAMING_LEN: usize = 1 << 20;
 pub(super) unsafe fn copy_nonoverlapping(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= STREAMING_LEN {
-        // SAFETY: the caller fulfils the same contract.
+        // SAFETY: the caller of `copy_nonoverlapping` guarantees that `from` is readable and `to` is writable for
+        // `len` bytes, and that the ranges do not overlap.
         return unsafe { copy_streaming(from, to, len) };
     }
-    // SAFETY: the caller fulfils the contract of `copy`.
+    // SAFETY: the caller of `copy_nonoverlapping` guarantees that `from` is readable and `to` is writable for `len`
+    // bytes.
     unsafe { copy(from, to, len) };
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const PAGE: usize = 4096;
 
+/// Copies `len` bytes with non-temporal stores, which bypass the caches.
+///
 /// # Safety
 /// As [`copy_nonoverlapping`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
-    // One store of a whole cache line is written out at once; a line that is stored in parts may be written out in
-    // parts.
+    // A cache line that is stored with one instruction is written to memory at once; a line that is stored in parts
+    // may be written in parts.
     let whole_lines = std::is_x86_feature_detected!("avx512f");
-    // SAFETY: the caller fulfils the same contract; the processor has the instructions.
+    // SAFETY: the caller of `copy_streaming` guarantees both ranges, and the processor has the instructions of the
+    // chosen function.
     unsafe { copy_blocks(from, to, len, if whole_lines { copy_block_of_lines } else { copy_block }) }
 }
 
+/// Copies `len` bytes: blocks of four pages with `copy_block`, and the remaining bytes with [`copy`].
+///
 /// # Safety
 /// As [`copy_nonoverlapping`]; the processor has the instructions of `copy_block`.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_blocks(from: *const u8, to: *mut u8, len: usize, copy_block: unsafe fn(*const u8, *mut u8)) {
     const BLOCK: usize = 4 * PAGE;
-    // Aligns the target to a cache line, so that whole lines are stored.
+    // Copies the bytes before the first cache line of the target, so that the blocks store whole lines.
     let head = to.align_offset(64).min(len);
-    // SAFETY: the head is within both ranges.
+    // SAFETY: `head` is at most `len`, so the bytes are within both ranges.
     unsafe { copy(from, to, head) };
     let blocks = (len - head) / BLOCK;
     for block in 0..blocks {
         let at = head + block * BLOCK;
-        // SAFETY: a whole block from here on is within the source.
+        // SAFETY: the block that begins at offset `at` is within the source.
         let source = unsafe { from.add(at) };
-        // SAFETY: a whole block from here on is within the target, which is as long as the source.
+        // SAFETY: the block that begins at offset `at` is within the target, which is as long as the source.
         let target = unsafe { to.add(at) };
-        // SAFETY: both have a block from here on, and the target is aligned to a cache line.
+        // SAFETY: `source` and `target` have a whole block, and `target` is aligned to a cache line.
         unsafe { copy_block(source, target) };
     }
     let done = head + blocks * BLOCK;
-    // SAFETY: `done` is at most the length.
+    // SAFETY: `done` is at most `len`, the length of the source.
     let source = unsafe { from.add(done) };
-    // SAFETY: `done` is at most the length of the target, which is as long as the source.
+    // SAFETY: `done` is at most `len`, the length of the target.
     let target = unsafe { to.add(done) };
     // Non-temporal stores are weakly ordered; the fence orders them before later stores.
-    // SAFETY: the instruction has no operands.
+    // SAFETY: the fence has no operands.
     unsafe { std::arch::x86_64::_mm_sfence() };
-    // SAFETY: the remaining bytes are within both ranges.
+    // SAFETY: the remaining `len - done` bytes are within both ranges.
     unsafe { copy(source, target, len - done) };
 }
 
-/// Copies four pages, one cache line of each per iteration.
+/// Copies four pages with non-temporal stores; each iteration copies one cache line of each page.
 ///
 /// # Safety
 /// Four pages are readable at `from` and writable at `to`, and `to` is a multiple of 16.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_block(from: *const u8, to: *mut u8) {
-    // SAFETY: each iteration copies one line of each page, and there are as many iterations as a page has lines.
+    // SAFETY: the caller guarantees four pages at `from` and `to`. Each iteration copies one line of each page, and
+    // there are as many iterations as a page has lines.
     unsafe {
         std::arch::asm!(
             "2:",
@@ -133,7 +141,8 @@ unsafe fn copy_block(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Like [`copy_block`], with one store for each line. It uses registers above 15, which need no `vzeroupper`.
+/// Copies four pages like [`copy_block`], with one AVX-512 store for each cache line. The function uses only
+/// registers above 15, which need no `vzeroupper`.
 ///
 /// # Safety
 /// As [`copy_block`], at a multiple of 64; the processor has AVX-512.
@@ -188,7 +197,8 @@ mod tests {
             for variant in variants {
                 let mut target = vec![0xAA; shift + len + 8];
                 let to = target[shift..].as_mut_ptr();
-                // SAFETY: the target has `shift` plus the source's length, plus eight bytes.
+                // SAFETY: the source has `len` bytes and the target `len + 8` bytes, and the processor has the
+                // instructions of `variant`.
                 unsafe { copy_blocks(source[start..].as_ptr(), to, len, variant) };
                 prop_assert!(target[..shift].iter().all(|&byte| byte == 0xAA));
                 prop_assert_eq!(&target[shift..shift + len], &source[start..]);
@@ -202,7 +212,7 @@ mod tests {
         for len in [STREAMING_LEN - 1, STREAMING_LEN, STREAMING_LEN + 5000] {
             let source: Vec<u8> = (0..len).map(|at| (at % 253).to_le_bytes()[0]).collect();
             let mut target = vec![0; len];
-            // SAFETY: both have the length, and do not overlap.
+            // SAFETY: `source` and `target` have `len` bytes each, and do not overlap.
             unsafe { copy_nonoverlapping(source.as_ptr(), target.as_mut_ptr(), len) };
             assert!(source == target, "{len} bytes");
         }

@@ -17,14 +17,14 @@ macro_rules! read_word {
                 Self(word)
             }
 
-            /// Loads the value, without ordering other accesses.
+            /// Loads the value of the word, without ordering other accesses.
             #[must_use]
             pub fn load_relaxed(&self) -> $value {
                 self.0.load(Ordering::Relaxed)
             }
 
-            /// Loads the value. Stores that its writer made before a release store of the value are visible
-            /// afterwards.
+            /// Loads the value of the word. Stores that the writing process made before its release store of the
+            /// value are visible afterwards.
             #[must_use]
             pub fn load_acquire(&self) -> $value {
                 let value = self.0.load(Ordering::Relaxed);
