@@ -1,4 +1,4 @@
-//! Limits on the memory and the descriptors that the server and the keeper hold for clients.
+//! Limits the memory and the file descriptors that the store server and its keeper process hold for clients.
 //!
 //! Every buffer, queue entry, pin page and descriptor that exists because of a client is charged to the client's account before
 //! it is allocated, and released when its [`Charge`] is dropped. There is no other counter. Memory of objects is not charged
@@ -25,7 +25,7 @@ use std::rc::{Rc, Weak};
 use crate::protocol::Refusal;
 use crate::protocol::frame::MAX_MESSAGE;
 
-/// An amount of memory and of descriptors.
+/// An amount of memory in bytes, and a number of file descriptors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -53,24 +53,25 @@ impl Amount {
     }
 }
 
-/// The cost of a connection before the hello of its client: its state here and in the keeper, and the kernel's socket with queued
-/// answers.
+/// The cost of a client's connection before the client sends its hello message: the connection's state in the server and in the
+/// keeper process, and the kernel's socket with queued answers.
 pub(crate) const CONNECTION: Amount = Amount { bytes: 4 << 10, descriptors: 1 };
 
-/// The limit of one connection: a message of the maximum length, its pin page, and as much again for short messages.
+/// The limit on the charges of one connection: twice the maximum length of a message, for one such message, the pin page and
+/// short messages.
 const MAX_PER_CONNECTION: Amount = Amount { bytes: 2 * MAX_MESSAGE as u64, descriptors: 128 };
 
-/// The limits of the resources that a server holds for clients.
+/// The limits on the memory and the descriptors that a store server holds for its clients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BudgetLimits {
-    /// The limit of all clients of the server's own user.
+    /// The limit for all clients together that run as the server's own user.
     pub(crate) own: Amount,
-    /// The limit of all clients of all other users.
+    /// The limit for all clients together that run as other users than the server.
     pub(crate) others: Amount,
 }
 
 impl BudgetLimits {
-    /// Limits for a server with this quota of host memory and this number of descriptors.
+    /// Returns the limits for a server with this quota of host memory and this maximum number of file descriptors.
     ///
     /// Clients of the server's own user are trusted and may use a sixteenth of the quota. Clients of all other users share 96
     /// MiB, of which one user gets at most 48 MiB.
@@ -87,7 +88,7 @@ impl BudgetLimits {
 struct BudgetPool {
     limit: Amount,
     held: Cell<Amount>,
-    /// Whether several users share the pool.
+    /// True if several users share the limit of the pool.
     is_shared: bool,
 }
 
@@ -99,19 +100,21 @@ struct BudgetUser {
 }
 
 impl BudgetUser {
-    /// The limit of this user for charges of connections.
+    /// Returns how much a user may hold when a connection is charged. It is less than the user's full limit, which leaves memory
+    /// for a long message.
     fn limit_with_connection(&self) -> Amount {
         let Amount { bytes, descriptors } = self.limit();
         Amount { bytes: bytes - (bytes / 2).min(MAX_MESSAGE as u64), descriptors }
     }
 
-    /// The current limit of the resources of this user.
+    /// Returns the current limit on the memory and the descriptors that the clients of this user may hold.
     fn limit(&self) -> Amount {
         let BudgetPool { limit, held, is_shared } = &*self.pool;
         if !is_shared {
             return *limit;
         }
-        // Without the user's own amount: `held <= (limit - others) / 2` is equivalent to `held <= limit - others - held`.
+        // A user may hold at most as much as remains free, `held <= limit - others - held`, which is equivalent to `held <=
+        // (limit - others) / 2`.
         let share = |limit: u64, all: u64, own: u64| limit.saturating_sub(all - own) / 2;
         let (all, own) = (held.get(), self.held.get());
         Amount {
@@ -127,7 +130,7 @@ struct ConnectionAccount {
     held: Cell<Amount>,
 }
 
-/// The accounts of all clients of a server.
+/// The accounts to which the memory and descriptors of all clients of a server are charged.
 #[derive(Debug)]
 pub(crate) struct Budget {
     own_uid: u32,
@@ -136,11 +139,11 @@ pub(crate) struct Budget {
     users: BTreeMap<u32, Weak<BudgetUser>>,
 }
 
-/// The account of one connection. Clones share the account.
+/// The account to which the memory and descriptors of one connection are charged. Clones refer to the same account.
 #[derive(Debug, Clone)]
 pub(crate) struct Account(Rc<ConnectionAccount>);
 
-/// An amount that is charged to an account until this is dropped.
+/// Memory and descriptors that are charged to a connection's account until the `Charge` is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
     connection: Rc<ConnectionAccount>,
@@ -158,7 +161,7 @@ impl Budget {
         }
     }
 
-    /// Opens an account for a connection of a user.
+    /// Opens an account for a new connection of a user.
     pub(crate) fn open(&mut self, uid: u32) -> Account {
         let existing = self.users.get(&uid).and_then(Weak::upgrade);
         let user = existing.unwrap_or_else(|| {
@@ -171,7 +174,7 @@ impl Budget {
         Account(Rc::new(ConnectionAccount { user, held: Cell::default() }))
     }
 
-    /// The total amount that is charged to all clients.
+    /// Returns the total memory and descriptors that are charged to all clients.
     pub(crate) fn held(&self) -> Amount {
         self.own.held.get().plus(self.others.held.get())
     }
@@ -182,21 +185,21 @@ impl Account {
         self.0.user.uid
     }
 
-    /// Charges an amount, or returns the limit that it would exceed.
+    /// Charges an amount to the account of a connection, or returns a refusal with the limit that would be exceeded.
     pub(crate) fn charge(&self, amount: Amount) -> Result<Charge, Refusal> {
         let mut charge = self.nothing();
         charge.grow(amount)?;
         Ok(charge)
     }
 
-    /// Charges the cost of the connection itself.
+    /// Charges the cost of a connection itself, for which a user's limit is lower than for requests.
     pub(crate) fn charge_connection(&self, amount: Amount) -> Result<Charge, Refusal> {
         let mut charge = self.nothing();
         charge.grow_within(self.0.user.limit_with_connection(), amount)?;
         Ok(charge)
     }
 
-    /// Charges an amount without a limit, for a client that the previous server has admitted.
+    /// Charges an amount without checking the limits, for a client that the previous server has admitted.
     pub(crate) fn charge_held(&self, amount: Amount) -> Charge {
         let mut charge = self.nothing();
         charge.add(amount);
@@ -209,7 +212,7 @@ impl Account {
 }
 
 impl Charge {
-    /// Charges another amount to the same account.
+    /// Increases a charge by an amount, or returns a refusal with the limit that would be exceeded.
     pub(crate) fn grow(&mut self, more: Amount) -> Result<(), Refusal> {
         let limit = self.connection.user.limit();
         self.grow_within(limit, more)
@@ -247,7 +250,7 @@ impl Charge {
         self.amount = self.amount.plus(more);
     }
 
-    /// Takes over the amount of another charge of the same account.
+    /// Adds the amount of another charge of the same account to this charge.
     pub(crate) fn absorb(&mut self, mut other: Self) {
         debug_assert!(
             Rc::ptr_eq(&self.connection, &other.connection),
@@ -256,7 +259,7 @@ impl Charge {
         self.amount = self.amount.plus(std::mem::take(&mut other.amount));
     }
 
-    /// Releases all of the charge but this amount.
+    /// Reduces a charge to at most this amount, and releases the difference.
     pub(crate) fn shrink_to(&mut self, amount: Amount) {
         let remaining = Amount {
             bytes: self.amount.bytes.min(amount.bytes),
@@ -287,7 +290,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A budget that no test exceeds.
+    /// Returns a budget with limits that no test reaches.
     pub(crate) fn unlimited() -> Budget {
         Budget::new(0, BudgetLimits::of_server(u64::MAX, u64::MAX))
     }
@@ -396,7 +399,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// A user that holds nothing can always charge something, whatever the other users have charged.
+        /// Checks that a user who holds no memory can always charge some, however much the other users have charged.
         #[test]
         fn another_user_always_finds_space(requests in prop::collection::vec((1_u32..6, 1_u64..400), 0..60)) {
             let mut budget = small();

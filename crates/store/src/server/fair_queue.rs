@@ -14,18 +14,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// The items of one key, at least one, and the position of the key.
+/// The items of one key in a fair queue (at least one item), and the key's position in the round-robin order.
 #[derive(Debug)]
 struct KeyQueue<T> {
     position: i64,
     items: VecDeque<T>,
 }
 
-/// A queue whose keys are served round-robin.
+/// A queue that serves its keys round-robin, and the items of each key first in, first out.
 #[derive(Debug)]
 pub(super) struct FairQueue<K, T> {
     queues: BTreeMap<K, KeyQueue<T>>,
-    /// The key at each position; the lowest is next. Every key with items has exactly one position.
+    /// The key at each position of the round-robin order; the key at the lowest position is served next. Every key with items has
+    /// exactly one position.
     order: BTreeMap<i64, K>,
     len: usize,
 }
@@ -37,7 +38,7 @@ impl<K, T> Default for FairQueue<K, T> {
 }
 
 impl<K: Ord + Clone, T> FairQueue<K, T> {
-    /// Adds an item behind the others of its key.
+    /// Appends an item to the queue of its key.
     pub(super) fn push(&mut self, key: K, item: T) {
         self.len += 1;
         if let Some(queue) = self.queues.get_mut(&key) {
@@ -48,7 +49,8 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         self.queues.insert(key, KeyQueue { position, items: VecDeque::from([item]) });
     }
 
-    /// Undoes a [`Self::pop`]: adds an item before the others of its key, and moves the key to the front.
+    /// Undoes a [`Self::pop`]: returns an item to the front of its key's queue, and moves the key to the front of the round-robin
+    /// order.
     pub(super) fn push_front(&mut self, key: K, item: T) {
         self.len += 1;
         let position = self.order.first_key_value().map_or(0, |(first, _)| first - 1);
@@ -61,7 +63,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         queue.items.push_front(item);
     }
 
-    /// Removes the first item of the next key, and moves the key behind all others.
+    /// Removes the first item of the key that is served next, and moves this key behind all other keys.
     pub(super) fn pop(&mut self) -> Option<(K, T)> {
         let (_, key) = self.order.pop_first()?;
         let queue = self.queues.get_mut(&key).expect("a key with a position has items");
@@ -75,7 +77,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         Some((key, item))
     }
 
-    /// Removes all items of a key, in order.
+    /// Removes all items of a key from the queue, and returns them in order.
     #[cfg_attr(
         not(test),
         allow(dead_code, reason = "part of the interface of a queue, currently used by tests only")
@@ -89,7 +91,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         queue.map(|queue| queue.items).unwrap_or_default().into_iter()
     }
 
-    /// The number of items of all keys.
+    /// Returns the number of queued items of all keys together.
     #[cfg_attr(
         not(test),
         allow(dead_code, reason = "part of the interface of a queue, currently used by tests only")
@@ -103,7 +105,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 }
 
-/// Assigns a key the position behind all other keys.
+/// Assigns a key the last position in the order in which keys are served.
 fn add_position<K>(order: &mut BTreeMap<i64, K>, key: K) -> i64 {
     let position = order.last_key_value().map_or(0, |(last, _)| last + 1);
     order.insert(position, key);
@@ -174,7 +176,8 @@ mod tests {
         ) {
             let mut queue = FairQueue::default();
             let mut model: BTreeMap<u8, VecDeque<usize>> = BTreeMap::new();
-            // For each key with items: the keys that were popped since its first item or its last pop.
+            // For each key that has items in the queue: the keys that were popped since this key got its first item or was last
+            // popped.
             let mut popped: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
             for (item, step) in steps.into_iter().enumerate() {
                 match step {

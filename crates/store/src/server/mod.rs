@@ -1,4 +1,4 @@
-//! The server: a state machine that makes all decisions, and an event loop that does its I/O.
+//! The store server: a state machine that makes all decisions, and an event loop that does its I/O.
 //!
 //! ```text
 //!                 io/                                              machine/
@@ -81,7 +81,7 @@ mod machine;
 pub(crate) use io::run;
 pub(crate) use machine::{AllocationPolicy, ServerSettings};
 
-/// What the entry points for fuzzing call.
+/// The types that the entry points for fuzzing use.
 #[cfg(feature = "test-hooks")]
 pub(crate) use {
     budget::{Budget, BudgetLimits},

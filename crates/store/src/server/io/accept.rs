@@ -1,4 +1,4 @@
-//! Accepts connections of clients, and refuses them if no descriptor is left.
+//! Accepts connections of clients, and refuses them if no file descriptor is left.
 //!
 //! A client that is not accepted would wait without knowing why. So one descriptor is reserved: if there is none left, it is
 //! closed, and a connection is accepted in its place, refused with the reason, and closed.
@@ -19,26 +19,27 @@ use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::frame;
 use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 
-/// The number of descriptors of a client: its connection, its process and its pins, here and on their way to the keeper.
+/// The number of file descriptors that the server needs for a client: its socket, its pidfd and its pin page, and a duplicate of
+/// each that is sent to the keeper process.
 const FDS_PER_CLIENT: usize = 6;
 
-/// The number of connections that one iteration accepts.
+/// The number of client connections that one iteration of the event loop accepts.
 const ACCEPTED_AT_ONCE: usize = 1;
 
-/// How long no connection is accepted after a failure.
+/// How long the server accepts no connections after it has failed to accept one.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The listening socket, and whether connections are accepted now.
+/// The socket on which the server listens for clients, and whether connections are currently accepted.
 #[derive(Debug)]
 pub(super) struct ClientAcceptor {
     listener: PacketListener,
-    /// The file of the listening socket, for the keeper, which removes it.
+    /// A descriptor of the listening socket's file, for the keeper process, which removes the file.
     file: Option<OwnedFd>,
-    /// A descriptor that is closed in order to refuse a connection.
+    /// A reserved descriptor, which is closed when no other is left, so that a connection can be accepted and refused.
     spare: Option<OwnedFd>,
-    /// The descriptor limit of this process.
+    /// The maximum number of file descriptors that the server process may have open.
     limit: u64,
-    /// The end of a pause in accepting connections, after a failure.
+    /// The time at which the server accepts connections again after it has failed to accept one.
     paused_until: Option<Instant>,
     is_accepting: bool,
 }
@@ -54,7 +55,7 @@ impl ClientAcceptor {
         poller.add_fixed(FixedSource::Listener, self, Interest { read: true, write: false })
     }
 
-    /// Adds the descriptors for another keeper.
+    /// Adds the descriptors of the listening socket to the table of descriptors that a new keeper process receives.
     pub(super) fn add_descriptors(&self, descriptors: &mut DescriptorTable) -> Result<()> {
         descriptors.insert(DescriptorKey::Listener, self.listener.share_fd()?);
         if let Some(file) = &self.file {
@@ -63,12 +64,12 @@ impl ClientAcceptor {
         Ok(())
     }
 
-    /// The remaining time of a pause in accepting connections.
+    /// Returns the remaining time in which the server accepts no connections after a failure.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.paused_until.map(|until| until.saturating_duration_since(now))
     }
 
-    /// Accepts some waiting connections.
+    /// Accepts a bounded number of the connections that wait on the listening socket.
     pub(super) fn accept(&mut self, clients: &mut Clients) {
         if !self.is_accepting {
             return;
@@ -87,7 +88,8 @@ impl ClientAcceptor {
         }
     }
 
-    /// Accepts connections if the keeper can take more clients and no pause is in force.
+    /// Starts or stops accepting connections. They are accepted if the keeper process can take more clients and no pause after a
+    /// failure is in force.
     pub(super) fn update(&mut self, keeper_accepts: bool, now: Instant, poller: &mut Poller) -> Result<()> {
         self.paused_until.take_if(|until| *until <= now);
         let is_accepting = keeper_accepts && self.paused_until.is_none();
@@ -99,7 +101,7 @@ impl ClientAcceptor {
         Ok(())
     }
 
-    /// Accepts the next waiting connection; refuses it if too few descriptors are left.
+    /// Accepts the next client that waits on the listening socket, or refuses the client if too few descriptors are left.
     fn next(&mut self) -> Result<Option<PacketSocket>> {
         if self.has_descriptors() {
             return Ok(self.listener.accept()?);
@@ -115,8 +117,9 @@ impl ClientAcceptor {
         Ok(None)
     }
 
-    /// Whether there are enough descriptors for another client. The kernel returns the lowest free number: if that is below half
-    /// of the limit, this is assumed. If all numbers above are in use nevertheless, the client is refused at its hello.
+    /// Returns true if there are enough file descriptors for another client. The kernel always returns the lowest free
+    /// descriptor; if its number is below half of the limit, the function assumes that enough descriptors are free. If that is
+    /// wrong, the client is refused at its hello message.
     fn has_descriptors(&self) -> bool {
         let Ok(first) = self.listener.share_fd() else { return false };
         if u64::try_from(first.as_raw_fd()).is_ok_and(|number| number < self.limit / 2) {
@@ -137,7 +140,8 @@ fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").map(OwnedFd::from).ok()
 }
 
-/// Sends a refusal to a client that is not served. The client may not have sent a request yet, so the response has no request id.
+/// Sends a refusal to a client that has connected but is not served. The client may not have sent a request yet, so the response
+/// has no request id.
 pub(super) fn refuse_connection(socket: &PacketSocket, refusal: Refusal) {
     let _ = socket.recv(&mut [0; 64], Deadline::NOW);
     let answer = Answer::Refused(refusal.for_protocol(OLDEST_PROTOCOL));

@@ -1,4 +1,5 @@
-//! Admits clients: a client that has sent its hello gets the index and a pin page, after the keeper has its descriptors.
+//! Admits clients: a client that has sent its hello message gets the index and a pin page, after the keeper process has the
+//! client's descriptors.
 //!
 //! ```text
 //!   hello --> admit --> keeper parks socket, process, pins --> welcome --> the server reads requests
@@ -20,7 +21,8 @@ use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::{Answer, Request, Response};
 use crate::{Refusal, Result};
 
-/// The resources that every client gets when it is admitted.
+/// The resources for admitting a client: the index and the device UUIDs that every client gets, and the server's remaining
+/// memory.
 #[derive(Debug)]
 pub(super) struct Admission {
     index: IndexMemory,
@@ -34,13 +36,14 @@ impl Admission {
         Self { index, devices, headroom }
     }
 
-    /// Adds the descriptor of the index for another keeper.
+    /// Adds the descriptor of the index to the table of descriptors that a new keeper process receives.
     pub(super) fn add_descriptors(&self, descriptors: &mut DescriptorTable) -> Result<()> {
         descriptors.insert(DescriptorKey::Index, self.index.share_fd()?);
         Ok(())
     }
 
-    /// Refuses a request if the system has no memory for its bookkeeping.
+    /// Refuses a request if too little system memory is available for the records that the request would add to the server and
+    /// the index.
     pub(super) fn check_memory(&self, request: &Request) -> Result<(), Refusal> {
         let needed = bookkeeping(request);
         if needed > 0
@@ -51,7 +54,8 @@ impl Admission {
         Ok(())
     }
 
-    /// A client has sent a valid hello: creates its pin page, and parks its descriptors with the keeper.
+    /// Starts to admit a client that has sent a valid hello message: creates its pin page, and parks its descriptors with the
+    /// keeper process.
     pub(super) fn admit(
         &self,
         client: ClientId,
@@ -68,14 +72,14 @@ impl Admission {
         match admitted {
             Ok(fds) => {
                 keeper.park(ParkAction::Client(client), fds)?;
-                // There is no keeper to wait for.
+                // No keeper process runs, so the client is admitted without waiting.
                 self.welcome(client, clients)
             }
             Err(refusal) => Some(FollowUp::Reject { client, request, refusal, ending: EndReason::Left }),
         }
     }
 
-    /// The keeper has the descriptors of a client: answers its hello.
+    /// Answers the hello message of a client whose descriptors the keeper process holds.
     pub(super) fn welcome(&self, client: ClientId, clients: &mut Clients) -> Option<FollowUp> {
         let id = clients.open(client)?;
         let admitted = clients.get(client).and_then(|connection| connection.admitted.as_ref())?;
@@ -89,7 +93,7 @@ impl Admission {
     }
 }
 
-/// Maps the pin page of a client that is being admitted. Returns the descriptors for the keeper.
+/// Maps the pin page of a client that is being admitted. Returns the client's descriptors for the keeper process.
 fn prepare(
     client: ClientId,
     clients: &Clients,

@@ -1,4 +1,5 @@
-//! The connections of a server: accepts them, reads them fairly among users, sends to them, and ends them.
+//! The connections of a store server to its clients: accepts connections, reads from them fairly among users, sends to them, and
+//! ends them.
 //!
 //! Makes no decisions about objects: received requests are returned to the event loop, and responses are passed to
 //! [`Clients::send`].
@@ -22,21 +23,22 @@ use crate::protocol::{Answer, Event, Response};
 use crate::server::budget::{Account, Amount, Budget, CONNECTION};
 use crate::{Refusal, Result};
 
-/// The memory of a watch besides its prefix, in bytes.
+/// The number of bytes that the server uses for a client's watch of names, besides the watched prefix.
 const WATCH_COST: u64 = 256;
 
-/// The cause of the end of a connection.
+/// The reason why a client's connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
     /// The client has closed the connection.
     Closed,
-    /// The process of the client has exited, or the client has sent a goodbye: it uses no object any more.
+    /// The process of the client has exited, or the client has sent a goodbye message. The client does not use any object any
+    /// more.
     Left,
     /// The server disconnects the client.
     Disconnected,
 }
 
-/// The connections of all clients.
+/// The connections of all clients of a store server.
 #[derive(Debug)]
 pub(super) struct Clients {
     connections: BTreeMap<ClientId, ClientConnection>,
@@ -44,10 +46,10 @@ pub(super) struct Clients {
     budget: Budget,
     watchers: EventWatchers,
     slots: MessageSlots,
-    /// The server's own user. Only its clients may send descriptors.
+    /// The user that the server runs as. Only clients of this user may send descriptors with their requests.
     user: u32,
     next: u64,
-    /// Connections that have to end because a response could not be queued.
+    /// Clients whose connections have to end because a response could not be queued.
     ended: Vec<ClientId>,
 }
 
@@ -65,7 +67,7 @@ impl Clients {
         })
     }
 
-    /// The poller of the clients' sockets and processes, and of the other event sources of the event loop.
+    /// Returns the poller of the clients' sockets and processes, and of the other event sources of the event loop.
     pub(super) fn poller(&mut self) -> &mut Poller {
         &mut self.poller
     }
@@ -75,7 +77,8 @@ impl Clients {
         self.next = first;
     }
 
-    /// Takes over a client of the previous server; `None` if the keeper has no pin page for it.
+    /// Takes over the connection of a client of the previous server; returns `None` if the keeper process has no pin page of this
+    /// client.
     pub(super) fn take_over(
         &mut self,
         client: ClientId,
@@ -90,7 +93,7 @@ impl Clients {
         Ok(self.connections.get(&client))
     }
 
-    /// Adds a client that has just connected, or refuses it.
+    /// Adds a client that has just connected, or refuses the client.
     pub(super) fn accept(&mut self, socket: PacketSocket) -> Result<()> {
         let user = socket.peer_uid()?;
         let account = self.budget.open(user);
@@ -127,7 +130,8 @@ impl Clients {
         }
     }
 
-    /// A client has sent its hello. It is not read before the keeper has its descriptors.
+    /// Starts to admit a client that has sent its hello message. No further requests of the client are read until the keeper
+    /// process has the client's descriptors.
     pub(super) fn admit(
         &mut self,
         client: ClientId,
@@ -146,7 +150,8 @@ impl Clients {
         Ok(Ok(()))
     }
 
-    /// The keeper has the descriptors of a client: it is read from now on. Returns the id of its hello.
+    /// Starts to read the requests of a client whose descriptors the keeper process holds. Returns the request id of the client's
+    /// hello message.
     pub(super) fn open(&mut self, client: ClientId) -> Option<u64> {
         let connection = self.connections.get_mut(&client)?;
         let ConnectionPhase::Admitting(request) = connection.phase else { return None };
@@ -155,8 +160,8 @@ impl Clients {
         Some(request)
     }
 
-    /// The pin page of a client is for a child of its process: it is valid while the connection is open. Returns the descriptors
-    /// for the keeper.
+    /// Reserves the pin page of a client for a forked child: the server stops watching the client's process, and the page stays
+    /// valid while the connection is open. Returns the descriptors for the keeper process.
     pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
         let connection =
             self.connections.get_mut(&client).filter(|connection| connection.phase == ConnectionPhase::Open);
@@ -167,8 +172,8 @@ impl Clients {
         connection.park(client).map_err(|error| admission_refusal(&error))
     }
 
-    /// A child with the connection `claimer` claims the pin page of another client of the same user: the page is valid while the
-    /// child's process lives. Returns the descriptors for the keeper.
+    /// Assigns the pin page of another client of the same user to a forked child, whose connection is `claimer`. The page stays
+    /// valid while the child's process lives. Returns the descriptors for the keeper process.
     pub(super) fn claim(
         &mut self,
         claimer: ClientId,
@@ -183,7 +188,7 @@ impl Clients {
         let process = process.map_err(|error| admission_refusal(&error.into()))?;
         let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
         let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
-        // A child claims again if the server was replaced before it answered.
+        // A child repeats its claim of a pin page if the server was replaced before it answered the claim.
         if let Some(before) = admitted.process.replace(process) {
             self.poller.remove(user, &before);
         }
@@ -192,7 +197,7 @@ impl Clients {
         if watched.is_err()
             && let Some(connection) = self.connections.get_mut(&client)
         {
-            // If the process were not watched, the page would never be released.
+            // If the claimed pin page depended on a process that the server does not watch, the page would never be released.
             connection.admitted.as_mut().map(|admitted| admitted.process.take());
         }
         watched.map_err(|error| admission_refusal(&error))
@@ -202,7 +207,7 @@ impl Clients {
         self.connections.get(&client)
     }
 
-    /// All connections that the keeper holds.
+    /// Iterates over the connections of all clients.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ClientId, &ClientConnection)> {
         self.connections.iter().map(|(client, connection)| (*client, connection))
     }
@@ -211,12 +216,12 @@ impl Clients {
         self.connections.get(&client).map(|connection| connection.account.clone())
     }
 
-    /// The total amount that is charged to clients.
+    /// Returns the total memory and descriptors that are charged to clients.
     pub(super) fn held(&self) -> Amount {
         self.budget.held()
     }
 
-    /// Reads from a client. `None` if there is no input for the state machine.
+    /// Reads from a client's socket. Returns `None` if the event loop has nothing to do, because no complete request has arrived.
     pub(super) fn receive<'a>(
         &mut self,
         client: ClientId,
@@ -239,7 +244,8 @@ impl Clients {
         }
     }
 
-    /// Assigns message slots to waiting connections. Returns the connections that have to end.
+    /// Assigns message slots (the right to have an incomplete long message) to waiting connections. Returns the clients whose
+    /// connections have to end.
     pub(super) fn serve_slots(&mut self) -> Vec<ClientId> {
         let now = Instant::now();
         let mut ended = Vec::new();
@@ -270,12 +276,12 @@ impl Clients {
         ended
     }
 
-    /// Whether a connection waits for a message slot.
+    /// Returns true if a connection waits for a message slot (the right to have an incomplete long message).
     pub(super) fn has_waiting(&self) -> bool {
         self.slots.has_waiting()
     }
 
-    /// Sends a response to a client. If too much is queued for the client, its connection has to end.
+    /// Sends a response to a client. If too much is queued for the client already, its connection is marked to end.
     pub(super) fn send(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         if let Err(refusal) = connection.send(response, fds) {
@@ -289,12 +295,12 @@ impl Clients {
         self.send(client, &Response { id, answer: Answer::Refused(refusal) }, Vec::new());
     }
 
-    /// Removes and returns the connections that have to end because a response could not be queued.
+    /// Removes and returns the clients whose connections have to end because a response could not be queued.
     pub(super) fn take_ended(&mut self) -> Vec<ClientId> {
         std::mem::take(&mut self.ended)
     }
 
-    /// A client's socket is writable: sends queued packets.
+    /// Sends queued packets to a client whose socket has become writable.
     pub(super) fn flush(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         connection.flush();
@@ -320,7 +326,7 @@ impl Clients {
         }
     }
 
-    /// Registers a watch of a client.
+    /// Registers a client's watch of all names with a prefix.
     pub(super) fn watch(&mut self, client: ClientId, prefix: String) -> Result<(), Refusal> {
         let Some(connection) = self.connections.get(&client) else { return Ok(()) };
         let charge = connection.account.charge(Amount::bytes(WATCH_COST + prefix.len() as u64))?;
@@ -328,17 +334,18 @@ impl Clients {
         Ok(())
     }
 
-    /// Appends an event for watching clients.
+    /// Appends an event to the log for the clients that watch names.
     pub(super) fn notify(&mut self, event: Event) {
         self.watchers.notify(event);
     }
 
-    /// Whether there are events to send.
+    /// Returns true if there are events to send to clients that watch names.
     pub(super) fn has_events(&self) -> bool {
         self.watchers.has_work()
     }
 
-    /// Sends some events. Returns the connections that have to end because they have missed events.
+    /// Sends some events to clients that watch names. Returns the clients whose connections have to end because they have missed
+    /// events.
     pub(super) fn deliver(&mut self) -> Vec<ClientId> {
         let connections = &mut self.connections;
         let mut full = Vec::new();
@@ -355,8 +362,9 @@ impl Clients {
         lost
     }
 
-    /// Ends a connection. Returns whether the client is removed now; if not, the server waits for its process to exit or for it
-    /// to close its end. `holds` returns whether the client has drafts or pins, which are retained until its process exits.
+    /// Ends a client's connection. Returns true if the client is removed now; otherwise, the server waits until the client's
+    /// process exits or the client closes its end. `holds` returns true if the client has drafts (unsealed objects) or pins,
+    /// which are retained until its process exits.
     pub(super) fn end(&mut self, client: ClientId, ending: EndReason, holds: impl FnOnce() -> bool) -> bool {
         let Some(connection) = self.connections.get_mut(&client) else { return false };
         let user = connection.account.uid();
@@ -389,7 +397,7 @@ impl Clients {
 
     fn remove(&mut self, client: ClientId) {
         let Some(mut connection) = self.connections.remove(&client) else { return };
-        // Queued responses are still sent, as far as the socket accepts them now.
+        // The socket is closed next, so queued responses are sent now, as far as the socket accepts them.
         connection.flush();
         let user = connection.account.uid();
         if let Some(socket) = &connection.socket {
@@ -400,7 +408,7 @@ impl Clients {
         }
     }
 
-    /// The keys of a client's descriptors in the keeper.
+    /// Returns the keys under which the keeper process holds a client's descriptors.
     pub(super) fn keys(client: ClientId) -> [DescriptorKey; 3] {
         [DescriptorKey::Socket(client), DescriptorKey::Pins(client), DescriptorKey::Process(client)]
     }
@@ -412,7 +420,7 @@ mod tests {
     use super::*;
     use crate::server::budget::tests::unlimited;
 
-    /// Connections of these users, the first of which has sent its hello.
+    /// Creates a connection for each of these users. The client of the first connection has sent its hello message.
     fn clients(users: &[u32]) -> (Clients, Vec<PacketSocket>) {
         let mut clients = Clients::new(0, unlimited()).unwrap();
         let mut ends = Vec::new();
@@ -457,7 +465,7 @@ mod tests {
             assert_eq!(keys(clients.claim(child, page).unwrap()), [DescriptorKey::Process(page)]);
             assert!(has_process(&clients));
         }
-        // Now the server waits for the process if the client has drafts or pins.
+        // A process has claimed the page: if it has drafts or pins, the server waits until the process exits.
         assert!(!clients.end(page, EndReason::Closed, || true));
         assert!(clients.end(page, EndReason::Left, || true));
     }

@@ -1,4 +1,4 @@
-//! A client of the server: its connection, its process and its pin page.
+//! A client of the store server: its connection, its process and its pin page.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -17,27 +17,27 @@ use crate::protocol::{Request, RequestKind, Response};
 use crate::server::budget::{Account, Amount, CONNECTION, Charge};
 use crate::{Error, Refusal, Result};
 
-/// The number of packets of one message that are read before other connections are served.
+/// The number of packets of one message that the server reads before it serves other connections.
 const PACKETS_AT_ONCE: usize = 4;
 
-/// The maximum length of the first packet of a connection. A hello is shorter.
+/// The maximum length of the first packet that a client sends on its connection. A hello message is shorter.
 const MAX_HELLO: usize = 64;
 
-/// The bytes that the kernel may queue for a client of another user that does not read. The kernel doubles this value for its own
-/// bookkeeping.
+/// The number of bytes that the kernel may queue for a client that does not read and runs as another user than the server. The
+/// kernel doubles this value for its own bookkeeping.
 const SOCKET_BUFFER: usize = 16 << 10;
 
-/// The cost of a client from its hello on: the pin page, the kernel's queue, and two descriptors.
+/// The cost of a client that has sent its hello message: the pin page, the kernel's socket queue, and two descriptors.
 const ADMISSION: Amount = Amount { bytes: (PINS_LEN + 2 * SOCKET_BUFFER) as u64, descriptors: 2 };
 
-/// The part of a pin page that is allocated from the beginning, in bytes.
+/// The number of bytes of a pin page that are allocated when the page is created.
 const PREALLOCATED_PINS: usize = 4 << 10;
 
-/// The charge of a message of several packets until its end is received.
+/// The amount that is charged for an incomplete message of several packets, whose length is not known yet.
 const SLOT: Amount = Amount::bytes(MAX_MESSAGE as u64);
 
-/// The user to whom a pin page is charged whose process has exited and whose connection is closed. No process runs as this user:
-/// it is the `-1` of `chown(2)`.
+/// The user to whom a pin page is charged if its client's process has exited and its connection is closed. No process runs as
+/// this user, which is the `-1` of `chown(2)`.
 const UNKNOWN_USER: u32 = u32::MAX;
 
 const EARLY_DESCRIPTOR: frame::MalformedMessage =
@@ -50,20 +50,22 @@ const NO_HELLO: frame::MalformedMessage =
 /// The state of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionPhase {
-    /// The client has not sent its hello. The server holds almost nothing for it.
+    /// The client has not sent its hello message. The server holds almost nothing for the client.
     AwaitingHello,
-    /// The client's descriptors are being parked with the keeper; then the hello, with this id, is answered.
+    /// The client's descriptors are being parked with the keeper process; afterwards, the server answers the hello message, which
+    /// has this request id.
     Admitting(u64),
     Open,
-    /// The server has ended the connection. The client may not have noticed, and may still write pins: the server waits until it
-    /// closes its end, or until its process exits.
+    /// The server has ended the connection. The client may not have noticed, and may still write pins: the server waits until the
+    /// client closes its end, or until its process exits.
     Disconnected,
 }
 
-/// The resources of a client from its hello on.
+/// The resources that the server holds for a client that has sent its hello message.
 #[derive(Debug)]
 pub(super) struct AdmittedClient {
-    /// `None` if the kernel cannot provide it: then the end of the connection counts as the exit of the process.
+    /// A pidfd of the client's process. If it is `None` because the kernel cannot provide one, the end of the connection counts
+    /// as the exit of the process.
     pub(super) process: Option<PidFd>,
     pub(super) pins: Memfd,
     _charge: Charge,
@@ -71,47 +73,51 @@ pub(super) struct AdmittedClient {
 
 #[derive(Debug)]
 pub(super) struct ClientConnection {
-    /// `None` when the client has closed it, and the server only waits for its process.
+    /// The socket of the connection; `None` if the client has closed the connection and the server only waits for the client's
+    /// process to exit.
     pub(super) socket: Option<PacketSocket>,
     pub(super) admitted: Option<AdmittedClient>,
     pub(super) account: Account,
     pub(super) phase: ConnectionPhase,
-    /// The events that the poller currently waits for.
+    /// The events that the poller currently waits for on the client's socket.
     pub(super) interest: Interest,
     packet_queue: PacketQueue,
-    /// Whether the client has closed its end.
+    /// True if the client has closed its end of the connection.
     is_peer_closed: bool,
     assembler: MessageAssembler,
-    /// The charge of an incomplete message of several packets.
+    /// The charge of a message of several packets that is not complete yet.
     message: Option<Charge>,
-    /// Whether the charge only covers the first packet, and the connection waits for a slot.
+    /// True if only the first packet of a long message is charged, and the connection waits for a message slot to receive the
+    /// others.
     needs_slot: bool,
-    /// The time at which the last packet was received.
+    /// The time at which the last packet of the client was received.
     pub(super) last_packet: Instant,
     _charge: Charge,
 }
 
-/// The result of reading from a client.
+/// The result of reading from a client's socket.
 #[derive(Debug)]
 pub(super) enum ReceiveResult<'a> {
-    /// A request, its payload, the descriptor that was sent with it, and the charge of the payload if that has memory of its own.
+    /// A complete request, its payload, the descriptor that was sent with the request, and the charge of the payload if the
+    /// payload has memory of its own.
     Request(Request, Payload<'a>, Option<OwnedFd>, Option<Charge>),
     /// No complete message has been received yet.
     Nothing,
-    /// A long message has begun, and its memory is charged.
+    /// The first packet of a long message was received, and the memory of the whole message is charged.
     TookSlot,
-    /// A long message has begun, and its remaining memory cannot be charged yet.
+    /// The first packet of a long message was received, but the memory of the other packets cannot be charged yet.
     NeedsSlot,
     /// The client has closed the connection.
     Closed,
     /// The client violated the protocol.
     Broken,
-    /// Not even the first packet of a message can be charged.
+    /// Not even the first packet of a client's message can be charged, so the message is refused.
     Refused(Refusal),
 }
 
 impl ClientConnection {
-    /// A client that has just connected. The kernel's queue is limited for clients of users other than the server's.
+    /// Creates the state of a client that has just connected. The kernel's queue of unread packets is limited if the client runs
+    /// as another user than the server.
     pub(super) fn accept(socket: PacketSocket, account: Account, charge: Charge, is_own: bool) -> Self {
         if !is_own && let Err(error) = socket.limit_unreceived(SOCKET_BUFFER) {
             tracing::warn!(%error, "cannot limit the kernel's queue for a client");
@@ -119,7 +125,8 @@ impl ClientConnection {
         Self::new(Some(socket), None, account, ConnectionPhase::AwaitingHello, charge)
     }
 
-    /// Takes over a client of the previous server; `None` if the keeper has no pin page for it.
+    /// Takes over a client of the previous server from the keeper's descriptors; returns `None` if they include no pin page of
+    /// this client.
     pub(super) fn take_over(
         client: ClientId,
         descriptors: &mut DescriptorTable,
@@ -129,7 +136,7 @@ impl ClientConnection {
         let process = descriptors.take(DescriptorKey::Process(client)).map(PidFd::adopt).transpose()?;
         let Some(pins) = descriptors.take(DescriptorKey::Pins(client)) else { return Ok(None) };
         let pins = Memfd::import(pins, PINS_LEN)?;
-        // A page that a forked child has claimed has no connection.
+        // A pin page that a forked child has claimed may have no connection. Its user is then the user of the child's process.
         let user = match &socket {
             Some(socket) => Some(socket.peer_uid()?),
             None => process.as_ref().and_then(PidFd::uid),
@@ -165,13 +172,13 @@ impl ClientConnection {
         }
     }
 
-    /// The client has sent its hello: creates its pin page, and opens a pidfd of its process.
+    /// Starts to admit a client that has sent its hello message: creates its pin page, and opens a pidfd of its process.
     pub(super) fn admit(&mut self, request: u64, headroom: &Headroom) -> Result<&AdmittedClient, Refusal> {
         let charge = self.account.charge_connection(ADMISSION)?;
         let claim = headroom.claim(PINS_LEN, MemoryPurpose::Bookkeeping);
         let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
-        // Few clients have many pins. The server reads the first memory page of every client, and the others if the client uses
-        // them.
+        // Few clients have many pins, so only the first memory page of the pin page is allocated now. The server reads the first
+        // memory page of every client, and the others only if the client uses them.
         let pins = Memfd::create_partly_filled("wholemem-pins", PINS_LEN, PREALLOCATED_PINS)
             .map_err(|error| admission_refusal(&error.into()))?;
         let process = match self.socket.as_ref().map(PacketSocket::peer_pidfd) {
@@ -184,7 +191,7 @@ impl ClientConnection {
         Ok(self.admitted.insert(AdmittedClient { process, pins, _charge: charge }))
     }
 
-    /// Returns duplicates of the client's descriptors, to be parked with the keeper.
+    /// Returns duplicates of the client's descriptors, to be parked with the keeper process.
     pub(super) fn park(&self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>> {
         let Some(admitted) = &self.admitted else { return Ok(Vec::new()) };
         let mut fds = vec![(DescriptorKey::Pins(client), admitted.pins.share_fd()?)];
@@ -197,7 +204,7 @@ impl ClientConnection {
         Ok(fds)
     }
 
-    /// The pidfd of the client's process for the keeper.
+    /// Returns a duplicate of the pidfd of the client's process, to be parked with the keeper process.
     pub(super) fn park_process(&self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>> {
         let process = self.admitted.as_ref().and_then(|admitted| admitted.process.as_ref());
         process
@@ -206,7 +213,7 @@ impl ClientConnection {
             .collect()
     }
 
-    /// The events that the poller has to wait for on the socket.
+    /// Returns the events that the poller has to wait for on the client's socket.
     pub(super) fn wanted(&self) -> Interest {
         let is_read = matches!(self.phase, ConnectionPhase::AwaitingHello | ConnectionPhase::Open);
         Interest {
@@ -217,7 +224,7 @@ impl ClientConnection {
         }
     }
 
-    /// Drops all queued and incomplete messages.
+    /// Drops all queued and incomplete messages of the connection.
     pub(super) fn drop_messages(&mut self) {
         self.packet_queue = PacketQueue::default();
         self.assembler = MessageAssembler::default();
@@ -225,23 +232,24 @@ impl ClientConnection {
         self.needs_slot = false;
     }
 
-    /// Shuts down the sending half of the connection, and drops all messages.
+    /// Shuts down the sending half of the client's connection, and drops all queued and incomplete messages.
     pub(super) fn disconnect(&mut self) {
         self.flush();
         self.drop_messages();
         self.phase = ConnectionPhase::Disconnected;
         if let Some(socket) = &self.socket {
-            // The other end may be closed already.
+            // An error is ignored: the client may have closed its end already.
             let _ = socket.shut_down_sending();
         }
     }
 
-    /// Whether no packet is queued for the client.
+    /// Returns true if no packet is queued for the client.
     pub(super) fn has_sent_all(&self) -> bool {
         self.packet_queue.is_empty()
     }
 
-    /// Sends a response, now or when the client reads. Refused if too much is queued for the client.
+    /// Sends a response to the client, either at once or when the client reads. Returns a refusal if too much is queued for the
+    /// client.
     pub(super) fn send(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> Result<(), Refusal> {
         if self.is_peer_closed || self.socket.is_none() || self.phase == ConnectionPhase::Disconnected {
             return Ok(());
@@ -257,7 +265,8 @@ impl ClientConnection {
         Ok(())
     }
 
-    /// Sends packets that are stored elsewhere, if nothing is queued and the socket accepts them. Returns whether it did.
+    /// Sends packets of an event without queueing them, if no other packet is queued. Returns false if packets are queued or the
+    /// socket is full.
     pub(super) fn try_send_packets(&mut self, packets: &[Vec<u8>]) -> bool {
         let Some(socket) = self.socket.as_ref().filter(|_| self.packet_queue.is_empty()) else {
             return false;
@@ -273,8 +282,8 @@ impl ClientConnection {
         }
     }
 
-    /// Sends queued packets as far as the socket accepts them. If the client has closed its end, nothing more is sent, but
-    /// earlier messages of the client, such as a goodbye, are still read.
+    /// Sends queued packets as far as the client's socket accepts them. If the client has closed its end, nothing more is sent,
+    /// but earlier messages of the client, such as a goodbye, are still read.
     pub(super) fn flush(&mut self) {
         if let Some(socket) = &self.socket
             && self.packet_queue.flush(socket) == FlushResult::Broken
@@ -284,7 +293,7 @@ impl ClientConnection {
         }
     }
 
-    /// Charges the rest of a message that has begun.
+    /// Charges the memory of the other packets of a long message, of which only the first packet is charged.
     pub(super) fn charge_slot(&mut self) -> Result<(), Refusal> {
         if let Some(charge) = self.message.as_mut().filter(|_| self.needs_slot) {
             charge.grow(Amount::bytes(SLOT.bytes - self.assembler.len() as u64))?;
@@ -293,13 +302,13 @@ impl ClientConnection {
         Ok(())
     }
 
-    /// Whether a message of several packets is incomplete.
+    /// Returns true if a message of several packets has begun and is not complete.
     pub(super) fn is_within_message(&self) -> bool {
         self.message.is_some()
     }
 
-    /// Reads the next message if it has arrived, or a few packets of it. `packet` is a buffer for one packet. Clients of the user
-    /// `trusted` may send one descriptor with a message.
+    /// Reads the next message of a client if it has arrived, or a few packets of the message. `packet` is a buffer for one
+    /// packet. Clients of the user `trusted` may send one descriptor with a message.
     pub(super) fn receive<'a>(&mut self, packet: &'a mut [u8], trusted: u32) -> ReceiveResult<'a> {
         let max_fds = usize::from(self.account.uid() == trusted);
         let mut read = 0;
@@ -322,7 +331,7 @@ impl ClientConnection {
             if self.phase == ConnectionPhase::AwaitingHello && (!is_last || len > MAX_HELLO) {
                 return self.broken(NO_HELLO);
             }
-            // The last packet of a message ends the loop, because it stays in `packet` and may have a descriptor.
+            // The loop ends with the last packet of a message, because this packet stays in `packet` and may have a descriptor.
             if is_last {
                 break (len, fds.pop());
             }
@@ -345,7 +354,7 @@ impl ClientConnection {
                 if fd.is_some() && !is_wanted {
                     return self.broken(UNEXPECTED_DESCRIPTOR);
                 }
-                // The message is complete, so its exact length is known.
+                // The message is complete, so its exact length is known and replaces the maximum length in the charge.
                 let charge = charge.map(|mut charge| {
                     charge.shrink_to(Amount::bytes(payload.len() as u64));
                     charge
@@ -356,7 +365,7 @@ impl ClientConnection {
         }
     }
 
-    /// Adds a packet that is not the last of its message. Returns a result if reading has to stop.
+    /// Adds a packet to an incomplete message, of which it is not the last packet. Returns a result if reading has to stop.
     fn push_fragment(
         &mut self,
         packet: &[u8],
@@ -384,7 +393,7 @@ impl ClientConnection {
     }
 }
 
-/// The refusal of a client that cannot be admitted: no descriptor is left, or no memory for its pin page.
+/// Returns the refusal of a client that cannot be admitted, because no descriptor is left or there is no memory for its pin page.
 pub(super) fn admission_refusal(error: &Error) -> Refusal {
     match error {
         Error::Os(error) if error.is_no_descriptor_left() => Refusal::NoDescriptors,
@@ -519,7 +528,7 @@ mod tests {
         let (mut connection, peer) = admitted(&mut budget);
         let before = budget.held();
         let done = Response { id: 1, answer: Answer::Done };
-        // The client does not read, and has begun to send a long message.
+        // The client does not read its responses, so that some are queued, and has begun to send a long message.
         while connection.has_sent_all() {
             connection.send(&done, Vec::new()).unwrap();
         }
@@ -552,7 +561,7 @@ mod tests {
     fn a_connection_with_endless_packets_does_not_starve_others() {
         let mut budget = unlimited();
         let (mut connection, peer) = admitted(&mut budget);
-        // Any number of packets may follow a message whose first packet was read by the previous server.
+        // The previous server has read the first packet of a message, so any number of packets of this message may follow.
         connection.assembler = MessageAssembler::inherited();
         (0..20).for_each(|_| send(&peer, MORE, 0));
         assert!(matches!(connection.receive(&mut [0; 8], 0), ReceiveResult::Nothing));

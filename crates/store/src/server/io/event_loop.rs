@@ -1,5 +1,5 @@
-//! The event loop: one thread that waits for events, passes them to the state machine, and has the executor carry out the
-//! outputs. It never waits for a client.
+//! The event loop of the store server: one thread that waits for events, passes them to the state machine, and has the executor
+//! carry out the outputs. The thread never waits for a client.
 //!
 //! The work of one iteration is bounded, and does not grow with the number of clients: some events of each user that has any, a
 //! slice of each kind of background work, and a few new clients.
@@ -29,13 +29,13 @@ use crate::server::budget::Charge;
 use crate::server::machine::{Input, Output, Server, ServerSettings, StepTime};
 use crate::{Refusal, Result};
 
-/// How long one iteration serves one user. At least one event is served.
+/// The time after which one iteration of the event loop stops serving a user. At least one event of the user is served.
 const USER_TIME_SLICE: Duration = Duration::from_micros(20);
 
-/// How often connections that wait for a message slot are checked.
+/// The interval at which connections that wait for a message slot (the right to have an incomplete long message) are checked.
 const SLOT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The clock of the state machine.
+/// The clock that provides the time for the server's state machine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
     start: Instant,
@@ -50,7 +50,7 @@ impl Clock {
         self.start.elapsed()
     }
 
-    /// The time of a step. A system clock before 1970 counts as 1970.
+    /// Returns the current time for a step of the state machine. A system clock before 1970 counts as 1970.
     pub(super) fn now(&self) -> StepTime {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let unix = u64::try_from(unix.as_millis()).expect("a system time fits 64 bits of milliseconds");
@@ -58,19 +58,19 @@ impl Clock {
     }
 }
 
-/// A running server: the state machine, its executor and the listening socket.
+/// A running store server: the state machine, the executor of its outputs, and the listening socket.
 pub(super) struct EventLoop<'a> {
     server: Server<MappedCells>,
     executor: Executor<'a>,
     acceptor: ClientAcceptor,
     clock: Clock,
     heap: HeapTrim,
-    /// The buffer of received packets.
+    /// The buffer into which packets of clients and of the keeper process are received.
     packet: Vec<u8>,
     is_stopping: bool,
 }
 
-/// Serves until the keeper at the other end of the socket requests a stop.
+/// Runs the store server until the keeper process at the other end of the socket requests a stop.
 pub(crate) fn run(
     socket: PacketSocket,
     settings: ServerSettings,
@@ -85,7 +85,7 @@ pub(crate) fn run(
     while !event_loop.is_stopping {
         event_loop.run_once()?;
     }
-    // Otherwise clients that have the index mapped would find names in it forever.
+    // Clients that have the index mapped would otherwise still find names in it after the server has stopped.
     event_loop.server.index().supersede();
     Ok(())
 }
@@ -101,13 +101,13 @@ impl<'a> EventLoop<'a> {
         Self { server, executor, acceptor, clock, heap, packet, is_stopping: false }
     }
 
-    /// Runs one iteration: waits for events, and processes them.
+    /// Runs one iteration of the event loop: waits for events, and processes them.
     fn run_once(&mut self) -> Result<()> {
         let Executor { keeper, clients, .. } = &mut self.executor;
         if !keeper.flush(clients.poller()) {
             self.on_keeper_exit();
         }
-        // A timeout that is too long for the kernel is treated as unlimited.
+        // A timeout that is too long for the kernel's type is treated as unlimited.
         let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
         let ready = self.executor.clients.poller().wait(timeout.as_ref())?;
         if self.executor.keeper.take_retry(Instant::now()) {
@@ -151,7 +151,7 @@ impl<'a> EventLoop<'a> {
         self.acceptor.update(keeper.accepts_clients(), now, clients.poller())
     }
 
-    /// How long the event loop may wait for the next event.
+    /// Returns how long the event loop may wait for the next event; `None` means without limit.
     fn timeout(&self) -> Option<Duration> {
         let Executor { keeper, clients, .. } = &self.executor;
         if clients.has_events() {
@@ -168,7 +168,7 @@ impl<'a> EventLoop<'a> {
         timeouts.into_iter().flatten().min()
     }
 
-    /// Processes some of the events of a user's connections and processes.
+    /// Processes some of the pending events of a user's connections and client processes.
     fn serve(&mut self, user: u32) -> Result<()> {
         let start = Instant::now();
         self.executor.clients.poller().fetch_events(user)?;
@@ -193,7 +193,7 @@ impl<'a> EventLoop<'a> {
         Ok(())
     }
 
-    /// Reads from a client, and processes the request.
+    /// Reads from a client's socket, and processes the request if it is complete.
     fn receive(&mut self, client: ClientId) {
         let mut packet = std::mem::take(&mut self.packet);
         match self.executor.clients.receive(client, &mut packet) {
@@ -208,7 +208,7 @@ impl<'a> EventLoop<'a> {
         self.packet = packet;
     }
 
-    /// Handles a request. Requests about client processes are handled here, all others by the state machine.
+    /// Handles a request of a client. The event loop handles requests about client processes, and the state machine all others.
     fn process(
         &mut self,
         client: ClientId,
@@ -227,7 +227,7 @@ impl<'a> EventLoop<'a> {
                 let follow_up = self.executor.claim(client, request.id, page, secret);
                 return self.follow(follow_up);
             }
-            // The state machine knows a client from its hello on.
+            // The state machine is notified of a client when the client sends its hello message.
             RequestKind::Hello { .. } => {
                 if let Some(account) = self.executor.clients.account(client) {
                     self.step(Input::Joined { client, account });
@@ -246,7 +246,8 @@ impl<'a> EventLoop<'a> {
         self.step_with(input, None);
     }
 
-    /// Passes an input to the state machine, and carries out the outputs. `offered` is a descriptor that was sent with a request.
+    /// Passes an input to the state machine, and carries out the resulting outputs. `offered` is the descriptor that was sent
+    /// with a request.
     fn step_with(&mut self, input: Input<'_>, offered: Option<OwnedFd>) {
         let outputs = self.server.step(self.clock.now(), input, &mut self.executor.memory);
         self.execute(outputs, offered);
@@ -282,21 +283,21 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Refuses a request in the protocol of its client, and ends the connection.
+    /// Refuses a request in the protocol version of its client, and ends the connection.
     fn reject(&mut self, client: ClientId, request: u64, refusal: Refusal, ending: EndReason) {
         let refusal = refusal.for_protocol(self.server.protocol(client));
         self.executor.clients.refuse(client, request, refusal);
         self.end(client, ending);
     }
 
-    /// Sends some events to watching clients. Clients that have missed events are disconnected.
+    /// Sends some events to clients that watch names. Clients that have missed events are disconnected.
     fn deliver(&mut self) {
         for client in self.executor.clients.deliver() {
             self.end(client, EndReason::Disconnected);
         }
     }
 
-    /// Ends a connection. The resources of its client are retained until the client cannot use them any more.
+    /// Ends a client's connection. The client's resources are retained until the client cannot use them any more.
     fn end(&mut self, client: ClientId, ending: EndReason) {
         let Executor { memory, clients, .. } = &mut self.executor;
         let holds = || self.server.has_drafts(client) || memory.has_pins(client);
@@ -325,7 +326,8 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// The keeper has exited: starts another one. Until it runs, the store is lost if this process dies.
+    /// Starts another keeper process after the keeper has exited. Until the new keeper runs, the store is lost if the server
+    /// dies.
     fn on_keeper_exit(&mut self) {
         tracing::warn!("the keeper has exited: the store is unprotected until another keeper runs");
         let Executor { keeper, clients, .. } = &mut self.executor;

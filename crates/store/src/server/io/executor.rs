@@ -1,4 +1,5 @@
-//! Carries out the outputs of the state machine: responses, memory, descriptors for the keeper, connections.
+//! Carries out the outputs of the server's state machine: sends responses, allocates and releases memory, parks descriptors with
+//! the keeper process, and ends connections.
 //!
 //! An action that is complete at once, or that fails, returns a [`FollowUp`] for the event loop. The executor does not call the
 //! state machine.
@@ -20,18 +21,18 @@ use crate::protocol::{Answer, Response};
 use crate::server::machine::{HOST, Input, Output, Requester};
 use crate::{Refusal, Result};
 
-/// The next action of the event loop after an output.
+/// The next action of the event loop, after the executor has carried out an output of the state machine.
 #[derive(Debug)]
 pub(super) enum FollowUp {
-    /// Step the state machine with this input.
+    /// Run a step of the state machine with this input.
     Step(Input<'static>),
-    /// End a connection.
+    /// End a client's connection.
     End(ClientId, EndReason),
-    /// Refuse a request, and end the connection.
+    /// Refuse a client's request, and end the connection.
     Reject { client: ClientId, request: u64, refusal: Refusal, ending: EndReason },
 }
 
-/// An allocation that is to be tried again, and the error of the first attempt.
+/// A failed allocation that is to be tried again, and the error of the first attempt.
 #[derive(Debug)]
 pub(super) struct RetryJob {
     requester: Requester,
@@ -39,19 +40,19 @@ pub(super) struct RetryJob {
     reason: String,
 }
 
-/// Carries out outputs of the state machine, and owns the parts that they act on.
+/// Carries out outputs of the state machine, and owns the memory, connections and threads that the outputs act on.
 pub(super) struct Executor<'a> {
     pub(super) memory: MemoryTable,
     pub(super) clients: Clients,
     pub(super) keeper: KeeperLink<'a>,
     pub(super) workers: Workers,
     pub(super) admission: Admission,
-    /// Allocations that failed, and are tried again when the keeper has freed the memory that was released before.
+    /// Allocations that failed and are tried again when the keeper process has freed the memory that was released before.
     pub(super) retries: BTreeMap<AllocationId, RetryJob>,
 }
 
 impl Executor<'_> {
-    /// Carries out an output. `offered` is the descriptor that was sent with the request.
+    /// Carries out one output of the state machine. `offered` is the descriptor that was sent with the request.
     pub(super) fn perform(&mut self, output: Output, offered: &mut Option<OwnedFd>) -> Option<FollowUp> {
         match output {
             Output::Respond { client, response, share } => {
@@ -107,7 +108,7 @@ impl Executor<'_> {
         self.keeper.release(allocation);
     }
 
-    /// Processes the result of a worker.
+    /// Processes the result of a worker thread's job.
     pub(super) fn finished(&mut self, done: JobResult) -> Option<FollowUp> {
         let input = match done {
             JobResult::Closed { allocation, outcome } => {
@@ -141,7 +142,7 @@ impl Executor<'_> {
         Some(FollowUp::Step(input))
     }
 
-    /// The keeper has parked descriptors, or there is no keeper to wait for.
+    /// Continues an action after the keeper process has parked its descriptors, or if there is no keeper to wait for.
     pub(super) fn parked(&mut self, action: ParkAction) -> Option<FollowUp> {
         match action {
             ParkAction::Memory(allocation) => {
@@ -161,7 +162,7 @@ impl Executor<'_> {
         }
     }
 
-    /// The keeper has not parked descriptors before the timeout.
+    /// Fails an action because the keeper process has not parked its descriptors before the timeout.
     pub(super) fn parking_failed(&mut self, action: ParkAction) -> FollowUp {
         match action {
             ParkAction::Memory(allocation) | ParkAction::Retry(allocation) => {
@@ -176,14 +177,16 @@ impl Executor<'_> {
         }
     }
 
-    /// A client passes its pin page on to a child of its process: the keeper closes the descriptor of the process.
+    /// Reserves a client's pin page for a forked child: the server stops watching the client's process, and the keeper process
+    /// closes the descriptor of that process.
     pub(super) fn await_child(&mut self, client: ClientId, request: u64) -> Option<FollowUp> {
         let fds = self.clients.await_child(client);
         self.keeper.unpark(&[DescriptorKey::Process(client)]);
         self.park_process(client, request, fds)
     }
 
-    /// A child claims a pin page with its secret: the keeper gets the descriptor of the child's process.
+    /// Assigns a pin page to a forked child that knows the page's secret, and parks the descriptor of the child's process with
+    /// the keeper process.
     pub(super) fn claim(
         &mut self,
         client: ClientId,
@@ -198,8 +201,8 @@ impl Executor<'_> {
         self.park_process(client, request, claimed)
     }
 
-    /// Sends file descriptors of a client process to the keeper, which holds them. The client gets its response when the keeper has
-    /// them.
+    /// Parks descriptors of a client with the keeper process. The client gets the response to its request when the keeper has the
+    /// descriptors.
     fn park_process(
         &mut self,
         client: ClientId,
@@ -217,7 +220,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Starts another keeper, and hands all descriptors over to it.
+    /// Starts another keeper process, and hands all descriptors over to it.
     pub(super) fn start_keeper(&mut self, acceptor: &ClientAcceptor) {
         let descriptors = self.all_descriptors(acceptor);
         self.keeper.start(descriptors, self.clients.poller());
@@ -263,7 +266,7 @@ mod tests {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// An executor and the keeper's end of its socket.
+    /// Creates an executor, and returns it with the keeper's end of its socket.
     fn executor() -> (Executor<'static>, PacketSocket) {
         let (socket, keeper) = PacketSocket::pair().unwrap();
         keeper.send(&[0], &[], Deadline::NEVER).unwrap();
@@ -279,7 +282,7 @@ mod tests {
         (Executor { memory, clients, keeper: keeper_link, workers, admission, retries }, keeper)
     }
 
-    /// A client that has connected, and its end of the socket.
+    /// Adds a client that has just connected. Returns the client's id, and the client's end of the socket.
     fn connected(executor: &mut Executor<'_>) -> (ClientId, PacketSocket) {
         let (local, peer) = PacketSocket::pair().unwrap();
         executor.clients.accept(local).unwrap();
@@ -290,7 +293,7 @@ mod tests {
         executor.perform(output, &mut None)
     }
 
-    /// The next message to the keeper, and the number of its descriptors.
+    /// Receives the next message to the keeper. Returns the message, and the number of its descriptors.
     fn keeper_message(executor: &mut Executor<'_>, keeper: &PacketSocket) -> (ToKeeper, usize) {
         let Executor { keeper: link, clients, .. } = executor;
         assert!(link.flush(clients.poller()));
@@ -307,7 +310,7 @@ mod tests {
         (decode::<Response>(&message).unwrap().0, fds.len())
     }
 
-    /// Adds memory that a worker has allocated, with a keeper that parks it.
+    /// Adds memory that a worker thread has allocated, and simulates the keeper that parks the descriptor.
     fn add_memory(executor: &mut Executor<'_>, keeper: &PacketSocket) -> AllocationId {
         let allocation = AllocationId::new(1, 2);
         let fd = Memfd::create("test", LEN).unwrap().into_fd();
@@ -346,7 +349,7 @@ mod tests {
         let failed =
             |retry| JobResult::Failed { allocation, requester, retry, reason: "none left".to_owned() };
         assert!(executor.finished(failed(retry)).is_none());
-        // The keeper frees the memory before it answers.
+        // The keeper receives the release of memory first, so it frees that memory before it answers.
         let keys = vec![DescriptorKey::Allocation(released).encode()];
         assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
         assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Park(Vec::new()), 0));
@@ -361,7 +364,7 @@ mod tests {
             std::thread::yield_now();
         };
         assert!(matches!(done, JobResult::Allocated { outcome: Ok(_), .. }), "{done:?}");
-        // If the keeper does not answer, the client gets the error of the first attempt.
+        // If the keeper does not answer, the client gets the error of the first attempt to allocate memory.
         let retry = WorkerJob::Allocate { allocation, len: 4096, place: HOST, is_retry: true };
         assert!(executor.finished(failed(retry)).is_none());
         let FollowUp::Step(Input::Allocated { outcome: Err(reason), .. }) =

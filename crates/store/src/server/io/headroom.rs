@@ -1,4 +1,4 @@
-//! The memory that the server may still allocate. It is checked before every allocation, however small.
+//! The amount of memory that the store server may still allocate. The server checks it before every allocation, however small.
 //!
 //! If memory runs out, the kernel kills processes instead of failing a call. Reading the available memory takes tens of
 //! microseconds, so a part of it may be claimed without reading again:
@@ -22,23 +22,26 @@ use wholemem_os::meminfo::{Available, MemoryProbe};
 
 use crate::protocol::{Refusal, Request, RequestKind};
 
-/// The memory that objects leave for the server itself, the keeper and the index.
+/// The number of bytes that must remain available for the server itself, the keeper process and the index when memory for objects
+/// is allocated.
 const RESERVE: usize = 8 << 20;
 
-/// The part of the reserve that is left for requests that free memory.
+/// The number of bytes that must remain available when records and pin pages are allocated, so that requests that free memory can
+/// be processed.
 const MIN_RESERVE: usize = 2 << 20;
 
-/// The maximum that may be claimed without reading again.
+/// The maximum number of bytes that may be claimed without reading the available memory again.
 const MAX_ALLOWANCE: usize = 64 << 20;
 
-/// How long a reading is valid: other processes allocate memory too.
+/// How long a reading of the available memory is valid. It is short, because other processes allocate memory too.
 const MAX_AGE: Duration = Duration::from_millis(50);
 
-/// The memory of one object besides its bytes: its record, word and bucket in the index, and its entries in the server's tables.
+/// The memory in bytes that the server uses for an object besides the object's own bytes: its record, word and bucket in the
+/// index, and its entries in the server's tables.
 const PER_OBJECT: usize = 1 << 10;
 
-/// The growth of the server and the index by a request, without the object's memory. A request that is sent again may have been
-/// processed by the previous server; it counts as zero.
+/// Returns by how many bytes a request makes the server and the index grow, without the object's own memory. A request that is
+/// sent again counts as zero, because the previous server may have processed it.
 pub(super) fn bookkeeping(request: &Request) -> usize {
     match &request.kind {
         RequestKind::Create { members, .. } if request.resends == 0 => PER_OBJECT * (1 + members.len()),
@@ -47,19 +50,19 @@ pub(super) fn bookkeeping(request: &Request) -> usize {
     }
 }
 
-/// The purpose of memory that is claimed; it determines the reserve.
+/// The purpose for which memory is claimed, which determines how much memory must remain available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MemoryPurpose {
-    /// Objects of a request, or an arena for them.
+    /// Memory for the objects of a request, or for an arena that small objects share.
     Objects,
-    /// Preallocated memory.
+    /// Host memory that is allocated before a request needs it.
     Prealloc,
-    /// Records and pin pages.
+    /// Memory for records in the index and for clients' pin pages.
     Bookkeeping,
 }
 
 impl MemoryPurpose {
-    /// The part of the free memory that has to stay free.
+    /// Returns how many of the `free` bytes have to stay free.
     fn reserve(self, free: usize) -> usize {
         match self {
             Self::Objects => RESERVE,
@@ -69,10 +72,10 @@ impl MemoryPurpose {
     }
 }
 
-/// The reason for which memory cannot be claimed.
+/// The reason why memory cannot be claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MemoryShortage {
-    /// Too little memory is available, besides the reserve.
+    /// Too little memory is available beyond the reserve.
     Short { found: Available, reserve: usize },
     /// The available memory cannot be read.
     Unknown(wholemem_os::Error),
@@ -88,13 +91,13 @@ impl fmt::Display for MemoryShortage {
 }
 
 impl MemoryShortage {
-    /// The refusal of a request for `len` bytes.
+    /// Returns the refusal of a client's request for `len` bytes that are not available.
     pub(super) fn refusal(&self, len: usize) -> Refusal {
         Refusal::NoMemory { len: len as u64, reason: self.to_string() }
     }
 }
 
-/// A source of the amount of available memory.
+/// A source that reports how much memory is available.
 pub(super) trait MemorySource: fmt::Debug + Send {
     fn read_available(&mut self) -> wholemem_os::Result<Available>;
 }
@@ -108,12 +111,12 @@ impl MemorySource for MemoryProbe {
 #[derive(Debug)]
 struct HeadroomState {
     source: Box<dyn MemorySource>,
-    /// The bytes that may be claimed without reading again, and until when.
+    /// The number of bytes that may be claimed without reading the available memory again, until the time `until`.
     allowance: usize,
     until: Option<Instant>,
-    /// Bytes that were claimed, and are being filled.
+    /// The number of bytes that were claimed and are still being filled.
     in_flight: usize,
-    /// The number of threads that wait for claims to be filled.
+    /// The number of threads that wait until other threads have filled the memory that they claimed.
     waiting: usize,
 }
 
@@ -139,7 +142,7 @@ impl HeadroomState {
     }
 }
 
-/// The memory that may be allocated, shared by all threads of the server.
+/// The memory that the store server may still allocate, shared by all threads of the server.
 #[derive(Debug)]
 pub(super) struct Headroom {
     state: Mutex<HeadroomState>,
@@ -147,7 +150,7 @@ pub(super) struct Headroom {
     settled: Condvar,
 }
 
-/// Memory that is being filled, until this is dropped.
+/// A claim of memory that is being filled. The memory counts as used until the claim is dropped.
 #[derive(Debug)]
 pub(super) struct HeadroomClaim<'a> {
     headroom: &'a Headroom,
@@ -162,11 +165,11 @@ impl Headroom {
     }
 
     fn lock(&self) -> MutexGuard<'_, HeadroomState> {
-        // The counters are consistent after every call, even if a thread panics.
+        // A poisoned lock is ignored: the counters are consistent after every call, even if a thread panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims memory that is about to be filled. Never blocks.
+    /// Claims memory that the caller is about to allocate and fill. Never blocks.
     pub(super) fn claim(
         &self,
         len: usize,
@@ -175,8 +178,8 @@ impl Headroom {
         self.lock().claim(Instant::now(), len, purpose).map(|()| HeadroomClaim { headroom: self, len })
     }
 
-    /// As [`Self::claim`], but if there is too little memory while other claims are being filled, waits for them first: the part
-    /// that they have filled so far counts twice.
+    /// Claims memory like [`Self::claim`], but waits if too little memory is available while other claims are being filled: the
+    /// part of them that is already filled counts twice, as claimed and as used.
     pub(super) fn claim_waiting(
         &self,
         len: usize,
@@ -201,7 +204,7 @@ impl Drop for HeadroomClaim<'_> {
     fn drop(&mut self) {
         let mut state = self.headroom.lock();
         state.in_flight -= self.len;
-        // A notification is a system call even if no thread waits.
+        // No thread is notified if none waits, because a notification is a system call in any case.
         if state.waiting > 0 {
             self.headroom.settled.notify_all();
         }
@@ -220,7 +223,7 @@ pub(super) mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A machine with a given amount of memory, which counts the readings.
+    /// A simulated machine with a given amount of memory, which counts how often the amount is read.
     #[derive(Debug, Clone, Default)]
     pub(crate) struct TestMachine {
         pub(crate) left: Arc<AtomicUsize>,
@@ -302,7 +305,7 @@ pub(super) mod tests {
         }
         assert_eq!(claim(start, MIB), Ok(2));
         assert_eq!(claim(start + MAX_AGE, 1), Ok(3));
-        // Preallocation does not use the allowance, although it would suffice.
+        // Preallocation reads the available memory again, although the allowance of the last reading would suffice.
         assert_eq!(state.claim(start + MAX_AGE, 1, MemoryPurpose::Prealloc), Ok(()));
         assert_eq!(machine.readings(), 4);
     }
@@ -336,7 +339,7 @@ pub(super) mod tests {
             while machine.readings() == readings {
                 std::thread::yield_now();
             }
-            // The first claim is abandoned, and the second one succeeds.
+            // The first claim of memory is abandoned, so the second one succeeds.
             drop(first);
             assert_eq!(second.join().unwrap(), Ok(()));
         });
@@ -359,7 +362,7 @@ pub(super) mod tests {
                 let purpose = [MemoryPurpose::Objects, MemoryPurpose::Prealloc, MemoryPurpose::Objects][usize::from(purpose)];
                 let before = machine.left.load(Ordering::SeqCst);
                 if state.claim(now, len * MIB, purpose).is_ok() {
-                    // The claim is filled at once.
+                    // The claimed memory is filled at once.
                     machine.left.store(before - len * MIB, Ordering::SeqCst);
                     state.in_flight -= len * MIB;
                     prop_assert!(len == 0 || before - len * MIB >= RESERVE, "{len} of {before}");

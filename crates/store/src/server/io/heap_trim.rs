@@ -1,14 +1,14 @@
-//! Decides when free heap memory is returned to the kernel: when clients hold much less than before.
+//! Decides when the server returns free heap memory to the kernel: when its clients hold much less memory than before.
 
 use std::time::{Duration, Instant};
 
-/// Memory is returned when the amount that clients hold has decreased by this.
+/// The number of bytes by which the memory that clients hold must decrease before free heap memory is returned to the kernel.
 const FALL: u64 = 1 << 20;
 
-/// The minimum interval between two returns of heap memory.
+/// The minimum interval between two calls that return free heap memory to the kernel.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum that clients have held since memory was last returned.
+/// The peak of the memory that clients held since free heap memory was last returned to the kernel, and the time of that return.
 #[derive(Debug)]
 pub(super) struct HeapTrim {
     peak: u64,
@@ -28,12 +28,13 @@ impl HeapTrim {
         INTERVAL.saturating_sub(now.saturating_duration_since(self.trimmed))
     }
 
-    /// How long to wait before memory is returned; `None` if there is none to return.
+    /// Returns how long to wait before free heap memory is returned to the kernel; `None` if there is none to return.
     pub(super) fn timeout(&self, held: u64, now: Instant) -> Option<Duration> {
         self.has_fallen(held).then(|| self.left(now))
     }
 
-    /// Records the bytes that clients hold. Returns whether memory has to be returned now.
+    /// Records how many bytes of server memory clients hold. Returns true if free heap memory has to be returned to the kernel
+    /// now.
     pub(super) fn update(&mut self, held: u64, now: Instant) -> bool {
         self.peak = self.peak.max(held);
         let is_due = self.has_fallen(held) && self.left(now).is_zero();

@@ -1,4 +1,4 @@
-//! The memory of the index: created by the first server of a store, and opened by its successors.
+//! The memory of the index (the table of all objects), which the first server of a store creates and its successors open.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -12,16 +12,16 @@ use crate::index::{Geometry, ObjectIndex};
 use crate::keeper::{DescriptorKey, ToKeeper};
 use crate::{Error, Result};
 
-/// The memory file of the index.
+/// The memory file of the index (the table of all objects).
 #[derive(Debug)]
 pub(super) struct IndexMemory {
     memory: Memfd,
-    /// The read-only descriptor for clients.
+    /// The read-only descriptor of the index, which clients get.
     reader: Rc<OwnedFd>,
 }
 
 impl IndexMemory {
-    /// Opens an existing index, whose descriptor the keeper has sent.
+    /// Opens the memory of an existing index, whose descriptor the keeper process has sent.
     pub(super) fn open(fd: OwnedFd) -> Result<(Self, ObjectIndex<MappedCells>)> {
         let len = memfd::len_of(fd.as_fd())?;
         let memory = Memfd::import(fd, len)?;
@@ -29,7 +29,7 @@ impl IndexMemory {
         Ok((Self::new(memory)?, ObjectIndex::open(cells)?))
     }
 
-    /// Creates the index of a new store, and waits until the keeper has parked it.
+    /// Creates the index of a new store, and waits until the keeper process has parked its descriptor.
     pub(super) fn create(
         geometry: Geometry,
         quota: u64,
@@ -51,17 +51,17 @@ impl IndexMemory {
         Ok(Self { memory, reader })
     }
 
-    /// The length in bytes.
+    /// Returns the length of the index in bytes.
     pub(super) fn len(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    /// The read-only descriptor for a client.
+    /// Returns the read-only descriptor of the index for a client.
     pub(super) fn reader(&self) -> Rc<OwnedFd> {
         Rc::clone(&self.reader)
     }
 
-    /// A descriptor for the keeper.
+    /// Returns a duplicate of the index's descriptor for the keeper process.
     pub(super) fn share_fd(&self) -> Result<OwnedFd> {
         Ok(self.memory.share_fd()?)
     }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn an_index_is_parked_and_opened_by_the_next_server() {
         let (local, keeper) = PacketSocket::pair().unwrap();
-        // The answer of the keeper, sent in advance because the test has one thread.
+        // The keeper's answer is sent in advance, because the test has only one thread.
         keeper.send(&[0], &[], Deadline::NEVER).unwrap();
         let geometry = Geometry { slots: 8, allocations: 4 };
         let (memory, index) = IndexMemory::create(geometry, 77, &local).unwrap();

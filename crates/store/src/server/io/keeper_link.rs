@@ -1,4 +1,5 @@
-//! The server's connection to its keeper. Descriptors are parked there before clients can use their resources.
+//! The server's connection to the keeper, a process that holds duplicates of the server's descriptors. Descriptors are parked
+//! with the keeper before clients can use their resources.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -14,51 +15,51 @@ use crate::id::{AllocationId, ClientId};
 use crate::keeper::{DescriptorKey, DescriptorTable, Launch, ProcessRole, ToKeeper, ToServer};
 use crate::{Error, Result};
 
-/// The timeout of an answer of the keeper. A keeper that has no descriptor left never answers.
+/// How long the server waits for an answer of the keeper process. A keeper that has no free descriptor never answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The interval of attempts to start a keeper.
+/// The interval between attempts to start a keeper process.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The number of messages of the keeper that one iteration reads.
+/// The number of messages of the keeper process that one iteration of the event loop reads.
 const MESSAGES_AT_ONCE: usize = 4;
 
-/// The number of bytes queued for the keeper above which no more clients are accepted.
+/// The number of bytes queued for the keeper process above which the server accepts no more clients.
 const MAX_QUEUED: usize = 256 << 10;
 
-/// How long the keeper may hold memory that the server has released. The keeper has the last descriptor, and the kernel frees the
-/// pages when the keeper closes it. For a large object this takes longer than the request that deleted it, and uses a core that
-/// the client may need. So memory is released after a delay, several allocations at a time.
+/// How long the keeper process may still hold the descriptor of memory that the server has released. The kernel frees the pages
+/// when the keeper closes this last descriptor. For a large object, that takes longer than the request that deletes the object,
+/// and uses a core that the client may need. So releases are sent to the keeper after a delay, several at a time.
 const RELEASE_DELAY: Duration = Duration::from_millis(1);
 
-/// The number of released allocations that are sent without delay.
+/// The number of released allocations at which the delayed releases are sent to the keeper process at once.
 const MAX_RELEASED: usize = 64;
 
-/// An action that the server takes once the keeper has parked descriptors.
+/// An action of the server that waits until the keeper process has parked or released descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ParkAction {
     Memory(AllocationId),
-    /// An allocation that failed, and is tried again when the keeper has freed all memory that was released before.
+    /// Repeat an allocation that failed, after the keeper process has freed all memory that was released before.
     Retry(AllocationId),
     Client(ClientId),
-    /// A request of a client that is answered when the keeper has the descriptor of its process, or has closed it.
+    /// Answer a client's request, after the keeper process has parked or closed the descriptor of the client's process.
     Process {
         client: ClientId,
         request: u64,
     },
 }
 
-/// The connection to a keeper process, and its queue of messages.
+/// The connection to a keeper process, and the queue of messages to the keeper.
 #[derive(Debug)]
 struct KeeperProcess {
     socket: PacketSocket,
     packet_queue: PacketQueue,
-    /// Set if this process has started the keeper and has to reap it.
+    /// The keeper process, if this server has started it and has to reap it.
     child: Option<Child>,
     interest: Interest,
 }
 
-/// The messages that the keeper has sent.
+/// Messages that the server has received from the keeper process.
 #[derive(Debug, Default)]
 pub(super) struct KeeperMessages {
     pub(super) parked: Vec<ParkAction>,
@@ -66,22 +67,23 @@ pub(super) struct KeeperMessages {
     pub(super) is_lost: bool,
 }
 
-/// The connection to the keeper, and the actions that wait for its answers.
+/// The server's connection to the keeper process, and the actions that wait for the keeper's answers.
 pub(super) struct KeeperLink<'a> {
     peer: Option<KeeperProcess>,
-    /// The actions that wait for parked descriptors, by their first key.
+    /// The actions that wait until the keeper process has parked descriptors, by the key of the first descriptor.
     parking: BTreeMap<u64, ParkAction>,
-    /// The same keys in the order of sending, with the times. Some may be answered already.
+    /// The keys in `parking` in the order in which they were sent, with the times of sending. Some may be answered already.
     sent: VecDeque<(Instant, u64)>,
-    /// Keys of memory that the keeper has to free, and the time of the first release.
+    /// The keys of released memory that have not been sent to the keeper process yet. `released_at` is the time of the first
+    /// release.
     released: Vec<u64>,
     released_at: Option<Instant>,
-    /// The actions that wait until the keeper has freed released memory, by the message that the keeper answers, in order. Empty
-    /// if the answer is late.
+    /// The actions that wait until the keeper process has freed released memory: one entry for each message that the keeper
+    /// answers, in order. The actions of an entry are removed if the answer is late.
     fences: VecDeque<(Instant, Vec<ParkAction>)>,
-    /// Whether no memory was released since the last of these messages.
+    /// True if no memory was released since the last message of `fences` was sent to the keeper process.
     is_fenced: bool,
-    /// The time of the next attempt to start a keeper.
+    /// The time of the next attempt to start a keeper process.
     retry_at: Option<Instant>,
     launch: &'a Launch<'a>,
 }
@@ -112,7 +114,8 @@ impl<'a> KeeperLink<'a> {
         Ok(())
     }
 
-    /// Whether more clients may be accepted: not while the keeper reads too slowly, nor after a failure to start one.
+    /// Returns true if the server may accept more clients: not while the keeper process reads too slowly, nor after it could not
+    /// be started.
     pub(super) fn accepts_clients(&self) -> bool {
         match &self.peer {
             Some(peer) => peer.packet_queue.len() <= MAX_QUEUED,
@@ -120,12 +123,13 @@ impl<'a> KeeperLink<'a> {
         }
     }
 
-    /// Whether another attempt to start a keeper is due.
+    /// Returns true if another attempt to start a keeper process is due.
     pub(super) fn take_retry(&mut self, now: Instant) -> bool {
         self.retry_at.take_if(|at| *at <= now).is_some() && self.peer.is_none()
     }
 
-    /// Parks descriptors with the keeper. Returns the action if there is no keeper to wait for.
+    /// Parks descriptors: sends them to the keeper process, which holds them. Returns the action if there is no keeper to wait
+    /// for.
     pub(super) fn park(
         &mut self,
         action: ParkAction,
@@ -142,12 +146,12 @@ impl<'a> KeeperLink<'a> {
         None
     }
 
-    /// Makes the keeper close descriptors.
+    /// Makes the keeper process close the descriptors with these keys.
     pub(super) fn unpark(&mut self, keys: &[DescriptorKey]) {
         self.send(&ToKeeper::Unpark(keys.iter().map(|key| key.encode()).collect()), Vec::new());
     }
 
-    /// Makes the keeper free memory: after [`RELEASE_DELAY`], or with the next message.
+    /// Makes the keeper process free memory, either after [`RELEASE_DELAY`] or with the next message to the keeper.
     pub(super) fn release(&mut self, allocation: AllocationId) {
         if self.peer.is_none() {
             return;
@@ -159,7 +163,7 @@ impl<'a> KeeperLink<'a> {
         }
     }
 
-    /// Sends releases without further delay, because a new allocation may need the memory.
+    /// Sends all delayed releases of memory to the keeper process, because a new allocation may need the memory.
     pub(super) fn send_released(&mut self) {
         self.released_at = None;
         if !self.released.is_empty() {
@@ -169,8 +173,8 @@ impl<'a> KeeperLink<'a> {
         }
     }
 
-    /// Delays an action until the keeper has freed all memory that was released so far. Returns it if there is no keeper to wait
-    /// for.
+    /// Delays an action until the keeper process has freed all memory that was released so far. Returns the action if there is no
+    /// keeper to wait for.
     pub(super) fn after_releases(&mut self, action: ParkAction) -> Option<ParkAction> {
         if self.peer.is_none() {
             return Some(action);
@@ -181,7 +185,7 @@ impl<'a> KeeperLink<'a> {
                 waiting.push(action)
             }
             _ => {
-                // The keeper processes messages in order, and answers this one although it parks nothing.
+                // The keeper processes messages in order, and answers this message although it parks no descriptor.
                 self.queue(&ToKeeper::Park(Vec::new()), Vec::new());
                 self.fences.push_back((Instant::now(), vec![action]));
                 self.is_fenced = true;
@@ -201,7 +205,7 @@ impl<'a> KeeperLink<'a> {
         }
     }
 
-    /// Sends queued messages. Returns false if the keeper has exited.
+    /// Sends queued messages to the keeper process. Returns false if the keeper has exited.
     pub(super) fn flush(&mut self, poller: &mut Poller) -> bool {
         if self.released_at.is_some_and(|at| at.elapsed() >= RELEASE_DELAY) {
             self.send_released();
@@ -218,7 +222,7 @@ impl<'a> KeeperLink<'a> {
         true
     }
 
-    /// Receives some messages of the keeper.
+    /// Receives some messages of the keeper process.
     pub(super) fn receive(&mut self, packet: &mut [u8]) -> KeeperMessages {
         let mut messages = KeeperMessages::default();
         for _ in 0..MESSAGES_AT_ONCE {
@@ -246,7 +250,7 @@ impl<'a> KeeperLink<'a> {
         messages
     }
 
-    /// Removes and returns the actions whose answer is late.
+    /// Removes and returns the actions for which the keeper's answer is late.
     pub(super) fn take_late(&mut self) -> Vec<ParkAction> {
         let now = Instant::now();
         let mut late = Vec::new();
@@ -264,7 +268,8 @@ impl<'a> KeeperLink<'a> {
         late
     }
 
-    /// How long to wait until [`Self::take_late`] or [`Self::take_retry`] has something to return, or [`Self::flush`] to send.
+    /// Returns how long the event loop may wait until [`Self::take_late`] or [`Self::take_retry`] has something to return, or
+    /// [`Self::flush`] has something to send.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         let left = |at: Instant| at.saturating_duration_since(now);
         let late = self.sent.front().map(|(since, _)| left(*since + ANSWER_TIMEOUT));
@@ -274,7 +279,7 @@ impl<'a> KeeperLink<'a> {
         [late, fence, release, self.retry_at.map(left)].into_iter().flatten().min()
     }
 
-    /// The keeper has exited. Returns all waiting actions.
+    /// Handles the exit of the keeper process. Returns all actions that wait for its answers.
     pub(super) fn on_exit(&mut self, poller: &mut Poller) -> Vec<ParkAction> {
         if let Some(peer) = self.peer.take() {
             poller.remove_fixed(&peer.socket);
@@ -289,8 +294,8 @@ impl<'a> KeeperLink<'a> {
         std::mem::take(&mut self.parking).into_values().chain(fences).collect()
     }
 
-    /// Starts another keeper, and hands the descriptors over to it. After a failure, [`Self::take_retry`] returns true when
-    /// another attempt is due.
+    /// Starts another keeper process, and hands the descriptors over to it. After a failure, [`Self::take_retry`] returns true
+    /// when another attempt is due.
     pub(super) fn start(&mut self, descriptors: Result<DescriptorTable>, poller: &mut Poller) {
         if let Err(error) = descriptors.and_then(|descriptors| self.launch(&descriptors, poller)) {
             tracing::error!(%error, "cannot start a keeper");
@@ -342,7 +347,7 @@ mod tests {
         assert!(
             link.timeout(Instant::now()).is_some() && link.flush(&mut poller) && link.take_late().is_empty()
         );
-        // The answer to the first message is late, but still belongs to it.
+        // The keeper's answer to the first message is late, but must still be matched to that message.
         link.fences[0].0 -= ANSWER_TIMEOUT;
         assert_eq!(link.take_late(), [one, two]);
         let answer = postcard::to_allocvec(&ToServer::Parked(Vec::new())).unwrap();

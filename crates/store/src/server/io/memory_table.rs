@@ -1,4 +1,4 @@
-//! The memory that the server has open: allocations, and the clients' pin pages.
+//! The memory that the store server has open: the allocations that hold objects, and the clients' pin pages.
 //!
 //! Memory is opened for reading before a client can find an object in it, so that a request for it succeeds even if no descriptor
 //! is left.
@@ -21,19 +21,20 @@ use crate::{Refusal, Result, pin};
 #[derive(Debug)]
 struct OpenMemory {
     fd: Rc<OwnedFd>,
-    /// The descriptor for readers; read-only for host memory. Once the memory is sealed against writes, `fd` is the same
-    /// descriptor.
+    /// The descriptor that clients get to read the memory; read-only for host memory. After the memory is sealed against writes,
+    /// `fd` is the same descriptor.
     reader: Option<Rc<OwnedFd>>,
     is_host: bool,
-    /// The map of an arena, through which small objects are written. Created with the first object.
+    /// The mapping of an arena (memory that small objects share), through which the server writes small objects. Created with the
+    /// first object.
     map: Option<SharedMap>,
 }
 
-/// The result of sealing memory against writes.
+/// The result of a call that seals memory against writes (`F_SEAL_WRITE`).
 #[derive(Debug)]
 pub(super) enum CloseResult {
     Done(Result<(), Refusal>),
-    /// It may take long: a worker does it through this descriptor.
+    /// Sealing the memory may take long, so a worker thread has to seal it through this descriptor.
     ByWorker(OwnedFd),
 }
 
@@ -71,7 +72,7 @@ impl OpenMemory {
     }
 }
 
-/// Memory by allocation, and pin pages by client.
+/// The memory of each allocation, and the pin page of each client.
 #[derive(Debug, Default)]
 pub(super) struct MemoryTable {
     memories: BTreeMap<AllocationId, OpenMemory>,
@@ -79,7 +80,7 @@ pub(super) struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// Adds memory. If it is already sealed against writes, it is opened for reading.
+    /// Adds the memory of an allocation to the table. If the memory is already sealed against writes, it is opened for reading.
     pub(super) fn add(
         &mut self,
         allocation: AllocationId,
@@ -91,12 +92,12 @@ impl MemoryTable {
         if is_closed { self.open_for_reading(allocation) } else { Ok(()) }
     }
 
-    /// Opens memory for reading, because it may contain objects.
+    /// Opens the memory of an allocation for reading, because it may contain objects.
     pub(super) fn open_for_reading(&mut self, allocation: AllocationId) -> Result<(), OsError> {
         self.memories.get_mut(&allocation).map_or(Ok(()), |memory| memory.open_for_reading().map(drop))
     }
 
-    /// Seals memory against writes (`F_SEAL_WRITE`): at once, or by a worker.
+    /// Seals the memory of an allocation against writes (`F_SEAL_WRITE`), at once or through a worker thread.
     pub(super) fn close(&mut self, allocation: AllocationId, at_once: bool) -> CloseResult {
         let memory = self.memories.get_mut(&allocation).ok_or(Refusal::NothingToSeal);
         match memory.and_then(|memory| memory.close(at_once)) {
@@ -106,7 +107,7 @@ impl MemoryTable {
         }
     }
 
-    /// A worker has sealed this memory against writes.
+    /// Records that a worker thread has sealed the memory of an allocation against writes.
     pub(super) fn closed(&mut self, allocation: AllocationId) {
         if let Some(OpenMemory { fd, reader: Some(reader), .. }) = self.memories.get_mut(&allocation) {
             *fd = Rc::clone(reader);
@@ -117,7 +118,7 @@ impl MemoryTable {
         self.memories.remove(&allocation);
     }
 
-    /// Returns the pages of unused memory to the kernel, before its last descriptor is closed.
+    /// Returns the pages of an unused allocation to the kernel, before its last descriptor is closed.
     pub(super) fn discard(&self, allocation: AllocationId) -> Result<(), OsError> {
         let memory = self.memories.get(&allocation).filter(|memory| memory.is_host);
         memory.map_or(Ok(()), |memory| memfd::discard(memory.fd.as_fd()))
@@ -127,7 +128,7 @@ impl MemoryTable {
         self.memories.iter().map(|(allocation, memory)| (*allocation, &*memory.fd))
     }
 
-    /// A descriptor for a client; read-only if the client may not write and the memory supports that.
+    /// Returns a descriptor of an allocation for a client; read-only if the client may not write and the memory supports that.
     pub(super) fn share(&mut self, share: SharedAllocation) -> Result<Option<Rc<OwnedFd>>, Refusal> {
         let Some(memory) = self.memories.get_mut(&share.allocation) else { return Ok(None) };
         if share.is_writable {
@@ -141,18 +142,19 @@ impl MemoryTable {
 
     pub(super) fn add_pins(&mut self, client: ClientId, page: &Memfd) -> Result<()> {
         let cells = MappedCells::new(SharedMap::create(page, Protection::Read)?);
-        // The first access faults the page in. Otherwise a delete request would wait for that when it reads the pins.
+        // The first access faults the pin page in. Without this access, a delete request would wait for the page fault when it
+        // reads the pins.
         cells.load_acquire(0);
         self.pins.insert(client, cells);
         Ok(())
     }
 
-    /// The secret of a client's page, if it has one.
+    /// Returns the secret with which a forked child can claim a client's pin page; `None` if the client has no page or no secret.
     pub(super) fn secret(&self, client: ClientId) -> Option<u64> {
         self.pins.get(&client).and_then(pin::secret)
     }
 
-    /// Whether a client has pinned any object.
+    /// Returns true if a client has pinned any object.
     pub(super) fn has_pins(&self, client: ClientId) -> bool {
         self.pins.get(&client).is_some_and(|page| pin::pinned(page).any(|pin| pin != 0))
     }
@@ -164,7 +166,7 @@ impl MemoryTable {
             let file = Memfd::import(memfd::share_fd(memory.fd.as_fd())?, len)?;
             let map = SharedMap::create(&file, Protection::ReadWrite)?;
             memory.open_for_reading()?;
-            // If the kernel does not support this, pages are faulted in one by one.
+            // An error is ignored: if the kernel cannot populate the mapping, its pages are faulted in one by one.
             let _ = map.populate();
             memory.map = Some(map);
         }
@@ -212,7 +214,7 @@ impl ServerMemory for MemoryTable {
     fn take_pins(&mut self, client: ClientId) -> Vec<u64> {
         self.pins
             .remove(&client)
-            // A client that was never admitted has no page.
+            // A client that was never admitted has no pin page.
             .map_or_else(Vec::new, |page| pin::pinned(&page).filter(|pin| *pin != 0).collect())
     }
 }

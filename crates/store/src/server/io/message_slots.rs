@@ -1,4 +1,4 @@
-//! Limits the connections of a user that may have an incomplete long message.
+//! Limits how many connections of a user may have an incomplete long message at the same time.
 //!
 //! A message of several packets is assembled in memory of the server, and its length is not known before its end. So it is
 //! charged at the maximum length of a message, a *slot*, and a user has few of them. If a user has no slot left, a connection is
@@ -10,32 +10,33 @@ use std::time::{Duration, Instant};
 
 use crate::id::ClientId;
 
-/// How long a connection with a slot may send nothing while another waits.
+/// How long a connection that has a message slot may send nothing while another connection of its user waits for a slot.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a connection waits for a message slot.
+/// How long a connection may wait for a message slot (the right to have an incomplete long message).
 const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct UserSlots {
-    /// Connections that have a message slot.
+    /// Clients whose connections have a message slot.
     holders: BTreeSet<ClientId>,
-    /// Connections that wait for a slot, and the start of their wait.
+    /// Clients whose connections wait for a message slot, and the time since which each of them waits.
     waiting: VecDeque<(Instant, ClientId)>,
 }
 
-/// The message slots of all users.
+/// The message slots of all users. A slot is the right of a connection to have an incomplete long message.
 #[derive(Debug, Default)]
 pub(super) struct MessageSlots {
     users: BTreeMap<u32, UserSlots>,
 }
 
-/// The next action for a user whose connections wait.
+/// The next action for a user whose connections wait for a message slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SlotAction {
-    /// Try to assign a slot to this connection.
+    /// Try to assign a message slot to this client's connection.
     Try(ClientId),
-    /// Disconnect this connection: its wait has timed out.
+    /// Try to assign a message slot to this client's connection for the last time, and disconnect the client if that fails: its
+    /// wait has timed out.
     TimeOut(ClientId),
 }
 
@@ -50,7 +51,7 @@ impl MessageSlots {
         self.users.entry(user).or_default().waiting.push_back((now, client));
     }
 
-    /// Removes a connection that neither has a slot nor waits for one any more.
+    /// Releases the message slot of a connection, or ends its wait for a slot.
     pub(super) fn remove(&mut self, user: u32, client: ClientId) {
         let Some(user_slots) = self.users.get_mut(&user) else { return };
         user_slots.holders.remove(&client);
@@ -60,12 +61,13 @@ impl MessageSlots {
         }
     }
 
-    /// Whether any connection waits for a message slot.
+    /// Returns true if any connection waits for a message slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.users.values().any(|user_slots| !user_slots.waiting.is_empty())
     }
 
-    /// For each user whose connections wait, the action for the one that waits longest.
+    /// Returns one action for each user whose connections wait for a message slot. The action is for the connection that has
+    /// waited longest.
     pub(super) fn next(&self, now: Instant) -> Vec<SlotAction> {
         let next = |user_slots: &UserSlots| {
             let (since, client) = user_slots.waiting.front()?;
@@ -75,8 +77,8 @@ impl MessageSlots {
         self.users.values().filter_map(next).collect()
     }
 
-    /// A connection of a user that has a slot and has sent nothing for too long. `last_packet` returns the time of a client's
-    /// last packet.
+    /// Returns a client of a user whose connection has a message slot and has sent nothing for too long. `last_packet` returns
+    /// the time of a client's last packet.
     pub(super) fn stalled(
         &self,
         user: u32,

@@ -1,4 +1,4 @@
-//! The I/O of the server: one thread that waits for events, passes them to the state machine, and carries out its outputs.
+//! The I/O of the store server: one thread that waits for events, passes them to the state machine, and carries out its outputs.
 //!
 //! | module | contents |
 //! |---|---|

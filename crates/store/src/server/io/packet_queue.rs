@@ -1,4 +1,5 @@
-//! A queue of packets that the peer has not read yet, so that sends never block. Its memory is charged to the client.
+//! A queue of packets that the peer of a socket has not read yet, so that sends never block. The memory of the queue is charged
+//! to the client.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,36 +9,36 @@ use wholemem_os::{Deadline, Errno, Error, PacketSocket};
 
 use crate::server::budget::{Amount, Charge};
 
-/// A packet, its descriptors, and on the last packet of a message the charge of the message.
+/// A queued packet, its descriptors and, on the last packet of a message, the charge of the message.
 type QueuedPacket = (Vec<u8>, Vec<Rc<OwnedFd>>, Option<Charge>);
 
-/// The memory of a queued packet besides its bytes.
+/// The number of bytes that a queued packet uses besides its own bytes.
 const PACKET_COST: u64 = 64;
 
-/// Queued packets, each with its descriptors.
+/// Packets that wait to be sent through a socket, each with its descriptors.
 #[derive(Debug, Default)]
 pub(super) struct PacketQueue {
     queue: VecDeque<QueuedPacket>,
     len: usize,
 }
 
-/// The result of sending queued packets.
+/// The result of sending the packets of a queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FlushResult {
     All,
-    /// The socket is full: the peer has to read first.
+    /// The socket's buffer is full: the peer has to read before more packets can be sent.
     Full,
-    /// The peer has closed the socket, or sending fails.
+    /// The peer has closed the socket, or sending has failed.
     Broken,
 }
 
 impl PacketQueue {
-    /// The number of queued bytes.
+    /// Returns the number of bytes of all queued packets.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The cost of a queued message.
+    /// Returns the memory and descriptors that a queued message is charged for.
     pub(super) fn cost(packets: &[Vec<u8>], fds: &[Rc<OwnedFd>]) -> Amount {
         let bytes = packets.iter().map(|packet| packet.len() as u64 + PACKET_COST).sum();
         Amount { bytes, descriptors: fds.len() as u64 }
@@ -47,7 +48,7 @@ impl PacketQueue {
         self.queue.is_empty()
     }
 
-    /// Adds the packets of one message, with descriptors on the last.
+    /// Adds the packets of one message to the queue, with the message's descriptors on the last packet.
     pub(super) fn push(
         &mut self,
         packets: Vec<Vec<u8>>,
@@ -63,7 +64,7 @@ impl PacketQueue {
         }
     }
 
-    /// Sends packets as far as the socket accepts them.
+    /// Sends queued packets as far as the socket accepts them.
     pub(super) fn flush(&mut self, socket: &PacketSocket) -> FlushResult {
         while let Some((packet, fds, _)) = self.queue.front() {
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
@@ -72,7 +73,8 @@ impl PacketQueue {
                     self.len -= packet.len();
                     self.queue.pop_front();
                 }
-                // Too many descriptors of this user are in flight: retried when some have been received.
+                // `TOOMANYREFS` means that too many descriptors of this user are in flight. Sending is tried again when some have
+                // been received.
                 Err(Error::TimedOut | Error::Call { errno: Errno::TOOMANYREFS | Errno::NOBUFS, .. }) => {
                     return FlushResult::Full;
                 }

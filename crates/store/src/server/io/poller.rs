@@ -1,4 +1,4 @@
-//! Waits for sockets and processes, and returns ready events fairly among users.
+//! Waits for events of sockets and processes, and returns ready events fairly among users.
 //!
 //! Each user has an epoll set of its own. These sets are members of one set, which also has the listener, the keeper and the
 //! workers. An iteration of the event loop takes a few events of each user that has some. The kernel maintains the queues and
@@ -20,10 +20,11 @@ use crate::Result;
 use crate::convert::low_u32;
 use crate::id::ClientId;
 
-/// The maximum number of events of one user in one iteration.
+/// The maximum number of events of one user that one iteration of the event loop fetches from the kernel.
 const MAX_USER_EVENTS: usize = 8;
 
-/// The maximum number of events of the common set in one iteration: users, and three fixed sources.
+/// The maximum number of events that one iteration of the event loop fetches from the common epoll set: users with ready events,
+/// and three fixed sources.
 const MAX_EVENTS: usize = 64;
 
 const WORKERS: u64 = 0;
@@ -32,17 +33,17 @@ const LISTENER: u64 = 2;
 /// The epoll token of a user is this value plus the user id.
 const FIRST_USER: u64 = 1 << 32;
 
-/// The event sources that are ready.
+/// The event sources of the server that are ready after a wait.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ReadySources {
     pub(super) workers: bool,
     pub(super) keeper: bool,
     pub(super) listener: bool,
-    /// Users with ready events.
+    /// The users whose clients have ready events.
     pub(super) users: Vec<u32>,
 }
 
-/// The event sources that do not belong to a client.
+/// The event sources of the server that do not belong to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FixedSource {
     Workers,
@@ -55,7 +56,7 @@ pub(super) enum FixedSource {
 pub(super) enum ClientEvent {
     /// The process of the client has exited.
     Exited(ClientId),
-    /// The socket is readable or writable, or was closed by the peer.
+    /// The client's socket is readable or writable, or was closed by the client.
     Socket { client: ClientId, is_readable: bool, is_writable: bool, is_closed: bool },
 }
 
@@ -77,17 +78,17 @@ impl Interest {
 struct UserEpollSet {
     set: OwnedFd,
     members: usize,
-    /// Events that the kernel has reported and that were not returned yet. They are returned first, because the kernel has
-    /// already moved them to the end of its own queue. The client of an event may have left.
+    /// Events that the kernel has reported and that were not returned yet. They are returned before new events are fetched,
+    /// because the kernel has already moved them to the end of its own queue. The client of an event may have left.
     reported: VecDeque<ClientEvent>,
 }
 
-/// All event sources of a server.
+/// All event sources of a store server: an epoll set for each user, and a common set.
 #[derive(Debug)]
 pub(super) struct Poller {
     all: OwnedFd,
     users: BTreeMap<u32, UserEpollSet>,
-    /// Yields the CPU to other threads when this one has been busy for long.
+    /// Yields the CPU to other threads when the thread of the event loop has been busy for long.
     yielder: Yielder,
 }
 
@@ -103,7 +104,7 @@ fn add(set: &OwnedFd, fd: impl AsFd, token: u64, flags: EventFlags) -> Result<()
     epoll::add(set, fd, EventData::new_u64(token), flags).map_err(failed("epoll_ctl"))
 }
 
-/// The token of a client's socket; with the lowest bit set, of its process. Ids of clients have 60 bits.
+/// Returns the epoll token of a client's socket or, with the lowest bit set, of the client's process. Client ids have 60 bits.
 fn token(client: ClientId, is_process: bool) -> u64 {
     client.0 << 1 | u64::from(is_process)
 }
@@ -122,7 +123,7 @@ impl Poller {
         epoll::modify(&self.all, fd, data, flags.flags()).map_err(failed("epoll_ctl"))
     }
 
-    /// Removes a descriptor that is about to be closed.
+    /// Removes the descriptor of a fixed event source from the common epoll set, because it is about to be closed.
     pub(super) fn remove_fixed(&mut self, fd: impl AsFd) {
         // An error is ignored: the descriptor may never have been added.
         let _ = epoll::delete(&self.all, fd);
@@ -179,7 +180,7 @@ impl Poller {
         epoll::modify(&of_user.set, fd, data, interest.flags()).map_err(failed("epoll_ctl"))
     }
 
-    /// Removes a socket or process of a client that is about to be closed.
+    /// Removes a client's socket or pidfd from its user's epoll set, because it is about to be closed.
     pub(super) fn remove(&mut self, user: u32, fd: impl AsFd) {
         if self.users.get(&user).is_some_and(|of_user| epoll::delete(&of_user.set, fd).is_ok()) {
             self.remove_member(user);
@@ -190,13 +191,13 @@ impl Poller {
         if let Some(of_user) = self.users.get_mut(&user) {
             of_user.members -= 1;
             if of_user.members == 0 {
-                // The set has one open file: closing it removes it from the common set.
+                // No other process has the user's epoll set open, so closing the set removes it from the common set.
                 self.users.remove(&user);
             }
         }
     }
 
-    /// Waits until a source is ready, at most for `timeout`; `None` waits without a limit.
+    /// Waits until an event source is ready, at most for `timeout`; `None` waits without a limit.
     pub(super) fn wait(&mut self, timeout: Option<&Timespec>) -> Result<ReadySources> {
         let mut events: Vec<Event> = Vec::with_capacity(MAX_EVENTS);
         let buffer = rustix::buffer::spare_capacity(&mut events);
@@ -216,13 +217,13 @@ impl Poller {
         Ok(ready)
     }
 
-    /// The next reported event of a user; `None` if there is none left.
+    /// Returns the next reported event of a user's clients; `None` if none is left.
     pub(super) fn next_event(&mut self, user: u32) -> Option<ClientEvent> {
         self.users.get_mut(&user)?.reported.pop_front()
     }
 
-    /// Starts serving a user in this iteration: fetches events from the kernel, if all reported ones have been returned.
-    /// Connections are served round-robin.
+    /// Starts to serve a user in this iteration of the event loop: fetches events from the kernel, if all events that were
+    /// reported before have been returned. Connections are served round-robin.
     pub(super) fn fetch_events(&mut self, user: u32) -> Result<()> {
         let Some(of_user) = self.users.get_mut(&user).filter(|of_user| of_user.reported.is_empty()) else {
             return Ok(());
@@ -264,7 +265,7 @@ mod tests {
 
     const READ: Interest = Interest { read: true, write: false };
 
-    /// A poller with connections that are readable, `count` of each user.
+    /// Creates a poller with `count` readable connections of each user.
     fn poller(users: &[(u32, usize)]) -> (Poller, BTreeMap<ClientId, (u32, PacketSocket, PacketSocket)>) {
         let mut poller = Poller::create().unwrap();
         let mut sockets = BTreeMap::new();
@@ -280,7 +281,7 @@ mod tests {
         (poller, sockets)
     }
 
-    /// The next events of a user, at most `most`.
+    /// Returns the next events of a user, at most `most` of them.
     fn take(poller: &mut Poller, user: u32, most: usize) -> Vec<ClientEvent> {
         let mut events = Vec::new();
         while events.len() < most {
@@ -313,7 +314,7 @@ mod tests {
     #[test]
     fn connections_of_a_user_are_served_round_robin() {
         let (mut poller, sockets) = poller(&[(7, 100)]);
-        // Iterations of any length, also of fewer events than the kernel reports at a time.
+        // Iterations of several lengths, also shorter than the number of events that the kernel reports at a time.
         for turn in [1, 3, MAX_USER_EVENTS] {
             let mut seen = Vec::new();
             while seen.len() < sockets.len() {

@@ -1,4 +1,4 @@
-//! Starts a server from the descriptors of the keeper: of a new store, or of a server that died.
+//! Starts a store server from the descriptors that the keeper process holds, either for a new store or after a server has died.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -49,7 +49,8 @@ pub(super) fn start<'a>(
         Some(fd) => IndexMemory::open(fd)?,
         None => IndexMemory::create(geometry, settings.host.quota, &socket)?,
     };
-    // Less memory is available now than for the first server, because objects use some.
+    // The quota is read from the index instead of being computed again: objects use memory, so less is available than for the
+    // first server.
     settings.set_host_quota(index.quota());
     let limits = BudgetLimits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
     let mut clients = Clients::new(settings.user, Budget::new(settings.user, limits))?;
@@ -76,7 +77,7 @@ pub(super) fn start<'a>(
     Ok(event_loop)
 }
 
-/// Takes over the clients of the previous server. Returns the memory that the keeper held.
+/// Takes over the clients of the previous server. Returns the memory that the keeper process held for the store.
 fn take_over_clients(
     descriptors: DescriptorTable,
     clients: &mut Clients,
@@ -103,7 +104,7 @@ fn take_over_clients(
             admitted.map(|admitted| memory.add_pins(client, &admitted.pins)).transpose()
         });
         if let Err(error) = outcome {
-            // The failure concerns this client only; the others are served.
+            // The failure to take over a client concerns this client only; the others are served.
             tracing::error!(%client, %error, "cannot take over a client");
             clients.end(client, EndReason::Left, || false);
         }
@@ -111,7 +112,8 @@ fn take_over_clients(
     allocations
 }
 
-/// Takes over the memory of the previous server. Arenas are opened for reading, because they may contain objects.
+/// Takes over the memory of the previous server. Arenas (memory that small objects share) are opened for reading, because they
+/// may contain objects.
 fn take_over_memory(
     allocations: BTreeMap<AllocationId, OwnedFd>,
     index: &ObjectIndex<MappedCells>,

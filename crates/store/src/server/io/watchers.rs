@@ -1,4 +1,4 @@
-//! Events, and the clients that watch names.
+//! The log of published and deleted names, and the clients that watch names.
 //!
 //! An event is encoded once and appended to a log. Each watcher has a position in the log, and receives later events, a bounded
 //! number at a time, when its socket accepts them. So a watcher that does not read uses no memory but its position, and
@@ -15,16 +15,16 @@ use crate::protocol::frame;
 use crate::protocol::{Answer, Event, Response};
 use crate::server::budget::Charge;
 
-/// The maximum number of bytes of the log: twice the events of the largest pack.
+/// The maximum number of bytes of the event log: twice the events of the largest pack (objects that are published together).
 const MAX_LOG_BYTES: usize = 8 << 20;
 
-/// The memory of a log entry besides its bytes.
+/// The number of bytes that an entry of the event log uses besides its name and packets.
 const ENTRY_COST: usize = 96;
 
-/// The number of events that one iteration compares with watched prefixes.
+/// The number of events that one iteration of the event loop compares with the prefixes that clients watch.
 const COMPARED_AT_ONCE: usize = 64;
 
-/// The number of events that one iteration sends.
+/// The number of events that one iteration of the event loop sends to clients that watch names.
 const SENT_AT_ONCE: usize = 8;
 
 #[derive(Debug)]
@@ -43,41 +43,41 @@ impl LogEntry {
 struct EventWatcher {
     user: u32,
     prefix: String,
-    /// The number of the next event that it is compared with.
+    /// The number of the next event that is compared with the watched prefix.
     next: u64,
-    /// Whether the socket of the watcher is full.
+    /// True if the socket of the watching client is full.
     is_blocked: bool,
     _charge: Charge,
 }
 
-/// Whether an event was sent to a watcher.
+/// The result of sending an event to a client that watches names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendResult {
     Yes,
-    /// The socket is full: [`EventWatchers::unblock`] has to be called when it is writable.
+    /// The client's socket is full: [`EventWatchers::unblock`] has to be called when the socket is writable.
     Full,
 }
 
-/// The log of events, and the positions of watchers in it.
+/// The log of published and deleted names, and the position of each watching client in the log.
 #[derive(Debug, Default)]
 pub(super) struct EventWatchers {
     log: VecDeque<LogEntry>,
-    /// The number of the first event in the log.
+    /// The number of the first event that is still in the log.
     first: u64,
     bytes: usize,
     watchers: BTreeMap<ClientId, EventWatcher>,
-    /// Watchers whose sockets are not full, by their positions, for each user.
+    /// Watching clients whose sockets are not full, by their positions in the event log, for each user.
     ready: BTreeMap<u32, BTreeSet<(u64, ClientId)>>,
-    /// Watchers whose sockets are full, by their positions.
+    /// Watching clients whose sockets are full, by their positions in the event log.
     blocked: BTreeSet<(u64, ClientId)>,
-    /// The user whose watcher was served last.
+    /// The user whose watching client was served last.
     last_user: u32,
     #[cfg(test)]
     compared: usize,
 }
 
 impl EventWatchers {
-    /// Registers a watch of a client, which replaces an earlier one.
+    /// Registers a client's watch of names with a prefix, which replaces an earlier watch of the client.
     pub(super) fn add(&mut self, client: ClientId, user: u32, prefix: String, charge: Charge) {
         self.remove(client);
         let next = self.end();
@@ -85,7 +85,7 @@ impl EventWatchers {
         self.ready.entry(user).or_default().insert((next, client));
     }
 
-    /// Removes the watch of a client.
+    /// Removes a client's watch of names.
     pub(super) fn remove(&mut self, client: ClientId) {
         if let Some(watcher) = self.watchers.remove(&client) {
             self.remove_position(client, &watcher);
@@ -109,12 +109,12 @@ impl EventWatchers {
         }
     }
 
-    /// The number of the next event of the log.
+    /// Returns the number of the next event that will be appended to the log.
     fn end(&self) -> u64 {
         self.first + self.log.len() as u64
     }
 
-    /// Appends an event; drops it if there is no watcher.
+    /// Appends an event to the log, or drops the event if no client watches names.
     pub(super) fn notify(&mut self, event: Event) {
         if self.watchers.is_empty() {
             return;
@@ -136,7 +136,8 @@ impl EventWatchers {
         }
     }
 
-    /// Whether a watcher whose socket is not full is behind the end of the log, or one has to be disconnected.
+    /// Returns true if a watching client has unsent events and its socket is not full, or if one has missed events and has to be
+    /// disconnected.
     pub(super) fn has_work(&self) -> bool {
         let end = self.end();
         let is_behind =
@@ -144,17 +145,17 @@ impl EventWatchers {
         self.ready.values().any(is_behind) || self.blocked.first().is_some_and(|(next, _)| *next < self.first)
     }
 
-    /// Whether a client has pending events and its socket is full.
+    /// Returns true if a client has unsent events and its socket is full.
     pub(super) fn is_blocked(&self, client: ClientId) -> bool {
         self.watchers.get(&client).is_some_and(|watcher| watcher.is_blocked)
     }
 
-    /// A client's socket is writable again.
+    /// Resumes sending events to a client whose socket is writable again.
     pub(super) fn unblock(&mut self, client: ClientId) {
         self.update_position(client, |watcher| watcher.is_blocked = false);
     }
 
-    /// Changes a watcher, and updates its entry in `ready` or `blocked`.
+    /// Changes the state of a watching client, and updates its entry in `ready` or `blocked`.
     fn update_position(&mut self, client: ClientId, change: impl FnOnce(&mut EventWatcher)) {
         let Some(mut watcher) = self.watchers.remove(&client) else { return };
         self.remove_position(client, &watcher);
@@ -167,7 +168,8 @@ impl EventWatchers {
         self.watchers.insert(client, watcher);
     }
 
-    /// The watcher that is served next: the one furthest behind, of the next user (round-robin) that has one.
+    /// Selects the watching client that is served next: users take turns, and the client furthest behind in the event log is the
+    /// first of its user.
     fn next_behind(&mut self) -> Option<ClientId> {
         let end = self.end();
         let after = self.ready.range(self.last_user.saturating_add(1)..);
@@ -179,7 +181,8 @@ impl EventWatchers {
         Some(client)
     }
 
-    /// Sends some events to watchers. Returns the watchers that have to be disconnected because they have missed events.
+    /// Sends some events to clients that watch names. Returns the clients that have to be disconnected because they have missed
+    /// events.
     pub(super) fn deliver(
         &mut self,
         mut send: impl FnMut(ClientId, &[Vec<u8>]) -> SendResult,
@@ -221,7 +224,7 @@ impl EventWatchers {
         lost
     }
 
-    /// Drops some events that all watchers have been compared with.
+    /// Drops some events from the log that have been compared with the prefixes of all watching clients.
     fn drop_seen(&mut self) {
         let positions = self.ready.values().chain([&self.blocked]).filter_map(BTreeSet::first);
         let Some(least) = positions.map(|(next, _)| *next).min() else { return };

@@ -1,4 +1,5 @@
-//! Worker threads for slow calls: allocating memory, checking adopted memory, and sealing memory against writes.
+//! Worker threads of the store server for slow calls: allocating memory, checking adopted memory, and sealing memory against
+//! writes.
 //!
 //! Jobs wait in a queue that is fair per user: users are served round-robin, and the jobs of a user in order. Arenas count as one
 //! more user, since requests of all users may wait for them. Preallocation has the lowest priority, until a request waits for it
@@ -25,10 +26,10 @@ use crate::server::machine::Requester;
 
 const THREADS: usize = 2;
 
-/// A slow call, executed by a worker thread.
+/// A slow call that a worker thread executes.
 #[derive(Debug)]
 pub(super) enum WorkerJob {
-    /// If the first attempt fails, the second is made after released memory has been freed.
+    /// Allocate memory. If the first attempt fails, the second one is made after released memory has been freed.
     Allocate {
         allocation: AllocationId,
         len: u64,
@@ -47,7 +48,7 @@ pub(super) enum WorkerJob {
     },
 }
 
-/// The result of a worker's job.
+/// The result of a worker thread's job.
 #[derive(Debug)]
 pub(super) enum JobResult {
     Allocated {
@@ -59,7 +60,7 @@ pub(super) enum JobResult {
         allocation: AllocationId,
         outcome: Result<(), Refusal>,
     },
-    /// The first attempt to allocate memory for a request has failed: the job of the second attempt, and the error.
+    /// The first attempt to allocate memory for a request has failed. Contains the job of the second attempt, and the error.
     Failed {
         allocation: AllocationId,
         requester: Requester,
@@ -78,11 +79,11 @@ impl WorkerJob {
     }
 }
 
-/// The queues of jobs that have not started.
+/// The queues of jobs that no worker thread has started.
 #[derive(Debug, Default)]
 struct JobQueues {
     requested: FairQueue<Requester, WorkerJob>,
-    /// Preallocations. The state machine bounds their number.
+    /// Jobs that preallocate memory. The state machine limits their number.
     preallocations: VecDeque<WorkerJob>,
     is_closed: bool,
 }
@@ -95,7 +96,7 @@ impl JobQueues {
         }
     }
 
-    /// The next job, and its requester.
+    /// Removes and returns the next job to execute, and its requester.
     fn pop(&mut self) -> Option<(Requester, WorkerJob)> {
         self.requested.pop().or_else(|| Some((Requester::Server, self.preallocations.pop_front()?)))
     }
@@ -108,7 +109,7 @@ impl JobQueues {
     }
 }
 
-/// The job queue that the threads share.
+/// The job queue that the worker threads share.
 #[derive(Debug, Default)]
 struct JobQueue {
     jobs: Mutex<JobQueues>,
@@ -118,11 +119,11 @@ struct JobQueue {
 
 impl JobQueue {
     fn lock(&self) -> MutexGuard<'_, JobQueues> {
-        // No code that can panic runs under the lock, and a queue is consistent between calls.
+        // A poisoned lock is ignored: no code that can panic runs under the lock, and the queues are consistent between calls.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job; `None` when the queue is closed.
+    /// Waits for the next job and returns it; returns `None` when the queue is closed.
     fn wait(&self) -> Option<(Requester, WorkerJob)> {
         let mut jobs = self.lock();
         loop {
@@ -137,22 +138,22 @@ impl JobQueue {
     }
 }
 
-/// The worker threads, and the results of their jobs.
+/// The worker threads of the store server, and the results of their jobs.
 #[derive(Debug)]
 pub(super) struct Workers {
     queue: Arc<JobQueue>,
     done: Receiver<JobResult>,
-    /// A socket that is readable when a job is finished.
+    /// A socket that becomes readable when a worker thread has finished a job.
     wakeup: PacketSocket,
 }
 
 impl Workers {
-    /// Starts the threads. Device memory is allocated by `devices`, if there is one.
+    /// Starts the worker threads. They allocate device memory through `devices`, if the server has any.
     pub(super) fn start(devices: Option<&Backend>, headroom: &Arc<Headroom>) -> Result<Self> {
         let (report, done) = channel();
         let (wakeup, waker) = PacketSocket::pair()?;
         let (queue, waker) = (Arc::new(JobQueue::default()), Arc::new(waker));
-        // Its `Drop` closes the queue if a thread cannot be started.
+        // If a thread cannot be started, dropping `workers` closes the queue and stops the threads that were started.
         let workers = Self { queue: Arc::clone(&queue), done, wakeup };
         for _ in 0..THREADS {
             let (queue, waker, report) = (Arc::clone(&queue), Arc::clone(&waker), Sender::clone(&report));
@@ -164,13 +165,14 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Adds a job behind the others of its requester.
+    /// Adds a job to the queue, behind the other jobs of its requester.
     pub(super) fn add(&self, requester: Requester, job: WorkerJob) {
         self.queue.lock().push(requester, job);
         self.queue.changed.notify_one();
     }
 
-    /// Moves a preallocation to a user, because a request of that user waits for it. Does nothing if the job has started.
+    /// Moves a preallocation to the queue of a user, because a request of this user waits for the memory. Does nothing if the job
+    /// has started.
     pub(super) fn promote(&self, allocation: AllocationId, user: u32) {
         self.queue.lock().promote(allocation, user);
     }
@@ -179,14 +181,14 @@ impl Workers {
         &self.wakeup
     }
 
-    /// The jobs that were finished since the last call.
+    /// Returns the results of the jobs that were finished since the last call.
     pub(super) fn done(&self) -> Vec<JobResult> {
         while self.wakeup.recv(&mut [0; 8], Deadline::NOW).is_ok() {}
         self.done.try_iter().collect()
     }
 }
 
-/// Stops the threads. Jobs that have not started are dropped.
+/// Stops the worker threads. Jobs that have not started are dropped.
 impl Drop for Workers {
     fn drop(&mut self) {
         self.queue.lock().is_closed = true;
@@ -224,12 +226,12 @@ fn work(
         if report.send(done).is_err() {
             return;
         }
-        // If the socket is full, the event loop is awake already.
+        // An error is ignored: if the socket is full, the event loop wakes up in any case.
         let _ = waker.send(&[1], &[], Deadline::NOW);
     }
 }
 
-/// Seals memory against writes (`F_SEAL_WRITE`).
+/// Seals the memory of a descriptor against writes (`F_SEAL_WRITE`).
 pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
     memfd::seal_writes(fd).map_err(|error| match error {
         OsError::Call { errno: Errno::BUSY, .. } => Refusal::StillMapped,
@@ -237,11 +239,11 @@ pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
     })
 }
 
-/// The refusal of memory that cannot be sealed against writes or reopened.
+/// Returns the refusal of memory that cannot be sealed against writes or reopened.
 pub(super) fn refused(fd: BorrowedFd<'_>, error: &OsError) -> Refusal {
     match memfd::len_of(fd) {
         Ok(len) => Refusal::of_memory(len as u64, error),
-        // The descriptor is not memory.
+        // The descriptor has no length, so it is not memory.
         Err(unknown) => Refusal::malformed(&format!("{error}; its length cannot be read: {unknown}")),
     }
 }
@@ -255,7 +257,7 @@ fn allocate(
 ) -> Result<OwnedFd, String> {
     let len = usize::try_from(len).map_err(|_| "the length exceeds the address space".to_owned())?;
     let Some(device) = place.checked_sub(1) else {
-        // If there is too little memory, the kernel kills a process instead of failing the call.
+        // The memory is claimed first: if too little is available, the kernel kills a process instead of failing the allocation.
         let _claim = headroom.claim_waiting(len, purpose).map_err(|shortage| shortage.to_string())?;
         let memory = Memfd::create_large("wholemem-object", len).map_err(|error| describe_error(&error))?;
         return Ok(memory.into_fd());
@@ -270,7 +272,8 @@ fn allocate(
     exported.map_err(|error| error.to_string())?.ok_or_else(|| "the server has no devices".to_owned())
 }
 
-/// Checks that a descriptor is memory of a place and of exactly this length. Host memory is sealed against writes.
+/// Checks that a descriptor is memory of a place (the host or a device) and of exactly this length. Host memory is sealed against
+/// writes.
 fn check(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>) -> Result<OwnedFd, String> {
     let fd = fd.ok_or("the request has no descriptor")?;
     let len = usize::try_from(len).map_err(|_| "the length exceeds the address space".to_owned())?;
@@ -281,7 +284,7 @@ fn check(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>) -
     };
     let duplicate = || memfd::share_fd(fd.as_fd()).map_err(|error| error.to_string());
     let (first, second) = (duplicate()?, duplicate()?);
-    // No device gets access to the mapping, so no CUDA context is needed.
+    // The mapping grants no device access, so no CUDA context is needed.
     let map = |memory: &Allocation| -> wholemem_hal::Result<()> {
         let reservation = Reservation::create(memory.device().backend(), memory.len())?;
         Mapping::create(&reservation, 0, memory, &[]).map(drop)
@@ -293,7 +296,7 @@ fn check(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>) -
         if memory.properties()?.device.is_some_and(|found| found != device.id()) {
             return Ok(Err("the memory is on another device"));
         }
-        // The driver does not report the length of memory, but fails to map more than it has.
+        // The CUDA driver does not report the length of memory, but fails to map more than the memory has.
         map(&memory)?;
         let more = len.saturating_add(memory.granularity().minimum.len());
         let longer = Allocation::import(&device, second.into(), more).and_then(|longer| map(&longer));
@@ -362,7 +365,7 @@ mod tests {
         let workers = Workers::start(None, &headroom()).unwrap();
         let queue = Arc::downgrade(&workers.queue);
         drop(workers);
-        // Each thread holds the queue until it returns.
+        // Each worker thread holds a reference to the queue until the thread returns.
         while queue.upgrade().is_some() {
             thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The arenas of one place, indexed by their longest free range.
+//! The arenas (memory that small objects share) of one place, which is the host or a device, indexed by their longest free range.
 //!
 //! ```text
 //!   tree              [ 9 ]            a tree of maxima over the slots of the table of allocations
@@ -16,22 +16,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::AllocationId;
 
-/// The longest free range of each arena of a place, and the empty arenas.
+/// The longest free range of each arena of a place (the host or a device), and the set of empty arenas.
 #[derive(Debug)]
 pub(super) struct Arenas {
-    /// The tree: node `n` has the children `2 n` and `2 n + 1`, and the leaves are the second half.
+    /// A binary tree of the longest free ranges: node `n` has the maximum of its children `2 n` and `2 n + 1`, and the leaves are
+    /// the second half.
     tree: Vec<usize>,
-    /// The arena in each slot that has one.
+    /// The arena in each slot of the allocation table that has one.
     ids: BTreeMap<usize, AllocationId>,
     /// The arenas that contain no object.
     empty: BTreeSet<AllocationId>,
-    /// The number of tree levels that were visited.
+    /// The number of tree levels that lookups and updates have visited.
     #[cfg(test)]
     pub(super) visited: std::cell::Cell<usize>,
 }
 
 impl Arenas {
-    /// Creates an empty set of arenas, for a table of `slots` allocations.
+    /// Creates an empty set of arenas, for an allocation table with `slots` slots.
     pub(super) fn new(slots: usize) -> Self {
         Self {
             tree: vec![0; 2 * slots.next_power_of_two()],
@@ -42,7 +43,7 @@ impl Arenas {
         }
     }
 
-    /// Records the longest free range of an arena, and whether it has no objects.
+    /// Records the length of an arena's longest free range, and whether the arena has no objects.
     ///
     /// # Panics
     /// If the slot of the arena is beyond the table.
@@ -77,9 +78,9 @@ impl Arenas {
         }
     }
 
-    /// The first arena, by slot, with `len` contiguous free bytes.
+    /// Returns the arena with the lowest slot that has `len` contiguous free bytes.
     pub(super) fn first_with(&self, len: usize) -> Option<AllocationId> {
-        // A slot without an arena has no space, not even for zero bytes.
+        // At least one byte is needed: a slot without an arena has no space, not even for zero bytes.
         let len = len.max(1);
         let leaves = self.tree.len() / 2;
         if self.tree[1] < len {
@@ -95,7 +96,7 @@ impl Arenas {
         self.ids.get(&(node - leaves)).copied()
     }
 
-    /// The number of empty arenas.
+    /// Returns the number of arenas that contain no object.
     pub(super) fn empty_count(&self) -> usize {
         self.empty.len()
     }

@@ -1,4 +1,4 @@
-//! Creates objects: at once in an arena, or as soon as there is memory; and holds the requests that wait for memory.
+//! Creates objects, at once in an arena or as soon as there is memory, and holds the requests that wait for memory.
 //!
 //! ```text
 //!   create --> begin --+--> in an arena, or in preallocated memory ------------> answered
@@ -28,40 +28,40 @@ use crate::protocol::frame::Payload;
 use crate::protocol::{ByteRange, Label, Refusal, Request, RequestKind};
 use crate::server::budget::Charge;
 
-/// The number of requests that one step resumes: of those that waited for an arena of each place, and of those that found the
-/// store full.
+/// The maximum number of waiting requests that one step of the state machine resumes: of the requests for an arena of each place
+/// (the host or a device), and of the requests that found the store full.
 const MAX_RESUMED: usize = 8;
 
-/// After copying this many bytes of small objects, a step resumes no further requests.
+/// The number of copied bytes of small objects after which a step of the state machine resumes no further requests.
 const MAX_COPIED: usize = 128 << 10;
 
-/// The number of requests of departed clients, with their payloads, that one step drops.
+/// The number of requests of departed clients, with their payloads, that one step of the state machine drops.
 const MAX_DROPPED: usize = 8;
 
-/// The requests that create objects and wait for memory.
+/// The requests to create objects that wait for memory.
 #[derive(Debug, Default)]
 pub(super) struct Creation {
     pending: PendingMemory,
 }
 
 impl Creation {
-    /// Whether a request that waits for memory can be resumed or dropped now. `passes` is the number of completed scans of all pins,
-    /// which deferred requests wait for.
+    /// Returns true if a request that waits for memory can be resumed or dropped now. `passes` is the number of completed scans
+    /// of all pins, for which deferred requests wait.
     pub(super) fn is_ready(&self, passes: u64) -> bool {
         self.pending.is_ready() || self.pending.has_due(passes) || self.pending.has_abandoned()
     }
 
-    /// Removes the requests of a client that has left.
+    /// Removes the waiting requests of a client that has left.
     pub(super) fn forget_client(&mut self, client: ClientId) {
         self.pending.forget_client(client);
     }
 
-    /// Drops some requests of departed clients.
+    /// Drops some of the waiting requests of departed clients.
     pub(super) fn trim(&mut self) {
         self.pending.trim(MAX_DROPPED);
     }
 
-    /// Creates an object or a pack: at once in an arena, or as soon as there is memory for it.
+    /// Creates an object or a pack (several objects in one memory): at once in an arena, or as soon as there is memory.
     pub(super) fn create<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -84,12 +84,13 @@ impl Creation {
         };
         match PendingRequest::new(client, request, payload, charge, &store.sessions) {
             Ok(pending) => self.wait_for_memory(store, progress, pending, true),
-            // Memory that is being allocated for the request is released when it is ready.
+            // The request cannot be charged. Memory that is being allocated for it is released when the allocation is ready.
             Err(refusal) => store.answer(client, id, Err(refusal)),
         }
     }
 
-    /// Creates an object from memory that was sent with a request, as soon as the memory is checked and parked.
+    /// Creates an object from memory that was sent with a request, as soon as the memory is checked and the keeper process has
+    /// its descriptor.
     pub(super) fn adopt<C: Cells>(&mut self, store: &mut StoreState<C>, client: ClientId, request: Request) {
         let id = request.id;
         if self.is_known(store, client, id, request.resends != 0) {
@@ -98,7 +99,7 @@ impl Creation {
         let begun =
             request.check_server_deaths().and_then(|()| adoption::begin(store, client, &request.kind));
         let pending = begun.and_then(|allocation| {
-            // If the request cannot wait, the memory is released after the check.
+            // If the request cannot be charged and so cannot wait, its memory is released after the check.
             let payload = Payload::default();
             Ok((allocation, PendingRequest::new(client, request, payload, None, &store.sessions)?))
         });
@@ -108,8 +109,8 @@ impl Creation {
         }
     }
 
-    /// Creates another sealed object with a name over the bytes of an object, or over a range of the region that was allocated
-    /// for it.
+    /// Creates another sealed object with a name that shares the bytes of an existing object, or a range of the memory region
+    /// that was allocated for that object.
     pub(super) fn alias<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -136,8 +137,8 @@ impl Creation {
         store.answer(client, id, outcome);
     }
 
-    /// Whether a request that creates an object was received before. Then it is answered now, or will be. A client that uses an
-    /// id for two different requests is refused.
+    /// Returns true if a request that creates an object was received before: the request is answered now, or when its memory is
+    /// ready. A client that uses an id for two different requests is refused.
     fn is_known<C: Cells>(
         &self,
         store: &mut StoreState<C>,
@@ -146,19 +147,20 @@ impl Creation {
         is_repeated: bool,
     ) -> bool {
         match store.history.get(client, id) {
-            // The object was created before the server was replaced.
+            // The client has sent the request again: the object was created before the server was replaced.
             Some(object) if is_repeated => store.answer_created(client, id, object),
             Some(_) => {
                 let refusal = Refusal::malformed("a request has an id that was used before");
                 store.answer(client, id, Err(refusal));
             }
-            // Received again while it is in progress.
+            // The request has created no object yet: it was received before only if it is still waiting for memory.
             None => return self.pending.contains(client, id),
         }
         true
     }
 
-    /// Makes a request wait for memory that is being allocated or, if `may_defer`, for the scan of pins of deleted objects.
+    /// Makes a request wait for memory that is being allocated or, if `may_defer` is true, for the scan of the pins of deleted
+    /// objects.
     fn wait_for_memory<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -185,7 +187,8 @@ impl Creation {
         store.answer(client, id, Err(refusal));
     }
 
-    /// Starts to allocate an arena for at least `len` bytes, unless one of its place is being allocated.
+    /// Starts to allocate an arena for at least `len` bytes, unless an arena of this place (the host or a device) is already
+    /// being allocated.
     fn allocate_arena<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -200,7 +203,7 @@ impl Creation {
         Ok(())
     }
 
-    /// Memory is ready, or could not be allocated.
+    /// Continues the requests that wait for an allocation whose memory is ready or could not be allocated.
     pub(super) fn allocated<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -217,13 +220,13 @@ impl Creation {
         }
         memory.ready(allocation, store.objects.index());
         if record.is_arena {
-            // Requests that wait for it are resumed at the end of this step.
+            // Requests that wait for the arena are resumed at the end of this step.
             return self.pending.finish_arena(record.place, Ok(()));
         }
         if let Some(pending) = self.pending.take(allocation) {
             finish(store, &pending, allocation);
         }
-        // The client may have left meanwhile.
+        // If the client has left while the memory was being allocated, the memory has no object and is released.
         store.memory.release_if_idle(allocation, store.objects.index(), &mut store.outputs);
     }
 
@@ -253,8 +256,8 @@ impl Creation {
         }
     }
 
-    /// The requester of an allocation; `None` if the memory is adopted, if servers died during the request, or if its client has
-    /// left.
+    /// Returns the requester for whom a failed allocation may be tried again; `None` if the memory is adopted, if servers died
+    /// during the request, or if the client has left.
     fn requester<C: Cells>(
         &self,
         store: &StoreState<C>,
@@ -270,7 +273,7 @@ impl Creation {
         is_allocated.then(|| store.sessions.requester(pending.client))
     }
 
-    /// Resumes some of the requests that can continue.
+    /// Resumes some of the requests that waited for memory and can continue.
     pub(super) fn resume<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -280,7 +283,7 @@ impl Creation {
         self.resume_small(store, server_memory);
     }
 
-    /// Resumes requests that found no space before the pins of deleted objects were scanned.
+    /// Resumes requests that found no space, after the pins of deleted objects have been scanned.
     fn resume_deferred<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -288,7 +291,7 @@ impl Creation {
     ) {
         for _ in 0..MAX_RESUMED {
             let Some(pending) = self.pending.pop_due(store.retirement.passes()) else { return };
-            // `None` if the client has left.
+            // The request is `None` if its client has left.
             if let Some(pending) = pending {
                 let progress =
                     begin(store, pending.client, &pending.request, &pending.payload, server_memory);
@@ -297,13 +300,14 @@ impl Creation {
         }
     }
 
-    /// Creates waiting small objects for which there is space, or refuses them if their arena could not be allocated.
+    /// Creates the small objects of waiting requests if an arena has space, or refuses the requests if their arena could not be
+    /// allocated.
     fn resume_small<C: Cells>(&mut self, store: &mut StoreState<C>, server_memory: &mut impl ServerMemory) {
         for place in self.pending.ready_places() {
             let mut copied = 0;
             for _ in 0..MAX_RESUMED {
                 let Some((user, pending)) = self.pending.pop(place) else { break };
-                // `None` if the client has left.
+                // The request is `None` if its client has left.
                 if let Some(pending) = pending {
                     copied += pending.payload.len();
                     self.resume_one(store, (place, user), pending, server_memory);
@@ -312,7 +316,8 @@ impl Creation {
                     break;
                 }
             }
-            // The clients that waited for the arena may have left meanwhile.
+            // If the clients that waited for the arena have left while it was being allocated, the arena is empty and may be
+            // released.
             if let Some(arena) = self.pending.finish_round(place) {
                 store.memory.release_if_idle(arena, store.objects.index(), &mut store.outputs);
             }
@@ -345,7 +350,7 @@ impl Creation {
     }
 }
 
-/// Whether a refused request may find space after the pins of deleted objects are scanned.
+/// Returns true if a refused request may find space after the pins of deleted objects have been scanned.
 fn may_find_space<C: Cells>(store: &StoreState<C>, refusal: &Refusal) -> bool {
     let is_full = matches!(refusal, Refusal::OverQuota { .. } | Refusal::IndexFull { .. });
     is_full && store.retirement.is_active()

@@ -1,4 +1,4 @@
-//! Memory accounting: the allocations, the regions of them that are in use, and the usage of the quota.
+//! Accounts for the memory of a store: the allocations, the regions of them that are in use, and the usage of the quota.
 //!
 //! No operation except [`Ledger::allocations`] reads more than one allocation: the arena for a small object is looked up in the
 //! [`Arenas`] of its place, which are updated with every change. So the cost is O(log n), independent of other allocations and
@@ -15,29 +15,29 @@ use crate::id::AllocationId;
 use crate::index::{AllocationRecord, Region};
 use crate::protocol::{Refusal, Usage};
 
-/// The alignment of regions in an arena; their lengths are multiples of it.
+/// The alignment in bytes of memory regions in an arena. The lengths of regions are multiples of it.
 const ALIGN: usize = 256;
 
-/// The place of host memory. Other places are devices.
+/// The place number of host memory. All other places are devices.
 pub(crate) const HOST: u32 = 0;
 
-/// The quota and the sizes of allocations for one kind of memory.
+/// The quota and the sizes of allocations for one kind of memory (host or device).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AllocationPolicy {
-    /// The quota: the maximum number of bytes in use.
+    /// The quota: the maximum number of bytes of this kind of memory that may be in use.
     pub(crate) quota: u64,
-    /// The lengths of all allocations are multiples of this.
+    /// The granule in bytes. The lengths of all allocations are multiples of the granule.
     pub(crate) granule: u64,
-    /// Allocations for one object are multiples of this if the quota allows it: large pages are allocated and mapped much faster,
-    /// which is worth the unused rest of the last page.
+    /// The page length in bytes. The length of an allocation for one object is a multiple of the page length if the quota allows
+    /// it: large pages are allocated and mapped much faster, which is worth the unused rest of the last page.
     pub(crate) page: u64,
-    /// Objects shorter than this share an arena.
+    /// The length in bytes below which objects share an arena.
     pub(crate) small: u64,
-    /// The length of an arena.
+    /// The length in bytes of an arena, which is memory that small objects share.
     pub(crate) arena: u64,
 }
 
-/// The usage of one kind of memory.
+/// The policy and the usage of one kind of memory (host or device).
 #[derive(Debug)]
 struct KindUsage {
     policy: AllocationPolicy,
@@ -47,22 +47,22 @@ struct KindUsage {
 #[derive(Debug)]
 struct AllocationEntry {
     record: AllocationRecord,
-    /// The number of objects of each region, by its offset.
+    /// The number of objects in each memory region of the allocation, by the region's offset.
     regions: BTreeMap<u64, usize>,
-    /// The free ranges of an arena.
+    /// The free ranges of the allocation, if it is an arena.
     arena: Option<Suballocator>,
     /// Whether the memory is allocated and listed in the index.
     is_ready: bool,
 }
 
-/// The account of all memory of a store.
+/// The account of all memory of a store: allocations, regions and quotas.
 #[derive(Debug)]
 pub(super) struct Ledger {
     host: KindUsage,
     device: KindUsage,
     devices: u32,
     entries: BTreeMap<AllocationId, AllocationEntry>,
-    /// The arenas that are ready, by place.
+    /// The arenas whose memory is ready, by place (the host or a device).
     arenas: BTreeMap<u32, Arenas>,
     align: Granule,
     slots: Slots,
@@ -84,7 +84,7 @@ impl Ledger {
         if place == HOST { &mut self.host } else { &mut self.device }
     }
 
-    /// The usage of host memory and of device memory.
+    /// Returns the usage and the quota of host memory and of device memory.
     pub(super) fn usage(&self) -> (Usage, Usage) {
         let usage = |kind: &KindUsage| Usage { used: kind.used, quota: kind.policy.quota };
         (usage(&self.host), usage(&self.device))
@@ -94,7 +94,8 @@ impl Ledger {
         if place <= self.devices { Ok(()) } else { Err(Refusal::NoSuchDevice { device: place - 1 }) }
     }
 
-    /// Enters an allocation for `len` bytes: for one object, or an arena. It cannot be used before [`Ledger::ready`].
+    /// Adds an allocation for `len` bytes to the ledger: for one object, or an arena. The allocation cannot be used before
+    /// [`Ledger::ready`].
     pub(super) fn open(&mut self, place: u32, len: u64, is_arena: bool) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
         let AllocationPolicy { quota, granule, page, arena, .. } = kind.policy;
@@ -103,7 +104,7 @@ impl Ledger {
         let left = quota.saturating_sub(used);
         let rounded = |step: u64| len.max(1).checked_next_multiple_of(step).filter(|len| *len <= left);
         let Some(min_len) = rounded(granule) else { return Err(refused) };
-        // The last arena, and the last allocation for an object, may be shorter: as long as the quota allows.
+        // If little of the quota is left, the allocation is shorter than an arena, or is not rounded up to whole pages.
         let len = match is_arena {
             true => min_len.max(arena.min(left / granule * granule)),
             false => rounded(page).unwrap_or(min_len),
@@ -111,7 +112,7 @@ impl Ledger {
         self.take(AllocationRecord { len, place, is_arena })
     }
 
-    /// Enters an allocation for existing memory of exactly this length.
+    /// Adds an allocation for existing memory of exactly `len` bytes to the ledger.
     pub(super) fn open_exact(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
         if len == 0 || !len.is_multiple_of(kind.policy.granule) {
@@ -134,19 +135,19 @@ impl Ledger {
         Ok(id)
     }
 
-    /// Whether an object of this length fits the quota if there are no others.
+    /// Returns true if an object of this length fits the quota when there are no other objects.
     pub(super) fn fits_quota(&self, place: u32, len: u64) -> bool {
         self.min_len(place, len).is_some_and(|len| len <= self.policy(place).quota)
     }
 
-    /// The refusal of an object of this length because of the quota.
+    /// Returns the refusal of an object of this length that exceeds the quota.
     pub(super) fn over_quota(&self, place: u32, len: u64) -> Refusal {
         let kind = if place == HOST { &self.host } else { &self.device };
         Refusal::OverQuota { wanted: len, used: kind.used, quota: kind.policy.quota }
     }
 
-    /// The bytes of the quota that an object of this length would need, if it fits besides the `promised` bytes; zero if it fits
-    /// an existing arena.
+    /// Returns how many bytes of the quota an object of this length needs; zero if the object fits an existing arena. Returns
+    /// `None` if the object does not fit in addition to the `promised` bytes.
     pub(super) fn space_for(&self, place: u32, len: u64, promised: u64) -> Option<u64> {
         if len < self.policy(place).small && self.find_arena(place, len).is_some() {
             return Some(0);
@@ -156,17 +157,17 @@ impl Ledger {
         self.min_len(place, len).filter(|needed| *needed <= left)
     }
 
-    /// The length of an allocation for `len` bytes in whole pages.
+    /// Returns the length of an allocation for `len` bytes, rounded up to whole pages.
     pub(super) fn rounded(&self, place: u32, len: u64) -> Option<u64> {
         len.max(1).checked_next_multiple_of(self.policy(place).page)
     }
 
-    /// The minimum length of an allocation for `len` bytes.
+    /// Returns the minimum length of an allocation for `len` bytes, rounded up to whole granules.
     fn min_len(&self, place: u32, len: u64) -> Option<u64> {
         len.max(1).checked_next_multiple_of(self.policy(place).granule)
     }
 
-    /// Whether the index has a slot for another allocation.
+    /// Returns true if the index has a free slot for another allocation.
     pub(super) fn has_slots(&self) -> bool {
         self.slots.free_count() > 0
     }
@@ -176,12 +177,12 @@ impl Ledger {
         self.slots.allocate().map(|(slot, generation)| AllocationId::new(slot, generation))
     }
 
-    /// Frees the id of preallocated memory that is released.
+    /// Frees the id of preallocated memory that is released unused.
     pub(super) fn return_id(&mut self, id: AllocationId) {
         self.slots.free(id.slot(), id.generation() + 1);
     }
 
-    /// Enters preallocated memory that a request has taken. From now on it counts as used.
+    /// Adds preallocated memory that a request has taken to the ledger. From now on, the memory counts as used.
     pub(super) fn enter_reserved(&mut self, id: AllocationId, place: u32, len: u64) {
         self.kind(place).used += len;
         self.enter(id, AllocationRecord { len, place, is_arena: false });
@@ -192,14 +193,14 @@ impl Ledger {
         self.entries.insert(id, AllocationEntry { record, regions: BTreeMap::new(), arena, is_ready: false });
     }
 
-    /// Adds an allocation of the index after a restart.
+    /// Adds an allocation that the index lists to the ledger, after a restart of the server.
     pub(super) fn recover(&mut self, id: AllocationId, record: AllocationRecord) {
         self.kind(record.place).used += record.len;
         self.enter(id, record);
         self.ready(id);
     }
 
-    /// Adds a free slot of the index after a restart.
+    /// Adds an allocation slot that the index marks as free, after a restart of the server.
     pub(super) fn recover_slot(&mut self, slot: usize, generation: u64) {
         self.slots.free(slot, generation);
     }
@@ -215,7 +216,7 @@ impl Ledger {
         self.index_arena(id);
     }
 
-    /// Updates the table of arenas. Must be called after each change of an arena.
+    /// Updates the table of arenas with the free ranges of an arena. Must be called after each change of the arena.
     fn index_arena(&mut self, id: AllocationId) {
         let Some(entry) = self.entries.get(&id) else { return };
         if let (Some(arena), true) = (&entry.arena, entry.is_ready) {
@@ -225,13 +226,13 @@ impl Ledger {
         }
     }
 
-    /// The first arena, by slot, with space for a region.
+    /// Returns the arena with the lowest slot that has space for a region of `len` bytes.
     fn find_arena(&self, place: u32, len: u64) -> Option<AllocationId> {
         let wanted = self.align.round_up(to_usize(len.max(1)))?;
         self.arenas.get(&place)?.first_with(wanted)
     }
 
-    /// Allocates a region of an arena; `None` if no arena has space.
+    /// Allocates a region of `len` bytes in an arena; returns `None` if no arena has space.
     pub(super) fn carve(&mut self, place: u32, len: u64) -> Option<Region> {
         let allocation = self.find_arena(place, len)?;
         let arena = self.entries.get_mut(&allocation).and_then(|entry| entry.arena.as_mut())?;
@@ -241,13 +242,14 @@ impl Ledger {
         Some(Region { allocation, offset, len: len.max(1) })
     }
 
-    /// The region that covers a whole allocation.
+    /// Returns the memory region that covers a whole allocation.
     pub(super) fn whole(&self, allocation: AllocationId) -> Option<Region> {
         let len = self.record(allocation)?.len;
         Some(Region { allocation, offset: 0, len })
     }
 
-    /// Adds an object to a region. After a restart, returns `false` if the region overlaps another one or exceeds its allocation.
+    /// Adds an object to a memory region. After a restart, returns false if the region overlaps another region or exceeds its
+    /// allocation.
     pub(super) fn add_object(&mut self, region: Region, is_recovered: bool) -> bool {
         let Some(entry) = self.entries.get_mut(&region.allocation) else { return false };
         if let Some(objects) = entry.regions.get_mut(&region.offset) {
@@ -268,7 +270,7 @@ impl Ledger {
         fits
     }
 
-    /// Removes an object from a region. Returns the allocation if it can be released.
+    /// Removes an object from a memory region. Returns the region's allocation if it can be released.
     pub(super) fn remove_object(&mut self, region: Region) -> Option<AllocationId> {
         let entry = self.entries.get_mut(&region.allocation)?;
         let objects = entry.regions.get_mut(&region.offset)?;
@@ -281,7 +283,7 @@ impl Ledger {
         self.is_idle(region.allocation).then_some(region.allocation)
     }
 
-    /// Frees a region of an arena.
+    /// Frees a memory region of an arena.
     pub(super) fn free_region(&mut self, region: Region) {
         let arena = self.entries.get_mut(&region.allocation).and_then(|entry| entry.arena.as_mut());
         if let Some(arena) = arena {
@@ -290,11 +292,12 @@ impl Ledger {
         self.index_arena(region.allocation);
     }
 
-    /// Whether an allocation can be released: it is empty, and is not the only empty arena of its place.
+    /// Returns true if an allocation can be released: it contains no object, and is not the only empty arena of its place (the
+    /// host or a device).
     pub(super) fn is_idle(&self, id: AllocationId) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
         let empty_arenas = || self.arenas.get(&entry.record.place).map_or(0, Arenas::empty_count);
-        // An empty arena is included in the count.
+        // If this allocation is an empty arena, the count includes it.
         entry.is_ready && entry.regions.is_empty() && (!entry.record.is_arena || empty_arenas() > 1)
     }
 
@@ -309,7 +312,7 @@ impl Ledger {
         }
     }
 
-    /// Iterates over all allocations, ready or not.
+    /// Iterates over all allocations of the ledger, whether their memory is ready or not.
     pub(super) fn allocations(&self) -> impl Iterator<Item = AllocationId> {
         self.entries.keys().copied()
     }
@@ -388,7 +391,7 @@ mod tests {
         assert_eq!((ledger.remove_object(region), ledger.remove_object(region)), (None, None));
         assert_eq!(ledger.carve(HOST, 100), Some(region));
         ledger.free_region(region);
-        // One empty arena is retained; a second one is released.
+        // The ledger retains one empty arena, so only a second one can be released.
         let second = ledger.open(HOST, 1, true).unwrap();
         ledger.ready(second);
         assert!(ledger.is_idle(arena));
@@ -422,7 +425,7 @@ mod tests {
         assert_eq!(ledger.usage().0.used, 32 << 10);
     }
 
-    /// A ledger with `others` allocations for one large object each, as many full arenas behind them, and one arena with space.
+    /// Creates a ledger with `others` allocations for one large object each, as many full arenas, and one more arena with space.
     fn crowded(others: usize) -> Ledger {
         let quota = 1 << 40;
         let mut ledger =
@@ -449,11 +452,11 @@ mod tests {
             assert_eq!(ledger.remove_object(region), None, "the only empty arena is retained");
             ledger.arenas[&HOST].visited.get()
         });
-        // Two lookups and three updates, each of at most the twelve levels of a tree over 4,096 slots.
+        // The work is two lookups and three updates, each of at most the twelve levels of a tree over 4,096 slots.
         assert!(work.iter().all(|levels| *levels <= 5 * 12), "{work:?}");
     }
 
-    /// A naive reference of `carve`: tries all arenas in the order of their slots.
+    /// A naive reference implementation of `carve`, which tries all arenas in the order of their slots.
     fn carve_naively(ledger: &Ledger, place: u32, len: u64) -> Option<Region> {
         let mut arenas: Vec<_> = ledger.entries.iter().filter(|(_, entry)| entry.is_ready).collect();
         arenas.retain(|(_, entry)| entry.record.place == place);
@@ -464,7 +467,7 @@ mod tests {
         })
     }
 
-    /// A naive reference of `is_idle`: checks all allocations.
+    /// A naive reference implementation of `is_idle`, which checks all allocations.
     fn is_idle_naively(ledger: &Ledger, id: AllocationId) -> bool {
         let entry = &ledger.entries[&id];
         let is_empty = |entry: &AllocationEntry| entry.is_ready && entry.regions.is_empty();

@@ -15,7 +15,7 @@ use crate::id::{AllocationId, SlotState};
 use crate::index::{AllocationRecord, ObjectIndex, Region};
 use crate::protocol::Refusal;
 
-/// The memory of a store: its ledger, and preallocated memory.
+/// The memory of a store: the ledger of its allocations, and preallocated memory.
 #[derive(Debug)]
 pub(super) struct MemoryPool {
     ledger: Ledger,
@@ -23,7 +23,7 @@ pub(super) struct MemoryPool {
 }
 
 impl MemoryPool {
-    /// The memory of an index. Allocations of an existing index are added by [`Self::recover`].
+    /// Creates the memory pool of an index. The allocations of an existing index are added by [`Self::recover`].
     pub(super) fn new<C: Cells>(settings: &ServerSettings, index: &ObjectIndex<C>) -> Self {
         let slots = Slots::used_up_to(index.geometry().allocations, used_slots(index));
         let devices = u32::try_from(settings.devices.len()).expect("a machine has fewer than 2^32 devices");
@@ -31,17 +31,17 @@ impl MemoryPool {
         Self { ledger, prealloc: Prealloc::new(settings.prealloc_limit) }
     }
 
-    /// The ledger of allocations, for queries.
+    /// Returns the ledger of allocations, for queries.
     pub(super) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The time at which preallocated memory has to be updated.
+    /// Returns the time at which preallocated memory has to be allocated or released next.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         self.prealloc.wake_at()
     }
 
-    /// Starts to allocate memory for `len` bytes: for one object, or an arena.
+    /// Starts to allocate memory for `len` bytes, either for one object or as an arena.
     pub(super) fn allocate(
         &mut self,
         place: u32,
@@ -56,7 +56,7 @@ impl MemoryPool {
         Ok(allocation)
     }
 
-    /// Starts to allocate memory again after a failure.
+    /// Starts to allocate the memory of an allocation again, after a first failure.
     pub(super) fn allocate_again(
         &self,
         allocation: AllocationId,
@@ -68,7 +68,7 @@ impl MemoryPool {
         }
     }
 
-    /// Starts to import memory that was sent with a request, at its whole length.
+    /// Starts to import the whole length of memory that was sent with a request.
     pub(super) fn import(
         &mut self,
         place: u32,
@@ -82,14 +82,15 @@ impl MemoryPool {
         Ok(allocation)
     }
 
-    /// If the index has no slot left for an allocation, releases preallocated memory and its slots.
+    /// Releases preallocated memory and its index slots, if the index has no slot left for another allocation.
     fn free_slots(&mut self, outputs: &mut Outputs) {
         if !self.ledger.has_slots() {
             self.prealloc.release_slots(&mut self.ledger, outputs);
         }
     }
 
-    /// Takes preallocated memory for an object of this length, and returns whether it is ready. From now on it counts as used.
+    /// Takes preallocated memory for an object of this length. Returns the allocation, and whether the memory is ready. From now
+    /// on, the memory counts as used.
     pub(super) fn take_preallocated(&mut self, place: u32, len: u64) -> Option<(AllocationId, bool)> {
         if place != HOST {
             return None;
@@ -100,7 +101,7 @@ impl MemoryPool {
         Some((id, is_ready))
     }
 
-    /// Records that preallocated memory is ready or has failed. Returns `false` if the allocation belongs to a request.
+    /// Records that preallocated memory is ready or has failed. Returns false if the allocation belongs to a request instead.
     pub(super) fn preallocated(
         &mut self,
         id: AllocationId,
@@ -111,13 +112,13 @@ impl MemoryPool {
         self.prealloc.allocated(id, is_ready, &mut self.ledger, now, outputs)
     }
 
-    /// Whether an allocation of host memory that has failed should be tried again: it failed as a preallocation, for which less
-    /// memory is available, or preallocated memory is returned to the kernel now.
+    /// Returns true if a failed allocation of host memory should be tried again: either it failed as a preallocation, which may
+    /// use less memory than a request, or preallocated memory is returned to the kernel now.
     pub(super) fn may_retry(&mut self, allocation: AllocationId, outputs: &mut Outputs) -> bool {
         self.prealloc.end_early_take(allocation) || self.prealloc.reclaim(&mut self.ledger, outputs)
     }
 
-    /// Memory is ready: adds it to the index, and objects may be placed in it.
+    /// Adds an allocation whose memory is ready to the index, so that objects may be placed in the memory.
     pub(super) fn ready<C: Cells>(&mut self, allocation: AllocationId, index: &ObjectIndex<C>) {
         self.prealloc.end_early_take(allocation);
         if let Some(record) = self.ledger.record(allocation) {
@@ -126,14 +127,14 @@ impl MemoryPool {
         }
     }
 
-    /// Memory could not be allocated: removes and releases it.
+    /// Removes and releases an allocation whose memory could not be allocated.
     pub(super) fn failed(&mut self, allocation: AllocationId, outputs: &mut Outputs) {
         self.prealloc.end_early_take(allocation);
         self.ledger.close(allocation);
         outputs.push(Output::Release { allocation });
     }
 
-    /// Releases memory if it is empty, unless it is the only empty arena of its place.
+    /// Releases an allocation that contains no object, unless it is the only empty arena of its place (the host or a device).
     pub(super) fn release_if_idle<C: Cells>(
         &mut self,
         allocation: AllocationId,
@@ -151,25 +152,25 @@ impl MemoryPool {
         outputs.push(Output::Release { allocation });
     }
 
-    /// Allocates a region of an arena; `None` if no arena has space.
+    /// Allocates a region of `len` bytes in an arena; returns `None` if no arena has space.
     pub(super) fn carve(&mut self, place: u32, len: u64) -> Option<Region> {
         self.ledger.carve(place, len)
     }
 
-    /// Frees a region that was carved and is not used.
+    /// Frees a region of an arena that was allocated but is not used.
     pub(super) fn free_region(&mut self, region: Region) {
         self.ledger.free_region(region);
     }
 
-    /// Adds objects to a region.
+    /// Adds a number of objects to a memory region.
     pub(super) fn add_objects(&mut self, region: Region, objects: usize) {
         for _ in 0..objects {
             self.ledger.add_object(region, false);
         }
     }
 
-    /// Removes an object from a region. If its allocation is not needed any more, releases it, and prepares preallocated memory
-    /// of the same length.
+    /// Removes an object from a memory region. If the region's allocation is not needed any more, releases it, and schedules the
+    /// preallocation of memory of the same length.
     pub(super) fn remove_object<C: Cells>(
         &mut self,
         region: Region,
@@ -185,19 +186,19 @@ impl MemoryPool {
         }
     }
 
-    /// An object with its own allocation was sealed: prepares preallocated memory of its length.
+    /// Schedules the preallocation of memory, after an object with its own allocation of the same length was sealed.
     pub(super) fn expect_next(&mut self, allocation: AllocationId, now: Duration) {
         if let Some(record) = self.ledger.record(allocation).filter(|record| record.place == HOST) {
             self.prealloc.expect_next(record.len, now);
         }
     }
 
-    /// Allocates and releases preallocated memory that is due.
+    /// Starts preallocations that are due, and releases preallocated memory that is not needed any more.
     pub(super) fn update(&mut self, now: Duration, outputs: &mut Outputs) {
         self.prealloc.update(&mut self.ledger, now, outputs);
     }
 
-    /// Adds the allocations of an index. Those whose memory is lost are removed from the index.
+    /// Adds the allocations that an index lists to the ledger. Allocations whose memory is lost are removed from the index.
     pub(super) fn recover<C: Cells>(
         &mut self,
         index: &ObjectIndex<C>,
@@ -219,7 +220,8 @@ impl MemoryPool {
         }
     }
 
-    /// Adds an object of the index to its region. Returns `false` if the region overlaps another or exceeds its allocation.
+    /// Adds an object that the index lists to its memory region. Returns false if the region overlaps another region or exceeds
+    /// its allocation.
     pub(super) fn recover_region(&mut self, region: Region) -> bool {
         self.ledger.add_object(region, true)
     }
@@ -235,7 +237,7 @@ impl MemoryPool {
     }
 }
 
-/// The number of allocation slots that an index has ever used; later slots are unused.
+/// Returns the number of allocation slots that an index has ever used. The slots from this number on are unused.
 fn used_slots<C: Cells>(index: &ObjectIndex<C>) -> usize {
     let used = |slot: &usize| index.allocation_word(*slot).encode() != 0;
     (0..index.geometry().allocations).rfind(used).map_or(0, |last| last + 1)
@@ -257,7 +259,7 @@ mod tests {
         (MemoryPool::new(&settings(POLICY.quota), &index), index, Outputs::default())
     }
 
-    /// Allocates memory for one object, and adds the object.
+    /// Allocates memory for one object, adds the object, and returns its memory region.
     fn filled(pool: &mut MemoryPool, index: &ObjectIndex<RecordedCells>, outputs: &mut Outputs) -> Region {
         let id = pool.allocate(HOST, LEN, false, USER, outputs).unwrap();
         pool.ready(id, index);

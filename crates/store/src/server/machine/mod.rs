@@ -1,4 +1,4 @@
-//! The decisions of the server as a state machine: `step(now, input) -> outputs`, without I/O.
+//! The decisions of the store server as a state machine without I/O: `step(now, input) -> outputs`.
 //!
 //! A part is a struct with private fields. A part that needs another one gets it as an argument, and returns its decisions as
 //! outputs or return values. Only [`state`] composes several parts.

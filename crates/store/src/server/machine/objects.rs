@@ -1,4 +1,4 @@
-//! The table of objects: the index, its free slots, the names, the members of packs, and the number of objects.
+//! The table of all objects of a store: the index, its free slots, the names, the members of packs, and the number of objects.
 //!
 //! ```text
 //!   names    "p" -> 3.0   "p/a" -> 4.0   "p/b" -> 5.0     the current object of each name
@@ -18,7 +18,7 @@ use crate::id::{ClientId, ObjectId, SlotState};
 use crate::index::{ObjectIndex, ObjectRecord, Region};
 use crate::protocol::{Label, Refusal};
 
-/// The number of objects in the states that `Status` reports.
+/// The number of objects in each of the states that a `Status` request reports.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ObjectCounts {
     pub(super) sealed: u64,
@@ -35,22 +35,22 @@ impl ObjectCounts {
     }
 }
 
-/// The creator of an object: client, user, request and time. The same for all objects of a pack.
+/// The creator of an object: client, user, request and time. They are the same for all objects of a pack (objects in one memory).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Creator {
     pub(super) client: ClientId,
     /// The user who owns the object.
     pub(super) owner: u32,
     pub(super) request: u64,
-    /// The time of creation, in milliseconds since the Unix epoch.
+    /// The time at which the object was created, in milliseconds since the Unix epoch.
     pub(super) created: u64,
 }
 
-/// An object that has just been assigned its name.
+/// An object that has just been assigned its name, and the object that had the name before.
 #[derive(Debug)]
 pub(super) struct NamedObject {
     pub(super) record: ObjectRecord,
-    /// The object that had the name before.
+    /// The object that had the same name before.
     pub(super) replaced: Option<ObjectId>,
 }
 
@@ -59,16 +59,16 @@ pub(super) struct NamedObject {
 pub(super) struct ObjectTable<C> {
     index: ObjectIndex<C>,
     slots: Slots,
-    /// The current object of each name.
+    /// The object that each name currently refers to.
     names: BTreeMap<String, ObjectId>,
-    /// The other objects of each pack, by its first object.
+    /// The other objects of each pack (objects in one memory), by the first object of the pack.
     members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,
     counts: ObjectCounts,
 }
 
 impl<C: Cells> ObjectTable<C> {
-    /// A table over an index. Objects of an existing index are added by [`Self::recover_object`], [`Self::recover_free_slot`] and
-    /// [`Self::recover_names`].
+    /// Creates a table over an index. Objects of an existing index are added by [`Self::recover_object`],
+    /// [`Self::recover_free_slot`] and [`Self::recover_names`].
     pub(super) fn new(index: ObjectIndex<C>) -> Self {
         let slots = Slots::used_up_to(index.geometry().slots, index.used_slots());
         let (names, members) = (BTreeMap::new(), BTreeMap::new());
@@ -83,7 +83,7 @@ impl<C: Cells> ObjectTable<C> {
         self.counts
     }
 
-    /// The state and the record of an object; `None` if it does not exist.
+    /// Returns the state and the index record of an object; `None` if the object does not exist.
     pub(super) fn read(&self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         self.index.read(id)
     }
@@ -92,45 +92,45 @@ impl<C: Cells> ObjectTable<C> {
         self.index.state(id)
     }
 
-    /// The object that has a name.
+    /// Returns the object that a name currently refers to.
     pub(super) fn find(&self, name: &str) -> Option<ObjectId> {
         self.names.get(name).copied()
     }
 
-    /// The owner of the object that has a name.
+    /// Returns the user who owns the object that a name currently refers to.
     pub(super) fn owner_of_name(&self, name: &str) -> Option<u32> {
         self.find(name).and_then(|id| self.index.owner(id))
     }
 
-    /// The version of the next object with a name.
+    /// Returns the version that the next object with this name gets.
     pub(super) fn next_version(&self, name: &str) -> u64 {
         let current = self.find(name).and_then(|current| self.index.read(current));
         1 + current.map_or(0, |(_, record)| record.version)
     }
 
-    /// An object, followed by the other objects of its pack if it is the first of one.
+    /// Returns an object, followed by the other objects of its pack if the object is the first of a pack.
     pub(super) fn pack(&self, first: ObjectId) -> impl Iterator<Item = ObjectId> {
         [first].into_iter().chain(self.members.get(&first).into_iter().flatten().copied())
     }
 
-    /// Whether an object is the first of a pack that still has other objects.
+    /// Returns true if an object is the first of a pack that still has other objects.
     pub(super) fn has_members(&self, first: ObjectId) -> bool {
         self.members.get(&first).is_some_and(|members| !members.is_empty())
     }
 
-    /// The number of objects that [`Self::pack`] returns.
+    /// Returns the number of objects that [`Self::pack`] returns.
     pub(super) fn pack_len(&self, first: ObjectId) -> usize {
         1 + self.members.get(&first).map_or(0, BTreeSet::len)
     }
 
-    /// Whether an object belongs to a pack whose first object is sealed. The record of such an object is retained as long as the
-    /// pack, because it holds the location of the bytes.
+    /// Returns true if an object belongs to a pack whose first object is another, sealed object. The record of such an object is
+    /// retained as long as the pack, because the record holds the location of the bytes.
     pub(super) fn is_in_sealed_pack(&self, id: ObjectId, record: &ObjectRecord) -> bool {
         let first = record.pack.filter(|first| *first != id);
         first.is_some_and(|first| self.index.state(first) == Some(SlotState::Sealed))
     }
 
-    /// Refuses if the index has fewer than `count` free slots.
+    /// Returns a refusal if the index has fewer than `count` free slots.
     pub(super) fn check_slots(&self, count: usize) -> Result<(), Refusal> {
         if self.slots.free_count() < count { Err(self.full()) } else { Ok(()) }
     }
@@ -139,7 +139,8 @@ impl<C: Cells> ObjectTable<C> {
         Refusal::IndexFull { slots: self.index.geometry().slots }
     }
 
-    /// Enters a sealed object over a range of an existing region. [`Self::assign_name`] assigns its name.
+    /// Adds a sealed object over a range of an existing memory region to the index. [`Self::assign_name`] assigns the object's
+    /// name.
     pub(super) fn insert_sealed(
         &mut self,
         creator: Creator,
@@ -168,8 +169,8 @@ impl<C: Cells> ObjectTable<C> {
         Ok((object, version))
     }
 
-    /// Enters an object or a pack in a state, and returns its first object. The first object is committed last: its commit
-    /// decides whether the pack exists.
+    /// Adds an object or a pack in the given state to the index, and returns its first object. The first object is committed
+    /// last: its commit decides whether the pack exists.
     ///
     /// # Panics
     /// If the index has too few free slots. The caller has to call [`Self::check_slots`] before.
@@ -186,7 +187,8 @@ impl<C: Cells> ObjectTable<C> {
         };
         let first = take();
         let mut others: Vec<_> = plan.members.iter().map(|_| take()).collect();
-        // Readers order objects with the same offset by their slots; empty objects have the offset of the next one.
+        // Readers of the index order the objects of a pack that have the same offset by slot. An empty object has the offset of
+        // the object that follows, so the slots must be in order.
         others.sort_unstable_by_key(|id| id.slot());
         let record = |label: &Label, offset: u64, len: u64| ObjectRecord {
             name: label.name.clone(),
@@ -217,7 +219,7 @@ impl<C: Cells> ObjectTable<C> {
         first
     }
 
-    /// Changes the state of an object by one committing store.
+    /// Changes the state of an object with a single store to the index, which commits the change.
     fn commit(&mut self, id: ObjectId, state: SlotState) {
         if let Some(count) = self.index.state(id).and_then(|before| self.counts.of(before)) {
             *count -= 1;
@@ -228,8 +230,8 @@ impl<C: Cells> ObjectTable<C> {
         self.index.commit(id, state);
     }
 
-    /// Sets the versions of all objects of a draft and seals the first. `names` are the objects with their names. Returns the
-    /// version of the first object.
+    /// Sets the versions of all objects of a draft (an unsealed object or pack), and seals the first object. `names` are the
+    /// objects with their names. Returns the version of the first object.
     pub(super) fn seal(&mut self, first: ObjectId, names: &[(ObjectId, String)]) -> u64 {
         let mut version = 0;
         for (id, name) in names {
@@ -241,7 +243,7 @@ impl<C: Cells> ObjectTable<C> {
         version
     }
 
-    /// Seals the other objects of a pack whose first object is sealed. Returns all objects of the pack.
+    /// Seals the other objects of a pack whose first object is already sealed. Returns all objects of the pack.
     pub(super) fn seal_members(&mut self, first: ObjectId) -> Vec<ObjectId> {
         let pack: Vec<_> = self.pack(first).collect();
         for other in pack.iter().filter(|id| **id != first) {
@@ -250,7 +252,7 @@ impl<C: Cells> ObjectTable<C> {
         pack
     }
 
-    /// Assigns the name in its record to a sealed object; `None` if the record has no name.
+    /// Makes the name in the record of a sealed object refer to this object; returns `None` if the record has no name.
     pub(super) fn assign_name(&mut self, id: ObjectId) -> Option<NamedObject> {
         let (_, record) = self.index.read(id).filter(|(_, record)| !record.name.is_empty())?;
         let replaced = self.names.insert(record.name.clone(), id);
@@ -258,7 +260,7 @@ impl<C: Cells> ObjectTable<C> {
         Some(NamedObject { record, replaced })
     }
 
-    /// Removes the name of an object and marks the object as deleted. Returns its previous state, and its record.
+    /// Removes the name of an object and marks the object as deleted. Returns the object's previous state, and its record.
     pub(super) fn mark_deleted(&mut self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         let (state, record) = self.index.read(id)?;
         if state != SlotState::Deleted {
@@ -281,7 +283,7 @@ impl<C: Cells> ObjectTable<C> {
         self.slots.free_count()
     }
 
-    /// Frees the slot of a deleted object. Returns its record.
+    /// Frees the index slot of a deleted object. Returns the object's record.
     pub(super) fn free(&mut self, id: ObjectId) -> Option<ObjectRecord> {
         self.members.remove(&id);
         let (_, record) = self.index.read(id)?;
@@ -294,14 +296,14 @@ impl<C: Cells> ObjectTable<C> {
     }
 }
 
-/// Functions for [`recovery`](super::recovery).
+/// Functions for the [`recovery`](super::recovery) of the table of objects from an index.
 impl<C: Cells> ObjectTable<C> {
-    /// Adds a slot that the index marks as free.
+    /// Adds an index slot that is marked as free to the free slots of the table.
     pub(super) fn recover_free_slot(&mut self, slot: usize, generation: u64) {
         self.slots.free(slot, generation);
     }
 
-    /// Adds an object of the index, and sets its state if that differs.
+    /// Adds an object that the index lists to the table, and changes the object's state in the index if it differs from `state`.
     pub(super) fn recover_object(&mut self, id: ObjectId, state: SlotState, record: &ObjectRecord) {
         if self.index.state(id) != Some(state) {
             self.index.commit(id, state);
@@ -311,13 +313,14 @@ impl<C: Cells> ObjectTable<C> {
         }
     }
 
-    /// Frees the slot of an object that cannot be recovered.
+    /// Frees the index slot of an object that cannot be recovered.
     pub(super) fn recover_lost(&mut self, id: ObjectId) {
         self.index.commit(id, SlotState::Free);
         self.slots.free(id.slot(), id.generation() + 1);
     }
 
-    /// Counts the objects, and assigns each name to its newest object. Returns the objects that were replaced.
+    /// Counts the objects of the index, and assigns each name to its newest object. Returns the objects that newer objects have
+    /// replaced.
     pub(super) fn recover_names(&mut self) -> Vec<ObjectId> {
         self.counts = ObjectCounts::default();
         for slot in 0..self.index.used_slots() {
@@ -362,7 +365,7 @@ mod tests {
         ObjectTable::new(ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY))
     }
 
-    /// A sealed pack of three objects, with their names.
+    /// Adds a sealed pack of three objects to the table, with their names.
     fn sealed_pack(table: &mut ObjectTable<RecordedCells>) -> ObjectId {
         let kind = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
         let first = table.insert(CREATOR, &CreatePlan::new(&kind).unwrap(), region(), SlotState::Created);
@@ -425,7 +428,7 @@ mod tests {
         let mut table = table();
         let first = sealed_pack(&mut table);
         let (other, _) = table.insert_sealed(CREATOR, label("p"), region(), (0, 1)).unwrap();
-        // The server died before it assigned the name to the other object.
+        // The simulated server died after it added the other object, and before it assigned the name to this object.
         let mut recovered = ObjectTable::new(table.index().clone());
         for (id, state, record) in table.index().objects() {
             recovered.recover_object(id, state, &record);

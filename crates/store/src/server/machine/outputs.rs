@@ -1,4 +1,4 @@
-//! The actions that the current step has decided on, in the order in which they are carried out.
+//! The actions that the current step of the state machine has decided on, in the order in which they are carried out.
 
 use super::interface::{Output, SharedAllocation};
 use super::sessions::Sessions;
@@ -16,7 +16,7 @@ impl Outputs {
         self.list.push(output);
     }
 
-    /// Answers a request. Converts a refusal to the client's protocol version.
+    /// Answers a client's request. A refusal is converted to the client's protocol version.
     pub(super) fn answer(
         &mut self,
         sessions: &Sessions,
@@ -28,7 +28,7 @@ impl Outputs {
         self.respond(client, id, outcome.unwrap_or_else(refused), None);
     }
 
-    /// Answers a request, with a descriptor if `share` is set.
+    /// Answers a client's request, with the descriptor of an allocation if `share` is set.
     pub(super) fn respond(
         &mut self,
         client: ClientId,
@@ -39,12 +39,12 @@ impl Outputs {
         self.push(Output::Respond { client, response: Response { id, answer }, share });
     }
 
-    /// Notifies the clients that watch a name.
+    /// Sends an event to the clients that watch a name.
     pub(super) fn notify(&mut self, name: &str, object: ObjectId, kind: EventKind) {
         self.push(Output::Notify(Event { name: name.to_owned(), object, kind }));
     }
 
-    /// The allocations that this step releases.
+    /// Returns the allocations that the current step of the state machine releases.
     pub(super) fn released(&self) -> impl Iterator<Item = AllocationId> {
         self.list.iter().filter_map(|output| match output {
             Output::Release { allocation } => Some(*allocation),
@@ -52,7 +52,7 @@ impl Outputs {
         })
     }
 
-    /// Removes and returns all outputs of the step.
+    /// Removes and returns all outputs of the current step of the state machine.
     pub(super) fn take(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.list)
     }

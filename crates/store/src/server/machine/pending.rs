@@ -1,4 +1,4 @@
-//! Requests that wait for memory that is being allocated.
+//! Requests to create objects that wait for memory that is being allocated.
 //!
 //! ```text
 //!   large object   request --> its own allocation
@@ -26,22 +26,22 @@ use crate::protocol::{Refusal, Request};
 use crate::server::budget::{Amount, Charge};
 use crate::server::fair_queue::FairQueue;
 
-/// The memory of a waiting request, besides its payload, in bytes.
+/// The number of bytes that a waiting request uses besides its payload.
 pub(super) const REQUEST_COST: u64 = 512;
 
-/// A request to create an object whose memory is being allocated.
+/// A request to create an object, which waits until memory for the object is allocated.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
     pub(super) client: ClientId,
     pub(super) request: Request,
     pub(super) payload: Payload<'static>,
-    /// The charge of the request and its payload.
+    /// The charge of the waiting request and its payload to the account of the client.
     _charge: Charge,
 }
 
 impl PendingRequest {
-    /// Creates a waiting request, and charges its client for all memory that it uses. `charge` is the charge of the payload, if
-    /// the payload has memory of its own.
+    /// Creates a waiting request, and charges its client for all memory that the request uses. `charge` is the charge of the
+    /// payload, if the payload has memory of its own.
     pub(super) fn new(
         client: ClientId,
         request: Request,
@@ -65,54 +65,54 @@ impl PendingRequest {
     }
 }
 
-/// The reason for which an arena could not be allocated.
+/// The length of an arena that could not be allocated, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ArenaFailure {
-    /// The length of the arena, in bytes.
+    /// The length in bytes of the arena that could not be allocated.
     pub(super) len: u64,
     pub(super) reason: String,
 }
 
-/// A client, and the id of its request.
+/// The key of a waiting request: the client, and the id of the request.
 type RequestKey = (ClientId, u64);
 
-/// The requests that wait for an arena of one place, and the state of that arena.
+/// The requests that wait for an arena (memory that small objects share) of one place, and the state of that arena.
 #[derive(Debug, Default)]
 struct ArenaQueue {
-    /// The keys of requests, by the user of their client. Includes requests of departed clients.
+    /// The keys of the waiting requests, by the user of their client. Requests of departed clients are included.
     queue: FairQueue<u32, RequestKey>,
-    /// The arena that is being allocated for this queue.
+    /// The arena that is being allocated for the requests of this queue.
     allocating: Option<AllocationId>,
-    /// The last allocated arena, until all requests for which it has space have been resumed.
+    /// The arena that was allocated last, until all requests for which the arena has space have been resumed.
     allocated: Option<AllocationId>,
-    /// The error of the last arena, until all waiting requests have been refused.
+    /// The error of the last attempt to allocate an arena, until all waiting requests have been refused.
     failure: Option<ArenaFailure>,
 }
 
 impl ArenaQueue {
-    /// Whether requests of this queue can be resumed.
+    /// Returns true if requests that wait for an arena of this queue can be resumed.
     fn is_ready(&self) -> bool {
         self.allocating.is_none() && !self.queue.is_empty()
     }
 }
 
-/// All requests that wait for memory.
+/// All requests to create objects that wait for memory.
 #[derive(Debug, Default)]
 pub(super) struct PendingMemory {
     requests: BTreeMap<ClientId, BTreeMap<u64, PendingRequest>>,
-    /// The requests of departed clients.
+    /// The waiting requests of departed clients, which are dropped a few at a time.
     abandoned: Vec<BTreeMap<u64, PendingRequest>>,
-    /// The request that waits for each allocation of a single object.
+    /// The request that waits for each allocation that is for one object.
     single: BTreeMap<AllocationId, RequestKey>,
-    /// The queue of each place in which requests wait or an arena is being allocated.
+    /// The queue of each place (the host or a device) for which requests wait or an arena is being allocated.
     arena_queues: BTreeMap<u32, ArenaQueue>,
-    /// Requests that found no space while the pins of deleted objects were being scanned, by the number of completed passes that
-    /// they wait for, and by the user of their client.
+    /// Requests that found no space while the pins of deleted objects were being scanned, by the number of completed scan passes
+    /// that they wait for, and by the user of their client.
     deferred: BTreeMap<u64, FairQueue<u32, RequestKey>>,
 }
 
 impl PendingMemory {
-    /// Whether a request waits for memory.
+    /// Returns true if this request of a client waits for memory.
     pub(super) fn contains(&self, client: ClientId, request: u64) -> bool {
         self.requests.get(&client).is_some_and(|requests| requests.contains_key(&request))
     }
@@ -123,43 +123,43 @@ impl PendingMemory {
         self.single.insert(allocation, key);
     }
 
-    /// The request that waits for an allocation; `None` if its client has left.
+    /// Returns the request that waits for an allocation; `None` if the request's client has left.
     pub(super) fn waits_for(&self, allocation: AllocationId) -> Option<&PendingRequest> {
         let (client, id) = self.single.get(&allocation)?;
         self.requests.get(client)?.get(id)
     }
 
-    /// Removes the request that waits for an allocation; `None` if its client has left.
+    /// Removes and returns the request that waits for an allocation; `None` if the request's client has left.
     pub(super) fn take(&mut self, allocation: AllocationId) -> Option<PendingRequest> {
         let key = self.single.remove(&allocation)?;
         self.remove(key)
     }
 
-    /// Makes a request of a user wait until an arena of a place has space.
+    /// Makes a request of a user wait until an arena of a place (the host or a device) has space.
     pub(super) fn wait_for_arena(&mut self, place: u32, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
         self.arena_queues.entry(place).or_default().queue.push(user, key);
     }
 
-    /// Undoes [`Self::pop`] for a request for which there is no space yet.
+    /// Undoes [`Self::pop`] for a request for which no arena has space yet.
     pub(super) fn requeue(&mut self, place: u32, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
         self.arena_queues.entry(place).or_default().queue.push_front(user, key);
     }
 
-    /// Makes a request of a user wait until this number of passes over all pins is complete.
+    /// Makes a request of a user wait until this number of scan passes over all pins is complete.
     pub(super) fn wait_for_passes(&mut self, passes: u64, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
         self.deferred.entry(passes).or_default().push(user, key);
     }
 
-    /// Whether a request has waited for enough passes.
+    /// Returns true if a request waits only for scan passes over all pins that are complete.
     pub(super) fn has_due(&self, passes: u64) -> bool {
         self.deferred.first_key_value().is_some_and(|(needed, _)| *needed <= passes)
     }
 
-    /// Removes the next request that has waited for enough passes; `None` if there is none. The request is `None` if its client
-    /// has left.
+    /// Removes and returns the next request that waits only for scan passes over all pins that are complete; `None` if there is
+    /// none. The request itself is `None` if its client has left.
     pub(super) fn pop_due(&mut self, passes: u64) -> Option<Option<PendingRequest>> {
         let mut first = self.deferred.first_entry().filter(|first| *first.key() <= passes)?;
         let (_, key) = first.get_mut().pop()?;
@@ -184,20 +184,21 @@ impl PendingMemory {
         removed
     }
 
-    /// Whether another arena has to be allocated for a request that finds no space. False while one is being allocated, or has
-    /// just failed.
+    /// Returns true if another arena has to be allocated for a request that finds no space. Returns false while an arena of the
+    /// place is being allocated, or after its allocation has just failed.
     pub(super) fn needs_arena(&self, place: u32) -> bool {
         self.arena_queues
             .get(&place)
             .is_none_or(|queue| queue.allocating.is_none() && queue.failure.is_none())
     }
 
-    /// An arena of a place is being allocated.
+    /// Records that an arena of a place (the host or a device) is being allocated.
     pub(super) fn begin_arena(&mut self, place: u32, allocation: AllocationId) {
         self.arena_queues.entry(place).or_default().allocating = Some(allocation);
     }
 
-    /// The arena of a place is ready or has failed. The requests of its queue can be resumed.
+    /// Records that the arena of a place (the host or a device) is ready or has failed, so that the requests that wait for it can
+    /// be resumed.
     pub(super) fn finish_arena(&mut self, place: u32, outcome: Result<(), ArenaFailure>) {
         let queue = self.arena_queues.entry(place).or_default();
         let allocation = queue.allocating.take();
@@ -207,25 +208,26 @@ impl PendingMemory {
         }
     }
 
-    /// The error with which the requests of a queue are refused, if the last arena could not be allocated.
+    /// Returns the error with which the requests for an arena of a place are refused, if the arena could not be allocated.
     pub(super) fn failure(&self, place: u32) -> Option<&ArenaFailure> {
         self.arena_queues.get(&place)?.failure.as_ref()
     }
 
-    /// Removes the next request of the queue of a place, with its user; `None` if no request waits or an arena is being
-    /// allocated. The request is `None` if its client has left.
+    /// Removes and returns the next request that waits for an arena of a place, with its user; `None` if no request waits or an
+    /// arena is being allocated. The request itself is `None` if its client has left.
     pub(super) fn pop(&mut self, place: u32) -> Option<(u32, Option<PendingRequest>)> {
         let queue = self.arena_queues.get_mut(&place).filter(|queue| queue.is_ready())?;
         let (user, key) = queue.queue.pop()?;
         Some((user, self.remove(key)))
     }
 
-    /// Whether any request can be resumed.
+    /// Returns true if any request that waits for an arena can be resumed.
     pub(super) fn is_ready(&self) -> bool {
         self.arena_queues.values().any(ArenaQueue::is_ready)
     }
 
-    /// The places whose queues have work to do: requests to resume, or [a round to finish](Self::finish_round).
+    /// Returns the places whose queues of waiting requests have work to do: requests to resume, or [a round to
+    /// finish](Self::finish_round).
     pub(super) fn ready_places(&self) -> Vec<u32> {
         let is_ready = |queue: &ArenaQueue| {
             queue.is_ready() || (queue.allocating.is_none() && queue.allocated.is_some())
@@ -233,8 +235,9 @@ impl PendingMemory {
         self.arena_queues.iter().filter(|(_, queue)| is_ready(queue)).map(|(place, _)| *place).collect()
     }
 
-    /// Finishes the round of a queue whose requests have been resumed as far as there is space. Returns the last allocated arena:
-    /// if it is still empty, no request needs it. Does nothing while there are requests to resume.
+    /// Finishes a round of resuming the requests of a queue, after they were resumed as far as there is space. Returns the arena
+    /// that was allocated last: if the arena is still empty, no request needs it. Does nothing while there are requests to
+    /// resume.
     pub(super) fn finish_round(&mut self, place: u32) -> Option<AllocationId> {
         let queue = self.arena_queues.get_mut(&place).filter(|queue| !queue.is_ready())?;
         let allocated = queue.allocated.take();
@@ -244,17 +247,17 @@ impl PendingMemory {
         allocated
     }
 
-    /// Removes the requests of a client that has left. Allocations for them continue.
+    /// Removes the waiting requests of a client that has left. Allocations for these requests continue.
     pub(super) fn forget_client(&mut self, client: ClientId) {
         self.abandoned.extend(self.requests.remove(&client));
     }
 
-    /// Whether requests of departed clients are left to drop.
+    /// Returns true if waiting requests of departed clients are left to drop.
     pub(super) fn has_abandoned(&self) -> bool {
         !self.abandoned.is_empty()
     }
 
-    /// Drops up to `count` requests of departed clients.
+    /// Drops up to `count` waiting requests of departed clients.
     pub(super) fn trim(&mut self, count: usize) {
         for _ in 0..count {
             let Some(requests) = self.abandoned.last_mut() else { return };
@@ -303,7 +306,7 @@ mod tests {
         assert_eq!(budget.held().bytes, 0);
     }
 
-    /// The keys of the requests that can be resumed now.
+    /// Resumes requests until none can be resumed, and returns their keys.
     fn resumed(pending: &mut PendingMemory) -> Vec<Option<(u64, u64)>> {
         let popped = std::iter::from_fn(|| pending.pop(PLACE));
         popped.map(|(_, request)| request.map(|request| (request.client.0, request.request.id))).collect()
@@ -335,7 +338,7 @@ mod tests {
         pending.finish_arena(PLACE, Ok(()));
         assert!(pending.is_ready() && pending.ready_places() == [PLACE]);
         let (user, first) = pending.pop(PLACE).unwrap();
-        // There is no space for it yet: it is the first again when another arena is ready.
+        // No arena has space for the request yet: the request is first in the queue again when another arena is ready.
         pending.requeue(PLACE, user, first.unwrap());
         pending.begin_arena(PLACE, id(2));
         assert_eq!((pending.finish_round(PLACE), pending.ready_places()), (Some(id(1)), vec![]));

@@ -14,62 +14,63 @@ use std::time::Duration;
 use super::interface::ServerMemory;
 use crate::id::{ClientId, ObjectId};
 
-/// The work that one step may do. Reading one pin is one unit of work.
+/// The units of work that one step of the state machine may spend on scanning pins. Reading one pin is one unit.
 pub(super) const STEP_WORK: usize = 1024;
 
-/// The work of opening a page: its first cell is rarely in a cache.
+/// The units of work for starting to read a client's pin page, whose first cell is rarely in a CPU cache.
 pub(crate) const PAGE_WORK: usize = 16;
 
-/// The work of finding a pin of a deleted object.
+/// The units of work for a pin of a deleted object that the scan finds.
 const HIT_WORK: usize = 16;
 
-/// The work of freeing an object.
+/// The units of work for freeing a deleted object.
 pub(super) const FREE_WORK: usize = 64;
 
-/// The approximate number of objects that one pass checks. Others wait for the next pass.
+/// The approximate number of deleted objects that one scan pass over all pin pages checks. Other objects wait for the next pass.
 const MAX_PASS_OBJECTS: usize = 1024;
 
-/// The interval of scans without a notification: a client may be stopped between the release of a pin and its notification.
+/// The interval at which pins are scanned without a notification, since a client may be stopped after it has released a pin and
+/// before it notifies the server.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The position at which reading pins continues: a cell of a client's page.
+/// The position at which a scan of pins continues: a cell of a client's pin page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PinPosition {
     pub(crate) client: ClientId,
-    /// The index of the cell; the first pin is 1.
+    /// The index of the cell in the client's pin page; the first pin has index 1.
     pub(crate) cell: usize,
 }
 
-/// One pass over all pin pages.
+/// One pass of a scan over all pin pages.
 #[derive(Debug)]
 struct ScanPass {
-    /// The objects that the pass checks: packs, each by its first object, or single objects.
+    /// The deleted objects that the scan pass checks: packs, each by its first object, and single objects.
     packs: Vec<ObjectId>,
-    /// The position to continue at; `None` when all pages were read.
+    /// The position at which the scan pass continues; `None` when all pin pages were read.
     at: Option<PinPosition>,
-    /// Deleted objects that a client has pinned.
+    /// Deleted objects for which the scan pass has found a pin of a client.
     pinned: BTreeSet<ObjectId>,
 }
 
-/// Deleted objects, and the progress of the scan for their pins.
+/// The deleted objects that are not freed yet, and the progress of the scan for their pins.
 #[derive(Debug)]
 pub(super) struct PinScan {
     retired: BTreeSet<ObjectId>,
-    /// A bit for each slot, set if its object is in `retired`: most pins are of other objects, and are skipped by this test
-    /// alone.
+    /// One bit for each index slot, set if the slot's object is in `retired`: most pins are of objects that are not deleted, and
+    /// are skipped by testing this bit alone.
     slots: Vec<u64>,
-    /// The objects that the next pass checks.
+    /// The deleted objects that the next scan pass over all pin pages checks.
     next: BTreeSet<ObjectId>,
     pass: Option<ScanPass>,
-    /// The number of completed passes over all pin pages.
+    /// The number of completed scan passes over all pin pages.
     passes: u64,
     rechecked: Duration,
-    /// The next recheck begins behind this object.
+    /// The deleted object behind which the next periodic recheck of pins begins.
     recheck_from: Option<ObjectId>,
 }
 
 impl PinScan {
-    /// Creates a scan for an index with `slots` slots, without deleted objects.
+    /// Creates a scan of pins for an index with `slots` slots, without deleted objects.
     pub(super) fn new(slots: usize) -> Self {
         Self {
             retired: BTreeSet::new(),
@@ -82,7 +83,7 @@ impl PinScan {
         }
     }
 
-    /// The number of objects that are deleted and not freed.
+    /// Returns the number of objects that are deleted but not freed yet.
     pub(super) fn count(&self) -> usize {
         self.retired.len()
     }
@@ -95,7 +96,7 @@ impl PinScan {
         self.slots.get(id.slot() / 64).is_some_and(|bits| bits >> (id.slot() % 64) & 1 == 1)
     }
 
-    /// Adds an object that is marked as deleted.
+    /// Adds an object that is marked as deleted to the set of deleted objects.
     pub(super) fn add(&mut self, id: ObjectId) {
         self.retired.insert(id);
         if let Some(bits) = self.slots.get_mut(id.slot() / 64) {
@@ -103,7 +104,7 @@ impl PinScan {
         }
     }
 
-    /// Removes an object that is freed.
+    /// Removes an object that is freed from the set of deleted objects.
     pub(super) fn remove(&mut self, id: ObjectId) {
         if self.retired.remove(&id)
             && let Some(bits) = self.slots.get_mut(id.slot() / 64)
@@ -112,28 +113,29 @@ impl PinScan {
         }
     }
 
-    /// Adds a pack, by its first object, or a single object to the next pass.
+    /// Adds a deleted object, or a pack by its first object, to the next scan pass over all pin pages.
     pub(super) fn search(&mut self, first: ObjectId) {
         self.next.insert(first);
     }
 
-    /// Whether a pass is in progress or is to begin.
+    /// Returns true if a scan pass over all pin pages is in progress or about to begin.
     pub(super) fn is_active(&self) -> bool {
         self.pass.is_some() || !self.next.is_empty()
     }
 
-    /// The number of completed passes over all pin pages.
+    /// Returns the number of completed scan passes over all pin pages.
     pub(super) fn passes(&self) -> u64 {
         self.passes
     }
 
-    /// The number of completed passes after which every object that is searched for now has been checked.
+    /// Returns the number of completed scan passes after which every deleted object that is waiting for a scan now has been
+    /// checked.
     pub(super) fn passes_to_come(&self) -> u64 {
         let next = self.next.len().div_ceil(MAX_PASS_OBJECTS) as u64;
         self.passes + u64::from(self.pass.is_some()) + next
     }
 
-    /// The time of the next step for this scan.
+    /// Returns the time of the next step of the state machine that the scan of pins needs; `None` if no object is deleted.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         match () {
             () if self.is_active() => Some(Duration::ZERO),
@@ -142,7 +144,8 @@ impl PinScan {
         }
     }
 
-    /// The objects that are to be checked again after an interval: some now, others the next time.
+    /// Returns deleted objects whose pins are scanned again because an interval has passed: some objects now, others the next
+    /// time.
     pub(super) fn due(&mut self, now: Duration) -> Vec<ObjectId> {
         if self.retired.is_empty() || now.saturating_sub(self.rechecked) < RECHECK_INTERVAL {
             return Vec::new();
@@ -158,8 +161,8 @@ impl PinScan {
         due
     }
 
-    /// Reads pins as far as the work allows. `size` returns the number of objects of a pack. Returns true when a pass has read
-    /// all pages; then [`PinScan::take_checked`] returns the objects that it has checked.
+    /// Reads pins as far as `work` allows. `size` returns the number of objects of a pack. Returns true when a scan pass has read
+    /// all pin pages; [`PinScan::take_checked`] then returns the objects that the pass has checked.
     pub(super) fn read(
         &mut self,
         server_memory: &impl ServerMemory,
@@ -199,7 +202,7 @@ impl PinScan {
         is_read
     }
 
-    /// The next pack that a complete pass has checked. The pass ends when none is left.
+    /// Removes and returns the next pack or single object that a complete scan pass has checked. The pass ends when none is left.
     pub(super) fn take_checked(&mut self) -> Option<ObjectId> {
         let pass = self.pass.as_mut().filter(|pass| pass.at.is_none())?;
         let first = pass.packs.pop();
@@ -210,7 +213,7 @@ impl PinScan {
         first
     }
 
-    /// Whether the complete pass has found a pin of a deleted object.
+    /// Returns true if the complete scan pass has found a pin of a deleted object.
     pub(super) fn is_pinned(&self, id: ObjectId) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.pinned.contains(&id))
     }
@@ -261,7 +264,7 @@ mod tests {
         ObjectId::new(slot, 3)
     }
 
-    /// Runs one pass to its end. Returns the number of slices, and the pinned objects.
+    /// Runs one scan pass to its end. Returns the number of slices of the pass, and the pinned objects.
     fn run(scan: &mut PinScan, pages: &TestPages) -> (usize, BTreeSet<ObjectId>) {
         let mut slices = 1;
         while !scan.read(pages, |_| 1, &mut STEP_WORK.clone()) {
@@ -277,7 +280,7 @@ mod tests {
     #[test]
     fn a_slice_reads_a_bounded_number_of_pins() {
         for clients in [1, 10, 100] {
-            // One page fits a slice, and no more.
+            // One pin page of this length fits a slice of the scan, but two pages do not.
             let page = vec![77; STEP_WORK - PAGE_WORK - 1];
             let pages = TestPages { pages: vec![page; clients], ..TestPages::default() };
             let mut scan = PinScan::new(64);

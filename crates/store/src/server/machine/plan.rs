@@ -2,14 +2,14 @@
 
 use crate::protocol::{Label, MemberSpec, Refusal, RequestKind, check_labels, pack_layout};
 
-/// The objects that a request creates.
+/// The objects that a request creates, with their names and offsets.
 #[derive(Debug)]
 pub(super) struct CreatePlan<'a> {
     /// The name and metadata of the object, or of the pack as a whole.
     pub(super) label: &'a Label,
-    /// The objects of a pack besides its first; empty for a single object.
+    /// The objects of a pack besides its first object; empty for a single object.
     pub(super) members: &'a [MemberSpec],
-    /// The offset of each member, in bytes.
+    /// The offset of each of the `members` in the memory of the pack, in bytes.
     pub(super) offsets: Vec<u64>,
     /// The length of the memory that holds all objects, in bytes.
     pub(super) len: u64,
@@ -28,12 +28,12 @@ impl<'a> CreatePlan<'a> {
         Ok(Self { label, members, offsets, len, place: *place })
     }
 
-    /// The number of objects, including the first of a pack.
+    /// Returns the number of objects that a request creates, including the first object of a pack.
     pub(super) fn count(&self) -> usize {
         1 + self.members.len()
     }
 
-    /// The names of all objects.
+    /// Returns the names of all objects that a request creates.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let labels = self.members.iter().map(|member| &member.label).chain([self.label]);
         labels.map(|label| &label.name[..])

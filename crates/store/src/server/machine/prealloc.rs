@@ -1,5 +1,5 @@
-//! Preallocated host memory: zeroed and parked with the keeper before it is requested, so that the next large object does not
-//! wait for its allocation.
+//! Preallocated host memory: zeroed and parked with the keeper process before a request needs it, so that the next large object
+//! does not wait for an allocation.
 //!
 //! The memory of a sealed object can never be written again, so it is freed with its object. Fresh memory of the same length is
 //! then allocated while the server is idle: a client that replaces an object by its next version finds it ready. Blocks of short
@@ -17,20 +17,20 @@ use super::ledger::{HOST, Ledger};
 use super::outputs::Outputs;
 use crate::id::AllocationId;
 
-/// The delay between an event and the preallocation that it causes: the client that caused the event usually continues at once,
-/// and would have to share the CPU.
+/// The delay between the sealing or freeing of an object and the preallocation that it causes: the client usually continues at
+/// once, and would have to share the CPU with the preallocation.
 const IDLE_DELAY: Duration = Duration::from_millis(5);
 
-/// How long an unused preallocated block is retained.
+/// How long the server retains an unused block of preallocated memory.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 
-/// Memory up to this length is preallocated even before any of it was freed.
+/// The length up to which memory is preallocated even before memory of that length was freed.
 const MAX_SHORT_LEN: u64 = 16 << 20;
 
-/// The number of blocks of one short length that are preallocated.
+/// The number of preallocated blocks of each length up to [`MAX_SHORT_LEN`].
 const BLOCKS_PER_LENGTH: usize = 2;
 
-/// The maximum number of blocks, and of lengths in demand. Bounds the work of a step.
+/// The maximum number of preallocated blocks, and of lengths that are to be preallocated. It bounds the work of a step.
 const MAX_BLOCKS: usize = 16;
 
 #[derive(Debug)]
@@ -41,11 +41,11 @@ struct PreallocBlock {
     since: Duration,
 }
 
-/// A length that is to be preallocated.
+/// A length of memory that is to be preallocated, and the number of blocks.
 #[derive(Debug)]
 struct Demand {
     len: u64,
-    /// The number of blocks of this length that should exist.
+    /// The number of preallocated blocks of this length that should exist.
     count: usize,
     at: Duration,
 }
@@ -54,12 +54,12 @@ struct Demand {
 #[derive(Debug)]
 pub(super) struct Prealloc {
     blocks: Vec<PreallocBlock>,
-    /// The most recently demanded lengths, oldest first, at most [`MAX_BLOCKS`].
+    /// The lengths that are to be preallocated, the least recently demanded first, at most [`MAX_BLOCKS`].
     demands: Vec<Demand>,
-    /// Blocks that requests have taken before they were ready. Preallocation may use less of the available memory than requests
-    /// may: a block that cannot be preallocated is tried again as memory of its request.
+    /// Preallocated blocks that requests have taken before they were ready. If such a block cannot be allocated, the allocation
+    /// is tried again for the request, because requests may use more of the available memory than preallocation.
     taken_early: BTreeSet<AllocationId>,
-    /// The maximum number of preallocated bytes.
+    /// The maximum number of bytes that may be preallocated.
     limit: u64,
 }
 
@@ -68,18 +68,18 @@ impl Prealloc {
         Self { blocks: Vec::new(), demands: Vec::new(), taken_early: BTreeSet::new(), limit }
     }
 
-    /// The number of preallocated bytes.
+    /// Returns the number of bytes that are preallocated or being preallocated.
     pub(super) fn held(&self) -> u64 {
         self.blocks.iter().map(|block| block.len).sum()
     }
 
-    /// The time at which the next block is allocated or released.
+    /// Returns the time at which the next block of memory is preallocated or released.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         let late = self.blocks.iter().filter(|block| block.is_ready).map(|block| block.since + MAX_IDLE);
         late.chain(self.demands.iter().map(|demand| demand.at)).min()
     }
 
-    /// Removes a block of this length, preferably a ready one, and returns whether it is ready.
+    /// Removes a preallocated block of this length, preferably a ready one. Returns the block, and whether it is ready.
     pub(super) fn take(&mut self, len: u64) -> Option<(AllocationId, bool)> {
         let fits = |block: &PreallocBlock| block.len == len;
         let ready = self.blocks.iter().position(|block| fits(block) && block.is_ready);
@@ -91,19 +91,22 @@ impl Prealloc {
         Some((block.id, block.is_ready))
     }
 
-    /// Ends the preallocation of a block that a request has taken before it was ready. Returns whether this was such a block.
+    /// Ends the preallocation of a block that a request has taken before it was ready. Returns true if the allocation was such a
+    /// block.
     pub(super) fn end_early_take(&mut self, id: AllocationId) -> bool {
         self.taken_early.remove(&id)
     }
 
-    /// An object with its own allocation of this length was sealed: others may follow.
+    /// Schedules the preallocation of memory of this length, after an object with its own allocation of this length was sealed:
+    /// others may follow.
     pub(super) fn expect_next(&mut self, len: u64, now: Duration) {
         if len <= MAX_SHORT_LEN {
             self.add_demand(len, BLOCKS_PER_LENGTH, now);
         }
     }
 
-    /// Memory of this length was freed with its object: another object may replace it.
+    /// Schedules the preallocation of memory of this length, after memory of this length was freed with its object: another
+    /// object may replace the freed one.
     pub(super) fn expect_replacement(&mut self, len: u64, now: Duration) {
         self.add_demand(len, 1, now);
     }
@@ -121,7 +124,7 @@ impl Prealloc {
         demands.push(Demand { len, count, at: now + IDLE_DELAY });
     }
 
-    /// Starts due allocations, and releases blocks that exceed the quota or are unused for too long.
+    /// Starts preallocations that are due, and releases preallocated blocks that exceed the quota or are unused for too long.
     pub(super) fn update(&mut self, ledger: &mut Ledger, now: Duration, outputs: &mut Outputs) {
         for demand in self.demands.extract_if(.., |demand| demand.at <= now).collect::<Vec<_>>() {
             for _ in 0..demand.count {
@@ -148,7 +151,7 @@ impl Prealloc {
         if of_length >= count || len > self.current_limit(ledger) {
             return;
         }
-        // Blocks of older lengths are released for this one.
+        // Blocks of lengths that were demanded earlier are released to make space for the new block.
         let limit = self.current_limit(ledger).saturating_sub(len);
         release(self.shrink(limit), ledger, outputs);
         if self.held() > limit || self.blocks.len() >= MAX_BLOCKS {
@@ -161,13 +164,14 @@ impl Prealloc {
         }
     }
 
-    /// The current limit of preallocated bytes, given the free part of the quota.
+    /// Returns the current limit of preallocated bytes, which depends on the free part of the quota.
     fn current_limit(&self, ledger: &Ledger) -> u64 {
         let host = ledger.usage().0;
         self.limit.min(host.quota.saturating_sub(host.used))
     }
 
-    /// A block is ready, or could not be allocated. Returns whether this was a block.
+    /// Records that a preallocated block is ready or could not be allocated. Returns false if the allocation is not a
+    /// preallocated block.
     pub(super) fn allocated(
         &mut self,
         id: AllocationId,
@@ -188,13 +192,13 @@ impl Prealloc {
         true
     }
 
-    /// Releases all ready blocks, because their slots of the index are needed.
+    /// Releases all preallocated blocks that are ready, because their slots of the index are needed.
     pub(super) fn release_slots(&mut self, ledger: &mut Ledger, outputs: &mut Outputs) {
         release(self.shrink(0), ledger, outputs);
     }
 
-    /// Returns the pages of all ready blocks to the kernel, because memory could not be allocated for a request. Returns whether
-    /// there were any.
+    /// Returns the pages of all preallocated blocks that are ready to the kernel, because memory could not be allocated for a
+    /// request. Returns true if there were any.
     pub(super) fn reclaim(&mut self, ledger: &mut Ledger, outputs: &mut Outputs) -> bool {
         let ready = self.shrink(0);
         for allocation in &ready {
@@ -204,7 +208,7 @@ impl Prealloc {
         !ready.is_empty()
     }
 
-    /// Removes the oldest ready blocks until at most `limit` bytes are left.
+    /// Removes the oldest preallocated blocks that are ready until at most `limit` bytes are left.
     fn shrink(&mut self, limit: u64) -> Vec<AllocationId> {
         let mut held = self.held();
         let mut exceeds = |block: &mut PreallocBlock| {
@@ -215,7 +219,7 @@ impl Prealloc {
         self.blocks.extract_if(.., &mut exceeds).map(|block| block.id).collect()
     }
 
-    /// Removes the blocks that were unused for too long.
+    /// Removes the preallocated blocks that were unused for too long.
     fn expire(&mut self, now: Duration) -> Vec<AllocationId> {
         let late = |block: &mut PreallocBlock| block.is_ready && now.saturating_sub(block.since) >= MAX_IDLE;
         self.blocks.extract_if(.., late).map(|block| block.id).collect()
@@ -330,7 +334,7 @@ mod tests {
         let client = sim.join(1);
         let slots = GEOMETRY.allocations as u64;
         for number in 0..slots {
-            // Each has another length, so that none uses a preallocated block.
+            // Each object has another length, so that none of them uses a preallocated block.
             put(&mut sim, client, &format!("object {number}"), LEN / 2 + number * POLICY.granule);
             sim.advance(IDLE_DELAY);
         }
@@ -388,7 +392,7 @@ mod tests {
             .map(|demand| demand.len / POLICY.page)
             .collect();
         assert_eq!(lens, (85..=100).collect::<Vec<_>>(), "the most recent lengths");
-        // A length that is demanded again becomes the most recent.
+        // A length that is demanded again becomes the most recently demanded one.
         sim.server.state.memory.prealloc().expect_replacement(85 * POLICY.page, Duration::ZERO);
         sim.server.state.memory.prealloc().expect_replacement(POLICY.page, Duration::ZERO);
         let lens: Vec<_> = sim

@@ -14,17 +14,17 @@ use crate::index::{ObjectIndex, ObjectRecord};
 use crate::protocol::Answer;
 use crate::server::budget::Account;
 
-/// The resources that the keeper held, besides the index.
+/// The resources that the keeper process held when the previous server died, besides the index.
 #[derive(Debug, Default)]
 pub(crate) struct InheritedState {
-    /// The allocations whose memory the keeper holds.
+    /// The allocations whose memory the keeper process holds.
     pub(crate) allocations: BTreeSet<AllocationId>,
-    /// The connected clients, with their accounts.
+    /// The connected clients, with the accounts to which their resources are charged.
     pub(crate) clients: BTreeMap<ClientId, Account>,
 }
 
 impl<C: Cells> Server<C> {
-    /// Takes over an index, which may be new. Returns the server, and the outputs.
+    /// Takes over an index, which may be new, as the next server of a store. Returns the server, and the outputs of the recovery.
     pub(crate) fn recover(
         index: ObjectIndex<C>,
         settings: &ServerSettings,
@@ -52,7 +52,7 @@ impl<C: Cells> Server<C> {
     }
 }
 
-/// Enters every object that can be recovered, in the state of its pack.
+/// Recovers every object of the index that can be recovered. An object of a pack gets the state of the pack.
 fn recover_objects<C: Cells>(state: &mut StoreState<C>, inherited: &InheritedState) {
     for slot in 0..state.objects.index().used_slots() {
         let word = state.objects.index().word(slot);
@@ -69,7 +69,7 @@ fn recover_objects<C: Cells>(state: &mut StoreState<C>, inherited: &InheritedSta
     state.history.retain(|client| inherited.clients.contains_key(&client));
 }
 
-/// Enters an object in the state of its pack. Returns whether it can be recovered.
+/// Recovers an object of the index, which gets the state of its pack. Returns false if the object cannot be recovered.
 fn recover_object<C: Cells>(
     state: &mut StoreState<C>,
     id: ObjectId,
@@ -78,7 +78,7 @@ fn recover_object<C: Cells>(
 ) -> bool {
     let first = record.pack.filter(|first| *first != id);
     let recovered = match first.map(|first| state.objects.state(first)) {
-        // The pack was never committed.
+        // The first object of the pack does not exist, so the pack was never committed.
         Some(None) => return false,
         Some(Some(SlotState::Deleted)) if found != SlotState::Deleted => SlotState::Deleted,
         Some(Some(SlotState::Sealed)) if found == SlotState::Created => SlotState::Sealed,
@@ -98,7 +98,7 @@ fn recover_object<C: Cells>(
     true
 }
 
-/// Releases memory without objects, and memory that the index does not list.
+/// Releases memory that contains no objects, and memory that the index does not list.
 fn release_idle<C: Cells>(state: &mut StoreState<C>, inherited: &InheritedState) {
     let StoreState { objects, memory, outputs, .. } = state;
     for id in memory.ledger().allocations().collect::<Vec<_>>() {
@@ -112,8 +112,8 @@ fn release_idle<C: Cells>(state: &mut StoreState<C>, inherited: &InheritedState)
     }
 }
 
-/// Assigns drafts to their clients, and deletes those whose clients have left. An object without a version that is marked as
-/// deleted was deleted before it was sealed, so it is a draft too.
+/// Assigns drafts (unsealed objects) to their clients, and deletes the drafts of clients that have left. An object that is marked
+/// as deleted and has no version was deleted before it was sealed, so it is a draft too.
 fn recover_drafts<C: Cells>(state: &mut StoreState<C>) {
     let is_draft =
         |state, version| state == SlotState::Created || state == SlotState::Deleted && version == 0;
@@ -122,7 +122,7 @@ fn recover_drafts<C: Cells>(state: &mut StoreState<C>) {
     let drafts: Vec<_> = drafts.map(|(id, state, record)| (id, state, record.client, record.pack)).collect();
     for (id, found, client, pack) in drafts {
         if found == SlotState::Created {
-            // The previous server may have begun to seal it.
+            // The previous server may have begun to seal the draft, and set its version.
             state.objects.index().set_version(id, 0);
         }
         let is_first = pack.is_none_or(|first| first == id);

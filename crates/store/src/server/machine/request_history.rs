@@ -1,4 +1,4 @@
-//! The object that each request has created, so that a request that is sent again is not processed twice.
+//! The object that each request of a client has created, so that a request that is sent again is not processed twice.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use crate::id::{ClientId, ObjectId};
 #[derive(Debug, Default)]
 pub(super) struct RequestHistory {
     clients: BTreeMap<ClientId, BTreeMap<u64, ObjectId>>,
-    /// Entries of clients that have left. Each step drops a bounded number of them, because one client may have created all
-    /// objects.
+    /// History entries of clients that have left. Each step of the state machine drops a bounded number of them, because one
+    /// client may have created all objects.
     abandoned: Vec<BTreeMap<u64, ObjectId>>,
 }
 
@@ -22,7 +22,7 @@ impl RequestHistory {
         self.clients.entry(client).or_default().insert(request, object);
     }
 
-    /// Removes the entry of a request if it has created this object.
+    /// Removes a request from the history if it has created this object.
     pub(super) fn remove(&mut self, client: ClientId, request: u64, object: ObjectId) {
         let Some(created) = self.clients.get_mut(&client) else { return };
         if created.get(&request) == Some(&object) {
@@ -33,22 +33,22 @@ impl RequestHistory {
         }
     }
 
-    /// Removes the entries of a client that has left.
+    /// Removes the request history of a client that has left.
     pub(super) fn forget(&mut self, client: ClientId) {
         self.abandoned.extend(self.clients.remove(&client));
     }
 
-    /// Removes the entries of all clients that are not connected.
+    /// Removes the request history of all clients that are not connected.
     pub(super) fn retain(&mut self, exists: impl Fn(ClientId) -> bool) {
         self.clients.retain(|client, _| exists(*client));
     }
 
-    /// Whether entries of departed clients are left to drop.
+    /// Returns true if history entries of departed clients are left to drop.
     pub(super) fn has_abandoned(&self) -> bool {
         !self.abandoned.is_empty()
     }
 
-    /// Drops up to `count` entries of departed clients.
+    /// Drops up to `count` history entries of departed clients.
     pub(super) fn trim(&mut self, mut count: usize) {
         while let Some(created) = self.abandoned.last_mut() {
             while count > 0 && created.pop_first().is_some() {

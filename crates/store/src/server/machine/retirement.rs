@@ -1,4 +1,4 @@
-//! Deletes objects: a deleted object is not found any more, is retained while a client has it pinned, and is then freed.
+//! Deletes objects: a deleted object cannot be found any more, is retained while a client has it pinned, and is freed afterwards.
 
 use std::time::Duration;
 
@@ -17,27 +17,28 @@ pub(super) struct Retirement {
 }
 
 impl Retirement {
-    /// Creates the state for an index with `slots` slots, without deleted objects.
+    /// Creates an empty set of deleted objects, for an index with `slots` slots.
     pub(super) fn new(slots: usize) -> Self {
         Self { scan: PinScan::new(slots) }
     }
 
-    /// The number of objects that are deleted and not freed.
+    /// Returns the number of objects that are deleted but not freed yet.
     pub(super) fn count(&self) -> usize {
         self.scan.count()
     }
 
-    /// Whether pins are being scanned.
+    /// Returns true if the clients' pins are being scanned for pins of deleted objects.
     pub(super) fn is_active(&self) -> bool {
         self.scan.is_active()
     }
 
-    /// The number of completed passes over all pins.
+    /// Returns the number of completed scan passes over all pins.
     pub(super) fn passes(&self) -> u64 {
         self.scan.passes()
     }
 
-    /// The number of completed passes after which every object that is searched for now has been checked.
+    /// Returns the number of completed scan passes after which every deleted object that is waiting for a scan now has been
+    /// checked.
     pub(super) fn passes_to_come(&self) -> u64 {
         self.scan.passes_to_come()
     }
@@ -46,8 +47,8 @@ impl Retirement {
         self.scan.wake_at()
     }
 
-    /// Marks an object as deleted, and all objects of the pack if it is the first of one. The mark of the first object commits.
-    /// The record of another object of a pack is retained as long as the pack.
+    /// Marks an object as deleted and, if it is the first object of a pack, all objects of the pack. The mark of the first object
+    /// commits the deletion. The record of another object of a pack is retained as long as the pack.
     pub(super) fn retire<C: Cells>(
         &mut self,
         object: ObjectId,
@@ -67,15 +68,15 @@ impl Retirement {
         self.search(object, objects);
     }
 
-    /// Adds an object that the index marks as deleted, and scans for its pins.
+    /// Adds an object that the index marks as deleted, and schedules a scan for its pins.
     pub(super) fn recover(&mut self, id: ObjectId, first: ObjectId) {
         self.scan.add(id);
         self.scan.search(first);
     }
 
-    /// Starts a scan for the pins of an object, or of its whole pack: a pin of the first object retains all others, and a pin of
-    /// another object retains the first. Does nothing if the first object is not marked as deleted: a pass that began before the
-    /// mark must not free it.
+    /// Schedules a scan for the pins of an object and of its whole pack: a pin of the first object retains all others, and a pin
+    /// of another object retains the first. Does nothing if the first object is not marked as deleted: a scan pass that began
+    /// before the mark must not free it.
     pub(super) fn search<C: Cells>(&mut self, id: ObjectId, objects: &ObjectTable<C>) {
         let first = objects.read(id).and_then(|(_, record)| record.pack).unwrap_or(id);
         if self.scan.contains(first) {
@@ -83,22 +84,22 @@ impl Retirement {
         }
     }
 
-    /// A client has released a pin of an object.
+    /// Schedules a scan for other pins of a deleted object, after a client has released a pin of the object.
     pub(super) fn pin_released<C: Cells>(&mut self, object: ObjectId, objects: &ObjectTable<C>) {
         if self.scan.contains(object) {
             self.search(object, objects);
         }
     }
 
-    /// Repeats the scan for some objects after an interval.
+    /// Repeats the scan for the pins of some deleted objects after an interval.
     pub(super) fn recheck<C: Cells>(&mut self, now: Duration, objects: &ObjectTable<C>) {
         for id in self.scan.due(now) {
             self.search(id, objects);
         }
     }
 
-    /// Reads pins as far as the work allows. Returns true when a pass is complete; then [`Self::take_unpinned`] returns the
-    /// objects that it has checked.
+    /// Reads pins as far as `work` allows. Returns true when a scan pass is complete; [`Self::take_unpinned`] then returns the
+    /// objects that the pass has checked.
     pub(super) fn read_pins<C: Cells>(
         &mut self,
         server_memory: &impl ServerMemory,
@@ -108,8 +109,9 @@ impl Retirement {
         self.scan.read(server_memory, |first| objects.pack_len(first), work)
     }
 
-    /// The next unpinned objects of a complete pass, in the order in which they are freed: the first of a pack last. `is_held`
-    /// returns whether a pack is retained for another reason. Returns `None` after the last, or when the work is used up.
+    /// Returns the unpinned objects of the next pack or single object that a complete scan pass has checked, in the order in
+    /// which they are freed: the first object of a pack last. `is_held` returns true if a pack is retained for another reason.
+    /// Returns `None` after the last pack, or when `work` is used up.
     pub(super) fn take_unpinned<C: Cells>(
         &mut self,
         objects: &ObjectTable<C>,
@@ -130,7 +132,7 @@ impl Retirement {
         Some(unpinned)
     }
 
-    /// Removes an object that is freed.
+    /// Removes an object that is freed from the set of deleted objects.
     pub(super) fn remove(&mut self, id: ObjectId) {
         self.scan.remove(id);
     }
@@ -150,7 +152,7 @@ mod tests {
     use crate::protocol::{Answer, Refusal, RequestKind};
     use crate::server::Server;
 
-    /// The objects that one pass over these pins finds unpinned.
+    /// Runs one scan pass over these pins, and returns the objects that the pass finds unpinned.
     fn pass(
         retirement: &mut Retirement,
         objects: &ObjectTable<RecordedCells>,
@@ -201,7 +203,7 @@ mod tests {
         assert_eq!((retirement.count(), retirement.passes()), (0, 4));
     }
 
-    /// A simulation with a sealed pack of three objects.
+    /// Creates a simulation with a sealed pack that has three members besides its first object.
     fn packed() -> (Simulation, ClientId, ObjectId) {
         let mut sim = Simulation::new();
         let client = sim.join(1);
@@ -226,7 +228,7 @@ mod tests {
         names
     }
 
-    /// The object that has a name in its record.
+    /// Returns the object whose record in the index has this name.
     fn names_of<C: Cells>(server: &Server<C>, name: &str) -> ObjectId {
         server.index().objects().find(|(_, _, record)| record.name == name).unwrap().0
     }
@@ -247,7 +249,7 @@ mod tests {
         let client = sim.join(2);
         let (created, answer) = sim.create(client, "draft", 100_000);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
-        // Another request that uses the same id.
+        // The client sends another request with the id of the request that created the draft.
         let kind = RequestKind::Publish { label: label("other"), object: first, part: None };
         let request = crate::protocol::Request { id: created, resends: 0, kind };
         let answers = sim.run(Input::Request { client, request, payload: Vec::new().into(), charge: None });
@@ -265,7 +267,8 @@ mod tests {
         let object = sealed(&answer);
         let member = names_of(&sim.server, "p/b");
         let before = sim.memory.scans.get();
-        // A pass that begins now could free the objects if they were deleted before its end.
+        // Neither request may start a scan pass: the pass could free an object that is marked as deleted only after the pass
+        // began.
         sim.request_one(client, RequestKind::Abandon { create: created }, &[]);
         sim.request_one(client, RequestKind::Delete { object: member }, &[]);
         assert_eq!(sim.memory.scans.get(), before);

@@ -1,4 +1,5 @@
-//! Seals drafts. Host memory of a single object is first sealed against writes (`F_SEAL_WRITE`), and the requests wait for that.
+//! Seals drafts (unsealed objects). Host memory of a single object is first sealed against writes (`F_SEAL_WRITE`), and the
+//! requests to seal the draft wait for that.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +12,27 @@ use crate::id::{AllocationId, ClientId, ObjectId, SlotState};
 use crate::protocol::{Answer, Refusal, Request};
 use crate::server::budget::{Amount, Charge};
 
-/// Sealing memory up to this length against writes takes less time than passing it to a worker.
+/// The length of memory up to which sealing it against writes takes less time than passing the job to a worker thread.
 const MAX_INLINE_CLOSE: u64 = 16 << 20;
 
-/// A draft whose memory is being sealed against writes.
+/// A draft (unsealed object) whose memory is being sealed against writes.
 #[derive(Debug)]
 struct ClosingDraft {
     client: ClientId,
     object: ObjectId,
-    /// The requests to seal the draft.
+    /// The requests that wait until the draft is sealed, with their charges.
     seals: Vec<(u64, Charge)>,
 }
 
-/// The drafts whose memory is being sealed against writes, by allocation.
+/// The drafts (unsealed objects) whose memory is being sealed against writes, by allocation.
 #[derive(Debug, Default)]
 pub(super) struct Sealing {
     closing: BTreeMap<AllocationId, ClosingDraft>,
 }
 
 impl Sealing {
-    /// Seals the object that a request has created, at once or when its memory is sealed against writes.
+    /// Seals the object that an earlier request has created, either at once or when the object's memory has been sealed against
+    /// writes.
     pub(super) fn seal<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -70,7 +72,8 @@ impl Sealing {
         }
     }
 
-    /// Makes a request wait until memory is sealed against writes, and starts that unless it is in progress.
+    /// Makes a request wait until the memory of a draft is sealed against writes, and starts to seal the memory unless that is in
+    /// progress.
     fn close<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -82,15 +85,16 @@ impl Sealing {
         let seals = &mut self.closing.entry(allocation).or_insert(draft).seals;
         seals.push(seal);
         if seals.len() == 1 {
-            // A client that pins pages (for example by direct I/O) makes the kernel wait for it. So the event loop itself only
-            // seals memory of clients of the server's own user.
+            // While a client has pages of the memory pinned (for example by direct I/O), the kernel delays sealing the memory. So
+            // the event loop itself only seals memory of clients of the server's own user.
             let at_once = store.sessions.is_trusted(client) && len <= MAX_INLINE_CLOSE;
             let requester = store.sessions.requester(client);
             store.outputs.push(Output::CloseForWriting { allocation, at_once, requester });
         }
     }
 
-    /// Memory is sealed against writes, or is still mapped for writing: answers the requests that wait for it.
+    /// Answers the requests that wait until memory is sealed against writes. The seal may have failed because the memory is still
+    /// mapped for writing.
     pub(super) fn closed<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,
@@ -98,14 +102,15 @@ impl Sealing {
         outcome: Result<(), Refusal>,
     ) {
         let Some(ClosingDraft { client, object, seals }) = self.closing.remove(&allocation) else { return };
-        // The writer may have abandoned the draft or left meanwhile.
+        // The client may have abandoned the draft or left while its memory was being sealed.
         let exists = store.objects.state(object) == Some(SlotState::Created);
         let outcome = outcome.and(if exists { Ok(()) } else { Err(Refusal::NothingToSeal) });
         let outcome = outcome.and_then(|()| store.seal(client, object));
         for (id, _charge) in seals {
             store.answer(client, id, outcome.clone());
         }
-        // Not earlier: the writer would have to share the CPU with the worker that preallocates.
+        // The preallocation of more memory is scheduled only now: before, the client that writes the draft would have to share
+        // the CPU with the worker thread that preallocates.
         store.memory.expect_next(allocation, store.now.elapsed);
     }
 }
@@ -123,7 +128,8 @@ mod tests {
     const CREATE: u64 = 1;
     const LEN: u64 = POLICY.small;
 
-    /// A client of a user that has created a draft at this place, and the allocation of the draft.
+    /// Creates a client of a user, and a draft of the client at a place (the host or a device). Returns the state, the client and
+    /// the draft's allocation.
     fn draft(user: u32, place: u32) -> (StoreState<RecordedCells>, ClientId, AllocationId) {
         let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         let mut store = StoreState::new(index, &settings(0), now());

@@ -1,4 +1,4 @@
-//! The state machine as a whole: dispatches an input to its parts, and returns the outputs.
+//! The state machine of the store server as a whole: passes each input to the part that handles it, and returns the outputs.
 
 use std::time::Duration;
 
@@ -15,10 +15,11 @@ use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, check_name};
 use crate::server::budget::Charge;
 
-/// The number of entries of the request history of departed clients that one step drops.
+/// The number of request history entries of departed clients that one step of the state machine drops.
 const HISTORY_DROPPED_AT_ONCE: usize = 128;
 
-/// The server without I/O. The index holds the durable state of all objects; everything else can be derived from it.
+/// The store server as a state machine without I/O. The index holds the durable state of all objects; everything else can be
+/// derived from the index.
 #[derive(Debug)]
 pub(crate) struct Server<C> {
     pub(super) state: StoreState<C>,
@@ -27,7 +28,7 @@ pub(crate) struct Server<C> {
 }
 
 impl<C: Cells> Server<C> {
-    /// A server over a state that was recovered from an index.
+    /// Creates a server from a state that was recovered from an index.
     pub(super) fn new(state: StoreState<C>) -> Self {
         Self { state, creation: Creation::default(), sealing: Sealing::default() }
     }
@@ -36,17 +37,18 @@ impl<C: Cells> Server<C> {
         self.state.objects.index()
     }
 
-    /// The protocol version of a client.
+    /// Returns the protocol version of a client.
     pub(crate) fn protocol(&self, client: ClientId) -> u32 {
         self.state.sessions.protocol(client)
     }
 
-    /// Whether a client has a draft that it may still write.
+    /// Returns true if a client has a draft (unsealed object) that the client may still write.
     pub(crate) fn has_drafts(&self, client: ClientId) -> bool {
         self.state.sessions.has_drafts(client)
     }
 
-    /// The time of the next step if there is no input. Zero if work was left for the next step.
+    /// Returns the time of the next step of the state machine if there is no input. The time is zero if work was left for the
+    /// next step.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
         let state = &self.state;
         if self.creation.is_ready(state.retirement.passes()) || state.history.has_abandoned() {
@@ -56,7 +58,8 @@ impl<C: Cells> Server<C> {
         wakes.into_iter().flatten().min()
     }
 
-    /// Processes an input, and then a bounded amount of the work that earlier steps have left. Returns the outputs in order.
+    /// Runs a step of the state machine: processes an input, and then a bounded amount of the work that earlier steps have left.
+    /// Returns the outputs in order.
     pub(crate) fn step(
         &mut self,
         now: StepTime,
@@ -108,7 +111,7 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    /// Processes a request. Returns its outcome; `None` if it has been answered or is answered later.
+    /// Processes a client's request. Returns its outcome; `None` if the request has been answered already or is answered later.
     fn process(
         &mut self,
         client: ClientId,
@@ -155,7 +158,7 @@ impl<C: Cells> Server<C> {
             }
             RequestKind::Status => return Some(Ok(Answer::Status(state.status()))),
             RequestKind::Goodbye => self.leave(client, server_memory),
-            // The event loop processes both: the state machine does not know processes.
+            // The event loop processes both requests, because the state machine has no access to processes.
             RequestKind::AwaitChild | RequestKind::Claim { .. } => {
                 return Some(Err(Refusal::malformed(
                     "a request about processes that the event loop did not handle",
@@ -176,7 +179,7 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    /// A client has left: deletes its drafts, and removes its requests and pins.
+    /// Removes a client that has left: deletes its drafts (unsealed objects), and removes its requests and pins.
     fn leave(&mut self, client: ClientId, server_memory: &mut impl ServerMemory) {
         let state = &mut self.state;
         let drafts = state.sessions.leave(client);
@@ -187,7 +190,7 @@ impl<C: Cells> Server<C> {
         }
         state.history.forget(client);
         for pin in server_memory.take_pins(client) {
-            // A client may have written any number to its page.
+            // A client may have written any number to its pin page, so a pin may not be a valid object id.
             if let Some(object) = ObjectId::from_u64(pin) {
                 state.retirement.pin_released(object, &state.objects);
             }

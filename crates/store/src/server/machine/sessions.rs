@@ -1,4 +1,4 @@
-//! The clients of the state machine: their users, accounts, protocol versions and drafts.
+//! The clients that the state machine knows: their users, accounts, protocol versions and drafts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,35 +7,35 @@ use crate::id::{ClientId, ObjectId};
 use crate::protocol::{OLDEST_PROTOCOL, Refusal, Request, RequestKind};
 use crate::server::budget::{Account, Amount, Charge};
 
-/// The number of requests that a client may have sent before it reads that the server was replaced.
+/// The maximum number of requests that a client may have sent before it notices that the server was replaced.
 const MAX_UNCONFIRMED: usize = 64;
 
-/// The first protocol version in which clients count the servers that died during a request.
+/// The first protocol version in which clients report how many servers died during a request.
 const COUNTS_SERVERS: u32 = 5;
 
 #[derive(Debug)]
 struct Session {
     account: Account,
-    /// The protocol version of the client, once it has sent its hello.
+    /// The protocol version of the client; `None` before the client has sent its hello message.
     protocol: Option<u32>,
-    /// Set if a previous server served the client: the ids of the first requests that this server has received. The client sends
-    /// them again when it reads that the server was replaced.
+    /// The ids of the first requests that this server has received from the client, if a previous server served the client. The
+    /// client sends these requests again when it notices that the server was replaced.
     unconfirmed: Option<BTreeSet<u64>>,
-    /// The unsealed objects that the client has created: single objects, and packs by their first object.
+    /// The drafts (unsealed objects) that the client has created: single objects, and packs by their first object.
     drafts: BTreeSet<ObjectId>,
 }
 
-/// Whether a request is processed, as far as its session decides.
+/// Whether a received request of a client is processed, according to the client's session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reception {
     Process,
-    /// The client is unknown, or this server has already received the request.
+    /// The request is ignored: the client is unknown, or this server has already received the request.
     Ignore,
-    /// The client has not sent a hello.
+    /// The client is disconnected, because its first request was not a hello message.
     Disconnect,
 }
 
-/// The sessions of all clients.
+/// The sessions of all connected clients.
 #[derive(Debug)]
 pub(super) struct Sessions {
     clients: BTreeMap<ClientId, Session>,
@@ -48,35 +48,37 @@ impl Sessions {
         Self { clients: BTreeMap::new(), server_user }
     }
 
-    /// The number of clients that have a session.
+    /// Returns the number of clients that have a session.
     pub(super) fn count(&self) -> usize {
         self.clients.len()
     }
 
-    /// Adds a client that has just connected.
+    /// Adds the session of a client that has just connected.
     pub(super) fn join(&mut self, client: ClientId, account: Account) {
         let drafts = BTreeSet::new();
         self.clients.insert(client, Session { account, protocol: None, unconfirmed: None, drafts });
     }
 
-    /// Adds a client of the previous server, to which it has sent its hello. Its protocol version is unknown.
+    /// Adds the session of a client that has sent its hello message to the previous server. The client's protocol version is
+    /// unknown.
     pub(super) fn take_over(&mut self, client: ClientId, account: Account) {
         let (protocol, unconfirmed) = (Some(OLDEST_PROTOCOL), Some(BTreeSet::new()));
         self.clients.insert(client, Session { account, protocol, unconfirmed, drafts: BTreeSet::new() });
     }
 
-    /// Removes a client and returns its drafts. A client without a session has no drafts.
+    /// Removes the session of a client, and returns the client's drafts (unsealed objects). A client without a session has no
+    /// drafts.
     pub(super) fn leave(&mut self, client: ClientId) -> BTreeSet<ObjectId> {
         self.clients.remove(&client).map_or_else(BTreeSet::new, |session| session.drafts)
     }
 
-    /// Decides whether a request is processed, and records its id if the client may send it again.
+    /// Decides whether a client's request is processed, and records the request's id if the client may send the request again.
     pub(super) fn receive(&mut self, client: ClientId, request: &Request) -> Reception {
         let Some(session) = self.clients.get_mut(&client) else { return Reception::Ignore };
         let is_repeated = request.resends != 0;
         if let Some(unconfirmed) = &mut session.unconfirmed {
             if request.resends > 1 {
-                // Clients of older protocols never send a count above one.
+                // Clients of older protocol versions never send a count of dead servers above one.
                 session.protocol = session.protocol.max(Some(COUNTS_SERVERS));
             }
             if is_repeated && unconfirmed.contains(&request.id) {
@@ -92,69 +94,69 @@ impl Sessions {
         }
     }
 
-    /// Records the protocol version of a client's hello.
+    /// Records the protocol version that a client has sent in its hello message.
     pub(super) fn set_protocol(&mut self, client: ClientId, protocol: u32) {
         if let Some(session) = self.clients.get_mut(&client) {
             session.protocol = Some(protocol);
         }
     }
 
-    /// The protocol version of a client.
+    /// Returns the protocol version of a client.
     pub(super) fn protocol(&self, client: ClientId) -> u32 {
         self.clients.get(&client).and_then(|session| session.protocol).unwrap_or(OLDEST_PROTOCOL)
     }
 
-    /// The user of a client; `None` if the client has left.
+    /// Returns the user of a client; `None` if the client has left.
     pub(super) fn user(&self, client: ClientId) -> Option<u32> {
         self.clients.get(&client).map(|session| session.account.uid())
     }
 
-    /// The user of a client; the server's own user if the client has left.
+    /// Returns the user of a client, or the server's own user if the client has left.
     pub(super) fn user_or_server(&self, client: ClientId) -> u32 {
         self.user(client).unwrap_or(self.server_user)
     }
 
-    /// The requester of memory for a request of a client.
+    /// Returns the requester on whose behalf memory is allocated for a request of a client.
     pub(super) fn requester(&self, client: ClientId) -> Requester {
         Requester::User(self.user_or_server(client))
     }
 
-    /// The user that the server runs as.
+    /// Returns the user that the server runs as.
     pub(super) fn server_user(&self) -> u32 {
         self.server_user
     }
 
-    /// Whether a client is connected and runs as the same user as the server.
+    /// Returns true if a client is connected and runs as the same user as the server.
     pub(super) fn is_trusted(&self, client: ClientId) -> bool {
         self.user(client) == Some(self.server_user)
     }
 
-    /// Charges an amount to a client, or returns the limit that it would exceed.
+    /// Charges an amount of memory or descriptors to a client, or returns a refusal with the limit that would be exceeded.
     pub(super) fn charge(&self, client: ClientId, amount: Amount) -> Result<Charge, Refusal> {
         let session = self.clients.get(&client);
         session.ok_or_else(|| Refusal::malformed("the client has left"))?.account.charge(amount)
     }
 
-    /// Adds a draft of a client, which the client may write until it is sealed.
+    /// Adds a draft (unsealed object) to a client's session. The client may write the draft until it is sealed.
     pub(super) fn add_draft(&mut self, client: ClientId, object: ObjectId) {
         if let Some(session) = self.clients.get_mut(&client) {
             session.drafts.insert(object);
         }
     }
 
-    /// Removes a draft that was sealed, abandoned or freed.
+    /// Removes a draft that was sealed, abandoned or freed from a client's session.
     pub(super) fn finish_draft(&mut self, client: ClientId, object: ObjectId) {
         if let Some(session) = self.clients.get_mut(&client) {
             session.drafts.remove(&object);
         }
     }
 
-    /// Whether a client has a draft that it may still write.
+    /// Returns true if a client has a draft (unsealed object) that the client may still write.
     pub(super) fn has_drafts(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(|session| !session.drafts.is_empty())
     }
 
-    /// Whether an object is a draft of a connected client.
+    /// Returns true if an object is a draft (unsealed object) of this connected client.
     pub(super) fn is_draft(&self, client: ClientId, object: ObjectId) -> bool {
         self.clients.get(&client).is_some_and(|session| session.drafts.contains(&object))
     }
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(sessions.receive(CLIENT, &request(1, 1, RequestKind::Status)), Reception::Ignore);
         assert_eq!(sessions.receive(CLIENT, &request(2, 1, RequestKind::Status)), Reception::Process);
         assert_eq!(sessions.protocol(CLIENT), OLDEST_PROTOCOL);
-        // A client that counts more than one dead server has a protocol version that counts.
+        // A client that counts more than one dead server has a protocol version that includes the count.
         assert_eq!(sessions.receive(CLIENT, &request(3, 2, RequestKind::Status)), Reception::Process);
         assert_eq!(sessions.protocol(CLIENT), COUNTS_SERVERS);
     }

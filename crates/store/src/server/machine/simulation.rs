@@ -1,5 +1,5 @@
-//! A simulated environment of the state machine, which kills the server after every store: recovery from each prefix of the
-//! stores must give the state before the operation or after it.
+//! A simulated environment of the state machine, which kills the server after every store to the index: recovery from each prefix
+//! of the stores must give the state before the operation or after it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,11 +23,11 @@ pub(super) fn settings(prealloc_limit: u64) -> ServerSettings {
     ServerSettings { host: POLICY, device: POLICY, devices: vec![[1; 16]], user: 0, prealloc_limit }
 }
 
-/// The simulated pins of one client.
+/// The simulated pins of the clients.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TestPins {
     held: BTreeSet<ObjectId>,
-    /// The objects that were pinned before the pins were cleared.
+    /// The objects whose simulated pins were cleared.
     released: BTreeSet<ObjectId>,
 }
 
@@ -46,7 +46,7 @@ impl TestPins {
 pub(super) struct TestMemory {
     pub(super) pins: TestPins,
     pub(super) bytes: BTreeMap<(AllocationId, u64), Vec<u8>>,
-    /// The number of passes over all pins that the server has made.
+    /// The number of scan passes over all pins that the server has made.
     pub(super) scans: Cell<usize>,
 }
 
@@ -69,13 +69,13 @@ impl ServerMemory for TestMemory {
         None
     }
 
-    /// Returns the pins that the departed client had cleared before.
+    /// Returns the pins that were cleared before the client left.
     fn take_pins(&mut self, _: ClientId) -> Vec<u64> {
         self.pins.released.iter().map(|id| id.as_u64()).collect()
     }
 }
 
-/// The state that recovery must reproduce.
+/// The part of a server's state that recovery must reproduce.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StateSnapshot {
     objects: Vec<(ObjectId, SlotState, String, u64, Region, u64)>,
@@ -91,7 +91,7 @@ pub(super) fn snapshot<C: Cells>(server: &Server<C>) -> StateSnapshot {
     let mut objects: Vec<_> = index
         .objects()
         .map(|(id, state, record)| {
-            // The version of an object counts once it is sealed.
+            // The version of an object is compared only once the object is sealed.
             let version = if state == SlotState::Sealed { record.version } else { 0 };
             (id, state, record.name, version, record.region, record.len)
         })
@@ -107,7 +107,7 @@ pub(super) fn snapshot<C: Cells>(server: &Server<C>) -> StateSnapshot {
     let ledger = server.state.memory.ledger();
     let record = |id: AllocationId| Some((id, ledger.record(id)?));
     let allocations: Vec<_> = ledger.allocations().filter_map(record).collect();
-    // An empty arena is retained for the next object, and does not depend on the last operation.
+    // Empty arenas are not compared: one is retained for the next object, independently of the last operation.
     let counted = |place| {
         let counted = allocations.iter().filter(|(id, record)| record.place == place && is_used(id));
         counted.map(|(_, record)| record.len).sum()
@@ -130,7 +130,7 @@ pub(super) fn now() -> StepTime {
     StepTime { elapsed: Duration::from_secs(1), unix: 7 }
 }
 
-/// A server whose stores are recorded, with its clients, memory and keeper.
+/// A server whose stores to the index are recorded, with its simulated clients, memory and keeper.
 pub(super) struct Simulation {
     pub(super) cells: RecordedCells,
     pub(super) server: Server<RecordedCells>,
@@ -138,7 +138,7 @@ pub(super) struct Simulation {
     pub(super) parked: BTreeSet<AllocationId>,
     pub(super) clients: BTreeMap<ClientId, u32>,
     pub(super) budget: Budget,
-    /// The prefix that each client watches.
+    /// The prefix of the names that each client watches.
     watchers: BTreeMap<ClientId, String>,
     prealloc_limit: u64,
     time: Duration,
@@ -152,7 +152,7 @@ impl Simulation {
         Self::with_prealloc_limit(0)
     }
 
-    /// A simulation in which up to `prealloc_limit` bytes may be preallocated.
+    /// Creates a simulation of a server that may preallocate up to `prealloc_limit` bytes.
     pub(super) fn with_prealloc_limit(prealloc_limit: u64) -> Self {
         let cells = RecordedCells::new(GEOMETRY.cells());
         let index = ObjectIndex::format(cells.clone(), GEOMETRY);
@@ -195,7 +195,7 @@ impl Simulation {
         )
     }
 
-    /// Runs one step, and recovers from every prefix of its stores.
+    /// Runs one step of the server, and recovers from every prefix of the step's stores to the index.
     pub(super) fn step(&mut self, input: Input<'_>) -> Vec<Output> {
         let before = self.cells.snapshot();
         let time = StepTime { elapsed: self.time, ..now() };
@@ -213,7 +213,7 @@ impl Simulation {
             let expected = if is_done { &last } else { &first };
             assert_eq!(&recovered, expected, "after {stores} of {count} stores");
             self.prefixes += 1;
-            // Recovery itself is killed after every store, too.
+            // Recovery itself is killed, too, after every seventh of its stores.
             let recovery = Prefixes { before: begin, ..cells.take() };
             for stores in (0..recovery.stores.len()).step_by(7) {
                 assert_eq!(&snapshot(&self.recover(recovery.replay(stores)).0), expected);
@@ -223,13 +223,13 @@ impl Simulation {
         outputs
     }
 
-    /// Advances the time, and runs everything that is due.
+    /// Advances the simulated time, and runs all steps of the server that are due.
     pub(super) fn advance(&mut self, time: Duration) {
         self.time += time;
         self.run(Input::Tick);
     }
 
-    /// Runs a step and all steps that follow from it.
+    /// Runs a step of the server, and all steps that follow from its outputs. Returns the answers.
     pub(super) fn run(&mut self, input: Input<'_>) -> Vec<Answer> {
         let mut answers = Vec::new();
         let mut outputs = self.step(input);
@@ -249,7 +249,7 @@ impl Simulation {
                     Some(Input::Allocated { allocation, outcome: Ok(()) })
                 }
                 Output::Import { allocation, .. } => {
-                    // The keeper gets memory that passed the check.
+                    // Memory that fails the check is parked as well, because the server releases it afterwards.
                     let outcome = if self.writable { Err("it can be written".to_owned()) } else { Ok(()) };
                     self.parked.insert(allocation);
                     Some(Input::Allocated { allocation, outcome })
@@ -281,12 +281,12 @@ impl Simulation {
         answers
     }
 
-    /// Checks that a server that recovers now has the same state as the running one.
+    /// Checks that a server that recovers now has the same state as the running server.
     pub(super) fn check(&self) {
         let (recovered, outputs) =
             self.recover(Prefixes { before: self.cells.snapshot(), stores: vec![] }.replay(0));
         assert_eq!(snapshot(&recovered), snapshot(&self.server));
-        // Recovery releases preallocated memory.
+        // Recovery releases preallocated memory, because the index does not list it.
         let preallocated: BTreeSet<_> = self.server.state.memory.preallocated_ids().collect();
         let released = outputs.iter().filter_map(|output| match output {
             Output::Release { allocation } => Some(*allocation),

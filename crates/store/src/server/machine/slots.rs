@@ -1,35 +1,35 @@
-//! The free slots of a table, and their generations.
+//! The free slots of a table of the index, and their generations.
 
 use std::collections::VecDeque;
 
 use crate::id::LAST_GENERATION;
 
-/// The minimum number of free slots before one is reused: small, so that the table stays short, but large enough that generations
-/// last.
+/// The minimum number of free slots before one of them is reused: small, so that the table stays short, but large enough that the
+/// generations of a slot are not used up quickly.
 const MIN_FREE_SLOTS: usize = 64;
 
-/// The free slots of a table, reused first in, first out.
+/// The free slots of a table of the index, which are reused first in, first out.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Slots that were used before, with their next generation.
+    /// Free slots that were used before, with the generation of their next use.
     freed: VecDeque<(usize, u64)>,
-    /// The first slot that was never used.
+    /// The first slot of the table that was never used.
     fresh: usize,
     count: usize,
 }
 
 impl Slots {
-    /// A table of `count` slots, of which those below `used` are in use or are freed one by one.
+    /// Creates the free slots of a table of `count` slots. The slots below `used` are in use, or are freed one by one.
     pub(super) fn used_up_to(count: usize, used: usize) -> Self {
         Self { freed: VecDeque::new(), fresh: used, count }
     }
 
-    /// The number of slots of the table.
+    /// Returns the number of slots of the table, free or not.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The number of slots that can be allocated.
+    /// Returns the number of slots that can be allocated.
     pub(super) fn free_count(&self) -> usize {
         self.freed.len() + self.count - self.fresh
     }
@@ -42,7 +42,7 @@ impl Slots {
         self.freed.pop_front()
     }
 
-    /// Frees a slot for its next generation, unless it has had its last one.
+    /// Frees a slot for use with its next generation, unless the slot has used its last generation.
     pub(super) fn free(&mut self, slot: usize, generation: u64) {
         if generation <= LAST_GENERATION {
             self.freed.push_back((slot, generation));

@@ -1,5 +1,5 @@
-//! The state that requests change: the parts of the machine that every operation uses, and the operations that involve several of
-//! them.
+//! The state of the store that requests change: the parts of the state machine that every operation uses, and the operations that
+//! involve several of these parts.
 
 use super::interface::{ServerMemory, ServerSettings, SharedAllocation, StepTime};
 use super::memory_pool::MemoryPool;
@@ -16,7 +16,7 @@ use crate::id::{ClientId, ObjectId, SlotState};
 use crate::index::{ObjectIndex, ObjectRecord, Region};
 use crate::protocol::{Answer, ByteRange, EventKind, Label, MemoryRef, Refusal, Status};
 
-/// The objects, memory and clients of a store, and the outputs of the current step.
+/// The objects, memory and clients of a store, and the outputs of the current step of the state machine.
 #[derive(Debug)]
 pub(super) struct StoreState<C> {
     pub(super) objects: ObjectTable<C>,
@@ -30,7 +30,7 @@ pub(super) struct StoreState<C> {
 }
 
 impl<C: Cells> StoreState<C> {
-    /// The state over an index, before the objects in it are recovered.
+    /// Creates the state over an index, before the objects in the index are recovered.
     pub(super) fn new(index: ObjectIndex<C>, settings: &ServerSettings, now: StepTime) -> Self {
         let memory = MemoryPool::new(settings, &index);
         let retirement = Retirement::new(index.geometry().slots);
@@ -50,7 +50,7 @@ impl<C: Cells> StoreState<C> {
         self.outputs.answer(&self.sessions, client, id, outcome);
     }
 
-    /// Answers a request that has created an object, now or when it was sent before.
+    /// Answers a request that has created an object, either now or when the client sent the request before.
     pub(super) fn answer_created(&mut self, client: ClientId, id: u64, object: ObjectId) {
         match self.objects.read(object) {
             Some((SlotState::Created, record)) => match self.memory_of(&record) {
@@ -78,13 +78,13 @@ impl<C: Cells> StoreState<C> {
         })
     }
 
-    /// Sends a client a descriptor of the memory of an object.
+    /// Sends a client a descriptor of the memory that contains an object.
     pub(super) fn fetch(&mut self, client: ClientId, id: u64, object: ObjectId) {
         let Some((state, record)) = self.objects.read(object) else {
             return self.answer(client, id, Err(Refusal::NoSuchObject { object }));
         };
         let is_own = self.history.get(client, record.request) == Some(object);
-        // A client may still use a deleted object that it has pinned.
+        // Deleted objects are included, because a client may still use one that it has pinned.
         let may = state == SlotState::Sealed || state == SlotState::Deleted || is_own;
         match self.memory_of(&record).filter(|_| may) {
             Some(memory) => {
@@ -112,7 +112,7 @@ impl<C: Cells> StoreState<C> {
         }
     }
 
-    /// Checks that a client may assign a name to another object, which deletes the object that has the name now.
+    /// Checks that a client may assign a name to a new object, which deletes the object that has the name now.
     pub(super) fn check_owner(&self, client: ClientId, name: &str) -> Result<(), Refusal> {
         let Some(owner) = self.objects.owner_of_name(name) else { return Ok(()) };
         if self.sessions.user(client) == Some(owner) || self.sessions.is_trusted(client) {
@@ -126,7 +126,7 @@ impl<C: Cells> StoreState<C> {
         Creator { client, owner, request, created: self.now.unix }
     }
 
-    /// Enters an object or a pack in a region. The caller has checked that the index has free slots.
+    /// Adds an object or a pack in a memory region to the index. The caller has checked that the index has free slots.
     pub(super) fn insert(
         &mut self,
         client: ClientId,
@@ -146,7 +146,7 @@ impl<C: Cells> StoreState<C> {
         object
     }
 
-    /// Enters a sealed object with a name over a range of an existing region.
+    /// Adds a sealed object with a name over a range of an existing memory region.
     pub(super) fn insert_part(
         &mut self,
         client: ClientId,
@@ -164,8 +164,8 @@ impl<C: Cells> StoreState<C> {
         Ok(Answer::Sealed { object, version })
     }
 
-    /// Seals a draft: assigns the versions of its objects, and makes them visible by one committing store. Refused if a name
-    /// belongs to another user by now.
+    /// Seals a draft (an unsealed object or pack): assigns the versions of its objects, and makes them visible with a single
+    /// store that commits. Refused if one of the names belongs to another user by now.
     pub(super) fn seal(&mut self, client: ClientId, first: ObjectId) -> Result<Answer, Refusal> {
         let name = |id: ObjectId| self.objects.read(id).expect("the objects of a draft have records").1.name;
         let names: Vec<_> = self.objects.pack(first).map(|id| (id, name(id))).collect();
@@ -178,8 +178,8 @@ impl<C: Cells> StoreState<C> {
         Ok(Answer::Sealed { object: first, version })
     }
 
-    /// Completes the sealing of a single object or of a pack whose first object has been sealed: seals the other objects, assigns
-    /// the names, and deletes the objects that had these names before.
+    /// Completes the sealing of a single object, or of a pack whose first object has been sealed: seals the other objects of the
+    /// pack, assigns the names, and deletes the objects that had these names before.
     fn publish(&mut self, first: ObjectId) {
         for id in self.objects.seal_members(first) {
             let Some(NamedObject { record, replaced }) = self.objects.assign_name(id) else { continue };
@@ -201,14 +201,15 @@ impl<C: Cells> StoreState<C> {
         let is_trusted = self.sessions.is_trusted(client);
         let record = match self.objects.read(object) {
             Some((SlotState::Sealed, record)) => record,
-            // A pack that is a draft is only deleted as a whole: its writer seals all of it or nothing.
+            // A pack that is a draft (not sealed) can only be deleted as a whole, because its writer seals all of its objects or
+            // none.
             Some((SlotState::Created, record))
                 if is_trusted && record.pack.is_none_or(|first| first == object) =>
             {
                 record
             }
             Some((SlotState::Created, _)) => return Err(Refusal::NotSealed { object }),
-            // Sent again after a restart; the previous server has deleted the object.
+            // The client has sent the request again after a restart: the previous server has deleted the object.
             _ if is_repeated => return Ok(Answer::Done),
             _ => return Err(Refusal::NoSuchObject { object }),
         };
@@ -219,7 +220,7 @@ impl<C: Cells> StoreState<C> {
         Ok(Answer::Done)
     }
 
-    /// A client abandons a draft: deletes it unless it is sealed.
+    /// Deletes a draft that its client abandons. Does nothing if the object is already sealed.
     pub(super) fn abandon(&mut self, client: ClientId, create: u64) -> Result<Answer, Refusal> {
         if let Some(object) = self.history.get(client, create) {
             self.sessions.finish_draft(client, object);
@@ -228,7 +229,8 @@ impl<C: Cells> StoreState<C> {
         Ok(Answer::Done)
     }
 
-    /// Deletes a draft whose writer has abandoned it or left. If another client has deleted it before, it may be freed now.
+    /// Deletes a draft whose writer has abandoned it or has left. If another client has deleted the draft before, the draft may
+    /// be freed now.
     pub(super) fn drop_draft(&mut self, object: ObjectId) {
         match self.objects.state(object) {
             Some(SlotState::Created) => self.retire(object),
@@ -240,7 +242,7 @@ impl<C: Cells> StoreState<C> {
         self.retirement.retire(object, &mut self.objects, &mut self.outputs);
     }
 
-    /// Scans some pins, and frees deleted objects that are not pinned.
+    /// Scans some pins of clients, and frees deleted objects that are not pinned.
     pub(super) fn scan_pins(&mut self, server_memory: &impl ServerMemory) {
         self.retirement.recheck(self.now.elapsed, &self.objects);
         let mut work = STEP_WORK;
@@ -250,7 +252,7 @@ impl<C: Cells> StoreState<C> {
             }
             while let Some(unpinned) = self.next_unpinned(&mut work) {
                 for id in unpinned {
-                    // The first object of a pack is retained while others of the pack are.
+                    // The first object of a pack is retained while other objects of the pack are.
                     if !self.objects.has_members(id) {
                         self.free(id);
                     }
@@ -261,8 +263,8 @@ impl<C: Cells> StoreState<C> {
 
     fn next_unpinned(&mut self, work: &mut usize) -> Option<Vec<ObjectId>> {
         let (objects, memory, sessions) = (&self.objects, &self.memory, &self.sessions);
-        // A deleted draft in an arena whose writer is still connected: the writer could overwrite the next object in its region.
-        // Memory with a single object is never reused.
+        // A deleted draft in an arena is retained while its writer is connected, because the writer could overwrite the next
+        // object in the same region. Memory with a single object is never reused.
         let is_being_written = |first: ObjectId| {
             let Some((_, record)) = objects.read(first) else { return false };
             let is_arena = || memory.ledger().record(record.region.allocation).is_some_and(|it| it.is_arena);
@@ -271,7 +273,7 @@ impl<C: Cells> StoreState<C> {
         self.retirement.take_unpinned(objects, is_being_written, work)
     }
 
-    /// Frees a deleted object: its slot, and its memory if it was the last object there.
+    /// Frees a deleted object: its index slot, and its memory if no other object uses the memory.
     fn free(&mut self, id: ObjectId) {
         self.retirement.remove(id);
         let Some(record) = self.objects.free(id) else { return };
@@ -297,7 +299,7 @@ mod tests {
     const OTHER: ClientId = ClientId(2);
     const TRUSTED: ClientId = ClientId(3);
 
-    /// A state with an arena and three clients: two of different users, and one of the server's user.
+    /// Creates a state with an arena and three clients: two of different users, and one of the server's user.
     fn state() -> StoreState<RecordedCells> {
         let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         let settings = settings(0);
@@ -312,7 +314,7 @@ mod tests {
         state
     }
 
-    /// Enters an object of 100 bytes as the request `request` of a client.
+    /// Adds an object of 100 bytes that the client's request `request` has created.
     fn insert(
         state: &mut StoreState<RecordedCells>,
         client: ClientId,

@@ -1,4 +1,4 @@
-//! Tests of whole operations, in which the server is killed after every store.
+//! Tests of whole operations of the state machine, in which the server is killed after every store to the index.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ fn a_version_replaces_the_previous_one_and_readers_keep_theirs() {
     assert_eq!(found, Answer::Found { object: second });
     assert_eq!(sim.status(client).retired, 1);
     sim.memory.pins.clear();
-    // The notification of a released pin has no answer.
+    // A request that notifies the server of a released pin has no answer.
     assert_eq!(sim.request(client, RequestKind::PinReleased { object: first }, &[]), []);
     assert_eq!(sim.status(client).retired, 0);
 }
@@ -88,7 +88,7 @@ fn a_pack_is_sealed_and_deleted_as_a_whole() {
     assert_eq!(sealed(&sim.request_one(client, RequestKind::Seal { create: request }, &[])), object);
     let status = sim.status(client);
     assert_eq!((status.objects, status.host.used), (4, 28 << 10));
-    // A member whose name is assigned to another object is deleted separately.
+    // A member of a pack whose name is assigned to another object is deleted without the pack.
     sealed(&sim.create(client, "p/a", 10).1);
     assert_eq!(sim.status(client).objects, 4);
     sim.request_one(client, RequestKind::Delete { object }, &[]);
@@ -187,7 +187,7 @@ fn only_its_owner_assigns_a_name_to_another_object() {
         sim.request_one(other, RequestKind::Publish { label: label("mine"), object: owned, part: None }, &[]),
         name_taken("mine")
     );
-    // The name is taken by another user while its next object is being written.
+    // Another user takes the name while the next object with this name is being written.
     let (create, _) = sim.create(other, "late", 100 << 10);
     sealed(&sim.create(owner, "late", 10).1);
     assert_eq!(sim.request_one(other, RequestKind::Seal { create }, &[]), name_taken("late"));
@@ -196,7 +196,7 @@ fn only_its_owner_assigns_a_name_to_another_object() {
     assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
     let find = RequestKind::Find { name: "mine".to_owned(), wait: 0 };
     assert_eq!(sim.request_one(other, find, &[]), Answer::Found { object: owned });
-    // The server's user may, and every user may if the name is free.
+    // A client of the server's user may take any name, and a client of any user may take a free name.
     let root = ClientId(9);
     sim.clients.insert(root, 0);
     let account = sim.budget.open(0);
@@ -335,7 +335,7 @@ fn a_request_during_which_two_servers_died_is_refused_unless_completed() {
     assert_eq!(send(90, 2, more(), 0), refused(2));
     assert_eq!(send(91, 255, more(), 0), refused(255));
     assert_eq!(send(92, 2, RequestKind::Seal { create: large.0 }, 0), refused(2));
-    // Requests that need no memory, or wait for other clients, are not refused.
+    // Requests that need no new memory, or that wait for other clients, are not refused.
     assert!(
         matches!(send(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }),
         "it fits the arena"
@@ -359,15 +359,15 @@ fn a_request_that_one_server_receives_twice_is_processed_once() {
         let input = Input::Request { client, request, payload: payload.into(), charge: None };
         server.step(now(), input, &mut sim.memory)
     };
-    // Sent before its client has read that the server was replaced, and again after that.
+    // The client sends the request before it has noticed that the server was replaced, and again afterwards.
     let outputs = send(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     let outputs = send(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
     assert_eq!(outputs, [], "a refused request is not processed again although there is space now");
-    // A request that the previous server had received is processed, also after a later one.
+    // A request that the previous server had received is processed, even if it arrives after a later one.
     let outputs = send(client, 49, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
-    // Other clients are not affected.
+    // Requests of other clients with the same id are not affected.
     let outputs = send(other, 50, 1, RequestKind::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
 }
@@ -442,7 +442,7 @@ fn a_client_that_does_not_send_a_hello_is_disconnected() {
     assert_eq!(outputs, [Output::Disconnect { client }]);
 }
 
-/// Every prefix of every step recovers, for random operations in a random order.
+/// Checks that every prefix of the stores of every step recovers, for random operations in a random order.
 #[test]
 fn random_operations_recover_after_every_store() {
     let rounds = if wholemem_testkit::exhaustive() { 4000 } else { 150 };
@@ -511,7 +511,7 @@ fn random_operations_recover_after_every_store() {
             }
             _ => {
                 sim.memory.pins.clear();
-                // Deleted objects are scanned for again, and preallocated memory is released.
+                // After this time, deleted objects are scanned for pins again, and preallocated memory may be released.
                 sim.advance(Duration::from_millis([1000, 1010, 20_000][usize::try_from(below(3)).unwrap()]));
             }
         }

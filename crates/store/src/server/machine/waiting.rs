@@ -1,4 +1,5 @@
-//! Requests that are answered later: for a name that no object has yet, and for free space while the quota is reached.
+//! Requests that are answered later: requests for a name that no object has yet, and requests for free space while the quota is
+//! reached.
 //!
 //! Requests for space are answered in order, and a request is not answered while an earlier one needs the space, so that small
 //! objects do not starve large ones. Space is not reserved for the client that is answered: when it creates its object, another
@@ -17,13 +18,13 @@ use crate::id::{ClientId, ObjectId};
 use crate::protocol::{Answer, Refusal};
 use crate::server::budget::{Amount, Charge};
 
-/// The number of requests of each kind that one step answers.
+/// The number of waiting requests of each kind that one step of the state machine answers.
 const ANSWERED_AT_ONCE: usize = 4;
 
-/// The memory of a waiting request besides its name, in bytes: its entry in each table.
+/// The number of bytes that a waiting request uses besides its name: its entry in each table.
 const WAITER_COST: u64 = 512;
 
-/// The condition that a request waits for.
+/// The condition that a waiting request waits for: a name, or free space.
 #[derive(Debug, PartialEq, Eq)]
 enum WaitCondition {
     Name(String),
@@ -40,7 +41,7 @@ struct WaitingRequest {
     _charge: Charge,
 }
 
-/// A request that may wait, and its timeout in milliseconds.
+/// A client's request that may wait, and its timeout in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimedRequest {
     pub(super) client: ClientId,
@@ -48,28 +49,29 @@ pub(super) struct TimedRequest {
     pub(super) wait: u64,
 }
 
-/// Numbers of waiting requests, by user.
+/// The numbers of waiting requests, by the user of their client.
 type NumbersByUser = BTreeMap<u32, BTreeSet<u64>>;
 
-/// All waiting requests, by a growing number.
+/// All waiting requests, ordered by a number that grows with each request.
 #[derive(Debug, Default)]
 pub(super) struct WaitingRequests {
     waiters: BTreeMap<u64, WaitingRequest>,
     last: u64,
     deadlines: BTreeSet<(Duration, u64)>,
     names: BTreeMap<String, NumbersByUser>,
-    /// The requests that wait for space on the host, and on devices.
+    /// The numbers of the requests that wait for space on the host, and of those that wait for space on devices.
     space_queues: [BTreeSet<u64>; 2],
     clients: BTreeMap<ClientId, BTreeSet<u64>>,
-    /// The requests of a user for a name that has an object now.
+    /// Requests that wait for a name that has an object now: an entry for each name and user.
     found: VecDeque<(BTreeSet<u64>, ObjectId)>,
-    /// The number of requests for names that this step has answered.
+    /// The number of requests for names that this step of the state machine has answered.
     answered: usize,
-    /// Whether the last step answered the maximum number of requests for space and left others.
+    /// True if the last step answered the maximum number of requests for space and left others.
     has_more_space: bool,
-    /// The bytes of each kind of memory for which that step and those before it have answered requests.
+    /// The bytes of host and device memory for which requests for space were answered in the last step, and in the steps before
+    /// it that also left requests.
     promised: [u64; 2],
-    /// Requests of departed clients, to be removed.
+    /// The numbers of requests of departed clients, which are removed a few at a time.
     abandoned: Vec<BTreeSet<u64>>,
 }
 
@@ -109,7 +111,8 @@ impl WaitingRequests {
                 self.space_queues[Self::space_queue(*place)].remove(&number);
             }
             WaitCondition::Name(name) => {
-                // A request that is about to be answered is not in the table of names.
+                // If the name has an object now and the request is about to be answered, the table of names does not contain the
+                // request any more.
                 if let Some(by_user) = self.names.get_mut(name) {
                     remove_number(by_user, waiter.user, number);
                     if by_user.is_empty() {
@@ -121,14 +124,14 @@ impl WaitingRequests {
         Some(waiter)
     }
 
-    /// The time at which the next request times out; zero if there is work for the next step.
+    /// Returns the time at which the next waiting request times out; zero if there is work for the next step.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         let first = self.deadlines.first().map(|(until, _)| *until);
         let has_work = !self.found.is_empty() || !self.abandoned.is_empty() || self.has_more_space;
         if has_work { Some(Duration::ZERO) } else { first }
     }
 
-    /// The next request for a name that has an object now; users are served round-robin.
+    /// Removes and returns the next request for a name that has an object now. Users are served round-robin.
     fn next_found(&mut self) -> Option<(WaitingRequest, ObjectId)> {
         loop {
             let (mut numbers, object) = self.found.pop_front()?;
@@ -136,14 +139,14 @@ impl WaitingRequests {
             if !numbers.is_empty() {
                 self.found.push_back((numbers, object));
             }
-            // The request may have timed out meanwhile.
+            // The request may have timed out before it was answered.
             if let Some(waiter) = number.and_then(|number| self.remove(number)) {
                 return Some((waiter, object));
             }
         }
     }
 
-    /// Removes some requests of departed clients.
+    /// Removes some waiting requests of departed clients.
     fn trim(&mut self) {
         for _ in 0..ANSWERED_AT_ONCE {
             let Some(numbers) = self.abandoned.last_mut() else { return };
@@ -154,7 +157,7 @@ impl WaitingRequests {
         }
     }
 
-    /// The next request that has timed out.
+    /// Removes and returns the next waiting request that has timed out.
     fn next_expired(&mut self, now: Duration) -> Option<WaitingRequest> {
         let (until, number) = self.deadlines.first().copied()?;
         if until > now {
@@ -163,7 +166,7 @@ impl WaitingRequests {
         self.remove(number)
     }
 
-    /// Makes a request wait for a name. Returns the outcome if the request does not wait.
+    /// Makes a request wait until an object has this name. Returns the outcome if the request does not wait.
     pub(super) fn wait_for_name(
         &mut self,
         request: TimedRequest,
@@ -177,7 +180,7 @@ impl WaitingRequests {
         self.wait(request, WaitCondition::Name(name), now, sessions)
     }
 
-    /// Makes a request wait for the space of an object. Returns the outcome if the request does not wait.
+    /// Makes a request wait until an object of this length has space. Returns the outcome if the request does not wait.
     pub(super) fn wait_for_space(
         &mut self,
         request: TimedRequest,
@@ -190,11 +193,11 @@ impl WaitingRequests {
         if let Err(refusal) = ledger.check_place(place) {
             return Some(Err(refusal));
         }
-        // An object that exceeds the quota never fits.
+        // An object that exceeds the quota never fits, so a request for its space does not wait.
         if !ledger.fits_quota(place, len) {
             return Some(Err(ledger.over_quota(place, len)));
         }
-        // Earlier requests have been answered for all free space.
+        // A request is not answered before earlier requests that wait for space.
         let is_first = self.space_queues[Self::space_queue(place)].is_empty();
         match ledger.space_for(place, len, 0).filter(|_| is_first) {
             Some(_) => Some(Ok(Answer::Done)),
@@ -222,7 +225,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Answers requests whose condition holds, and those that have timed out: a bounded number of each.
+    /// Answers waiting requests whose condition holds or that have timed out, a bounded number of each.
     pub(super) fn answer_due(
         &mut self,
         now: Duration,
@@ -252,7 +255,7 @@ impl WaitingRequests {
             let mut promised = self.promised[queue];
             for answered in 0.. {
                 if answered == ANSWERED_AT_ONCE {
-                    // The next step answers the other requests for space.
+                    // The next step of the state machine answers the other requests for space.
                     self.has_more_space = !self.space_queues[queue].is_empty();
                     self.promised[queue] = promised;
                     break;
@@ -270,7 +273,7 @@ impl WaitingRequests {
         }
     }
 
-    /// A name has an object now: answers requests that wait for it, in this step or the following ones.
+    /// Answers requests that wait for a name that an object has now, in this step or the following ones.
     pub(super) fn name_found(
         &mut self,
         name: &str,
@@ -281,12 +284,12 @@ impl WaitingRequests {
         if let Some(waiters) = self.names.remove(name) {
             let found = waiters.into_values().map(|numbers| (numbers, object));
             self.found.extend(found);
-            // As many as one step may answer, before the client that has published the name is answered.
+            // As many requests as one step may answer are answered before the client that has published the name.
             self.answer_found(sessions, outputs);
         }
     }
 
-    /// Answers requests for names that have an object now, as many as one step may.
+    /// Answers requests for names that an object has now, as many as one step may answer.
     fn answer_found(&mut self, sessions: &Sessions, outputs: &mut Outputs) {
         while self.answered < ANSWERED_AT_ONCE
             && let Some((waiter, object)) = self.next_found()
@@ -296,7 +299,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Removes the requests of a client that has left: their memory is freed by the following steps.
+    /// Removes the waiting requests of a client that has left. The following steps free the memory of the requests.
     pub(super) fn forget(&mut self, client: ClientId) {
         self.abandoned.extend(self.clients.remove(&client));
     }
@@ -361,7 +364,7 @@ mod tests {
         Answer::Refused(Refusal::OverQuota { wanted, used, quota: POLICY.quota })
     }
 
-    /// A simulation with a sealed object of half the quota.
+    /// Creates a simulation with a sealed object whose length is half of the quota.
     fn half_full() -> (Simulation, ClientId, ObjectId) {
         let mut sim = Simulation::new();
         let client = sim.join(1);
@@ -391,7 +394,7 @@ mod tests {
             sim.request_one(client, create("more", POLICY.quota, &[], 0), &[]),
             over_quota(POLICY.quota, HALF)
         );
-        // A pinned object keeps its memory.
+        // A deleted object that is pinned still uses its memory.
         sim.memory.pins.insert(object);
         assert_eq!(sim.request(client, RequestKind::Delete { object }, &[]), [Answer::Done]);
         sim.memory.pins.clear();
@@ -411,7 +414,7 @@ mod tests {
             "there is space, but not for both"
         );
         assert_eq!(sim.request(late, await_space(HALF, 60_000), &[]), []);
-        // Three quarters and a granule fit, but not half of the quota in addition.
+        // The first two requests fit: five eighths of the quota and a granule. Another half of the quota does not fit as well.
         let mut answers = sim.request(client, RequestKind::Delete { object }, &[]);
         assert_eq!(answers.len(), 3, "{answers:?}");
         answers.retain(|answer| *answer == Answer::Done);
@@ -437,7 +440,7 @@ mod tests {
         let mut sim = Simulation::new();
         let client = sim.join(1);
         sealed(&sim.create(client, "small", 100).1);
-        // An arena has space although the quota is used up.
+        // The arena has space although the quota is used up.
         let remaining = POLICY.quota - POLICY.arena;
         sim.create(client, "rest", remaining);
         assert_eq!(sim.request_one(client, await_space(100, 0), &[]), Answer::Done);
@@ -451,12 +454,12 @@ mod tests {
         RequestKind::Find { name: name.to_owned(), wait: 60_000 }
     }
 
-    /// Publishes a name for which `requests` requests of one user and one of another user wait. Returns the clients that each
-    /// step answers, starting with the step that publishes.
+    /// Publishes a name for which `requests` requests of one user and one request of another user wait. Returns the clients that
+    /// each step answers, starting with the step that publishes the name.
     fn answers_by_step(requests: usize) -> Vec<Vec<ClientId>> {
         let mut sim = Simulation::new();
         let (publisher, other, own) = (sim.join(1), sim.join_as(2, 7), sim.join_as(3, 8));
-        // From now on there is an arena.
+        // The arena is created in advance, so that the published object does not wait for one.
         sim.create(publisher, "first", 0);
         for client in std::iter::repeat_n(other, requests).chain([own]) {
             let input = input(&mut sim.requests, client, find("x"));

@@ -1,4 +1,4 @@
-//! Adopts memory of a client without a copy: it becomes an object that is sealed from the beginning.
+//! Adopts memory of a client without a copy: the memory becomes an object that is sealed from the beginning.
 //!
 //! Only clients of the server's own user may send memory: closing a descriptor of another kind may block until its creator allows
 //! it. A worker checks the descriptor nevertheless, and the memory counts as if the server had allocated it.
@@ -9,7 +9,7 @@ use crate::protocol::{Refusal, RequestKind};
 use crate::server::machine::pending::PendingRequest;
 use crate::server::machine::state::StoreState;
 
-/// Validates a request to adopt memory, and starts to check and park the memory that was sent with it.
+/// Validates a request to adopt memory, and starts to check the memory and to park its descriptor with the keeper process.
 pub(super) fn begin<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
@@ -30,7 +30,7 @@ pub(super) fn begin<C: Cells>(
     store.memory.import(*place, *len, requester, &mut store.outputs)
 }
 
-/// Enters the object when its memory is ready.
+/// Creates the object of a request to adopt memory, when the memory is ready.
 pub(super) fn finish<C: Cells>(
     store: &mut StoreState<C>,
     pending: &PendingRequest,
@@ -41,7 +41,7 @@ pub(super) fn finish<C: Cells>(
         unreachable!("only a request to adopt memory waits for an import")
     };
     let region = store.memory.ledger().whole(allocation).expect("memory that is ready is in the ledger");
-    // The name may belong to another user by now.
+    // Another user may have taken the name while the memory was being checked.
     let outcome = store.check_owner(client, &label.name);
     let outcome = outcome.and_then(|()| store.insert_part(client, id, label.clone(), region, *part));
     store.answer(client, id, outcome);
@@ -58,7 +58,7 @@ mod tests {
     use crate::protocol::{Answer, ByteRange, Request};
     use crate::server::Output;
 
-    /// The server's own user.
+    /// The user that the server runs as.
     const OWN: u32 = 0;
 
     fn adopt(name: &str, place: u32, len: u64, offset: u64, part: u64) -> RequestKind {
@@ -69,7 +69,7 @@ mod tests {
         RequestKind::Publish { label: label(name), object, part: Some(ByteRange { offset, len }) }
     }
 
-    /// A copy of the index, as the next server finds it.
+    /// Returns a copy of the index, as the next server finds it.
     fn unchanged(sim: &Simulation) -> RecordedCells {
         Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0)
     }
@@ -89,7 +89,7 @@ mod tests {
             let answer = sim.request_one(client, adopt("name", place, 12 << 10, 5000, 6000), &[]);
             let object = sealed(&answer);
             assert_eq!(answer, Answer::Sealed { object, version: 1 });
-            // If the request is sent again to the next server, that answers it from the record.
+            // If the client sends the request again to the next server, that server answers it from the object's record.
             let kind = adopt("name", place, 12 << 10, 5000, 6000);
             let request = Request { id: sim.requests, resends: 1, kind };
             let (mut another, _) = sim.recover(unchanged(&sim));

@@ -1,5 +1,5 @@
-//! One attempt to create an object or a pack: enters it if there is memory for it, and otherwise returns the memory that it
-//! needs.
+//! Attempts to create an object or a pack (several objects in one memory): creates it if there is memory, and otherwise returns
+//! which memory is needed.
 
 use super::adoption;
 use crate::cells::Cells;
@@ -15,16 +15,16 @@ use crate::server::machine::state::StoreState;
 #[derive(Debug)]
 pub(super) enum CreateProgress {
     Done,
-    /// The request continues when this memory is ready.
+    /// The request continues when the memory of this allocation is ready.
     NeedsAllocation(AllocationId),
-    /// The request continues when an arena of this place has space for this many bytes.
+    /// The request continues when an arena of this place (the host or a device) has space for this many bytes.
     NeedsArena {
         place: u32,
         len: u64,
     },
 }
 
-/// Processes a request to create an object, or returns the memory that it needs first.
+/// Processes a request to create an object or a pack, or returns which memory the request needs first.
 pub(super) fn begin<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
@@ -64,7 +64,7 @@ pub(super) fn begin<C: Cells>(
     Ok(CreateProgress::Done)
 }
 
-/// Creates a large object in preallocated memory, or starts to allocate memory for it.
+/// Creates a large object in preallocated memory, or starts to allocate memory for the object.
 fn begin_large<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
@@ -87,7 +87,7 @@ fn begin_large<C: Cells>(
     Ok(CreateProgress::Done)
 }
 
-/// Enters a large object that has its own allocation.
+/// Creates a large object in an allocation of its own, and answers the request.
 fn insert_large<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
@@ -100,7 +100,7 @@ fn insert_large<C: Cells>(
     store.answer_created(client, request.id, object);
 }
 
-/// Enters the object of a request whose memory is ready now.
+/// Creates the object of a request that waited for memory which is ready now.
 pub(super) fn finish<C: Cells>(
     store: &mut StoreState<C>,
     pending: &PendingRequest,

@@ -1,4 +1,4 @@
-//! Tests of requests that wait for memory: resuming them is bounded per step, and fair between users.
+//! Tests that requests that wait for memory are resumed in bounded numbers per step, and fairly among users.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::super::{Input, Output};
 use super::*;
 use crate::protocol::Answer;
 
-/// More requests than one step resumes.
+/// The number of waiting requests of a test, which exceeds the number that one step resumes.
 const WAITING: u64 = MAX_RESUMED as u64 + 4;
 
 fn step(sim: &mut Simulation, input: Input<'_>) -> Vec<Output> {
@@ -19,7 +19,7 @@ fn put(client: ClientId, id: u64) -> Input<'static> {
     Input::Request { client, request, payload: vec![7].into(), charge: None }
 }
 
-/// The requests that were answered, each with its answer.
+/// Returns the id and the answer of each request that was answered.
 fn answered(outputs: &[Output]) -> Vec<(u64, &Answer)> {
     outputs
         .iter()
@@ -30,8 +30,8 @@ fn answered(outputs: &[Output]) -> Vec<(u64, &Answer)> {
         .collect()
 }
 
-/// A simulation in which one client of a user waits with many requests, and one of another user with one request. Returns the
-/// arena that is being allocated for them, and the second client.
+/// Creates a simulation in which a client of one user waits with many requests, and a client of another user with one request.
+/// Also returns the arena that is being allocated for them, and the second client.
 fn waiting() -> (Simulation, AllocationId, ClientId) {
     let mut sim = Simulation::new();
     let (client, other) = (sim.join_as(1, 1000), sim.join_as(2, 2000));
@@ -68,7 +68,7 @@ fn a_bounded_number_of_requests_per_step_is_refused_if_their_arena_fails() {
     assert!(answered(&outputs).iter().all(|(_, answer)| **answer == refused), "{outputs:?}");
     let outputs = step(&mut sim, Input::Tick);
     assert_eq!(answered(&outputs).len() as u64, WAITING + 1 - MAX_RESUMED as u64);
-    // The next request starts another allocation.
+    // After the refusals, the next request starts another allocation of an arena.
     let outputs = step(&mut sim, put(other, 501));
     assert!(matches!(outputs[..], [Output::Allocate { .. }]), "{outputs:?}");
 }
@@ -96,7 +96,7 @@ fn a_request_that_does_not_fit_waits_for_another_arena_at_the_front() {
     let [.., Output::Allocate { allocation: second, .. }] = outputs[..] else { panic!("{outputs:?}") };
     let ids = |outputs: &[Output]| answered(outputs).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!(ids(&outputs), [100, 500, 101, 102]);
-    // Requests that fit are processed meanwhile.
+    // While other requests wait for an arena, a request that fits the existing arena is processed.
     assert_eq!(ids(&step(&mut sim, put(other, 501, 100))), [501]);
     let outputs = step(&mut sim, Input::Allocated { allocation: second, outcome: Ok(()) });
     assert_eq!(ids(&outputs), [103, 104]);
