@@ -188,7 +188,7 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
         (start, stop) = table.local_rows
         table.local().numpy()[:] = expected[start:stop]
         table.save(path)
-        with pytest.raises(errors.BadFile, match="it already exists\nhint: enable overwriting"):
+        with pytest.raises(errors.BadFile, match="the path of the save already exists\nhint: enable overwriting"):
             table.save(path)
         table.save(path, overwrite=True)
 

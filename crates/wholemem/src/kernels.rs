@@ -9,15 +9,15 @@ use wholemem_hal::{Device, Function, KernelImage, Module};
 use crate::cpu;
 use crate::error::Result;
 
-/// Kernels that copy rows as bytes.
+/// The image of the gather and scatter kernels that copy rows as bytes.
 const ROWS: KernelImage =
     KernelImage { ptx: Some(include_str!("../kernels/ptx/rows.ptx")), host: cpu::FUNCTIONS };
 
-/// Kernels that read rows as elements: conversion and addition.
+/// The image of the gather and scatter kernels that convert or add elements.
 const ELEMENTS: KernelImage =
     KernelImage { ptx: Some(include_str!("../kernels/ptx/elements.ptx")), host: cpu::FUNCTIONS };
 
-/// The kernels of gather and scatter. Their arguments are a request and its tiles.
+/// The loaded kernels of gather and scatter. Their arguments are a request and its tiles.
 #[derive(Debug)]
 pub(crate) struct RowKernels {
     pub(crate) gather: Function,
@@ -28,13 +28,13 @@ pub(crate) struct RowKernels {
 }
 
 impl RowKernels {
-    /// Loads the kernels.
+    /// Loads the kernels of gather and scatter on a device.
     pub(crate) fn load(device: &Device) -> Result<Self> {
-        // SAFETY: the functions of the image take a `RowsRequest` and a `RowTiles`. `RowKernels::launch`, their only caller,
-        // passes these.
+        // SAFETY: every function of this image takes a `RowsRequest` and a `RowTiles`, and `RowKernels::launch`, the only caller
+        // of the functions, passes these.
         let rows = unsafe { Module::load(device, &ROWS) }?;
-        // SAFETY: the functions of the image take an `ElementsRequest` and a `RowTiles`. `RowKernels::launch`, their only
-        // caller, passes these.
+        // SAFETY: every function of this image takes an `ElementsRequest` and a `RowTiles`, and `RowKernels::launch`, the only
+        // caller of the functions, passes these.
         let elements = unsafe { Module::load(device, &ELEMENTS) }?;
         Ok(Self {
             gather: rows.function("gather_rows")?,

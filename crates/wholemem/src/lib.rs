@@ -208,13 +208,13 @@ pub use table::{
     Extent, Indices, Kind, LocalRows, Location, MemorySpec, OnBadIndex, Order, Partition, Placement,
     RowBuffer, TensorSpec, WholeMemory, WholeTensor,
 };
-/// Ranks without devices: joining, deaths, messages and file descriptors.
+/// The crate for ranks without devices: joining, deaths, messages and file descriptors.
 #[doc(no_inline)]
 pub use wholemem_comm as comm;
-/// Devices, memory, streams and kernels.
+/// The crate for devices, memory, streams and kernels.
 #[doc(no_inline)]
 pub use wholemem_hal as hal;
-/// Linux system calls as safe types.
+/// The crate with Linux system calls as safe types.
 #[doc(no_inline)]
 pub use wholemem_os as os;
 

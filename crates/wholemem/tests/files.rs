@@ -194,7 +194,7 @@ fn only_saved_tensors_are_overwritten_and_only_on_request() {
     let second = filled(&groups(3), &TensorSpec::new(Dtype::I64, &[30, 3]));
     save(&first, &path, SaveSpec::default()).unwrap();
     let error = save(&second, &path, SaveSpec::default()).unwrap_err();
-    let message = format!("{}: it already exists", path.display());
+    let message = format!("{}: the path of the save already exists", path.display());
     let hint = Some("enable overwriting, or save to another path".to_owned());
     assert_eq!(error, Error::OnRank { rank: Rank(0), code: 1017, reason: message, hint });
     let overwrite = SaveSpec { overwrite: true };
@@ -204,7 +204,7 @@ fn only_saved_tensors_are_overwritten_and_only_on_request() {
 
     fs::write(path.join("notes.txt"), "mine").unwrap();
     let error = save(&first, &path, overwrite).unwrap_err();
-    assert!(error.to_string().ends_with("it is not a saved tensor, so it is not overwritten"), "{error}");
+    assert!(error.to_string().ends_with("is not a saved tensor, so it is not overwritten"), "{error}");
     assert_eq!(fs::read(path.join("notes.txt")).unwrap(), b"mine");
 }
 
@@ -221,7 +221,7 @@ fn corrupt_rows_are_an_error_on_all_ranks() {
     bytes[last] ^= 1;
     fs::write(shard, &bytes).unwrap();
     // A block has 8,192 rows of 512 bytes.
-    let problem_text = "rows 18192..20000 are corrupt: their checksum differs";
+    let problem_text = "rows 18192..20000 of the saved tensor are corrupt: their checksum differs";
     let message = format!("{}: {problem_text}", shard.display());
     assert_eq!(file_error(load(3, &FileSource::new(&path), &LoadSpec::default())), message);
     let stored = StoredTensor::open(&FileSource::new(&path)).unwrap();
@@ -232,7 +232,7 @@ fn corrupt_rows_are_an_error_on_all_ranks() {
     fs::write(shard, &bytes[..last]).unwrap();
     let message = file_error(load(1, &FileSource::new(&path), &LoadSpec::default()));
     assert!(
-        message.contains(&format!("it has {last} bytes, but its header requires {}", last + 1)),
+        message.contains(&format!("the file has {last} bytes, but its header requires {}", last + 1)),
         "{message}"
     );
 }

@@ -1,4 +1,4 @@
-//! `wholemem table`.
+//! Tests of `wholemem table`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use wholemem_os::pidfd::Signal;
 
 use crate::run::{Run, program, run, timeout};
 
-/// Runs `wholemem table`. An argument `@name` is replaced with the path of that file in the folder.
+/// Runs `wholemem table`. An argument `@name` is replaced with the path of the file `name` in `folder`.
 fn table(folder: &Path, args: &[&str]) -> Run {
     let paths: Vec<_> = args
         .iter()
@@ -45,7 +45,7 @@ fn rows_are_unchanged_after_import_check_and_export() {
     let written = fs::read(folder.path().join("rows.npy")).unwrap();
     assert!(written.ends_with(&rows) && written.starts_with(b"\x93NUMPY"));
 
-    // The extension of the file does not matter.
+    // The exported file is a .npy file whatever its extension is.
     let export = table(folder.path(), &["export", "@saved", "@rows"]);
     let expected = format!(
         "{}: written\n5000 rows of u32, shape 5000 x 3 x 4, 234.4 KiB in 1 file\n",
@@ -72,7 +72,7 @@ fn errors_of_files_have_hints() {
     )
     .unwrap();
     let expected = format!(
-        "error: {}: tensors do not support its element type `>f4`\n\n\
+        "error: {}: the element type `>f4` of the file is not supported\n\n\
          hint: in numpy, save `array.astype(array.dtype.newbyteorder('<'))`\n",
         folder.path().join("rows.npy").display()
     );
@@ -82,7 +82,7 @@ fn errors_of_files_have_hints() {
     assert_eq!(table(folder.path(), &import).code, Some(0));
     let again = table(folder.path(), &import);
     let expected = format!(
-        "error: {}: it already exists\n\nhint: enable overwriting, or save to another path\n",
+        "error: {}: the path of the save already exists\n\nhint: enable overwriting, or save to another path\n",
         folder.path().join("saved").display()
     );
     assert_eq!((again.code, again.stderr), (Some(1), expected));
@@ -94,7 +94,7 @@ fn errors_of_files_have_hints() {
     fs::write(&shard, bytes).unwrap();
     let corrupt = table(folder.path(), &["check", "@saved"]);
     assert_eq!(corrupt.code, Some(1));
-    assert!(corrupt.stderr.contains("rows 2..3 are corrupt"), "{corrupt:?}");
+    assert!(corrupt.stderr.contains("rows 2..3 of the saved tensor are corrupt"), "{corrupt:?}");
 }
 
 fn listed(folder: &Path) -> Vec<PathBuf> {
@@ -107,7 +107,8 @@ fn listed(folder: &Path) -> Vec<PathBuf> {
 fn an_interrupted_import_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let (rows, saved) = (folder.path().join("rows.bin"), folder.path().join("saved"));
-    // A sparse file of 1 TiB: it takes no disk space, and importing it takes longer than the signal.
+    // The imported file is a sparse file of 1 TiB, which takes no disk space. Importing it takes so long that the signal
+    // arrives before the end.
     File::create(&rows).unwrap().set_len(1 << 40).unwrap();
     let args = [
         "table",
@@ -121,7 +122,7 @@ fn an_interrupted_import_leaves_nothing_behind() {
     ];
     let child = program(&args).spawn().unwrap();
     let process = PidFd::open(child.id()).unwrap();
-    // The import has started when the folder has further files.
+    // When the folder has more files than the input, the import has started.
     while listed(folder.path()).len() == 1 {
         assert!(!process.has_exited().unwrap(), "{:?}", child.wait_with_output());
         std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Special cases of `put` and `get`: invalid files and names, full disks, signals, links and modes.
+//! Tests of special cases of `wholemem put` and `get`: invalid files and names, full disks, signals, links and modes.
 
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +31,7 @@ fn put_rejects_files_that_are_not_regular() {
             format!("error: cannot put {path}: not a regular file: its length is not known in advance\n");
         assert_eq!(fails(&store, &["put", "name", path]), expected);
     }
-    // Files in /proc have a length of 0 in stat.
+    // `stat` reports a length of 0 for files in /proc.
     let text = fails(&store, &["put", "name", "/proc/self/status"]);
     assert_eq!(
         text,
@@ -92,7 +92,7 @@ fn put_rejects_truncated_and_invalid_npy_files() {
     let path = store.file("v.npy");
     let whole = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }\n";
     for (file, reason) in [
-        (npy(whole, &[0; 47]), "it has 117 bytes, but its header requires 118"),
+        (npy(whole, &[0; 47]), "the file has 117 bytes, but its header requires 118"),
         (npy("{'x': 1}", &[0; 47]), "invalid .npy file: the header is not a dictionary"),
         (
             npy("{'descr': '<f4'}", &[0; 4]),
@@ -104,7 +104,7 @@ fn put_rejects_truncated_and_invalid_npy_files() {
         std::fs::write(&path, file).unwrap();
         assert_eq!(fails(&store, &["put", "v", &path]), format!("error: cannot put {path}: {reason}\n"));
     }
-    // The length of an unknown element type cannot be checked; the bytes are stored unchanged.
+    // If a .npy file has an unknown element type, its length cannot be checked, and its bytes are stored unchanged.
     std::fs::write(
         &path,
         npy("{'descr': [('a', '<f4')], 'fortran_order': True, 'shape': (2, 1), }", b"12345678"),
@@ -114,7 +114,7 @@ fn put_rejects_truncated_and_invalid_npy_files() {
     std::fs::write(store.file("m.safetensors"), b"abc").unwrap();
     let path = store.file("m.safetensors");
     let expected = format!(
-        "error: cannot put {path}: not a .safetensors file: it is shorter than the length of its header\n"
+        "error: cannot put {path}: not a .safetensors file: it is shorter than the 8 bytes with the length of its header\n"
     );
     assert_eq!(fails(&store, &["put", "m", &path]), expected);
 }
@@ -134,7 +134,7 @@ fn safetensors_metadata_round_trips_through_a_pack() {
     let written = std::fs::read(&out).unwrap();
     assert!(String::from_utf8_lossy(&written).contains(r#""__metadata__":{"format":"pt"}"#), "{written:?}");
     assert!(written.ends_with(b"xyz"));
-    // Metadata that exceeds the description is not stored, with a note.
+    // If the `__metadata__` of a file is too long for the description of an object, it is not stored, and a note is printed.
     let long = "x".repeat(300);
     let header = format!(r#"{{"__metadata__":{{"by":"{long}"}}}}"#);
     std::fs::write(&path, file(&header, b"")).unwrap();
@@ -152,7 +152,7 @@ fn get_writes_an_object_that_is_deleted_meanwhile() {
     store.output(&["put", "name", &store.file("in")]);
     let mut get = program(&["get", "name", &pipe, "--wait", "60"]);
     let get = get.env("WHOLEMEM_SOCKET", store.file("socket")).spawn().unwrap();
-    // `get` holds the object and waits for a reader of the FIFO.
+    // Waits until `get` is connected to the store. `get` holds the object while it waits for a reader of the FIFO.
     while !store.output(&["stat"]).contains("clients     2") {
         std::thread::yield_now();
     }
@@ -182,7 +182,7 @@ fn a_full_disk_is_not_reported_as_out_of_memory() {
     assert_eq!(text, "error: cannot write /dev/full: No space left on device (os error 28)\n");
 }
 
-/// The files in the folder of a store, without its socket.
+/// Returns the names of the files in the folder of a store, without its socket.
 fn names(store: &StoreProcess) -> Vec<String> {
     let folder = std::fs::read_dir(Path::new(&store.file("."))).unwrap();
     let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -201,7 +201,7 @@ fn a_get_that_exceeds_the_file_size_limit_keeps_the_old_file() {
     let tensors = [&len[..], header.as_bytes(), &vec![7; 3_000_000]].concat();
     std::fs::write(store.file("in.safetensors"), tensors).unwrap();
     store.output(&["put", "tensors", &store.file("in.safetensors")]);
-    // Files are limited to 1 MiB, with SIGXFSZ ignored and not ignored.
+    // The size of files is limited to 1 MiB, in a process that ignores SIGXFSZ and in one that does not.
     for (trap, name, file) in
         [("trap '' XFSZ", "name", "out"), ("true", "name", "out"), ("true", "tensors", "out.safetensors")]
     {
@@ -236,7 +236,7 @@ fn an_interrupted_get_keeps_the_old_file() {
         let mut get = get.env("WHOLEMEM_SOCKET", store.file("socket")).spawn().unwrap();
         let process = PidFd::open(get.id()).unwrap();
         while names(&store) == before && get.try_wait().unwrap().is_none() {}
-        // Stopped, so that the signal arrives while `get` writes.
+        // Stops `get`, so that the signal arrives while it writes.
         let _ = process.signal(Signal::STOP);
         let is_writing = names(&store) != before;
         let _ = process.signal(Signal::INT).and_then(|()| process.signal(Signal::CONT));
@@ -244,7 +244,7 @@ fn an_interrupted_get_keeps_the_old_file() {
         assert_eq!(names(&store), before, "{output:?}");
         if is_writing && output.status.code() != Some(0) {
             let text = String::from_utf8(output.stderr).unwrap();
-            let expected = format!("error: cannot write {}: interrupted\n", store.file("out"));
+            let expected = format!("error: cannot write {}: interrupted by a signal\n", store.file("out"));
             assert_eq!((output.status.code(), text), (Some(1), expected));
             assert!(std::fs::read(store.file("out")).unwrap() == b"old", "the old file has changed");
             return;

@@ -1,4 +1,4 @@
-//! Conversion and addition of elements, for every type.
+//! Conversion and addition of tensor elements, for every element type.
 //!
 //! A conversion goes through the widest type of its kind (integer or float), which represents every value of the others
 //! exactly, so it rounds or truncates once. Every NaN becomes the same NaN, because devices differ in the payload they keep.
@@ -7,24 +7,24 @@ use half::{bf16, f16};
 
 use super::Dtype;
 
-/// The arithmetic of an element type: conversion and addition.
+/// The arithmetic of a tensor element type: conversion and addition.
 pub(crate) trait ArithmeticElement: Copy + 'static {
-    /// The widest type of its kind: `u64` for integers, `f64` for floats.
+    /// The widest number type of the same kind: `u64` for integers, `f64` for floats.
     type Wide;
 
-    /// Decodes an element. `bytes` has exactly the length of an element.
+    /// Decodes an element from `bytes`, which must have exactly the length of an element.
     fn from_bytes(bytes: &[u8]) -> Self;
 
-    /// Encodes the element to `place`, which has exactly the length of an element.
+    /// Encodes this element to `place`, which must have exactly the length of an element.
     fn write_to(self, place: &mut [u8]);
 
-    /// The same value in the widest type.
+    /// Converts this element to the widest type of its kind without changing the value.
     fn widen(self) -> Self::Wide;
 
-    /// The nearest value of this type; for integers, the lower bits.
+    /// Converts a value of the widest type to the nearest value of this type; for integers, to the lower bits.
     fn narrow(wide: Self::Wide) -> Self;
 
-    /// The sum, rounded once; integers wrap around.
+    /// Returns the sum of two elements. Float sums are rounded once; integer sums wrap around.
     fn plus(self, other: Self) -> Self;
 }
 
@@ -99,15 +99,15 @@ fn to_f32(wide: f64) -> f32 {
     wide as f32
 }
 
-/// Converts to single precision with rounding to odd. A later rounding to a 16-bit float then gives the same result as rounding
-/// `wide` directly, because the intermediate value is never a tie.
+/// Converts a double to single precision with rounding to odd. A later rounding to a 16-bit float then gives the same result as
+/// rounding `wide` directly, because the intermediate value is never a tie.
 fn to_odd_f32(wide: f64) -> f32 {
     let near = to_f32(wide);
     let bits = near.to_bits();
     if near.is_nan() || f64::from(near) == wide || bits & 1 == 1 {
         return near;
     }
-    // The bits of floats of one sign have the order of their magnitudes.
+    // The bits of two floats of the same sign have the same order as their magnitudes.
     let toward = if f64::from(near).abs() < wide.abs() { bits + 1 } else { bits - 1 };
     f32::from_bits(toward)
 }
@@ -121,8 +121,8 @@ floats! {
     f64: |wide| wide, |a, b| a + b;
 }
 
-/// Evaluates `$body` with the Rust types of two [`Dtype`]s, and returns it as `Some`; `None` if one is an integer and one a float,
-/// or if one is not a number.
+/// Evaluates `$body` with the Rust types of two [`Dtype`]s, and returns the result as `Some`. Returns `None` if one type is an
+/// integer and one a float, or if one is not a number.
 macro_rules! with_types {
     ($first:expr, $First:ident, $second:expr, $Second:ident => $body:expr) => {
         match ($first.is_float(), $second.is_float()) {
@@ -201,7 +201,7 @@ macro_rules! with_floats {
 
 pub(crate) use {with_floats, with_integers, with_types};
 
-/// Converts the elements of `source` to another type; `None` if there is no such conversion.
+/// Converts the elements of `source` to another type; returns `None` if the types do not convert.
 pub(crate) fn convert(source: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> {
     if from == to || from == to.storage() {
         return Some(source.to_vec());
@@ -215,9 +215,9 @@ pub(crate) fn convert(source: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> 
     Some(target)
 }
 
-/// Adds the elements of `source` to those of `target`, both of the same type.
+/// Adds the elements of `source` to the elements of `target`, which have the same type.
 pub(crate) fn add(target: &mut [u8], source: &[u8], dtype: Dtype) {
-    // A number type is always of the same kind as itself.
+    // `with_types` returns `Some`, because a number type is of the same kind as itself.
     let _ = with_types!(dtype, Type, dtype, _Same => {
         for (place, bytes) in target.chunks_exact_mut(dtype.len()).zip(source.chunks_exact(dtype.len())) {
             Type::from_bytes(place).plus(Type::from_bytes(bytes)).write_to(place);
@@ -247,8 +247,8 @@ mod tests {
 
     #[test]
     fn float_conversions_round_once_to_nearest() {
-        // Slightly above the middle between two 16-bit floats. Rounding to single precision first would give the middle, and then
-        // the even neighbour below.
+        // The values are slightly above the middle between two 16-bit floats. Rounding to single precision first would give the
+        // middle, and then the even neighbour below.
         let above = 1.0 + 2_f64.powi(-11) + 2_f64.powi(-40);
         assert_eq!(converted::<f64, f16>(above, Dtype::F64, Dtype::F16).to_f64(), 1.0 + 2_f64.powi(-10));
         let above = 1.0 + 2_f64.powi(-8) + 2_f64.powi(-40);
@@ -295,7 +295,7 @@ mod tests {
 
         #[test]
         fn conversion_gives_the_nearest_16_bit_float(bits: u16, away in -1.0_f64..1.0) {
-            // A number between a 16-bit float and its neighbours.
+            // The test converts a number between a 16-bit float and one of its neighbours.
             let half = f16::from_bits(bits & 0x7fff);
             let next = f16::from_bits((bits & 0x7fff) + 1);
             prop_assume!(half.is_finite() && next.is_finite());
@@ -303,7 +303,7 @@ mod tests {
             let distance = |half: f16| (half.to_f64() - number).abs();
             let rounded = f16::narrow(number);
             for neighbour in [rounded.to_bits().wrapping_sub(1), rounded.to_bits() + 1].map(f16::from_bits) {
-                // The neighbour of the largest number is infinity, which has no distance.
+                // The neighbour of the largest finite float is infinity, which has no distance.
                 let nearer = neighbour.is_finite() && distance(neighbour) < distance(rounded);
                 prop_assert!(!nearer, "{} is nearer to {}", neighbour, number);
             }

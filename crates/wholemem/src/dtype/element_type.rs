@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::Dtype;
 
 /// A Rust type whose values are elements of a tensor: the integers and floats, `f16` and `bf16` of the crate `half`, and
-/// `[f32; 2]` for a complex number. The typed calls of [`WholeTensor`](crate::WholeTensor) accept slices of it.
+/// `[f32; 2]` for a complex number. The typed calls of [`WholeTensor`](crate::WholeTensor) accept slices of these types.
 ///
 /// Elements of the other types, such as Booleans and 8-bit floats, are read and written as their
 /// [storage](Dtype::storage): `u8`.
@@ -21,7 +21,7 @@ use super::Dtype;
 pub trait Element:
     Copy + Debug + Default + Send + Sync + FromBytes + IntoBytes + Immutable + sealed::Sealed + 'static
 {
-    /// The element type of tensors that hold such values.
+    /// The element type of tensors whose elements are values of this Rust type.
     const DTYPE: Dtype;
 }
 

@@ -1,4 +1,4 @@
-//! Element types: their names and encodings, conversion, addition and reduction.
+//! Tensor element types: their names and encodings, conversion, addition and reduction.
 //!
 //! A number type (`U8` to `F64`) can be converted, added and reduced. The other types are stored as a number type of the same
 //! length and only copied.
@@ -17,7 +17,7 @@ pub use reduce::{ReduceOp, UnknownReduceOp, combine_naive};
 pub use table::{DtypeInfo, DtypeKind};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-/// The type of a tensor's elements. Other types, such as structures, are stored as rows of `U8`.
+/// The type of a tensor's elements. A tensor of other types, such as structures, has rows of `U8` bytes.
 ///
 /// The codes never change. Kernels and files use the codes of the number types; files use the code of the storage type for the
 /// other types.
@@ -25,33 +25,33 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 #[non_exhaustive]
 #[repr(u32)]
 pub enum Dtype {
-    /// Unsigned, one byte; also for raw bytes.
+    /// An unsigned integer of one byte; also the type of raw bytes.
     U8 = 0,
-    /// Signed, one byte.
+    /// A signed integer of one byte.
     I8 = 1,
-    /// Unsigned, two bytes.
+    /// An unsigned integer of two bytes.
     U16 = 2,
-    /// Signed, two bytes.
+    /// A signed integer of two bytes.
     I16 = 3,
-    /// Unsigned, four bytes.
+    /// An unsigned integer of four bytes.
     U32 = 4,
-    /// Signed, four bytes.
+    /// A signed integer of four bytes.
     I32 = 5,
-    /// Unsigned, eight bytes.
+    /// An unsigned integer of eight bytes.
     U64 = 6,
-    /// Signed, eight bytes.
+    /// A signed integer of eight bytes.
     I64 = 7,
-    /// IEEE half precision.
+    /// A 16-bit float in the IEEE half precision format.
     F16 = 8,
-    /// The upper half of a single precision number.
+    /// A 16-bit float with the upper half of the bits of a single precision float (bfloat16).
     Bf16 = 9,
-    /// IEEE single precision.
+    /// A 32-bit float in the IEEE single precision format.
     F32 = 10,
-    /// IEEE double precision.
+    /// A 64-bit float in the IEEE double precision format.
     F64 = 11,
     /// A Boolean, zero or one, in one byte.
     Bool = 12,
-    /// Two single precision numbers, in eight bytes: the real and the imaginary part.
+    /// A complex number in eight bytes: the real and the imaginary part, both in single precision.
     Complex64 = 13,
     /// An 8-bit float with four exponent bits, without infinities.
     Float8E4m3fn = 14,
@@ -66,7 +66,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Every type, in the order of their codes.
+    /// Every element type, in the order of the types' codes.
     pub const ALL: [Self; 19] = [
         Self::U8,
         Self::I8,
@@ -89,7 +89,7 @@ impl Dtype {
         Self::Float8E8m0fnu,
     ];
 
-    /// The number types, in the order of their codes.
+    /// The element types that are numbers, in the order of their codes.
     pub const NUMBERS: [Self; 12] = [
         Self::U8,
         Self::I8,
@@ -105,26 +105,27 @@ impl Dtype {
         Self::F64,
     ];
 
-    /// The code of the type.
+    /// Returns the numeric code of this element type.
     #[must_use]
     pub fn code(self) -> u32 {
         self as u32
     }
 
-    /// The type with this code; `None` if there is none.
+    /// Returns the element type with the given code; `None` if there is none.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// The length of an element in bytes.
+    /// Returns the length of an element in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an element is never empty")]
     pub fn len(self) -> usize {
         self.info().len
     }
 
-    /// The number type of the same length as which elements are stored and copied. A number type is stored as itself.
+    /// Returns the number type of the same length as which elements of this type are stored and copied. A number type is stored
+    /// as itself.
     ///
     /// ```
     /// use wholemem::Dtype;
@@ -136,19 +137,19 @@ impl Dtype {
         self.info().storage
     }
 
-    /// Whether elements are numbers, which can be converted, added and reduced.
+    /// Returns true if elements of this type are numbers, which can be converted, added and reduced.
     #[must_use]
     pub fn is_number(self) -> bool {
         matches!(self.info().kind, DtypeKind::Unsigned | DtypeKind::Signed | DtypeKind::Float)
     }
 
-    /// Whether elements are floats of 16 bits or more.
+    /// Returns true if elements of this type are floats of 16 bits or more.
     #[must_use]
     pub fn is_float(self) -> bool {
         self.info().kind == DtypeKind::Float
     }
 
-    /// Whether elements can be converted to `other`: floats to floats, integers to integers.
+    /// Returns true if elements of this type can be converted to `other`: floats to floats, integers to integers.
     #[must_use]
     pub fn converts_to(self, other: Self) -> bool {
         self.is_number() && other.is_number() && self.is_float() == other.is_float()
@@ -170,13 +171,13 @@ impl FromStr for Dtype {
     }
 }
 
-/// The error for an unknown element type name.
+/// The error for an unknown name of an element type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown element type `{name}`: use u8 to u64, i8 to i64, f16, bf16, f32, f64, bool, complex64 or float8 with e4m3fn, e4m3fnuz, e5m2, e5m2fnuz or e8m0fnu"
 )]
 pub struct UnknownDtype {
-    /// The unknown name.
+    /// The unknown name of an element type.
     pub name: String,
 }
 

@@ -1,4 +1,4 @@
-//! Reductions of the elements of several ranks: the operations, and a naive implementation as the reference.
+//! Reductions of the elements of several ranks: the operations, and a naive implementation that tests compare with.
 //!
 //! The result is bitwise the same on every device. Ranks are combined in order, beginning with the value of rank 0. 16-bit
 //! floats are combined in single precision and rounded once, at the end. Integers wrap around. An average is the sum divided by
@@ -14,49 +14,50 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 use super::Dtype;
 use super::element::{ArithmeticElement, with_types};
 
-/// A reduction: how the elements of all ranks are combined.
+/// A reduction operation, which combines the elements of all ranks.
 ///
 /// The codes never change. Kernels and C use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 #[non_exhaustive]
 #[repr(u32)]
 pub enum ReduceOp {
-    /// The sum; integers wrap around.
+    /// The sum of the elements; integers wrap around.
     Sum = 0,
-    /// The sum divided by the number of ranks; for integers, the wrapped sum, divided with rounding towards zero.
+    /// The sum of the elements divided by the number of ranks; for integers, the wrapped sum, divided with rounding towards zero.
     Avg = 1,
-    /// The minimum, or NaN if a value is NaN. -0 is smaller than +0.
+    /// The minimum of the elements, or NaN if an element is NaN. -0 is smaller than +0.
     Min = 2,
-    /// The maximum, or NaN if a value is NaN. +0 is larger than -0.
+    /// The maximum of the elements, or NaN if an element is NaN. +0 is larger than -0.
     Max = 3,
-    /// The product; integers wrap around.
+    /// The product of the elements; integers wrap around.
     Prod = 4,
-    /// Bitwise AND; integers only.
+    /// The bitwise AND of the elements; integers only.
     And = 5,
-    /// Bitwise OR; integers only.
+    /// The bitwise OR of the elements; integers only.
     Or = 6,
-    /// Bitwise XOR; integers only.
+    /// The bitwise XOR of the elements; integers only.
     Xor = 7,
 }
 
 impl ReduceOp {
-    /// Every operation, in the order of codes.
+    /// Every reduction operation, in the order of the operations' codes.
     pub const ALL: [Self; 8] =
         [Self::Sum, Self::Avg, Self::Min, Self::Max, Self::Prod, Self::And, Self::Or, Self::Xor];
 
-    /// The code of the operation.
+    /// Returns the numeric code of this reduction operation.
     #[must_use]
     pub fn code(self) -> u32 {
         self as u32
     }
 
-    /// The operation with this code; `None` if there is none.
+    /// Returns the reduction operation with the given code; `None` if there is none.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// Whether the operation supports an element type: bitwise operations support integers, the others all numbers.
+    /// Returns true if the reduction supports an element type: bitwise operations support integers, the other operations support
+    /// all numbers.
     ///
     /// ```
     /// use wholemem::{Dtype, ReduceOp};
@@ -99,17 +100,18 @@ impl FromStr for ReduceOp {
     }
 }
 
-/// The error for an unknown operation name.
+/// The error for an unknown name of a reduction operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown reduction `{name}`: use sum, avg, min, max, prod, and, or, xor")]
 pub struct UnknownReduceOp {
-    /// The unknown name.
+    /// The unknown name of a reduction operation.
     pub name: String,
 }
 
-/// The naive implementation of reductions, one element at a time, by the rules in the module documentation.
+/// A naive implementation of reductions, one element at a time, by the rules in the module documentation.
 trait NaiveReduce: ArithmeticElement {
-    /// Reduces the values of one element in the order of ranks. There is at least one value, and `op` supports the type.
+    /// Reduces the values that the ranks have for one element, in the order of ranks. There is at least one value, and `op`
+    /// supports the type.
     fn reduce_naive(values: &[Self], op: ReduceOp) -> Self;
 }
 
@@ -130,7 +132,7 @@ macro_rules! integers {
                     };
                 }
                 if op == ReduceOp::Avg {
-                    // There may be more ranks than the type can count.
+                    // There may be more ranks than the element type can count, so the division uses a wider type.
                     let ranks = $divisor::try_from(values.len()).expect("the number of values in memory fits the type");
                     total = Self::try_from($divisor::from(total) / ranks).expect("a quotient is not larger than the dividend");
                 }
@@ -177,11 +179,11 @@ floats! {
     f64 in f64: |total| total;
 }
 
-/// Reduces the elements of all ranks, one slice for each rank, with the naive implementation. `op` must support the type.
+/// Reduces the elements of all ranks, one slice for each rank, with a naive implementation for tests. `op` must support the type.
 pub fn combine_naive(sources: &[&[u8]], dtype: Dtype, op: ReduceOp) -> Vec<u8> {
     let len = sources.first().map_or(0, |source| source.len());
     let mut target = vec![0; len];
-    // A number type is always of the same kind as itself.
+    // `with_types` returns `Some`, because a number type is of the same kind as itself.
     let _ = with_types!(dtype, Type, dtype, _Same => {
         for (at, place) in target.chunks_exact_mut(dtype.len()).enumerate() {
             let bytes = at * dtype.len()..(at + 1) * dtype.len();
@@ -243,15 +245,15 @@ mod tests {
 
     #[test]
     fn half_precision_sums_are_rounded_once_at_the_end() {
-        // In half precision each partial sum would be rounded to 2048.
+        // In half precision, the sum of the first two values would be rounded to 2048, and so would the total.
         let values = [2048.0, 1.0, 1.0].map(f16::from_f32);
         assert_eq!(f16::reduce_naive(&values, ReduceOp::Sum).to_f32(), 2050.0);
         let values = [256.0, 1.0, 1.0].map(bf16::from_f32);
         assert_eq!(bf16::reduce_naive(&values, ReduceOp::Sum).to_f32(), 258.0);
-        // The sum overflows half precision, the average does not.
+        // The sum of the two values overflows half precision, but their average does not.
         assert_eq!(f16::reduce_naive(&[f16::MAX, f16::MAX], ReduceOp::Avg), f16::MAX);
         assert_eq!(f16::reduce_naive(&[f16::MAX, f16::MAX], ReduceOp::Sum), f16::INFINITY);
-        // Ties round to even.
+        // Sums halfway between two half-precision floats round to the even one.
         let values = [2048.0, 1.0].map(f16::from_f32);
         assert_eq!(f16::reduce_naive(&values, ReduceOp::Sum).to_f32(), 2048.0);
         let values = [2050.0, 1.0].map(f16::from_f32);

@@ -5,25 +5,25 @@
 
 use super::Dtype;
 
-/// The kind of an element type.
+/// The kind of a tensor element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DtypeKind {
     /// An unsigned integer.
     Unsigned,
-    /// A signed integer, in two's complement.
+    /// A signed integer in two's complement.
     Signed,
     /// A float of 16 bits or more.
     Float,
     /// A Boolean.
     Bool,
-    /// Two floats: the real and the imaginary part.
+    /// A complex number of two floats: the real and the imaginary part.
     Complex,
     /// A float of 8 bits.
     Float8,
 }
 
-/// The names and encodings of a [`Dtype`].
+/// The names and encodings of an element type ([`Dtype`]).
 ///
 /// ```
 /// use wholemem::Dtype;
@@ -34,31 +34,31 @@ pub enum DtypeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DtypeInfo {
-    /// The type.
+    /// The element type that the other fields describe.
     pub dtype: Dtype,
-    /// Its name in the command-line program and in messages, such as `f32`.
+    /// The name of the element type in the command-line program and in messages, such as `f32`.
     pub name: &'static str,
-    /// Its name in Python, numpy and torch, such as `float32`.
+    /// The name of the element type in Python, numpy and torch, such as `float32`.
     pub python_name: &'static str,
-    /// Its length in bytes.
+    /// The length of an element in bytes.
     pub len: usize,
-    /// Its kind.
+    /// The kind of the element type, such as a signed integer.
     pub kind: DtypeKind,
-    /// The number type of the same length as which it is stored and copied. A number type is stored as itself.
+    /// The number type of the same length as which elements are stored and copied. A number type is stored as itself.
     pub storage: Dtype,
-    /// The code in saved tensors that distinguishes types with the same storage type; 0 for number types.
+    /// The code in saved tensors that distinguishes element types with the same storage type; 0 for number types.
     pub saved_meaning: u32,
-    /// The `descr` of `.npy` files and of the array interface; `None` if numpy has no such type.
+    /// The `descr` of the element type in `.npy` files and in numpy's array interface; `None` if numpy has no such type.
     pub npy: Option<&'static str>,
-    /// The name in `.safetensors` files, if they have one.
+    /// The name of the element type in `.safetensors` files; `None` if the format has no such type.
     pub safetensors: Option<&'static str>,
-    /// DLPack's type code and number of bits.
+    /// The type code and the number of bits of the element type in DLPack.
     pub dlpack: (u8, u8),
-    /// The format of the buffer protocol, in native size; `None` if it has none.
+    /// The format of the element type in Python's buffer protocol, in native size; `None` if the protocol has none.
     pub buffer_format: Option<&'static str>,
 }
 
-/// DLPack's type codes.
+/// The type codes of DLPack.
 mod dlpack {
     pub(super) const INT: u8 = 0;
     pub(super) const UINT: u8 = 1;
@@ -131,7 +131,7 @@ const fn bits(len: usize) -> u8 {
     }
 }
 
-/// Every element type, in the order of their codes.
+/// The names and encodings of every element type, in the order of the types' codes.
 pub(super) const TABLE: [DtypeInfo; Dtype::ALL.len()] = {
     use Dtype::{Bf16, Bool, Complex64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     use DtypeKind::{Float, Signed, Unsigned};
@@ -180,7 +180,7 @@ pub(super) const TABLE: [DtypeInfo; Dtype::ALL.len()] = {
     ]
 };
 
-// The code of a type is its index in the table.
+// The code of an element type must be its index in the table.
 const _: () = {
     let mut code = 0;
     while code < TABLE.len() {
@@ -190,7 +190,7 @@ const _: () = {
 };
 
 impl Dtype {
-    /// The names and encodings of the type.
+    /// Returns the names and encodings of this element type.
     #[must_use]
     #[inline]
     pub const fn info(self) -> &'static DtypeInfo {
@@ -198,12 +198,12 @@ impl Dtype {
         &ROWS[self as usize]
     }
 
-    /// The first type whose table entry satisfies a predicate.
+    /// Returns the first element type whose table entry satisfies a predicate.
     fn find(is_wanted: impl Fn(&DtypeInfo) -> bool) -> Option<Self> {
         TABLE.iter().find(|info| is_wanted(info)).map(|info| info.dtype)
     }
 
-    /// The type with this `descr` in `.npy` files, such as `<f4` or `|b1`.
+    /// Returns the element type with the given `descr` of `.npy` files, such as `<f4` or `|b1`.
     ///
     /// ```
     /// use wholemem::Dtype;
@@ -220,19 +220,19 @@ impl Dtype {
         Self::find(|info| info.npy.is_some_and(|own| without_order(own) == without_order(descr)))
     }
 
-    /// The type with this name in `.safetensors` files, such as `F32` or `BOOL`.
+    /// Returns the element type with the given name in `.safetensors` files, such as `F32` or `BOOL`.
     #[must_use]
     pub fn from_safetensors(name: &str) -> Option<Self> {
         Self::find(|info| info.safetensors == Some(name))
     }
 
-    /// The type with this name in Python, numpy and torch, such as `float32` or `bool`.
+    /// Returns the element type with the given name in Python, numpy and torch, such as `float32` or `bool`.
     #[must_use]
     pub fn from_python_name(name: &str) -> Option<Self> {
         Self::find(|info| info.python_name == name)
     }
 
-    /// The type with these codes of storage and meaning in saved tensors.
+    /// Returns the element type with the given codes in saved tensors: of the storage type, and of the meaning.
     pub(crate) fn from_saved(storage: u32, meaning: u32) -> Option<Self> {
         Self::find(|info| info.storage.code() == storage && info.saved_meaning == meaning)
     }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use wholemem_os::Errno;
 
-/// An error of a tensor file, with its path.
+/// An error of a tensor file, with the path of the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct FileError {
     /// The path of the file or folder.
     pub path: PathBuf,
-    /// The problem.
+    /// The problem with the tensor file or folder.
     pub problem: FileProblem,
 }
 
@@ -19,122 +19,122 @@ pub struct FileError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileProblem {
-    /// A system call failed.
+    /// A system call on a tensor file failed.
     #[error("cannot {attempt}: {errno}")]
     SystemCall {
-        /// The failed operation, as a verb phrase.
+        /// The failed operation, as a verb phrase such as "open it".
         attempt: &'static str,
-        /// The error code.
+        /// The error code of the system call.
         errno: Errno,
     },
 
-    /// A folder, a pipe or a device instead of a file.
-    #[error("it is not a regular file")]
+    /// The path of a tensor file is a folder, a pipe or a device.
+    #[error("the tensor file is not a regular file")]
     NotAFile,
 
-    /// Rows of no bytes.
-    #[error("its rows have no bytes")]
+    /// The tensor in a file has rows of no bytes.
+    #[error("the rows of the tensor have no bytes")]
     EmptyRow,
 
-    /// A file of unknown format.
-    #[error("it is neither the folder of a saved tensor nor a .npy or .safetensors file")]
+    /// The path is of no format from which tensors can be read.
+    #[error("the path is neither the folder of a saved tensor nor a .npy or .safetensors file")]
     UnknownFormat,
 
-    /// A file that breaks the rules of its format.
+    /// A tensor file breaks a rule of its format.
     #[error("invalid {format}: {reason}")]
     Malformed {
-        /// The format.
+        /// The format of the file, such as ".npy file".
         format: &'static str,
-        /// The violated rule.
+        /// The violated rule of the format.
         reason: &'static str,
     },
 
-    /// An element type that tensors do not support.
-    #[error("tensors do not support its element type `{name}`")]
+    /// A tensor file has an element type that tensors do not support.
+    #[error("the element type `{name}` of the file is not supported")]
     UnknownType {
-        /// The type's name in the file.
+        /// The name of the element type in the file.
         name: String,
     },
 
-    /// An array in Fortran order: the first dimension varies fastest.
-    #[error("it is in Fortran order, and tensors are in C order")]
+    /// The array in a file is in Fortran order: the first dimension varies fastest.
+    #[error("the array in the file is in Fortran order, but tensors are in C order")]
     ColumnsFirst,
 
-    /// A file that is shorter or longer than its header requires.
-    #[error("it has {len} bytes, but its header requires {needed}")]
+    /// A tensor file is shorter or longer than its header requires.
+    #[error("the file has {len} bytes, but its header requires {needed}")]
     WrongLength {
-        /// Its length.
+        /// The length of the file in bytes.
         len: u64,
-        /// The length that its header requires.
+        /// The length in bytes that the file's header requires.
         needed: u64,
     },
 
-    /// Raw bytes that are not a whole number of rows.
-    #[error("its length of {len} bytes is not a multiple of the row length of {row_len} bytes")]
+    /// A raw tensor file does not have a whole number of rows.
+    #[error("the file length of {len} bytes is not a multiple of the row length of {row_len} bytes")]
     PartialRow {
-        /// Its length.
+        /// The length of the raw file in bytes.
         len: u64,
-        /// The length of a row.
+        /// The length of a row in bytes.
         row_len: u64,
     },
 
-    /// A tensor that is not in the file.
-    #[error("it has no tensor `{name}`: its tensors are {}", NameList(known))]
+    /// The requested tensor is not in the file.
+    #[error("the file has no tensor `{name}`: its tensors are {}", NameList(known))]
     NoSuchTensor {
-        /// The requested name.
+        /// The requested name of a tensor.
         name: String,
-        /// Some of the names it has.
+        /// Names of tensors that the file has.
         known: Vec<String>,
     },
 
-    /// A file of several tensors, or of none, without a requested name.
-    #[error("it has {count} tensors: specify one of {}", NameList(known))]
+    /// The file has several tensors or none, and no name of a tensor was requested.
+    #[error("the file has {count} tensors: specify one of {}", NameList(known))]
     NotOneTensor {
-        /// The number of tensors.
+        /// The number of tensors in the file.
         count: usize,
-        /// Some of their names.
+        /// Names of tensors that the file has.
         known: Vec<String>,
     },
 
-    /// A missing file of a saved tensor.
-    #[error("rows {start}..{end} are missing")]
+    /// Rows of a saved tensor are missing, because one of its files is missing.
+    #[error("rows {start}..{end} of the saved tensor are missing")]
     MissingRows {
-        /// The first missing row.
+        /// The first missing row of the saved tensor.
         start: u64,
-        /// The end of the range.
+        /// The end of the range of missing rows.
         end: u64,
     },
 
-    /// A file of another saved tensor.
-    #[error("it belongs to another save than {}", other.display())]
+    /// A file in the folder of a saved tensor belongs to another save.
+    #[error("the file belongs to another save than {}", other.display())]
     OtherSave {
-        /// Another file of the folder.
+        /// The first file of the folder, which belongs to another save.
         other: PathBuf,
     },
 
-    /// Bytes other than the saved ones.
-    #[error("rows {start}..{end} are corrupt: their checksum differs")]
+    /// The bytes in a saved tensor's file differ from the bytes that were saved.
+    #[error("rows {start}..{end} of the saved tensor are corrupt: their checksum differs")]
     Corrupt {
-        /// The first row of the block.
+        /// The first row of the block of rows whose checksum differs.
         start: u64,
-        /// The end of the range.
+        /// The end of the block of rows whose checksum differs.
         end: u64,
     },
 
-    /// A file that was written while it was read.
+    /// A tensor file was written while it was read.
     #[error("the file changed while it was read")]
     Changed,
 
-    /// A folder that was replaced or removed while its files were opened.
-    #[error("it was replaced while it was opened")]
+    /// The folder of a saved tensor was replaced or removed while its files were opened.
+    #[error("the saved tensor was replaced while it was opened")]
     Replaced,
 
-    /// The path of a save exists, and overwriting is not enabled.
-    #[error("it already exists")]
+    /// The path to which a tensor is saved exists, and overwriting is not enabled.
+    #[error("the path of the save already exists")]
     AlreadyExists,
 
-    /// The path of a save exists and is not a saved tensor, so it is not overwritten.
-    #[error("it is not a saved tensor, so it is not overwritten")]
+    /// The path to which a tensor is saved exists and is not a saved tensor, so it is not overwritten.
+    #[error("the existing file or folder is not a saved tensor, so it is not overwritten")]
     NotASavedTensor,
 }
 
@@ -145,7 +145,7 @@ impl FileProblem {
 
     pub(crate) fn failed(attempt: &'static str, error: &io::Error) -> Self {
         match error.kind() {
-            // The file is shorter than its header requires, or was truncated after it was opened.
+            // The tensor file is shorter than its header requires, or was truncated after it was opened.
             io::ErrorKind::UnexpectedEof => Self::Malformed { format: "file", reason: "it ends too early" },
             _ => Self::SystemCall { attempt, errno: Errno::from_io_error(error).unwrap_or(Errno::IO) },
         }
@@ -153,7 +153,7 @@ impl FileProblem {
 }
 
 impl FileError {
-    /// A hint for the user on how to resolve the error, if there is one.
+    /// Returns a hint for the user on how to resolve the error, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match &self.problem {
@@ -173,7 +173,7 @@ impl FileError {
     }
 }
 
-/// Displays the first names of a list.
+/// Displays at most eight names of tensors.
 struct NameList<'a>(&'a [String]);
 
 impl std::fmt::Display for NameList<'_> {

@@ -1,4 +1,4 @@
-//! The errors of this crate, with the values of the failed operation.
+//! The errors of this crate, with the operands of the failed operation.
 
 mod file;
 
@@ -26,7 +26,7 @@ pub enum Error {
     #[error(transparent)]
     Comm(#[from] wholemem_comm::Error),
 
-    /// A system call failed.
+    /// A system call on this rank failed.
     #[error(transparent)]
     Os(#[from] wholemem_os::Error),
 
@@ -34,20 +34,20 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// The progress callback interrupted a long call.
+    /// The progress callback interrupted a save, load or check of a tensor.
     #[error("the call was interrupted")]
     Interrupted,
 
-    /// The error of the lowest rank that failed in a collective call. The same on every rank.
+    /// A collective call failed on a rank. Every rank returns the error of the lowest rank that failed.
     #[error("rank {rank} failed: {reason}")]
     OnRank {
-        /// The rank.
+        /// The lowest rank that failed.
         rank: Rank,
-        /// The [code](Error::code) of its error.
+        /// The [code](Error::code) of that rank's error.
         code: u32,
-        /// The message of its error.
+        /// The message of that rank's error.
         reason: String,
-        /// The [hint](Error::hint) of its error.
+        /// The [hint](Error::hint) of that rank's error.
         hint: Option<String>,
     },
 
@@ -56,255 +56,258 @@ pub enum Error {
         "rank {rank} made another call than rank 0, or passed other arguments: collective calls must be equal on all ranks"
     )]
     Differs {
-        /// The lowest such rank.
+        /// The lowest rank that differs from rank 0.
         rank: Rank,
     },
 
-    /// A rank opened another save, or another version of a file, than rank 0. The same on every rank.
+    /// A rank opened another save, or another version of a file, than rank 0. Every rank returns this error.
     #[error("rank {rank} opened another save, or another version of the file, than rank 0")]
     SavesDiffer {
-        /// The lowest such rank.
+        /// The lowest rank that opened something else than rank 0.
         rank: Rank,
     },
 
-    /// A partition over no ranks.
+    /// A group or a partition of rows has no ranks.
     #[error("there must be at least one rank")]
     NoRanks,
 
-    /// A partition for another number of ranks than the group has.
-    #[error("rows were given for {given} ranks, but the group has {ranks} ranks")]
+    /// The numbers of rows in a specification are for another number of ranks than the group has.
+    #[error("numbers of rows were given for {given} ranks, but the group has {ranks} ranks")]
     RanksDiffer {
-        /// The number of ranks of the partition.
+        /// The number of ranks for which numbers of rows were given.
         given: usize,
-        /// The number of ranks of the group.
+        /// The number of ranks in the group.
         ranks: u32,
     },
 
-    /// A partition with another number of rows than the memory.
+    /// The numbers of rows that a specification gives to the ranks do not add up to the rows of the memory.
     #[error("{given} rows were given to the ranks, but the memory has {rows} rows")]
     RowsDiffer {
-        /// The number of rows of the partition.
+        /// The sum of the numbers of rows that were given to the ranks.
         given: u64,
         /// The number of rows of the memory.
         rows: u64,
     },
 
-    /// More rows than signed 64-bit indices can address.
-    #[error("there are more than 2^63 - 1 rows")]
+    /// A memory or partition has more rows than signed 64-bit indices can address.
+    #[error("a table cannot have more than 2^63 - 1 rows")]
     TooManyRows,
 
-    /// Rows of no bytes.
+    /// A memory or tensor has rows of no bytes.
     #[error("a row has no bytes")]
     EmptyRow,
 
-    /// Memory longer than an address space.
+    /// A memory is longer than an address space.
     #[error("{rows} rows of {row_len} bytes exceed the address space")]
     TooLong {
-        /// The number of rows.
+        /// The number of rows of the memory.
         rows: u64,
-        /// The length of a row.
+        /// The length of a row in bytes.
         row_len: usize,
     },
 
-    /// A shape without dimensions.
+    /// The shape of a tensor has no dimensions.
     #[error("a tensor has at least one dimension: its rows")]
     NoDimensions,
 
-    /// Rows or columns outside a tensor.
-    #[error("cannot use {dimension} {start}..{end}: there are {count}")]
+    /// A range of rows or columns is not within the tensor.
+    #[error("cannot use {dimension} {start}..{end}: the tensor has {count}")]
     OutOfRange {
-        /// Rows or columns.
+        /// The word "rows" or "columns".
         dimension: &'static str,
-        /// The start of the range.
+        /// The start of the requested range of rows or columns.
         start: u64,
-        /// The end of the range.
+        /// The end of the requested range of rows or columns.
         end: u64,
         /// The number of rows or columns of the tensor.
         count: u64,
     },
 
-    /// No range of addresses is free on all ranks.
+    /// No range of addresses of the requested length was free on all ranks.
     #[error("no range of {len} bytes of addresses is free on all ranks: {tried} ranges were tried")]
     NoCommonAddress {
-        /// The length of the range.
+        /// The length of the address range in bytes.
         len: usize,
-        /// The number of ranges that were tried.
+        /// The number of address ranges that were tried.
         tried: u32,
     },
 
-    /// An index that names no row: it is negative, or not below the number of rows.
+    /// An index names no row of the table: it is negative, or not below the number of rows.
     #[error("{}", out_of_range(*position, *index, *rows))]
     BadIndex {
-        /// The smallest position of such an index.
+        /// The smallest position in the indices of an index that names no row.
         position: u64,
-        /// The index at the position; unknown after a GPU call that did not wait.
+        /// The index at that position, which names no row; unknown after a GPU call that did not wait.
         index: Option<i64>,
-        /// The number of rows: valid indices are smaller. Unknown if GPU calls that did not wait used views of different lengths.
+        /// The number of rows of the table. Valid indices are smaller. Unknown if GPU calls that did not wait used views of
+        /// different lengths.
         rows: Option<u64>,
     },
 
-    /// Elements of different types without a requested conversion.
+    /// The rows have another element type than the table, and no conversion was requested.
     #[error(
         "the table has elements of type {table} and the rows of type {rows}: request a conversion, or pass rows of {table}"
     )]
     TypesDiffer {
-        /// The type of the table.
+        /// The element type of the table.
         table: Dtype,
-        /// The type of the rows.
+        /// The element type of the rows.
         rows: Dtype,
     },
 
-    /// A conversion other than between two floats or two integers.
+    /// Elements cannot be converted, because only floats convert to floats, and integers to integers.
     #[error("cannot convert {from} to {to}: only floats to floats, and integers to integers")]
     NotConvertible {
-        /// The type of the source.
+        /// The element type of the source.
         from: Dtype,
-        /// The type of the destination.
+        /// The element type of the destination.
         to: Dtype,
     },
 
-    /// Less memory than the rows or indices need.
+    /// The memory of an operand is shorter than its rows, indices or elements.
     #[error("{count} {items} need {needed} bytes, but the memory has {len}")]
     TooShort {
-        /// Rows or indices.
+        /// What needs the memory: rows, indices or elements.
         items: &'static str,
-        /// The number of rows or indices.
+        /// The number of rows, indices or elements.
         count: u64,
-        /// The bytes that they need.
+        /// The number of bytes that the rows, indices or elements need.
         needed: u128,
-        /// The length of the memory in bytes.
+        /// The length of the operand's memory in bytes.
         len: usize,
     },
 
-    /// A slice with more or fewer elements than the rows have.
+    /// A slice has more or fewer elements than the rows to read or write.
     #[error("{rows} rows have {expected} elements, but the slice has {given}")]
     CountDiffers {
-        /// The number of rows.
+        /// The number of rows to read or write.
         rows: u64,
-        /// The number of their elements.
+        /// The number of elements in these rows.
         expected: u128,
-        /// The number of elements of the slice.
+        /// The number of elements in the slice.
         given: usize,
     },
 
-    /// A slice that ends within a row.
+    /// A slice ends within a row.
     #[error("{given} elements are not a whole number of rows of {row} elements")]
     PartialRow {
-        /// The number of elements of the slice.
+        /// The number of elements in the slice.
         given: usize,
-        /// The number of elements of a row.
+        /// The number of elements in a row.
         row: u64,
     },
 
-    /// Rows that would overlap.
+    /// The stride between rows is shorter than a row, so the rows overlap.
     #[error("rows of {row_len} bytes overlap at a stride of {stride} bytes")]
     StrideTooShort {
         /// The length of a row.
         row_len: usize,
-        /// The distance between the starts of two rows or elements.
+        /// The distance between the starts of two consecutive rows in bytes.
         stride: usize,
     },
 
-    /// Elements or indices at a misaligned address.
+    /// An operand's address or stride is not aligned to its elements or indices.
     #[error("{items} at {address:#x} with a stride of {stride} bytes are not aligned to {align} bytes")]
     Misaligned {
-        /// Rows or indices.
+        /// What is misaligned: rows, indices or elements.
         items: &'static str,
-        /// Their address.
+        /// The address of the operand.
         address: u64,
-        /// The distance between the starts of two rows or elements.
+        /// The distance in bytes between the starts of two consecutive rows or elements of the operand.
         stride: usize,
-        /// The required alignment of address and stride.
+        /// The required alignment of address and stride in bytes.
         align: usize,
     },
 
-    /// A reduction that the element type does not support.
+    /// The element type does not support the reduction operation.
     #[error("cannot compute {op} of {dtype}: bitwise operations need integers, the others need numbers")]
     OpNotForType {
-        /// The operation.
+        /// The reduction operation.
         op: ReduceOp,
-        /// The type.
+        /// The element type.
         dtype: Dtype,
     },
 
-    /// An input and an output that overlap without being the same buffer.
+    /// The input and the output of a call overlap without being the same buffer.
     #[error(
         "{len} bytes of input at {input:#x} overlap the output at {output:#x}, but are not the same buffer"
     )]
     Overlap {
-        /// The address of the input.
+        /// The address in memory of the input.
         input: u64,
-        /// The address of the output.
+        /// The address in memory of the output.
         output: u64,
-        /// The length of the input.
+        /// The length of the input in bytes.
         len: u64,
     },
 
-    /// A lane that does not exist.
+    /// The requested lane (sequence of collective calls) does not exist.
     #[error("there is no lane {index}: the number of lanes is {lanes}")]
     NoSuchLane {
-        /// The requested lane.
+        /// The index of the requested lane.
         index: usize,
         /// The number of lanes.
         lanes: usize,
     },
 
-    /// The kernels of the ranks on one device cannot be resident at the same time, so they would deadlock.
-    #[error("{sharing} ranks share the device of rank {rank}, which can run only {fits} blocks at once")]
+    /// The collective kernels of the ranks on one device cannot be resident at the same time, so they would deadlock.
+    #[error(
+        "collective kernels would deadlock: {sharing} ranks share the device of rank {rank}, which can run only {fits} blocks at once"
+    )]
     NotResident {
-        /// A rank on that device.
+        /// A rank on the device that too many ranks share.
         rank: Rank,
-        /// The number of ranks on it.
+        /// The number of ranks on that device.
         sharing: usize,
-        /// The number of blocks that the device can run at once.
+        /// The number of blocks of collective kernels that the device can run at once.
         fits: u32,
     },
 
-    /// A window of another group.
+    /// The window that was passed to a collective call belongs to another group.
     #[error("the window belongs to another group")]
     ForeignWindow,
 
-    /// A window that is empty on all ranks.
+    /// A window would have no bytes on any rank.
     #[error("the window has no bytes on any rank")]
     EmptyWindow,
 
-    /// Bytes outside a rank's part of a window.
+    /// The requested bytes are not within a rank's part of a window.
     #[error(
         "cannot use {len} bytes at {offset} of rank {rank}'s part of the window: only {available} bytes are available"
     )]
     NoPart {
-        /// The rank.
+        /// The rank whose part of the window is too short.
         rank: Rank,
-        /// The offset of the requested bytes.
+        /// The offset of the requested bytes in that rank's part.
         offset: usize,
         /// The number of requested bytes.
         len: usize,
-        /// The number of bytes that are available on the rank.
+        /// The number of bytes that are available on that rank.
         available: usize,
     },
 
-    /// No addresses are left for a window.
+    /// The reserved addresses have no free range that is long enough for a window.
     #[error("cannot allocate addresses for a window of {len} bytes: the longest free range has {free} bytes")]
     NoWindowSpace {
-        /// The length of the window.
+        /// The length of the window in bytes.
         len: usize,
-        /// The longest free range.
+        /// The length of the longest free range of addresses in bytes.
         free: usize,
     },
 
-    /// An environment variable with an invalid value.
+    /// An environment variable has an invalid value.
     #[error("`{name}` is `{value}`: {reason}")]
     Environment {
-        /// Its name.
+        /// The name of the environment variable.
         name: &'static str,
-        /// Its value.
+        /// The value of the environment variable.
         value: String,
-        /// The values that are valid.
+        /// A phrase that describes the valid values of the environment variable.
         reason: &'static str,
     },
 }
 
-/// The message for an index that names no row.
+/// Returns the message of the error for an index that names no row.
 fn out_of_range(position: u64, index: Option<i64>, rows: Option<u64>) -> String {
     let which = match index {
         Some(index) => format!("index {index} at position {position}"),
@@ -318,8 +321,8 @@ fn out_of_range(position: u64, index: Option<i64>, rows: Option<u64>) -> String 
 }
 
 impl Error {
-    /// The stable numeric code of this error, equal in C, in Python and between processes. Codes below 1,000 are those of
-    /// [devices and memory](wholemem_hal::Error::code).
+    /// Returns the stable numeric code of this error, which is equal in C, in Python and between processes. Codes below 1,000 are
+    /// those of [devices and memory](wholemem_hal::Error::code).
     #[must_use]
     pub fn code(&self) -> u32 {
         match self {
@@ -353,7 +356,7 @@ impl Error {
             Self::NoPart { .. } => 1025,
             Self::NoWindowSpace { .. } => 1026,
             Self::Environment { .. } => 1027,
-            // 1028 was used by an error of earlier versions, and is not reused.
+            // The code 1028 was used by an error of earlier versions, and is not reused.
             Self::SavesDiffer { .. } => 1029,
             Self::Os(_) => 1030,
             Self::CountDiffers { .. } => 1031,
@@ -361,7 +364,7 @@ impl Error {
         }
     }
 
-    /// A hint for the user on how to resolve the error, if there is one.
+    /// Returns a hint for the user on how to resolve the error, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         match self {

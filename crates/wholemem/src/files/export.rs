@@ -1,4 +1,4 @@
-//! Operations on stored tensors without ranks: saving, exporting to `.npy`, and verifying checksums.
+//! Operations on tensors in files that need no ranks: saving, exporting to `.npy`, and verifying checksums.
 
 use std::fs;
 use std::io::Write;
@@ -16,8 +16,8 @@ use crate::{Error, Result};
 use wholemem_os::width::to_usize;
 
 impl StoredTensor {
-    /// Saves the tensor as a folder of `parts` files at `path`, in the format of [`WholeTensor::save`](crate::WholeTensor::save).
-    /// It needs no ranks, and does not hold the whole tensor in memory.
+    /// Saves the tensor in these files as a folder of `parts` files at `path`, in the format of
+    /// [`WholeTensor::save`](crate::WholeTensor::save). The call needs no ranks, and does not hold the whole tensor in memory.
     ///
     /// # Errors
     /// [`Error::File`] with the file that could not be read or written, or that changed during the call; [`Error::Interrupted`].
@@ -69,7 +69,7 @@ impl StoredTensor {
         Ok(partial.publish(path, spec)?)
     }
 
-    /// Reads all rows once, and compares their checksums.
+    /// Reads all rows of the tensor once, and compares their checksums with the saved ones.
     ///
     /// # Errors
     /// [`Error::File`] with the rows whose checksum differs, or with [`FileProblem::Changed`] if a file without checksums has
@@ -78,14 +78,15 @@ impl StoredTensor {
         self.for_each_block(progress, |_| Ok(()))
     }
 
-    /// Writes all rows to a `.npy` file. The file appears at `path` when it is complete, and replaces an existing file.
+    /// Writes all rows of the tensor to a `.npy` file. The file appears at `path` when it is complete, and replaces an existing
+    /// file.
     ///
     /// # Errors
     /// As [`verify`](Self::verify), and if the file cannot be written; [`FileProblem::UnknownType`] for element types that
     /// numpy does not have; [`FileProblem::NotAFile`] if `path` is a folder or a device.
     pub fn export_npy(&self, path: &Path, progress: ProgressCallback<'_>) -> Result<()> {
         let header = npy::encode(self.dtype(), self.shape()).map_err(|problem| problem.at(path))?;
-        // Checked before writing: a folder cannot be replaced, and a device must not be.
+        // The path is checked before writing, because a folder cannot be replaced, and a device must not be.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(FileProblem::NotAFile.at(path).into());
         }
@@ -98,7 +99,7 @@ impl StoredTensor {
         Ok(file.commit().map_err(failed)?)
     }
 
-    /// Calls `consume` with the bytes of all rows, block by block, in order.
+    /// Calls `consume` with the bytes of all rows of the tensor, block by block, in order.
     fn for_each_block(
         &self,
         progress: ProgressCallback<'_>,

@@ -1,4 +1,4 @@
-//! The identity of opened files: which save a folder has, or which version of a file was opened.
+//! The identity of opened tensor files: the save that a folder has, or the version of a file.
 //!
 //! Each rank opens files by itself, and a concurrent save may replace a folder between the calls of two ranks. Ranks compare
 //! identities before they read.
@@ -16,13 +16,13 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// The version of a file without checksums.
+/// The version of a tensor file that has no checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileVersion {
     device: u64,
     inode: u64,
     len: u64,
-    /// The time of modification in seconds and nanoseconds.
+    /// The time of the file's last modification in seconds and nanoseconds.
     modified: (i64, i64),
 }
 
@@ -36,7 +36,7 @@ impl FileVersion {
         }
     }
 
-    /// Whether an open file is still this version.
+    /// Returns true if an open file still has this version.
     pub(super) fn is_still(&self, file: &File) -> io::Result<bool> {
         Ok(Self::of(&file.metadata()?) == *self)
     }
@@ -52,14 +52,16 @@ impl FileVersion {
     }
 }
 
-/// A hash that is equal on two ranks only if they read the same bytes. It has the same number of words on all ranks.
+/// A hash that is equal on two ranks only if they read the same bytes from tensor files. It has the same number of words on all
+/// ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileIdentity([u64; Self::WORDS]);
 
 impl FileIdentity {
     pub(super) const WORDS: usize = 4;
 
-    /// The identity of a saved tensor: a hash of the digests of its files' headers, in the order of their rows.
+    /// Returns the identity of a saved tensor: a hash of the digests of the headers of its files, in the order of the files'
+    /// rows.
     pub(super) fn of_save<'a>(headers: impl IntoIterator<Item = &'a super::shard::Digest>) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("wholemem save");
         for header in headers {
@@ -68,14 +70,14 @@ impl FileIdentity {
         Self::finished(&hasher)
     }
 
-    /// The identity of a file without checksums.
+    /// Returns the identity of a tensor file without checksums.
     pub(super) fn of_file(version: &FileVersion) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("wholemem file version");
         version.hash_into(&mut hasher);
         Self::finished(&hasher)
     }
 
-    /// The identity of the interpretation of a file's bytes: a hash of words in order.
+    /// Returns the identity of the element type, shape and offsets with which a file is read: a hash of `words` in order.
     pub(super) fn of_words(words: &[u64]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("wholemem layout of rows");
         for word in words {

@@ -1,4 +1,4 @@
-//! Loads tensors from files: each rank reads its own rows.
+//! Loads tensors from files. Each rank reads its own rows.
 
 use wholemem_comm::{Bootstrap, Rank};
 
@@ -9,19 +9,20 @@ use super::stored_tensor::{FileSource, ReadBlock, StoredTensor};
 use crate::communicator::{CallTerms, agree, exchange_terms};
 use crate::{Communicator, Error, Kind, Location, Result, TensorSpec, WholeTensor};
 
-/// The options of a load: how the tensor is stored and divided among ranks. They must be equal on all ranks.
+/// The options with which a tensor is loaded from files: how the tensor is stored and divided among ranks. They must be equal on
+/// all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadSpec {
-    /// How ranks address the tensor.
+    /// The way in which ranks address the tensor: as one range, or in one chunk per rank.
     pub kind: Kind,
-    /// Where its bytes are stored.
+    /// The memory in which the tensor's rows are stored: of the devices or of the host.
     pub location: Location,
-    /// The number of rows of each rank; divided evenly if `None`.
+    /// The number of rows of each rank; `None` to divide the rows evenly.
     pub rows_of_each: Option<Vec<u64>>,
 }
 
 impl Default for LoadSpec {
-    /// Continuous device memory, divided evenly.
+    /// Returns options for continuous device memory whose rows are divided evenly among ranks.
     fn default() -> Self {
         Self { kind: Kind::Continuous, location: Location::Device, rows_of_each: None }
     }
@@ -62,7 +63,7 @@ impl WholeTensor {
         Self::load_opened(group, StoredTensor::open(source), spec, progress)
     }
 
-    /// Loads the tensor that this rank has opened.
+    /// Creates a tensor and fills it from the files that this rank has opened. Collective.
     fn load_opened(
         group: &Communicator,
         opened: Result<StoredTensor, FileError>,
@@ -78,7 +79,7 @@ impl WholeTensor {
         Ok(tensor)
     }
 
-    /// Reads this rank's own rows.
+    /// Reads this rank's own rows from the files into the tensor.
     fn fill(&self, stored: &StoredTensor, progress: ProgressCallback<'_>) -> Result<()> {
         let Some(own) = self.local() else { return Ok(()) };
         let read_blocks = stored.read_blocks(&own.rows);
@@ -92,7 +93,7 @@ impl WholeTensor {
     }
 }
 
-/// Checks that all ranks opened the same save, and returns what this rank opened. Collective.
+/// Checks that all ranks opened the same save of a tensor, and returns the files that this rank opened. Collective.
 fn check_same_save(comm: &Bootstrap, opened: Result<StoredTensor, FileError>) -> Result<StoredTensor> {
     let opened = opened.map_err(Error::from);
     let words = |stored: &StoredTensor| {
@@ -103,7 +104,7 @@ fn check_same_save(comm: &Bootstrap, opened: Result<StoredTensor, FileError>) ->
     let Some(first) = all.first() else { return opened };
     let save = |words: &[u64]| words.get(..FileIdentity::WORDS).map(<[u64]>::to_vec);
     let ranks = || (0..).map(Rank).zip(&all);
-    // The save is compared first, because another save may also have another type and shape.
+    // The identity of the save is compared first, because another save may also have another type and shape.
     if let Some((rank, _)) = ranks().find(|(_, words)| save(words) != save(first)) {
         return Err(Error::SavesDiffer { rank });
     }
@@ -131,7 +132,7 @@ mod tests {
         rows.save(path, 2, SaveSpec { overwrite: true }, &ignore_progress).unwrap();
     }
 
-    /// Rank 0 opens a save, which is replaced before rank 1 opens it.
+    /// Tests that a save is not loaded if it is replaced after rank 0 has opened it and before rank 1 opens it.
     #[test]
     fn a_save_replaced_between_the_opens_of_two_ranks_is_not_loaded() {
         let folder = tempfile::tempdir().unwrap();
@@ -140,7 +141,7 @@ mod tests {
         let groups = Communicator::local(&[backend.device(0).unwrap(), backend.device(1).unwrap()]).unwrap();
         for source in [FileSource::new(&path), FileSource::raw(path.with_extension("raw"), Dtype::U8, &[6])] {
             let opened = [1, 2].map(|byte| {
-                // A file that replaces another one is a new file, with another inode.
+                // The old file is removed, so that the file that replaces it has another inode.
                 let _ = fs::remove_file(path.with_extension("raw"));
                 save(&path, byte);
                 std::sync::Mutex::new(Some(StoredTensor::open(&source)))

@@ -34,5 +34,5 @@ pub use writer::SaveSpec;
 
 pub use crate::error::{FileError, FileProblem};
 
-/// The extension of a saved tensor's files.
+/// The extension of the files in the folder of a saved tensor.
 const SHARD_EXTENSION: &str = "rows";

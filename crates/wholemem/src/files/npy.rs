@@ -5,15 +5,15 @@ use crate::Dtype;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// The maximum length of a header. An array has at most 64 dimensions, and usual headers have about 100 bytes.
+/// The maximum length of the header of a `.npy` file. An array has at most 64 dimensions, and usual headers have about 100 bytes.
 pub const MAX_HEADER_LEN: usize = 64 << 10;
 
-/// The element type, the shape and the offset of the elements, from a header.
+/// The element type, the shape and the offset of the elements that the header of a `.npy` file describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NpyLayout {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// The offset of the elements in the file.
+    /// The offset in bytes of the elements in the file.
     pub(super) offset: u64,
 }
 
@@ -21,9 +21,9 @@ fn malformed(what: &'static str) -> FileProblem {
     FileProblem::Malformed { format: ".npy file", reason: what }
 }
 
-/// Returns the text of the header and the offset of the elements. `bytes` are the first [`MAX_HEADER_LEN`] bytes of a file of
-/// `file_len` bytes, or all of them. If the element type is a [`Dtype`], it checks that the file is long enough, in either order of
-/// dimensions.
+/// Returns the text of the header of a `.npy` file and the offset of the elements. `bytes` are the first [`MAX_HEADER_LEN`] bytes
+/// of a file of `file_len` bytes, or all of them. If the element type is a [`Dtype`], also checks that the file is long enough,
+/// in either order of dimensions.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`], [`FileProblem::WrongLength`].
@@ -57,19 +57,19 @@ fn text(bytes: &[u8]) -> Result<(&str, u64), FileProblem> {
     Ok((text.trim(), (bytes.len() - rest.len() + len) as u64))
 }
 
-/// A parsed header. Its element type need not be one that tensors support.
+/// The parsed header of a `.npy` file. Its element type need not be one that tensors support.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NpyHeader {
     /// The element type as numpy writes it, such as `<f4`; `structure` for a structured type.
     pub descr: String,
-    /// Whether the array is in Fortran order: the first dimension varies fastest.
+    /// True if the array is in Fortran order: the first dimension varies fastest.
     pub columns_first: bool,
-    /// The shape.
+    /// The shape of the array.
     pub shape: Vec<u64>,
 }
 
 impl NpyHeader {
-    /// Parses the text of a header.
+    /// Parses the text of the header of a `.npy` file.
     ///
     /// ```
     /// use wholemem::files::npy::NpyHeader;
@@ -91,7 +91,7 @@ impl NpyHeader {
     }
 }
 
-/// Decodes the header of a file. `bytes` are the first [`MAX_HEADER_LEN`] bytes of the file, or all of them.
+/// Decodes the header of a `.npy` file. `bytes` are the first [`MAX_HEADER_LEN`] bytes of the file, or all of them.
 pub(super) fn decode(bytes: &[u8]) -> Result<NpyLayout, FileProblem> {
     let (text, offset) = text(bytes)?;
     let NpyHeader { descr, columns_first, shape } = NpyHeader::parse(text)?;
@@ -105,7 +105,7 @@ fn dtype_of(descr: &str) -> Result<Dtype, FileProblem> {
     Dtype::from_npy(descr).ok_or_else(|| FileProblem::UnknownType { name: descr.to_owned() })
 }
 
-/// The entries of the dictionary; `None` for a missing entry.
+/// The entries of the dictionary in the header of a `.npy` file; `None` for a missing entry.
 #[derive(Default)]
 struct DictEntries {
     descr: Option<String>,
@@ -126,7 +126,8 @@ impl<'a> DictParser<'a> {
             let key = self.text()?;
             self.take(':')?;
             match key {
-                // A structured type is a list. Tensors do not support it, so it is not parsed further.
+                // The `descr` of a structured type is a list. Tensors do not support structured types, so the header is not
+                // parsed further.
                 "descr" if self.rest.starts_with('[') => {
                     return Some(DictEntries { descr: Some("structure".into()), ..structured_type() });
                 }
@@ -178,21 +179,22 @@ impl<'a> DictParser<'a> {
     }
 }
 
-/// The entries of a structured type, whose `descr` the caller sets. Order and shape are placeholders.
+/// Returns the entries of the header for an array of a structured type. The caller sets `descr`; order and shape are
+/// placeholders.
 fn structured_type() -> DictEntries {
     DictEntries { descr: None, columns_first: Some(false), shape: Some(Vec::new()) }
 }
 
-/// Encodes the header of an array as numpy does, up to the offset of its elements.
+/// Encodes the header of a `.npy` file as numpy does, up to the offset of the elements.
 pub(super) fn encode(dtype: Dtype, shape: &[u64]) -> Result<Vec<u8>, FileProblem> {
     let descr = dtype.info().npy.ok_or_else(|| FileProblem::UnknownType { name: dtype.to_string() })?;
     let numbers: String = shape.iter().map(|len| format!("{len}, ")).collect();
-    // As in Python, a tuple of one number ends with a comma.
+    // As in Python, a tuple of one number is written with a comma at the end.
     let numbers = if shape.len() == 1 { numbers.trim_end() } else { numbers.trim_end_matches(", ") };
     encode_header(&format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({numbers}), }}"))
 }
 
-/// Encodes a header with this text, padded so that the elements begin at a multiple of 64 bytes.
+/// Encodes the header of a `.npy` file with the given text, padded so that the elements begin at a multiple of 64 bytes.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`] for a text that is longer than 64 KiB.

@@ -1,4 +1,4 @@
-//! Opens regular files, relative to an open folder, and records the version of each file before it is read.
+//! Opens tensor files relative to an open folder, and records the version of each file before it is read.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,14 +20,14 @@ pub(super) fn open_folder(path: &Path) -> Result<File, FileProblem> {
     Ok(File::from(folder.map_err(|errno| FileProblem::SystemCall { attempt: "list it", errno })?))
 }
 
-/// A file that is open and has not been read.
+/// A tensor file that is open and has not been read.
 pub(super) struct OpenedFile {
     pub(super) file: File,
     pub(super) len: u64,
     pub(super) version: FileVersion,
 }
 
-/// Opens a file by its name in a folder.
+/// Opens a tensor file by its name in a folder, and records its length and version.
 pub(super) fn open(folder: BorrowedFd<'_>, path: &Path) -> Result<OpenedFile, FileProblem> {
     let failed = |error: io::Error| FileProblem::failed("open it", &error);
     // Without `NONBLOCK`, opening a pipe would wait for a writer.
@@ -41,7 +41,7 @@ pub(super) fn open(folder: BorrowedFd<'_>, path: &Path) -> Result<OpenedFile, Fi
     Ok(OpenedFile { file, len: metadata.len(), version: FileVersion::of(&metadata) })
 }
 
-/// Opens a file of a saved tensor and reads its header. Returns the digest of the header too.
+/// Opens one file of a saved tensor and reads its header. Also returns the digest of the header.
 pub(super) fn open_shard(folder: BorrowedFd<'_>, name: &Path) -> Result<(File, Shard, Digest), FileProblem> {
     let OpenedFile { file, len, .. } = open(folder, name)?;
     let failed = |error| FileProblem::failed("read its header", &error);
@@ -59,7 +59,7 @@ pub(super) fn open_shard(folder: BorrowedFd<'_>, name: &Path) -> Result<(File, S
     Ok((file, shard, digest))
 }
 
-/// Whether `path` still refers to this open folder.
+/// Returns true if `path` still refers to the open folder.
 pub(super) fn is_at(folder: &File, path: &Path) -> bool {
     let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     let (opened, named) = (folder.metadata().map(identity), fs::metadata(path).map(identity));
@@ -72,7 +72,8 @@ mod tests {
     use super::*;
     use crate::Dtype;
 
-    /// A save replaces the folder after it was opened and before its files are opened.
+    /// Tests that the replacement of a folder is reported, if it happens after the folder was opened and before its files are
+    /// opened.
     #[test]
     fn a_folder_replaced_while_it_is_opened_is_reported() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Copies blocks of rows in several threads, and reports progress to a callback.
+//! Copies blocks of rows between tensor files and memory in several threads, and reports progress to a callback.
 
 use std::num::NonZero;
 use std::ops::ControlFlow;
@@ -7,29 +7,29 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{Error, Result};
 
-/// The progress of one rank's part of a save, load or check.
+/// The progress of one rank in a save, load or check of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyProgress {
-    /// The bytes that have been copied.
+    /// The number of bytes that the rank has copied.
     pub done: u64,
-    /// The bytes to copy in total.
+    /// The number of bytes that the rank copies in total.
     pub total: u64,
 }
 
-/// A callback for the progress of a rank. Any thread may call it. If it returns `Break`, the operation ends with
-/// [`Error::Interrupted`].
+/// A callback for the progress of a rank in a save, load or check of a tensor. Any thread may call it. If it returns `Break`, the
+/// operation ends with [`Error::Interrupted`].
 pub type ProgressCallback<'a> = &'a (dyn Fn(CopyProgress) -> ControlFlow<()> + Sync);
 
-/// A [`ProgressCallback`] that never interrupts.
+/// Ignores the progress of a save, load or check: a [`ProgressCallback`] that never interrupts.
 pub fn ignore_progress(_: CopyProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// The maximum number of threads of all ranks of a group together. More threads are not faster.
+/// The maximum number of threads that the ranks of a group use together to copy files. More threads are not faster.
 const MAX_THREADS: usize = 8;
 
-/// Calls `work` for each item, in `threads` threads. Each thread passes the state that `start` created for it; `len` is the length
-/// of an item in bytes. The first error ends all threads.
+/// Calls `work` for each item, in `threads` threads. Each thread passes the state that `start` created for it; `len` returns the
+/// length of an item in bytes. The first error ends all threads.
 pub(super) fn in_parallel<P: Sync, S>(
     threads: usize,
     items: &[P],
@@ -66,7 +66,7 @@ pub(super) fn in_parallel<P: Sync, S>(
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// The number of threads of each of `ranks` ranks on this node.
+/// Returns the number of threads with which each of `ranks` ranks on this node copies files.
 pub(super) fn threads_of(ranks: u32) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
     cores.div_ceil((ranks as usize).max(1))

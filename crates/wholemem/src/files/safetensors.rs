@@ -5,36 +5,36 @@ use serde_json::{Map, Value, json};
 use super::FileProblem;
 use crate::Dtype;
 
-/// The maximum length of a header, as in the reference implementation.
+/// The maximum length of the header of a `.safetensors` file, as in the reference implementation.
 const MAX_HEADER_LEN: u64 = 100_000_000;
 
 const PREFIX_LEN: u64 = 8;
 
-/// The key of the metadata of the file in the header.
+/// The key in the header of a `.safetensors` file under which its metadata is.
 const METADATA_KEY: &str = "__metadata__";
 
-/// One tensor of a file.
+/// One tensor of a `.safetensors` file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// The name of its element type in the file, such as `BF16`.
+    /// The name of the tensor's element type in the file, such as `BF16`.
     pub type_name: String,
-    /// Its shape; empty for a scalar.
+    /// The shape of the tensor; empty for a scalar.
     pub shape: Vec<u64>,
-    /// The offset of its bytes in the file.
+    /// The offset of the tensor's bytes in the file.
     pub offset: u64,
-    /// Its length in bytes.
+    /// The length of the tensor in bytes.
     pub len: u64,
 }
 
 impl TensorEntry {
-    /// Its element type; an error if tensors do not support it.
+    /// Returns the element type of the tensor; an error if wholemem does not support it.
     pub(super) fn dtype(&self) -> Result<Dtype, FileProblem> {
         dtype_of(&self.type_name)
     }
 
-    /// Its shape with at least one dimension: a scalar is one row of one element.
+    /// Returns the shape of the tensor with at least one dimension: a scalar is one row of one element.
     pub(super) fn shape_with_rows(&self) -> Vec<u64> {
         if self.shape.is_empty() { vec![1] } else { self.shape.clone() }
     }
@@ -44,7 +44,7 @@ fn malformed(what: &'static str) -> FileProblem {
     FileProblem::Malformed { format: ".safetensors file", reason: what }
 }
 
-/// Decodes the length of the header from the first eight bytes of a file of `file_len` bytes.
+/// Decodes the length of the header from the first eight bytes of a `.safetensors` file of `file_len` bytes.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`].
@@ -57,8 +57,9 @@ pub fn header_len(encode_header: [u8; 8], file_len: u64) -> Result<usize, FilePr
     }
 }
 
-/// Decodes the header of a file of `file_len` bytes, and returns its tensors in the order of their offsets. It checks that the
-/// tensors are contiguous and fill the file, and that the length of each tensor of a known type matches its type and shape.
+/// Decodes the header of a `.safetensors` file of `file_len` bytes, and returns its tensors in the order of their offsets. Checks
+/// that the tensors are contiguous and fill the file, and that the length of each tensor of a known type matches its type and
+/// shape.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`].
@@ -71,7 +72,7 @@ pub fn decode(header: &[u8], file_len: u64) -> Result<Vec<TensorEntry>, FileProb
     let tensors = header.into_iter().filter(|(name, _)| name != METADATA_KEY);
     let mut entries =
         tensors.map(|(name, value)| entry(name, &value, data, data_len)).collect::<Result<Vec<_>, _>>()?;
-    // At equal offsets, tensors without bytes come first.
+    // If several tensors have the same offset, tensors without bytes come first.
     entries.sort_by(|a, b| (a.offset, a.len, &a.name).cmp(&(b.offset, b.len, &b.name)));
     let mut end = data;
     for entry in &entries {
@@ -86,7 +87,8 @@ pub fn decode(header: &[u8], file_len: u64) -> Result<Vec<TensorEntry>, FileProb
     Ok(entries)
 }
 
-/// Decodes the entry of one tensor. The tensors of the file are in the `data_len` bytes from offset `data` on.
+/// Decodes the header entry of one tensor of a `.safetensors` file, whose tensors are in the `data_len` bytes from offset `data`
+/// on.
 fn entry(name: String, value: &Value, data: u64, data_len: u64) -> Result<TensorEntry, FileProblem> {
     let numbers =
         |key: &str| -> Option<Vec<u64>> { value.get(key)?.as_array()?.iter().map(Value::as_u64).collect() };
@@ -104,15 +106,15 @@ fn entry(name: String, value: &Value, data: u64, data_len: u64) -> Result<Tensor
     Ok(TensorEntry { name, type_name: type_name.to_owned(), shape, offset: data + start, len })
 }
 
-/// The metadata of a file as JSON, if the header has some.
+/// Returns the metadata of a `.safetensors` file as JSON, if the header has some.
 #[must_use]
 pub fn metadata(header: &[u8]) -> Option<String> {
     let header: Map<String, Value> = serde_json::from_slice(header).ok()?;
     header.get(METADATA_KEY).filter(|value| value.is_object()).map(Value::to_string)
 }
 
-/// Encodes the header of a file with these tensors, which are contiguous and in this order, and with metadata. The offsets of
-/// `entries` are ignored.
+/// Encodes the header of a `.safetensors` file with the given metadata and tensors, which are contiguous and in this order. The
+/// offsets of `entries` are ignored.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`] if the length overflows, or if the metadata is not JSON.
@@ -130,7 +132,7 @@ pub fn encode_header(entries: &[TensorEntry], metadata: Option<&str>) -> Result<
         header.insert(name.clone(), value);
     }
     let mut text = Value::Object(header).to_string();
-    // The tensors begin at a multiple of 8 bytes.
+    // The header is padded so that the tensors begin at a multiple of 8 bytes.
     text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
     Ok([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat())
 }

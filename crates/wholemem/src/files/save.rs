@@ -1,4 +1,4 @@
-//! Saves tensors to files: each rank writes its own rows, and the folder appears when all ranks are done.
+//! Saves tensors to files. Each rank writes its own rows, and the folder appears when all ranks are done.
 
 use std::ops::Range;
 use std::path::Path;
@@ -61,7 +61,7 @@ impl WholeTensor {
         on_first(&mut || partial.publish(path, spec))
     }
 
-    /// Writes this rank's rows, if it has any.
+    /// Writes one file of the saved tensor with this rank's rows, if the rank has any.
     fn write_shard(&self, folder: &Path, save: SaveId, progress: ProgressCallback<'_>) -> Result<()> {
         let rank = self.group().rank();
         let ranges = ranges_of(self.memory().partition(), self.first_row(), self.row_count());
@@ -87,20 +87,20 @@ impl WholeTensor {
     }
 }
 
-/// Encodes the id of a save as words, for the exchange between ranks.
+/// Encodes the id of a save as words, which ranks exchange.
 fn words_of(id: SaveId) -> Vec<u64> {
     id.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// Decodes the id of rank 0, which all ranks use.
+/// Decodes the id that rank 0 has chosen for a save, which all ranks use.
 fn save_id_of_rank_0(ids: &[Vec<u64>]) -> Result<SaveId> {
     let id = ids.first().and_then(|words| SaveId::try_from(bytes_of(words)).ok());
     let what = "the id of its save has an invalid length";
     id.ok_or_else(|| wholemem_comm::Error::Protocol { rank: Rank(0), what }.into())
 }
 
-/// The ranks that have rows of a view, with their ranges. If no rank has rows, rank 0 with an empty range, so that the shape is
-/// saved.
+/// Returns the ranks that have rows of a view, with their ranges of rows. If no rank has rows, returns rank 0 with an empty
+/// range, so that the shape is saved.
 fn ranges_of(partition: &Partition, first: u64, rows: u64) -> Vec<(Rank, Range<u64>)> {
     let within = |row: u64| row.clamp(first, first + rows) - first;
     let ranges = (0..partition.ranks()).map(Rank).map(|rank| {

@@ -18,22 +18,22 @@ use crate::Dtype;
 const MAGIC: &[u8; 8] = b"wholemem";
 const VERSION: u32 = 1;
 
-/// The length of the header without the shape and the digests.
+/// The length in bytes of a file header without the shape and the digests.
 const FIXED_LEN: usize = 88;
 
-/// The length of a digest.
+/// The length in bytes of a digest, which is the checksum of a block of rows or of a header.
 pub(super) const DIGEST_LEN: usize = 16;
 
-/// The alignment of the rows in the file, so that they can be mapped.
+/// The alignment in bytes of the rows in a file of a saved tensor, so that they can be mapped.
 const PAGE: u64 = 4096;
 
 /// The maximum number of dimensions of a tensor in a file.
 const MAX_DIMENSIONS: usize = 64;
 
-/// The maximum length of a block, unless a single row is longer.
+/// The maximum length in bytes of a block of rows with one checksum, unless a single row is longer.
 pub(super) const BLOCK_LEN: u64 = 4 << 20;
 
-/// The maximum length of a header: enough for half a petabyte of blocks.
+/// The maximum length in bytes of a file header: enough for half a petabyte of blocks.
 const MAX_HEADER_LEN: u64 = 2 << 30;
 
 pub(super) type Digest = [u8; DIGEST_LEN];
@@ -44,19 +44,19 @@ pub(super) fn digest(bytes: &[u8]) -> Digest {
     digest
 }
 
-/// The header of a shard.
+/// The header of a shard (one file of a saved tensor).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shard {
     pub(super) dtype: Dtype,
     /// The shape of the whole tensor.
     pub(super) shape: Vec<u64>,
-    /// The id of the save, equal in all shards of the save.
+    /// The id of the save, which is equal in all files of the saved tensor.
     pub(super) save: [u8; 16],
     pub(super) number: u32,
     pub(super) count: u32,
     pub(super) first_row: u64,
     pub(super) rows: u64,
-    /// The number of rows of a block, except for the last block.
+    /// The number of rows in each block with one checksum, except for the last block.
     pub(super) block_rows: u64,
     pub(super) digests: Vec<Digest>,
 }
@@ -66,29 +66,29 @@ fn malformed(what: &'static str) -> FileProblem {
 }
 
 impl Shard {
-    /// The number of rows of `row_len` bytes in a block.
+    /// Returns the number of rows of `row_len` bytes that share one checksum.
     pub(super) fn rows_of_a_block(row_len: u64) -> u64 {
         (BLOCK_LEN / row_len.max(1)).max(1)
     }
 
     pub(super) fn row_len(&self) -> u64 {
-        // It does not overflow: checked by `decode`, and when the tensor was created.
+        // The product does not overflow, because `decode`, or the creation of the tensor, has checked it.
         self.shape[1..].iter().product::<u64>() * self.dtype.len() as u64
     }
 
-    /// The number of blocks.
+    /// Returns the number of blocks, each with a checksum, into which `rows` rows are divided.
     pub(super) fn blocks(rows: u64, block_rows: u64) -> u64 {
         rows.div_ceil(block_rows)
     }
 
-    /// The rows of the tensor that are in a block.
+    /// Returns the rows of the tensor that are in one block of this file.
     pub(super) fn rows_of(&self, block: u64) -> Range<u64> {
         let start = block * self.block_rows;
         let end = (start + self.block_rows).min(self.rows);
         self.first_row + start..self.first_row + end
     }
 
-    /// The offset in the file of a row of the tensor that is in this shard.
+    /// Returns the offset in this file of one of its rows, numbered as in the whole tensor.
     pub(super) fn offset_of(&self, row: u64) -> u64 {
         self.data_at() + (row - self.first_row) * self.row_len()
     }
@@ -101,7 +101,7 @@ impl Shard {
         self.header_len().next_multiple_of(PAGE)
     }
 
-    /// The length of the whole file.
+    /// Returns the length in bytes of this file of a saved tensor.
     pub(super) fn file_len(&self) -> u64 {
         self.data_at() + self.rows * self.row_len()
     }
@@ -124,7 +124,7 @@ impl Shard {
         bytes
     }
 
-    /// Decodes the length of the header from the first [`PAGE`] bytes of the file.
+    /// Decodes the length of the header from the first [`PAGE`] bytes of a file of a saved tensor.
     pub(super) fn len_of_header(front: &[u8]) -> Result<usize, FileProblem> {
         let numbers = LittleEndianReader(front);
         if front.len() < FIXED_LEN || &front[..8] != MAGIC {
@@ -146,7 +146,7 @@ impl Shard {
         len.ok_or_else(|| malformed("the header is inconsistent"))
     }
 
-    /// Decodes the header, of the length from [`len_of_header`](Self::len_of_header), of a file of `file_len` bytes.
+    /// Decodes the header of a file of `file_len` bytes. `header` has the length from [`len_of_header`](Self::len_of_header).
     pub(super) fn decode(header: &[u8], file_len: u64) -> Result<Self, FileProblem> {
         let inconsistent = || malformed("the header is inconsistent");
         if Self::len_of_header(header)? != header.len() {
@@ -172,7 +172,8 @@ impl Shard {
         if row_len != Some(numbers.u64(56)) || !within || len.is_none() || number >= count {
             return Err(inconsistent());
         }
-        // A block is read into memory at once, so longer blocks than the writer creates are rejected, and so are empty rows.
+        // A block of rows is read into memory at once, so blocks that are longer than the writer creates are rejected, and so are
+        // rows without bytes.
         if row_len.is_none_or(|row_len| row_len == 0 || block_rows > Self::rows_of_a_block(row_len)) {
             return Err(inconsistent());
         }
@@ -187,7 +188,7 @@ impl Shard {
     }
 }
 
-/// Reads little-endian numbers at offsets within the bytes.
+/// Reads little-endian integers at offsets in a file header.
 struct LittleEndianReader<'a>(&'a [u8]);
 
 impl LittleEndianReader<'_> {
@@ -239,7 +240,7 @@ mod tests {
                 Shard { shape: shape.to_vec(), first_row: 0, rows: 1000, block_rows, digests, ..shard() };
             Shard::decode(&shard.encode(), shard.file_len()).map(|_| ())
         };
-        // Rows of 64 KiB: a block has 64 of them.
+        // With rows of 64 KiB, a block of 4 MiB has 64 rows.
         assert_eq!(of(&[1000, 32 << 10], 64), Ok(()));
         let inconsistent = Err(malformed("the header is inconsistent"));
         assert_eq!(of(&[1000, 32 << 10], 65), inconsistent);
@@ -254,7 +255,7 @@ mod tests {
             prop_assert!(Shard::decode(&bytes, shard().file_len()).is_err());
         }
 
-        /// The digest is valid, so that the checks after it run.
+        /// Changes the header but not the validity of its digest, so that the checks after the digest run.
         #[test]
         fn arbitrary_headers_never_panic(at in 8usize..88, number: u64, len: u64) {
             let mut bytes = shard().encode();

@@ -28,7 +28,7 @@ pub struct FileSource {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SourceFormat {
-    /// The path determines the format: a folder, or the extension of a file.
+    /// The path determines the format of a tensor file: a folder, or the extension of a file.
     ByPath,
     Raw {
         dtype: Dtype,
@@ -40,30 +40,32 @@ enum SourceFormat {
 }
 
 impl FileSource {
-    /// A source whose format the path determines: the folder of a saved tensor, a `.npy` file, or a `.safetensors` file with one
-    /// tensor.
+    /// Creates a source whose format the path determines: the folder of a saved tensor, a `.npy` file, or a `.safetensors` file
+    /// with one tensor.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), format: SourceFormat::ByPath }
     }
 
-    /// A raw file: contiguous little-endian elements without a header. The length of the file determines the number of rows.
+    /// Creates a source for a raw file: contiguous little-endian elements without a header. The length of the file determines the
+    /// number of rows.
     pub fn raw(path: impl Into<PathBuf>, dtype: Dtype, row_shape: &[u64]) -> Self {
         Self { path: path.into(), format: SourceFormat::Raw { dtype, row_shape: row_shape.to_vec() } }
     }
 
-    /// One tensor of a `.safetensors` file.
+    /// Creates a source for one tensor of a `.safetensors` file.
     pub fn tensor(path: impl Into<PathBuf>, name: &str) -> Self {
         Self { path: path.into(), format: SourceFormat::Tensor { name: name.to_owned() } }
     }
 
-    /// The path of the file or folder.
+    /// Returns the path of the tensor's file or folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// A tensor in files that are open and checked: the element type and shape are known, and no row is missing. Rows are read later.
+/// A tensor in files that are open and checked: the element type and shape are known, and no row is missing. Its rows are not
+/// read yet.
 ///
 /// ```
 /// use wholemem::files::{FileSource, StoredTensor};
@@ -80,11 +82,11 @@ impl FileSource {
 pub struct StoredTensor {
     dtype: Dtype,
     shape: Vec<u64>,
-    /// In the order of their rows, without gaps.
+    /// The open files of the tensor, in the order of their rows, without gaps.
     files: Vec<RowFile>,
 }
 
-/// A file with some of the rows.
+/// An open file with some of a tensor's rows.
 #[derive(Debug)]
 struct RowFile {
     path: PathBuf,
@@ -95,32 +97,32 @@ struct RowFile {
 
 #[derive(Debug)]
 enum RowLayout {
-    /// Contiguous rows from `offset` on, without checksums.
+    /// The file has contiguous rows from `offset` on, without checksums.
     Contiguous {
         offset: u64,
-        /// The version of the file before its first byte was read.
+        /// The version that the file had before its first byte was read.
         version: FileVersion,
     },
-    /// A shard of a saved tensor, with a checksum for each block of rows.
+    /// The file is one shard of a saved tensor, with a checksum for each block of rows.
     Checksummed {
         shard: Shard,
-        /// The digest of the shard's header.
+        /// The digest of the header of the shard.
         digest: Digest,
     },
 }
 
-/// A range of rows that one read returns.
+/// A range of a tensor's rows that one read of a file returns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReadBlock {
     file_index: usize,
-    /// The rows that are read: a whole block if it has a checksum.
+    /// The rows that are read from the file: a whole block if the block has a checksum.
     block: Range<u64>,
     /// The requested rows of the block.
     pub(super) rows: Range<u64>,
 }
 
 impl StoredTensor {
-    /// Opens the files and checks their headers and lengths. It does not read rows.
+    /// Opens the files of a tensor and checks their headers and lengths, without reading rows.
     ///
     /// # Errors
     /// [`FileError`], with the path of the file.
@@ -140,34 +142,34 @@ impl StoredTensor {
         }
     }
 
-    /// The type of the elements.
+    /// Returns the element type of the tensor.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// The shape, rows first.
+    /// Returns the shape of the tensor, rows first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// The number of files.
+    /// Returns the number of files that the tensor has.
     #[must_use]
     pub fn files(&self) -> usize {
         self.files.len()
     }
 
-    /// Whether the rows have checksums. Checksums are compared when rows are read.
+    /// Returns true if the rows in the files have checksums, which are compared when rows are read.
     #[must_use]
     pub fn is_checked(&self) -> bool {
         self.files.iter().all(|row_file| matches!(row_file.layout, RowLayout::Checksummed { .. }))
     }
 
-    /// The length of a row in bytes.
+    /// Returns the length of a row in bytes.
     #[must_use]
     pub fn row_len(&self) -> u64 {
-        // It does not overflow: `open` has checked it.
+        // The product does not overflow, because `open` has checked it.
         self.shape[1..].iter().product::<u64>() * self.dtype.len() as u64
     }
 
@@ -175,7 +177,7 @@ impl StoredTensor {
         let opened = open(CWD, path)?;
         let len = opened.len;
         let row_len = row_shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
-        // A product that overflows saturates: no file is that long.
+        // If the row length overflows, the maximum is used, because no file is that long.
         let row_len = row_len.unwrap_or(u64::MAX);
         let Some(rows) = len.checked_div(row_len) else { return Err(FileProblem::EmptyRow) };
         if !len.is_multiple_of(row_len) {
@@ -224,14 +226,14 @@ impl StoredTensor {
         dtype: Dtype,
         shape: Vec<u64>,
     ) -> Result<Self, FileProblem> {
-        // The length of a row is checked first, because zero rows of any length would pass the next check.
+        // The length of a row is checked first, because zero rows of any length would pass the check of the file length.
         let row_len = shape[1..].iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         if row_len == Some(0) {
             return Err(FileProblem::EmptyRow);
         }
         let needed = row_len.and_then(|row_len| row_len.checked_mul(shape[0])?.checked_add(offset));
         let Some(_) = needed.filter(|needed| *needed <= len) else {
-            // A product that overflows saturates: no file is that long.
+            // If the needed length overflows, the maximum is reported, because no file is that long.
             return Err(FileProblem::WrongLength { len, needed: needed.unwrap_or(u64::MAX) });
         };
         let rows = 0..shape[0];
@@ -249,10 +251,11 @@ impl StoredTensor {
         Self::in_folder(path, &folder)
     }
 
-    /// Opens the saved tensor of an open folder. Files are opened relative to the folder, because another save may have replaced
-    /// the folder at `path`.
+    /// Opens the saved tensor in an open folder. Its files are opened relative to the folder, because another save may have
+    /// replaced the folder at `path`.
     pub(super) fn in_folder(path: &Path, folder: &File) -> Result<Self, FileError> {
-        // A save that replaces the folder also removes the old one, file by file.
+        // A concurrent save that replaces the folder also removes the old folder, file by file, so an error here may have that
+        // reason.
         Self::from_shards(path, folder)
             .map_err(|error| if is_at(folder, path) { error } else { FileProblem::Replaced.at(path) })
     }
@@ -302,17 +305,17 @@ impl StoredTensor {
         Ok(Self { dtype: first.dtype, shape: first.shape, files })
     }
 
-    /// Identifies the save, or the version of the file.
+    /// Returns the identity of the save, or of the version of the file, from which rows are read.
     pub(super) fn identity(&self) -> FileIdentity {
         let digests = self.files.iter().map(|row_file| match &row_file.layout {
             RowLayout::Contiguous { version, .. } => Err(version),
             RowLayout::Checksummed { digest, .. } => Ok(digest),
         });
-        // Either all files have checksums, or there is one file without.
+        // Either all files of a tensor have checksums, or the tensor has one file without checksums.
         digests.collect::<Result<Vec<_>, _>>().map_or_else(FileIdentity::of_file, FileIdentity::of_save)
     }
 
-    /// Identifies the element type, shape and offsets with which the bytes are read.
+    /// Returns the identity of the element type, shape and offsets with which the files are read.
     pub(super) fn layout(&self) -> FileIdentity {
         let kind = [u64::from(self.dtype.code())];
         let offsets = self.files.iter().filter_map(|row_file| match row_file.layout {
@@ -337,7 +340,7 @@ impl StoredTensor {
         })
     }
 
-    /// Divides the read of a range of rows into blocks.
+    /// Divides the read of a range of rows into blocks that are read one at a time.
     pub(super) fn read_blocks(&self, rows: &Range<u64>) -> Vec<ReadBlock> {
         let mut read_blocks = Vec::new();
         for (number, row_file) in self.files.iter().enumerate() {
@@ -347,7 +350,7 @@ impl StoredTensor {
                 let block = row_file.block_of(at, self.row_len());
                 let rows = at..block.end.min(requested.end);
                 at = rows.end;
-                // Without a checksum, only the requested rows of a block are read.
+                // In a file without checksums, only the requested rows of a block are read.
                 let block = if matches!(row_file.layout, RowLayout::Contiguous { .. }) {
                     rows.clone()
                 } else {
@@ -359,7 +362,7 @@ impl StoredTensor {
         read_blocks
     }
 
-    /// Reads a block into `buffer`, and returns the bytes of its requested rows.
+    /// Reads one block of rows into `buffer`, and returns the bytes of the requested rows in the block.
     pub(super) fn read<'b>(
         &self,
         read_block: &ReadBlock,
@@ -369,7 +372,8 @@ impl StoredTensor {
         let row_len = self.row_len();
         let bytes = |rows: u64| to_usize(rows * row_len);
         let len = bytes(read_block.block.end - read_block.block.start);
-        // A block is at most 4 MiB long unless a single row is longer. The header may claim any row length, so allocation can fail.
+        // A block is at most 4 MiB long unless a single row is longer. A file header may claim any row length, so the allocation
+        // can fail.
         let too_long =
             |_| FileProblem::SystemCall { attempt: "read it", errno: Errno::NOMEM }.at(&row_file.path);
         buffer.try_reserve(len.saturating_sub(buffer.len())).map_err(too_long)?;
@@ -394,7 +398,7 @@ impl StoredTensor {
 }
 
 impl RowFile {
-    /// The rows of the block that contains `row`.
+    /// Returns the rows of this file's block that contains `row`.
     fn block_of(&self, row: u64, row_len: u64) -> Range<u64> {
         match &self.layout {
             RowLayout::Contiguous { .. } => row..self.rows.end.min(row + Shard::rows_of_a_block(row_len)),

@@ -1,4 +1,4 @@
-//! Writes a saved tensor: its files, block by block, in a temporary folder that is renamed at the end.
+//! Writes the files of a saved tensor, block by block, in a temporary folder that is renamed at the end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -15,20 +15,20 @@ use super::{FileError, FileProblem};
 use crate::Dtype;
 use wholemem_os::width::to_usize;
 
-/// The options of a save. They must be equal on all ranks.
+/// The options with which a tensor is saved. They must be equal on all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SaveSpec {
-    /// Whether to replace an existing saved tensor. If not, an existing file or folder is an error.
+    /// True to replace an existing saved tensor. Otherwise an existing file or folder is an error.
     pub overwrite: bool,
 }
 
-/// The properties that all files of a save share.
+/// The properties that all files of a saved tensor share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SaveLayout<'a> {
     pub(super) dtype: Dtype,
     pub(super) shape: &'a [u64],
     pub(super) save: SaveId,
-    /// The number of files.
+    /// The number of files of the saved tensor.
     pub(super) count: usize,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct SaveLayout<'a> {
 pub(super) struct ShardWriter {
     path: PathBuf,
     file: File,
-    /// The header, whose digests are filled in by `finish`.
+    /// The header of the file. `finish` fills in its digests.
     pub(super) shard: Shard,
     digests: Mutex<Vec<Digest>>,
 }
@@ -79,7 +79,7 @@ impl ShardWriter {
         (0..self.shard.digests.len() as u64).collect()
     }
 
-    /// The length of a block in bytes.
+    /// Returns the length in bytes of one block of rows in this file.
     pub(super) fn len_of(&self, block: u64) -> u64 {
         let rows = self.shard.rows_of(block);
         (rows.end - rows.start) * self.shard.row_len()
@@ -97,7 +97,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Writes the header. It is written last, so that an incomplete file is not valid.
+    /// Writes the header of the file. It is written last, so that an incomplete file is not valid.
     pub(super) fn finish(mut self) -> Result<(), FileError> {
         self.shard.digests = self.digests.into_inner().unwrap_or_else(PoisonError::into_inner);
         let stored = self.file.write_all_at(&self.shard.encode(), 0).and_then(|()| self.file.sync_all());
@@ -105,22 +105,22 @@ impl ShardWriter {
     }
 }
 
-/// The id of a save.
+/// The id of a save, which is equal in all files of the saved tensor.
 pub(super) type SaveId = [u8; 16];
 
-/// Generates a random id for a save.
+/// Generates a random id for a save of a tensor.
 pub(super) fn random_save_id(path: &Path) -> Result<SaveId, FileError> {
     let mut id = SaveId::default();
     match rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty()) {
         Ok(len) if len == id.len() => Ok(id),
-        // The kernel returns up to 256 bytes completely or fails.
+        // The kernel either returns all of up to 256 random bytes or fails.
         Ok(_) => Err(FileProblem::SystemCall { attempt: "generate its id", errno: Errno::IO }.at(path)),
         Err(errno) => Err(FileProblem::SystemCall { attempt: "generate its id", errno }.at(path)),
     }
 }
 
-/// A temporary folder for a save in progress. Dropping the value removes the folder, on the rank that created it, unless `publish`
-/// has renamed it.
+/// A temporary folder for a save in progress. Dropping this value removes the folder, on the rank that created it, unless
+/// `publish` has renamed it.
 #[derive(Debug)]
 pub(super) struct PartialFolder {
     pub(super) folder: PathBuf,
@@ -149,14 +149,14 @@ impl PartialFolder {
         Ok(())
     }
 
-    /// Renames the folder to `path`, and replaces an existing saved tensor if the options permit it.
+    /// Renames the temporary folder to `path`, and replaces an existing saved tensor if the options permit it.
     pub(super) fn publish(&self, path: &Path, spec: SaveSpec) -> Result<(), FileError> {
         let failed = |attempt| move |error: io::Error| FileProblem::failed(attempt, &error).at(path);
         let sync = |folder: &Path| File::open(folder).and_then(|folder| folder.sync_all());
         sync(&self.folder).map_err(failed("sync it"))?;
         let rename = |flags| renameat_with(CWD, &self.folder, CWD, path, flags);
         match rename(RenameFlags::NOREPLACE) {
-            // The exchange moves the old folder to the temporary name, and dropping this value removes it.
+            // The exchange moves the old folder to the temporary name, and dropping this `PartialFolder` removes the old folder.
             Err(Errno::EXIST) if spec.overwrite => rename(RenameFlags::EXCHANGE),
             outcome => outcome,
         }
@@ -173,13 +173,13 @@ impl PartialFolder {
 impl Drop for PartialFolder {
     fn drop(&mut self) {
         if self.is_owner {
-            // It fails if the folder was renamed. Otherwise the folder is incomplete, and removal is best effort.
+            // The removal fails if the folder was renamed. Otherwise the folder is incomplete, and removal is best effort.
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
 }
 
-/// Whether `path` is a folder that has only files of a saved tensor, so that replacing it loses nothing else.
+/// Returns true if `path` is a folder that has only files of a saved tensor, so that replacing the folder loses nothing else.
 fn is_saved(path: &Path) -> bool {
     let is_part = |entry: io::Result<fs::DirEntry>| {
         entry.is_ok_and(|entry| {

@@ -116,7 +116,7 @@ unsafe fn combine_by(call: &ReduceCall<'_>, dtype: Dtype, op: ReduceOp) {
     }
 }
 
-/// Reduces integers; returns `None` if the operation does not apply to them.
+/// Reduces integers with any operation; returns `None` if the operation does not apply to integers.
 ///
 /// # Safety
 /// As [`combine_by`].
@@ -125,13 +125,13 @@ unsafe fn combine_integers<T: ReduceElement<Accumulator: Arithmetic + BitwiseOps
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::And => unsafe { choose::<T, And, FEW>(call) },
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::Or => unsafe { choose::<T, Or, FEW>(call) },
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::Xor => unsafe { choose::<T, Xor, FEW>(call) },
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `combine_numbers` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         _ => unsafe { return combine_numbers::<T, FEW>(call, op) },
     }
     Some(())
@@ -146,15 +146,15 @@ unsafe fn combine_numbers<T: ReduceElement<Accumulator: Arithmetic>, const FEW: 
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::Sum => unsafe { choose::<T, Sum, FEW>(call) },
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::Avg => unsafe { choose::<T, Avg, FEW>(call) },
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::Min => unsafe { choose::<T, Min, FEW>(call) },
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::Max => unsafe { choose::<T, Max, FEW>(call) },
-        // SAFETY: the caller guarantees the preconditions of `combine_by`, which `choose` requires.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
         ReduceOp::Prod => unsafe { choose::<T, Prod, FEW>(call) },
         ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => return None,
     }
