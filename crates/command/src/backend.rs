@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use wholemem_hal::doctor::reason;
 use wholemem_hal::{Backend, BackendKind};
 
-/// The values of the option `--backend`.
+/// The values of the command-line option `--backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
     /// GPU memory if CUDA is available, otherwise host memory
@@ -16,17 +16,17 @@ pub enum BackendChoice {
     Cuda,
 }
 
-/// An open backend, and the reason why it is not CUDA.
+/// An open backend, and, if CUDA was wanted but is not available, the reason.
 #[derive(Debug)]
 pub struct SelectedBackend {
-    /// The backend.
+    /// The open backend.
     pub backend: Backend,
-    /// Why CUDA is not available, if the choice was [`Auto`](BackendChoice::Auto).
+    /// The reason why CUDA is not available, if the choice was [`Auto`](BackendChoice::Auto).
     pub no_gpu: Option<String>,
 }
 
 impl SelectedBackend {
-    /// Names the backend in a sentence: `the host backend (no GPU: ...)`.
+    /// Returns the name of the backend for use in a sentence: `the host backend (no GPU: ...)`.
     pub fn describe(&self) -> String {
         let kind = self.backend.kind();
         match &self.no_gpu {
@@ -36,7 +36,7 @@ impl SelectedBackend {
     }
 }
 
-/// Opens the chosen backend.
+/// Opens the backend that `--backend` selects.
 ///
 /// # Errors
 /// [`wholemem_hal::Error::Unavailable`] if the backend is not available.

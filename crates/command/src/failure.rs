@@ -1,4 +1,4 @@
-//! Prints errors to stderr with their causes and a `hint:` line, and sets the exit code.
+//! Prints errors to stderr, with their causes and a `hint:` line, and selects the exit code.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -8,12 +8,12 @@ use wholemem_hal::{BackendKind, Error};
 use crate::memory;
 use crate::terminal::{self, Colour, StdoutClosed, TextStyle};
 
-/// A process that this command started has reported an error.
+/// The error of a process that this command started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerFailed {
-    /// The error, with its causes.
+    /// The message of the other process's error, with its causes.
     pub message: String,
-    /// The hint of the error.
+    /// The hint of the other process's error, if it has one.
     pub hint: Option<String>,
 }
 
@@ -37,12 +37,12 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 fn render(error: &anyhow::Error, colour: Colour) -> String {
     let title = colour.paint(TextStyle::Error, "error:");
     let hint = hint(error).map(|hint| format!("\n{} {hint}\n", colour.paint(TextStyle::Success, "hint:")));
-    // The text may contain names that other users chose.
+    // Control characters are escaped, because the message may contain names that other users chose.
     let text = format!("{error:#}").split('\n').map(terminal::escaped).collect::<Vec<_>>().join("\n");
     format!("{title} {text}\n{}", hint.unwrap_or_default())
 }
 
-/// Returns advice for an error: what the user can do about it.
+/// Returns advice on what the user can do about an error.
 pub fn hint(error: &anyhow::Error) -> Option<String> {
     let store = error.chain().find_map(|cause| cause.downcast_ref::<wholemem_store::Error>());
     if let Some(hint) = store.and_then(store_hint) {
@@ -67,7 +67,7 @@ pub fn hint(error: &anyhow::Error) -> Option<String> {
     peers.or_else(|| cause.and_then(Error::hint).map(str::to_owned))
 }
 
-/// Returns advice for an error of a store.
+/// Returns advice on what the user can do about an error of a store.
 fn store_hint(error: &wholemem_store::Error) -> Option<&'static str> {
     use wholemem_os::{Errno, Error as Os};
     use wholemem_store::Error as Store;

@@ -10,13 +10,13 @@ use wholemem_os::{Deadline, PacketSocket};
 
 use crate::failure::{self, PeerFailed};
 
-/// One end of the connection between a process and the second process that it started.
+/// One end of the connection between a process and a second process that it started.
 ///
 /// The calls have no timeout: the other process sends a packet or exits, and the kernel closes the socket of an exited process.
 #[derive(Debug)]
 pub struct PeerLink(PacketSocket);
 
-/// The content of a packet: a message, or the error of the process that sent it.
+/// The content of a packet between two processes: a message, or the error of the process that sent the packet.
 #[derive(Debug, Serialize, Deserialize)]
 enum LinkPacket<T> {
     Message(T),
@@ -24,7 +24,7 @@ enum LinkPacket<T> {
 }
 
 impl PeerLink {
-    /// Creates two connected ends.
+    /// Creates the two connected ends of a link between processes.
     ///
     /// # Errors
     /// The error of `socketpair`.
@@ -41,12 +41,12 @@ impl PeerLink {
         Ok(Self(PacketSocket::adopt(fd)?))
     }
 
-    /// The socket, for measurements without serialization.
+    /// Returns the socket of the connection, for measurements without serialization.
     pub fn socket(&self) -> &PacketSocket {
         &self.0
     }
 
-    /// Sends a message.
+    /// Sends a message to the other process.
     ///
     /// # Errors
     /// If the other end is closed, or the error of `sendmsg`.
@@ -54,7 +54,7 @@ impl PeerLink {
         self.send_packet(&LinkPacket::Message(message), &[])
     }
 
-    /// Sends a message and a file descriptor.
+    /// Sends a message and a file descriptor to the other process.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -71,7 +71,7 @@ impl PeerLink {
         self.send_packet(&LinkPacket::<()>::Failed { message, hint: failure::hint(error) }, &[])
     }
 
-    /// Waits for a message.
+    /// Waits for a message from the other process.
     ///
     /// # Errors
     /// [`PeerFailed`] if the other process sent an error; otherwise if the other end is closed or sent another type.
@@ -81,7 +81,7 @@ impl PeerLink {
         decode(&buffer[..len])
     }
 
-    /// Waits for a message and a file descriptor.
+    /// Waits for a message and a file descriptor from the other process.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
@@ -109,7 +109,7 @@ impl From<PeerLink> for OwnedFd {
     }
 }
 
-/// Decodes the message in a packet.
+/// Decodes the message in a packet from the other process.
 ///
 /// # Errors
 /// As [`PeerLink::receive`].

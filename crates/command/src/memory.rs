@@ -1,4 +1,4 @@
-//! Checks of the available memory, and classification of out-of-memory errors.
+//! Checks of the available memory, and detection of out-of-memory errors.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use crate::size::RoundedSize;
 /// Less memory is available than the command would fill. Filling it could invoke the kernel's OOM killer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryShortage {
-    /// Bytes that the command would fill.
+    /// The number of bytes that the command would fill.
     pub wanted: usize,
-    /// Bytes that are available.
+    /// The number of bytes of memory that are available.
     pub available: usize,
 }
 
@@ -26,10 +26,11 @@ impl fmt::Display for MemoryShortage {
     }
 }
 
-/// Shorter lengths are not checked: the check would take longer than the allocation and disturb measurements.
+/// The minimum length for which the available memory is checked. For shorter lengths, the check would take longer than the
+/// allocation and disturb measurements.
 const MIN_CHECKED_LEN: usize = 64 << 20;
 
-/// Checks that `len` bytes of a device's memory are available.
+/// Returns an error unless `len` bytes of a device's memory are available.
 ///
 /// # Errors
 /// [`MemoryShortage`] if they are not, or the error of the query.
@@ -41,7 +42,7 @@ pub fn ensure_available(device: &Device, len: usize) -> Result<()> {
     if len > available { Err(MemoryShortage { wanted: len, available }.into()) } else { Ok(()) }
 }
 
-/// Whether an error was caused by a lack of memory.
+/// Returns true if an error was caused by a lack of memory.
 pub fn is_out_of_memory(error: &anyhow::Error) -> bool {
     let is_lack = |errno: Errno| [Errno::NOMEM, Errno::NOSPC].contains(&errno);
     error.chain().any(|error| {
@@ -58,7 +59,7 @@ pub fn is_out_of_memory(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Rounds `len` up to a multiple of the device's granule.
+/// Rounds `len` up to a multiple of the device's granule, the unit in which memory is allocated.
 ///
 /// # Errors
 /// The backend's error, or an overflow of the address space.

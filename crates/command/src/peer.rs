@@ -1,4 +1,4 @@
-//! A second process of this program, which is killed when the first process ends.
+//! A second process of the program `wholemem`, which is killed when the first process ends.
 //!
 //! ```text
 //!   wholemem demo                              wholemem peer creator --parent <pid>
@@ -22,7 +22,7 @@ use wholemem_os::{Deadline, PidFd};
 use crate::backend;
 use crate::link::PeerLink;
 
-/// The task of the second process.
+/// The task of a second process that a command starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PeerRole {
     /// Creates the memory that the demo shares
@@ -33,7 +33,7 @@ pub enum PeerRole {
     Echo,
 }
 
-/// A second process, killed and reaped when this is dropped.
+/// A second process that this process started. It is killed and reaped when this value is dropped.
 #[derive(Debug)]
 pub struct PeerProcess {
     process: ChildGuard,
@@ -46,14 +46,14 @@ struct ChildGuard(Child);
 
 impl Drop for ChildGuard {
     fn drop(&mut self) {
-        // Both calls fail if the process was reaped before.
+        // The errors of `kill` and `wait` are ignored: both calls fail if the process was reaped before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl PeerProcess {
-    /// Starts a process of this program in a role, with the same backend.
+    /// Starts a second process of the program `wholemem` with a task, and with the backend `kind`.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -71,18 +71,19 @@ impl PeerProcess {
             .stdin(Stdio::from(OwnedFd::from(there)))
             .stdout(Stdio::null());
         let process = ChildGuard(command.spawn().context("cannot start a second process")?);
-        // `command` holds the other end of the connection. With this copy open, the exit of the process would not close the link.
+        // `command` holds a copy of the second process's end of the connection. With this copy open, the exit of that process
+        // would not close the connection.
         drop(command);
         let pidfd = PidFd::open(process.0.id())?;
         Ok(Self { process, pidfd, link: here })
     }
 
-    /// The id of the process.
+    /// Returns the process id of the second process.
     pub fn id(&self) -> u32 {
         self.process.0.id()
     }
 
-    /// Calls `exchange` with the connection to the process.
+    /// Calls `exchange` with the connection to the second process.
     ///
     /// # Errors
     /// The error of `exchange`. If the process has exited, the error contains its exit status instead.
@@ -99,7 +100,7 @@ impl PeerProcess {
         })
     }
 
-    /// Kills the process and waits until it has exited.
+    /// Kills the second process and waits until it has exited.
     ///
     /// # Errors
     /// If the process exited before or for another reason.
@@ -114,7 +115,7 @@ impl PeerProcess {
     }
 }
 
-/// Whether an error means that the other end of the connection is closed, for errors of wholemem and of raw system calls.
+/// Returns true if an error of wholemem or of a system call means that the other end of the connection is closed.
 pub fn is_closed(error: &anyhow::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     let raw = error.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -2,28 +2,28 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A progress bar or status line, which is cleared on drop.
+/// A progress bar or a status line on stderr, which is cleared on drop.
 #[derive(Debug)]
 pub struct ProgressDisplay(ProgressBar);
 
 impl ProgressDisplay {
-    /// Shows a bar that counts bytes.
+    /// Shows a progress bar that counts bytes.
     pub fn bytes(label: &str, total: usize) -> Self {
         Self::create(label, total as u64, "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes}")
     }
 
-    /// Shows a bar that counts rounds.
+    /// Shows a progress bar that counts rounds of a benchmark.
     pub fn rounds(label: &str, total: usize) -> Self {
         Self::create(label, total as u64, "{msg} {wide_bar} {pos}/{len}")
     }
 
-    /// Shows a line with the name of the current step.
+    /// Shows a status line with the name of the current step.
     pub fn step(label: &str) -> Self {
         Self::create(label, 0, "{msg} ...")
     }
 
     fn create(label: &str, total: u64, template: &str) -> Self {
-        // indicatif hides the bar if stderr is not a terminal.
+        // The library indicatif hides the progress bar if stderr is not a terminal.
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
@@ -33,13 +33,13 @@ impl ProgressDisplay {
         Self(bar)
     }
 
-    /// Sets the position and the total.
+    /// Sets the position and the total of the progress bar.
     pub fn set(&self, done: u64, total: u64) {
         self.0.set_length(total);
         self.0.set_position(done);
     }
 
-    /// Advances the position by `by`.
+    /// Advances the position of the progress bar by `by`.
     pub fn advance(&self, by: usize) {
         self.0.inc(by as u64);
     }

@@ -1,4 +1,4 @@
-//! Processes of this program that are the ranks of a group.
+//! Processes of the program `wholemem` that are the ranks of a group.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -8,12 +8,12 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use wholemem_comm::UniqueId;
 
-/// The task of a rank.
+/// The task of a rank process that a command starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RankRole {
-    /// Executes the command of `wholemem launch`
+    /// Executes the program that was passed to `wholemem launch`
     Run,
-    /// Waits until stdin is closed, without joining
+    /// Waits until stdin is closed, without joining the group
     Idle,
     /// Joins the group, and leaves it when stdin is closed
     Join,
@@ -27,19 +27,19 @@ pub enum RankRole {
     Collective,
 }
 
-/// The processes of a group's ranks, which are killed on drop.
+/// The rank processes of a group, which are killed on drop.
 #[derive(Debug)]
 pub struct RankProcesses {
-    /// The processes, in the order of ranks.
+    /// The rank processes, ordered by rank.
     pub ranks: Vec<Child>,
-    /// The ranks' stdin. Ranks exit when it is closed.
+    /// The pipes to the ranks' stdin. A rank exits when its stdin is closed.
     stdins: Vec<ChildStdin>,
-    /// The pipe to which all ranks write, unless each has its own.
+    /// The pipe that is the stdout of all ranks, unless each rank has a pipe of its own.
     output: Option<std::io::PipeReader>,
 }
 
 impl RankProcesses {
-    /// Starts `count` ranks, whose stdout is one common pipe or, if `own`, a pipe for each rank.
+    /// Starts `count` rank processes. Their stdout is one common pipe or, if `own` is true, one pipe for each rank.
     ///
     /// `role` returns the role of a rank and the bytes of memory that it holds.
     ///
@@ -53,7 +53,7 @@ impl RankProcesses {
         Self::start_with(count, args, own)
     }
 
-    /// As [`start`](Self::start), with other arguments for each rank.
+    /// Starts rank processes like [`start`](Self::start), with command-line arguments that `role` chooses for each rank.
     ///
     /// # Errors
     /// If a process cannot be started.
@@ -85,7 +85,7 @@ impl RankProcesses {
         Ok(group)
     }
 
-    /// Reads one byte of each rank from the common pipe, in the order of arrival.
+    /// Reads one byte from each rank out of the common pipe, in the order of arrival.
     ///
     /// # Errors
     /// If a rank exits before it has written its byte.

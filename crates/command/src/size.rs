@@ -3,22 +3,22 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes, at least one.
+/// A number of bytes, parsed from a text with a unit. It is at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteCount(pub usize);
 
-/// Why a text is not a byte count.
+/// The reason why a text is not a byte count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ByteCountError {
     /// The text does not begin with a number.
     MissingNumber,
-    /// The unit is unknown.
+    /// The unit after the number is unknown.
     UnknownUnit(String),
-    /// The value is not a whole number of bytes.
+    /// The size is not a whole number of bytes.
     FractionalByte,
-    /// The value is zero.
+    /// The size is zero.
     Zero,
-    /// The value does not fit in `usize`.
+    /// The size does not fit in `usize`.
     TooLarge,
 }
 

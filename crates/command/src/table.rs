@@ -4,16 +4,16 @@ use comfy_table::{CellAlignment, presets};
 
 use crate::terminal::{self, Colour, TextStyle};
 
-/// The alignment of a column.
+/// The alignment of a column in a text table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
-    /// Left-aligned.
+    /// The column is left-aligned.
     Left,
-    /// Right-aligned.
+    /// The column is right-aligned.
     Right,
 }
 
-/// A text table in which each row has a style.
+/// A text table in which each row has a style, such as a colour.
 #[derive(Debug)]
 pub struct TextTable {
     table: comfy_table::Table,
@@ -21,7 +21,7 @@ pub struct TextTable {
 }
 
 impl TextTable {
-    /// Creates a table with these columns and no rows.
+    /// Creates a text table with the given columns and no rows.
     pub fn new<const N: usize>(columns: [(&str, Align); N]) -> Self {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING).set_header(columns.map(|(name, _)| name));
@@ -35,9 +35,10 @@ impl TextTable {
         Self { table, styles: vec![TextStyle::Heading] }
     }
 
-    /// Adds a row.
+    /// Adds a row to the table.
     pub fn row<const N: usize>(&mut self, style: TextStyle, cells: [String; N]) {
-        // A line break would split the row, and cells may contain names that other users chose.
+        // Line breaks are replaced, because they would split the row. Control characters are escaped, because cells may contain
+        // names that other users chose.
         self.table.add_row(cells.map(|cell| terminal::escaped(&cell.replace('\n', " "))));
         self.styles.push(style);
     }

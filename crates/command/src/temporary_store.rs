@@ -1,4 +1,4 @@
-//! A store that a benchmark or the demo starts for itself and ends with itself.
+//! A store that a benchmark or the demo starts for itself, and that ends with the command.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
@@ -13,7 +13,8 @@ use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
 use wholemem_store::Client;
 
-/// A store whose keeper and server are processes of this program. They end when this is dropped or when this process ends.
+/// A store whose keeper (parent) and server processes belong to this command. They end when this value is dropped or when this
+/// process ends.
 #[derive(Debug)]
 pub struct TemporaryStore {
     folder: PathBuf,
@@ -21,7 +22,7 @@ pub struct TemporaryStore {
 }
 
 impl TemporaryStore {
-    /// Starts a store of host memory.
+    /// Starts a temporary store of host memory.
     ///
     /// # Errors
     /// If the server does not start.
@@ -29,7 +30,7 @@ impl TemporaryStore {
         Self::start_on("host")
     }
 
-    /// Starts a store of host memory and of the memory of a backend's devices.
+    /// Starts a temporary store of host memory and of the memory of a backend's devices.
     ///
     /// # Errors
     /// If the server does not start.
@@ -52,7 +53,7 @@ impl TemporaryStore {
         Ok(store)
     }
 
-    /// Connects a client.
+    /// Connects a client to the temporary store.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -60,7 +61,7 @@ impl TemporaryStore {
         Ok(Client::connect(self.folder.join("socket"))?)
     }
 
-    /// Connects a client that can map device memory.
+    /// Connects a client that can map device memory to the temporary store.
     ///
     /// # Errors
     /// As [`Client::connect_with`].
@@ -68,7 +69,7 @@ impl TemporaryStore {
         Ok(Client::connect_with(self.folder.join("socket"), Some(devices.clone()))?)
     }
 
-    /// The current server process, which is the only child of the keeper.
+    /// Returns a handle of the store's current server process, which is the only child of the keeper.
     ///
     /// # Errors
     /// If no server runs.

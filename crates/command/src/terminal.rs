@@ -1,4 +1,4 @@
-//! Terminal output: data on stdout, everything else on stderr, colours only on terminals.
+//! Terminal output: data on stdout, everything else on stderr, and colours only on terminals.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
-/// The reader of stdout closed the pipe, as `head` does. The program stops without an error message.
+/// The error if the reader of stdout closed the pipe, as `head` does. The program then stops without an error message.
 #[derive(Debug)]
 pub struct StdoutClosed;
 
@@ -22,42 +22,42 @@ impl fmt::Display for StdoutClosed {
 /// The style of a text, which selects its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextStyle {
-    /// Ordinary text.
+    /// Ordinary text, without a colour.
     Plain,
-    /// A heading (bold).
+    /// The text of a heading (bold).
     Heading,
     /// Text of little importance (dim).
     Dim,
-    /// A success (green).
+    /// Text that reports a success (green).
     Success,
-    /// A failure (red).
+    /// Text that reports a failure (red).
     Error,
 }
 
-/// Whether text is written with colours.
+/// Determines whether text is written with colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colour {
-    /// Without colours.
+    /// Text is written without colours.
     Off,
-    /// With colours.
+    /// Text is written with colours.
     On,
 }
 
 impl Colour {
-    /// Whether stdout is written with colours.
+    /// Returns whether text on stdout is written with colours.
     pub fn of_stdout() -> Self {
         static COLOUR: LazyLock<Colour> = LazyLock::new(|| Colour::for_output(io::stdout().is_terminal()));
         *COLOUR
     }
 
-    /// Whether stderr is written with colours.
+    /// Returns whether text on stderr is written with colours.
     pub fn of_stderr() -> Self {
         static COLOUR: LazyLock<Colour> = LazyLock::new(|| Colour::for_output(io::stderr().is_terminal()));
         *COLOUR
     }
 
     fn for_output(is_terminal: bool) -> Self {
-        // An empty variable counts as unset: https://no-color.org
+        // An empty `NO_COLOR` counts as unset: https://no-color.org
         let disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
         if is_terminal && !disabled && !dumb { Self::On } else { Self::Off }
@@ -77,7 +77,7 @@ impl Colour {
     }
 }
 
-/// Writes data to stdout.
+/// Writes text to stdout.
 ///
 /// # Errors
 /// [`StdoutClosed`] if the reader closed the pipe, or the error of `write`.
@@ -86,12 +86,12 @@ pub fn print(text: &str) -> Result<()> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
-        // As text, without the source: ENOSPC of a full disk must not be classified as out of memory.
+        // Only the text of the error is kept, because ENOSPC (a full disk) would otherwise be classified as a lack of memory.
         Err(error) => Err(anyhow!("cannot write to stdout: {error}")),
     }
 }
 
-/// Escapes control characters in text of other users, so that it cannot control the terminal.
+/// Escapes control characters in text that other users chose, so that the text cannot control the terminal.
 pub fn escaped(text: &str) -> String {
     wholemem_os::Visible(text).to_string()
 }
@@ -109,7 +109,7 @@ pub fn note(text: &str) {
     print_stderr(&format!("{} {text}\n", Colour::of_stderr().paint(TextStyle::Heading, "note:")));
 }
 
-/// Writes to stderr. Errors are ignored: there is no other place to report them.
+/// Writes text to stderr. An error is ignored, because it cannot be reported anywhere else.
 pub fn print_stderr(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
