@@ -29,7 +29,7 @@ fn main() -> wholemem::Result<()> {
         let local = inputs.part_of(comm.rank(), 0, own.len())?;
         stream.write(&local, &own)?;
 
-        // SAFETY: the image has one function, and it is launched with its arguments.
+        // SAFETY: the image has one function, `add_up`, which is launched below with the arguments that it takes.
         let module = unsafe { Module::load(comm.device(), &IMAGE) }?;
         let kernel = module.function("add_up")?;
         let WindowRef { base, stride, .. } = inputs.window_ref(); // windows of `mem_alloc` have a constant stride
@@ -41,7 +41,7 @@ fn main() -> wholemem::Result<()> {
             .u64(COUNT as u64);
         let operands = [local, output.all()];
         symmetric.barrier(&stream)?;
-        // SAFETY: the arguments are those of the kernel. The window has `COUNT` elements on every rank, and so has the output.
+        // SAFETY: `args` are the arguments of `add_up`. The window has `COUNT` elements on every rank, and so has the output.
         // Every rank keeps its window until the second barrier.
         unsafe { stream.launch(&kernel, &LaunchShape::linear(1, 32), &args, &operands) }?;
         symmetric.barrier(&stream)?;
@@ -57,7 +57,7 @@ fn main() -> wholemem::Result<()> {
     Ok(())
 }
 
-/// The kernel for the CPU: the whole grid in one call.
+/// Adds the inputs of all ranks. This is the kernel for the CPU, where one call does the work of the whole grid.
 ///
 /// # Safety
 /// The arguments are those of the kernel, and all addresses are mapped.
@@ -71,11 +71,11 @@ unsafe fn add_up(_: &LaunchShape, args: &Args) {
         let mut sum = 0.0;
         for rank in 0..ranks {
             let place = std::ptr::with_exposed_provenance::<f32>(element(base + rank * stride));
-            // SAFETY: every rank's part of the window has `count` elements, and no rank writes them during the kernel.
+            // SAFETY: every rank's part of the window has `count` elements, and no rank writes them while the kernel runs.
             sum += unsafe { place.read() };
         }
         let place = std::ptr::with_exposed_provenance_mut::<f32>(element(output));
-        // SAFETY: the output has `count` elements and belongs to this rank.
+        // SAFETY: the output has `count` elements, and only this rank accesses it.
         unsafe { place.write(sum) };
     }
 }

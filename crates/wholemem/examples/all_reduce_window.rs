@@ -7,7 +7,8 @@ use wholemem::prelude::*;
 const COUNT: usize = 1 << 20;
 
 fn main() -> wholemem::Result<()> {
-    // Four threads. Processes would call `Communicator::from_env(&Backend::auto()?)?`.
+    // The ranks are four threads of this process. Ranks that are processes would call
+    // `Communicator::from_env(&Backend::auto()?)?`.
     let sums = Communicator::run_local(4, |comm| {
         let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
         let gradients = symmetric.mem_alloc(COUNT * size_of::<f32>())?; // the same window on every rank

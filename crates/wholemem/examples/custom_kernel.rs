@@ -22,7 +22,7 @@ const BLOCKS: u32 = 3;
 const WIDTH: usize = 4;
 
 fn main() -> wholemem::Result<()> {
-    // Four ranks share a device, and have 10, 0, 1 and 9 rows.
+    // Four ranks share a device, and have 10, 0, 1 and 9 rows of the table.
     let device = Backend::auto()?.device(0)?;
     let comms = Communicator::local(&vec![device.clone(); 4])?;
     let spec = TensorSpec {
@@ -33,11 +33,11 @@ fn main() -> wholemem::Result<()> {
     let tables = Communicator::on_each(&comms, |comm| WholeTensor::create(comm, &spec))?;
     let table = &tables[0];
     let stream = device.stream()?;
-    // All elements of row n are n.
+    // All elements of row `n` have the value `n`.
     let rows: Vec<f32> = (0..20_u8).flat_map(|row| [f32::from(row); WIDTH]).collect();
     table.write_rows(0, &rows)?;
 
-    // Node 0 has the neighbours 1, 10 and 19, node 1 has none, node 2 has 11 twice.
+    // In the graph, node 0 has the neighbours 1, 10 and 19, node 1 has none, and node 2 has neighbour 11 twice.
     let (starts, neighbours) = ([0_u64, 3, 3, 5], [1_u64, 10, 19, 11, 11]);
     let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
     let upload = |bytes: &[u8]| -> wholemem::Result<PinnedBuffer> {
@@ -48,7 +48,7 @@ fn main() -> wholemem::Result<()> {
     let (starts, neighbours) = (upload(&bytes(&starts))?, upload(&bytes(&neighbours))?);
     let sums = upload(&[0; NODES * WIDTH * 4])?;
 
-    // SAFETY: the image has one function, and it is launched with its arguments.
+    // SAFETY: the image has one function, `sum_neighbours_chunked`, which is launched below with the arguments that it takes.
     let module = unsafe { Module::load(&device, &IMAGE) }?;
     let kernel = module.function("sum_neighbours_chunked")?;
     let args = Args::new()
@@ -59,8 +59,8 @@ fn main() -> wholemem::Result<()> {
         .u64(NODES as u64)
         .u64(sums.all().address());
     let operands = [starts.all(), neighbours.all(), sums.all()];
-    // SAFETY: the arguments are those of the kernel, and refer to the operands and the table, which outlives the work. Neighbours
-    // are rows of the table, and their number is the last start.
+    // SAFETY: `args` are the arguments of `sum_neighbours_chunked`. They refer to the operands and to the table, which outlives
+    // the launch. All neighbours are rows of the table, and the last start is the number of neighbours.
     unsafe { stream.launch(&kernel, &LaunchShape::linear(BLOCKS, 32), &args, &operands) }?;
     stream.synchronize(Deadline::NEVER)?;
 
@@ -74,7 +74,8 @@ fn main() -> wholemem::Result<()> {
     Ok(())
 }
 
-/// `sum_neighbours_chunked` for the CPU: the whole grid in one call.
+/// Sums the rows of each node's neighbours. This is `sum_neighbours_chunked` for the CPU, where one call does the work of the
+/// whole grid.
 ///
 /// # Safety
 /// The arguments are those of the kernel, and all addresses are mapped.
@@ -86,33 +87,33 @@ unsafe fn sum_neighbours(_: &LaunchShape, args: &Args) {
     for node in 0..nodes {
         for column in 0..width {
             let mut sum = 0.0;
-            // SAFETY: there is a start for each node, and one after the last.
+            // SAFETY: `starts` has an element for each node, and one after the last.
             let [first, end] = [node, node + 1].map(|node| unsafe { load::<u64>(starts, node) });
             for edge in first..end {
-                // SAFETY: the last start is the number of neighbours.
+                // SAFETY: `edge` is below the last start, which is the number of neighbours.
                 let neighbour = unsafe { load(neighbours, edge) };
-                // SAFETY: a neighbour is a row of the table.
+                // SAFETY: every neighbour is a row of the table, whose directory is mapped.
                 let row = unsafe { row_address(&table, neighbour) };
-                // SAFETY: a row has `width` elements.
+                // SAFETY: `column` is below `width`, the number of elements in a row.
                 sum += unsafe { load::<f32>(row, column) };
             }
             let place = std::ptr::with_exposed_provenance_mut::<f32>(address(sums, node * width + column, 4));
-            // SAFETY: there are `width` sums for each node.
+            // SAFETY: `sums` has `width` elements for each node.
             unsafe { place.write(sum) };
         }
     }
 }
 
-/// The address of a row of a chunked table.
+/// Returns the address of a row of a chunked table.
 ///
 /// # Safety
 /// `row` is a row of the table, and the table's directory is mapped.
 unsafe fn row_address(table: &GlobalRef, row: u64) -> u64 {
     let chunks = u64::from(table.chunks);
-    // SAFETY: after the addresses of the chunks come the first row of each chunk, and the number of rows.
+    // SAFETY: in the table's directory, the first row of each chunk and the number of rows follow the addresses of the chunks.
     let starts: Vec<u64> = (0..=chunks).map(|chunk| unsafe { load(table.base, chunks + chunk) }).collect();
     let (chunk, row) = table.locate(row + table.first_row, &starts);
-    // SAFETY: `chunk` is a chunk of the table.
+    // SAFETY: `chunk` is a chunk of the table, so the directory has its address.
     let base: u64 = unsafe { load(table.base, chunk as u64) };
     base + table.offset + row * table.stride
 }
@@ -123,7 +124,7 @@ unsafe fn row_address(table: &GlobalRef, row: u64) -> u64 {
 /// The element is mapped, and is a valid `T`.
 unsafe fn load<T: Copy>(array: u64, index: u64) -> T {
     let place = std::ptr::with_exposed_provenance::<T>(address(array, index, size_of::<T>()));
-    // SAFETY: the caller guarantees that the element is mapped and valid.
+    // SAFETY: the caller of `load` guarantees that the element at `index` is mapped and is a valid `T`.
     unsafe { place.read() }
 }
 

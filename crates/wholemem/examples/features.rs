@@ -1,4 +1,4 @@
-//! Loads a table of features from a file: each rank reads its own rows, and gathers rows of all ranks.
+//! Loads a table of features from a file. Each rank reads its own rows, and gathers rows of all ranks.
 
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     println!("3 ranks loaded {} features of shape {:?}", tables[0].dtype(), tables[0].shape());
 
-    // A batch of nodes in half precision, as a model would use it: on a stream, to memory that a GPU can access.
+    // A model would gather a batch of nodes like this: in half precision, on a stream, to memory that a GPU can access.
     let nodes = [1999_i64, 0, 42];
     let stream = device.stream()?;
     let (at, batch) = (PinnedBuffer::create(&device, 24)?, PinnedBuffer::create(&device, 3 * WIDTH * 2)?);
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         elements.iter().step_by(WIDTH).map(|element| bf16::from_ne_bytes(*element)).collect();
     println!("the first features of nodes {nodes:?} are {firsts:?}");
 
-    // Save one file for each rank, with checksums, and load them with another number of ranks.
+    // The ranks save the table, one file for each rank, with checksums. Another number of ranks loads the files.
     Communicator::on_each(&three, |comm| {
         tables[comm.rank().0 as usize].save(&saved, SaveSpec::default(), &ignore_progress)
     })?;
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Writes an array as `numpy.save` does: feature `column` of `node` is `node + column / 8`.
 fn write_npy(path: &Path) -> std::io::Result<()> {
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({NODES}, {WIDTH}), }}");
-    // The header and the ten bytes before it have a multiple of 64 bytes, and end with a newline.
+    // The .npy header and the ten bytes before it have a multiple of 64 bytes, and end with a newline.
     let header = format!("{header:<117}\n");
     let features =
         (0..NODES).flat_map(|node| (0..WIDTH).map(move |column| node as f32 + column as f32 / 8.0));

@@ -1,4 +1,4 @@
-//! The names that most programs with tables and collective calls use: `use wholemem::prelude::*`.
+//! Re-exports the names that most programs with tables and collective calls use: `use wholemem::prelude::*`.
 //!
 //! It does not include `Error` and `Result`, which would shadow those of the program and of the standard library. Write
 //! [`wholemem::Error`](crate::Error) and [`wholemem::Result`](crate::Result).

@@ -1,4 +1,4 @@
-//! The directory of chunked memory, and the [`GlobalRef`] of a [`Partition`].
+//! The directory of a chunked table (the addresses and first rows of its chunks), and the [`GlobalRef`] of a [`Partition`].
 //!
 //! ```text
 //!   directory --> [ address of chunk 0 | of chunk 1 | ... ][ first row of chunk 0 | of chunk 1 | ... | number of rows ]
@@ -8,7 +8,8 @@ use super::Partition;
 use crate::abi::{Division, GlobalRef};
 
 impl GlobalRef {
-    /// A table with a chunk for each rank, whose [directory](Self::directory) is at the address `directory`.
+    /// Creates a reference to a table with a chunk for each rank, whose [directory](Self::directory) is at the address
+    /// `directory`.
     #[must_use]
     pub fn chunked(directory: u64, partition: &Partition, stride: u64) -> Self {
         let step = partition.step().and_then(Division::by);
@@ -23,7 +24,8 @@ impl GlobalRef {
         }
     }
 
-    /// The bytes of a directory: the address of each chunk, then the first row of each chunk and the number of rows.
+    /// Returns the bytes of the directory of a chunked table: the address of each chunk, then the first row of each chunk and the
+    /// number of rows.
     #[must_use]
     pub fn directory(bases: &[u64], partition: &Partition) -> Vec<u8> {
         bases.iter().chain(partition.starts()).flat_map(|word| word.to_ne_bytes()).collect()

@@ -1,4 +1,4 @@
-//! `Kind`: how ranks address a memory. `Location`: where its bytes are stored.
+//! `Kind`, the way in which ranks address a shared memory, and `Location`, the memory in which its bytes are stored.
 
 use std::fmt;
 
@@ -6,14 +6,15 @@ use wholemem_hal::Device;
 
 use crate::Communicator;
 
-/// How ranks address a memory.
+/// The way in which ranks address the rows of a shared memory: in one range of addresses or in several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// One range of addresses for all rows: the address of a row is computed by a multiplication.
+    /// The memory has one range of addresses for all rows, so the address of a row is computed by a multiplication.
     #[doc(alias = "WmmpMalloc")]
     Continuous,
-    /// One range of addresses for each rank: the rank of a row is looked up first. A rank's rows need not end at a granule.
+    /// The memory has one range of addresses for each rank, so the rank of a row is looked up first. A rank's rows need not end
+    /// at a granule.
     #[doc(alias = "WcmmpMalloc")]
     Chunked,
 }
@@ -27,18 +28,18 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Where the bytes of a memory are stored.
+/// The memory in which the bytes of a shared memory are stored: of devices or of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Location {
-    /// In the memory of each rank's device.
+    /// The bytes are stored in the memory of each rank's device.
     Device,
-    /// In host memory, which the devices access too.
+    /// The bytes are stored in host memory, which the devices access too.
     Host,
 }
 
 impl Location {
-    /// The device on which a rank allocates memory of this location.
+    /// Returns the device on which a rank allocates memory of this location.
     pub(crate) fn device(self, comm: &Communicator) -> &Device {
         match self {
             Self::Device => comm.device(),

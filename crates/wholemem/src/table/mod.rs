@@ -1,4 +1,4 @@
-//! Tables that are divided among all ranks: memory, tensors, gather and scatter.
+//! Tables that are divided among all ranks: shared memory, tensors, gather and scatter.
 //!
 //! ```text
 //!   WholeTensor     elements with a shape: views, copies of rows, gather_scatter/

@@ -1,4 +1,4 @@
-//! The partition of a table: which rank has which rows.
+//! The partition of a table, which assigns rows to ranks.
 //!
 //! ```text
 //!   rows        0         4         8   10      even: equal numbers, fewer for the last ranks
@@ -18,10 +18,10 @@ use wholemem_hal::Granule;
 
 use crate::{Error, Result};
 
-/// The even partition is rounded to granules only if each rank's share grows by less than one over this number.
+/// The inverse of the maximum growth of a rank's share when the even partition is rounded to granules: one sixteenth.
 const MAX_GROWTH_DIVISOR: u64 = 16;
 
-/// The partition of a table: the number of rows of each rank.
+/// The partition of a table, which is the number of rows of each rank.
 ///
 /// ```
 /// use wholemem::{Partition, Rank};
@@ -33,12 +33,12 @@ const MAX_GROWTH_DIVISOR: u64 = 16;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// The first row of each rank, then the number of rows.
+    /// The first row of each rank, then the total number of rows.
     starts: Vec<u64>,
 }
 
 impl Partition {
-    /// Divides rows evenly: all ranks have the same number of rows, except the last ones, which have fewer or none.
+    /// Divides rows evenly among ranks: all ranks have the same number of rows, except the last ones, which have fewer or none.
     ///
     /// # Errors
     /// [`Error::NoRanks`]; [`Error::TooManyRows`].
@@ -46,14 +46,14 @@ impl Partition {
         Self::stepped(rows, ranks, |share| share)
     }
 
-    /// As [`even`](Self::even), but rounded so that the rows of each rank begin and end at a granule, unless rounding would add
-    /// more than a sixteenth to a rank's rows.
+    /// Divides rows evenly as [`even`](Self::even), but rounded so that the rows of each rank begin and end at a granule, unless
+    /// rounding would add more than a sixteenth to a rank's rows.
     ///
     /// # Errors
     /// As [`even`](Self::even).
     pub fn even_by_granules(rows: u64, ranks: u32, row_len: usize, granule: Granule) -> Result<Self> {
         Self::stepped(rows, ranks, |share| {
-            // The smallest number of rows whose length is a multiple of the granule.
+            // The step is the smallest number of rows whose length is a multiple of the granule.
             let (row_len, granule) = (row_len as u64, granule.len() as u64);
             let step = granule >> row_len.trailing_zeros().min(granule.trailing_zeros());
             match share.checked_next_multiple_of(step) {
@@ -73,7 +73,7 @@ impl Partition {
         Ok(Self { starts: starts.collect() })
     }
 
-    /// Divides rows as given: the number of rows of the first rank, of the second, and so on.
+    /// Divides rows among ranks as given: the number of rows of the first rank, of the second, and so on.
     ///
     /// # Errors
     /// [`Error::NoRanks`]; [`Error::TooManyRows`].
@@ -90,19 +90,19 @@ impl Partition {
         Ok(Self { starts })
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         u32::try_from(self.starts.len() - 1).expect("the number of ranks is a `u32`")
     }
 
-    /// The number of rows.
+    /// Returns the number of rows in the table.
     #[must_use]
     pub fn rows(&self) -> u64 {
         *self.starts.last().expect("a partition has a first row")
     }
 
-    /// The rows of one rank; empty for a rank that does not exist.
+    /// Returns the rows of one rank; an empty range for a rank that does not exist.
     #[must_use]
     pub fn range(&self, rank: Rank) -> Range<u64> {
         match self.starts.get(rank.index()..).unwrap_or_default() {
@@ -111,21 +111,23 @@ impl Partition {
         }
     }
 
-    /// The rank that has this row; `None` after the last row.
+    /// Returns the rank that has a row; `None` after the last row.
     #[must_use]
     pub fn owner(&self, row: u64) -> Option<Rank> {
-        // If several ranks begin at the same row, the last one has it, and the others are empty.
+        // If the rows of several ranks begin at the same row, the last of these ranks has the row, and the other ranks have no
+        // rows.
         let next = self.starts.partition_point(|start| *start <= row);
         (row < self.rows()).then(|| Rank(u32::try_from(next - 1).expect("the number of ranks is a `u32`")))
     }
 
-    /// The first row of each rank, then the number of rows.
+    /// Returns the first row of each rank, then the total number of rows.
     #[must_use]
     pub fn starts(&self) -> &[u64] {
         &self.starts
     }
 
-    /// The number of rows of each rank, if it is equal for all ranks except the last ones. The rank of a row is then a division.
+    /// Returns the number of rows of each rank, if it is equal for all ranks except the last ones. The rank of a row is then the
+    /// quotient by this number.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         let (step, rows) = (*self.starts.get(1)?, self.rows());
@@ -134,7 +136,7 @@ impl Partition {
     }
 }
 
-/// Checks that the number of rows fits in a signed index.
+/// Checks that the number of rows fits in a signed 64-bit index.
 fn check_rows(rows: Option<u64>) -> Result<u64> {
     rows.filter(|rows| i64::try_from(*rows).is_ok()).ok_or(Error::TooManyRows)
 }
@@ -149,7 +151,7 @@ mod tests {
         Granule::new(len).unwrap()
     }
 
-    /// The rank that has a row, by a loop over all ranks.
+    /// Returns the rank that has a row, found by a loop over all ranks.
     fn naive_owner(rows_of_each: &[u64], row: u64) -> Option<Rank> {
         let mut end = 0;
         (0..).map(Rank).zip(rows_of_each).find_map(|(rank, rows)| {
@@ -186,7 +188,7 @@ mod tests {
             [14, 14, 12],
             "two additional rows of fourteen are more than a sixteenth"
         );
-        // Rows of 12 bytes end at a granule every 1,024 rows.
+        // Only every 1,024th row of 12 bytes ends at a granule of 4,096 bytes.
         assert_eq!(shares(60_000, 12), [20_480, 20_480, 19_040]);
         assert_eq!(
             shares(9, (2 << 20) + 4),

@@ -1,4 +1,4 @@
-//! The placement of a memory: which granules are stored on which rank's device.
+//! The placement of a shared memory, which assigns granules to the ranks' devices that store them.
 //!
 //! ```text
 //!   rows of     | rank 0      | rank 1 |2|     rank 3        |      the partition
@@ -18,21 +18,21 @@ use wholemem_hal::Granule;
 use crate::{Error, Kind, Partition, Result};
 use wholemem_os::width::to_usize;
 
-/// Bytes that are stored on one rank's device.
+/// A range of bytes of a shared memory that one rank's device stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// The rank of the device.
+    /// The rank whose device stores the bytes.
     pub rank: Rank,
-    /// The offset of the bytes in the memory.
+    /// The offset of the bytes in the shared memory.
     pub offset: usize,
-    /// The number of bytes that belong to rows.
+    /// The number of stored bytes that belong to rows.
     pub len: usize,
-    /// The number of allocated bytes: whole granules.
+    /// The number of bytes that the device allocates: whole granules.
     pub allocated: usize,
 }
 
-/// The placement of a memory: at most one [`Extent`] for each rank, in the order of ranks and offsets. The extents cover the
-/// memory.
+/// The placement of a shared memory: at most one [`Extent`] for each rank, in the order of ranks and offsets. The extents cover
+/// the memory.
 ///
 /// ```
 /// use wholemem::{Granule, Kind, Partition, Placement, Rank};
@@ -51,7 +51,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Plans where rows of `row_len` bytes are stored.
+    /// Plans which rank's device stores which bytes of rows of `row_len` bytes.
     ///
     /// # Errors
     /// [`Error::EmptyRow`]; [`Error::TooLong`] if they do not fit in an address space.
@@ -60,7 +60,7 @@ impl Placement {
             return Err(Error::EmptyRow);
         }
         let len = checked_len(partition.rows(), row_len, granule)?;
-        // It does not overflow: the end of the last row has been checked.
+        // The product does not overflow, because the end of the last row has been checked.
         let bytes = |row: u64| to_usize(row) * row_len;
         let ranks = (0..partition.ranks()).map(Rank);
         let extents = ranks.filter_map(|rank| {
@@ -81,31 +81,31 @@ impl Placement {
         Ok(Self { extents: extents.collect(), len })
     }
 
-    /// The extents of all ranks that store bytes.
+    /// Returns the extents (ranges of bytes) of all ranks that store bytes.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
 
-    /// The extent of one rank; `None` if it stores no bytes.
+    /// Returns the extent (range of bytes) of one rank; `None` if the rank stores no bytes.
     #[must_use]
     pub fn on(&self, rank: Rank) -> Option<Extent> {
         self.extents.iter().copied().find(|extent| extent.rank == rank)
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes in all rows of the memory.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if the memory has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The rank on which a byte is stored; `None` after the last byte.
+    /// Returns the rank that stores the byte at an offset; `None` after the last byte.
     #[must_use]
     pub fn rank_at(&self, offset: usize) -> Option<Rank> {
         let holds = |extent: &&Extent| (extent.offset..extent.offset + extent.len).contains(&offset);
@@ -113,18 +113,18 @@ impl Placement {
     }
 }
 
-/// The length of all rows, if their granules fit in an address space.
+/// Returns the length in bytes of all rows, if their granules fit in an address space.
 fn checked_len(rows: u64, row_len: usize, granule: Granule) -> Result<usize> {
     let len = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(row_len));
     len.filter(|len| granule.round_up(*len).is_some_and(|end| isize::try_from(end).is_ok()))
         .ok_or(Error::TooLong { rows, row_len })
 }
 
-/// The first granule whose middle is not before `boundary`, of memory of `len` bytes.
+/// Returns the first granule whose middle is not before `boundary`, in a memory of `len` bytes.
 fn first_granule(boundary: usize, len: usize, granule: usize) -> usize {
     let count = len.div_ceil(granule);
     let first = boundary.saturating_sub(granule / 2).div_ceil(granule);
-    // The last granule may be partly used, and then the middle of its used bytes counts.
+    // The last granule may be partly used, and in that case the middle of its used bytes counts.
     let start = first * granule;
     if first >= count || usize::midpoint(start, len.min(start + granule)) < boundary {
         count.min(first + 1)
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// The rank that stores each granule, by the owner of its middle byte.
+    /// Returns the rank that stores each granule: the owner of the granule's middle byte.
     fn naive(partition: &Partition, row_len: usize, granule: usize) -> Vec<Rank> {
         let len = usize::try_from(partition.rows()).unwrap() * row_len;
         let granules = (0..len).step_by(granule);
@@ -204,7 +204,7 @@ mod tests {
     proptest! {
         #[test]
         fn each_granule_is_stored_on_the_owner_of_its_middle(partition in partitions(), row_len in row_lens(), large: bool) {
-            // Long rows with small granules would give millions of granules.
+            // Long rows need large granules, because small ones would give millions of granules.
             let granule = Granule::new(if large || row_len > 4096 { 2 << 20 } else { 4096 }).unwrap();
             let placement = Placement::plan(Kind::Continuous, &partition, row_len, granule).unwrap();
             let mut stored = Vec::new();
@@ -214,7 +214,7 @@ mod tests {
                 stored.extend(vec![extent.rank; extent.allocated / granule.len()]);
             }
             prop_assert_eq!(&stored, &naive(&partition, row_len, granule.len()));
-            // The bytes that a rank stores differ from its rows by at most half a granule at either end.
+            // The number of bytes that a rank stores differs from the bytes of its rows by at most half a granule at either end.
             for rank in (0..partition.ranks()).map(Rank) {
                 let has = bytes(&partition, rank, row_len).len();
                 let stores = placement.on(rank).map_or(0, |extent| extent.len);

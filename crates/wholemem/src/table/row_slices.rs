@@ -1,4 +1,4 @@
-//! Reads and writes contiguous rows from and to slices of host memory. The calls wait for the result.
+//! Reads and writes of contiguous rows from and to slices of host memory, which block until the copy is complete.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use zerocopy::IntoBytes;
 use crate::communicator::lend;
 use crate::{Element, Error, Result, WholeTensor};
 
-/// The length of the buffer from which rows are filled with a value, unless one row is longer.
+/// The length in bytes of the buffer from which rows are filled with a value, unless one row is longer.
 const FILL_LEN: usize = 1 << 20;
 
 impl WholeTensor {
-    /// Reads contiguous rows of any rank. It waits for the result. Not collective. It sees rows that any rank wrote before the last
-    /// [`barrier`](crate::Communicator::barrier).
+    /// Reads contiguous rows of any rank, and waits for the result. Not collective. The call sees rows that any rank wrote before
+    /// the last [`barrier`](crate::Communicator::barrier).
     ///
     /// ```
     /// use wholemem::{Communicator, TensorSpec, WholeTensor};
@@ -42,7 +42,7 @@ impl WholeTensor {
         Ok(values)
     }
 
-    /// Reads as [`read_rows`](Self::read_rows), into a slice: the rows from `first` on, as many as fit in the slice.
+    /// Reads rows as [`read_rows`](Self::read_rows), into a slice: the rows from `first` on, as many as the slice has space for.
     ///
     /// # Errors
     /// As [`read_rows`](Self::read_rows); [`Error::PartialRow`] if the slice ends within a row.
@@ -51,8 +51,8 @@ impl WholeTensor {
         self.group().with_staging(|staging| self.read_rows_on(staging.stream(), first, rows.as_mut_bytes()))
     }
 
-    /// Writes contiguous rows from row `first` on, of any rank. It waits until they are written. Not collective. Other ranks see
-    /// them after the next [`barrier`](crate::Communicator::barrier).
+    /// Writes contiguous rows from row `first` on, which can be of any rank. Waits until the rows are written. Not collective.
+    /// Other ranks see the rows after the next [`barrier`](crate::Communicator::barrier).
     ///
     /// # Errors
     /// As [`read_rows_into`](Self::read_rows_into).
@@ -61,8 +61,8 @@ impl WholeTensor {
         self.group().with_staging(|staging| self.write_rows_on(staging.stream(), first, rows.as_bytes()))
     }
 
-    /// Sets every element of this rank's own rows to a value, and waits until they are written. Not collective. Other ranks see the
-    /// value after the next [`barrier`](crate::Communicator::barrier).
+    /// Sets every element of this rank's own rows to a value, and waits until the rows are written. Not collective. Other ranks
+    /// see the value after the next [`barrier`](crate::Communicator::barrier).
     ///
     /// # Errors
     /// [`Error::TypesDiffer`] as [`read_rows`](Self::read_rows); [`Error::Hal`].
@@ -88,7 +88,7 @@ impl WholeTensor {
         })
     }
 
-    /// A vector of zeros for `rows` rows.
+    /// Returns a vector of zeros with the elements of `rows` rows.
     pub(super) fn zeros<T: Element>(&self, rows: u64) -> Result<Vec<T>> {
         self.check_type::<T>()?;
         let len = u128::from(rows) * self.row_len() as u128;
@@ -98,7 +98,7 @@ impl WholeTensor {
         Ok(vec![T::default(); to_usize(rows * self.elements())])
     }
 
-    /// Checks that `T` is the element type or its storage type, and that `given` elements are `rows` rows.
+    /// Checks that `T` is the tensor's element type or its storage type, and that `given` elements are exactly `rows` rows.
     pub(super) fn check_slice<T: Element>(&self, rows: u64, given: usize) -> Result<()> {
         self.check_type::<T>()?;
         let expected = u128::from(rows) * u128::from(self.elements());

@@ -1,4 +1,5 @@
-//! `WholeTensor`: a memory that is divided among all ranks, with an element type and a shape; also a view of one.
+//! `WholeTensor`: a memory that is divided among all ranks, with an element type and a shape; or a view of some of its rows and
+//! columns.
 
 use std::ops::Range;
 
@@ -12,25 +13,25 @@ use crate::{
 };
 use wholemem_os::width::to_usize;
 
-/// The specification of a tensor. It must be equal on all ranks.
+/// The specification of a tensor that is divided among ranks. It must be equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// The type of its elements.
+    /// The type of the tensor's elements.
     pub dtype: Dtype,
-    /// Its shape, rows first.
+    /// The shape of the tensor, rows first.
     pub shape: Vec<u64>,
-    /// How ranks address the tensor: as one range, or in one chunk per rank.
+    /// The way in which ranks address the tensor: as one range, or in one chunk per rank.
     pub kind: Kind,
-    /// Where its bytes are stored.
+    /// The location of the tensor's bytes: on the devices or on the host.
     pub location: Location,
-    /// The number of rows of each rank; divided evenly if not given.
+    /// The number of rows of each rank; `None` to divide the rows evenly.
     pub rows_of_each: Option<Vec<u64>>,
-    /// Whether it has the same addresses on all ranks.
+    /// True if the tensor must have the same addresses on all ranks.
     pub equal_addresses: bool,
 }
 
 impl TensorSpec {
-    /// A tensor in continuous device memory, divided evenly.
+    /// Returns the specification of a tensor in continuous device memory whose rows are divided evenly among ranks.
     #[must_use]
     pub fn new(dtype: Dtype, shape: &[u64]) -> Self {
         let (kind, location) = (Kind::Continuous, Location::Device);
@@ -38,7 +39,8 @@ impl TensorSpec {
         Self { dtype, shape, kind, location, rows_of_each: None, equal_addresses: false }
     }
 
-    /// A tensor of values of a Rust type, as [`new`](Self::new) of its [element type](Element::DTYPE).
+    /// Returns the specification of a tensor whose elements are values of a Rust type: [`new`](Self::new) with the [element
+    /// type](Element::DTYPE) of `T`.
     ///
     /// ```
     /// use wholemem::{Dtype, TensorSpec};
@@ -61,7 +63,8 @@ impl TensorSpec {
     }
 }
 
-/// A [`WholeMemory`] with an element type and a shape. Clones and parts are views of the same memory.
+/// A tensor that is divided among all ranks: a [`WholeMemory`] with an element type and a shape. Clones and parts are views of
+/// the same memory.
 ///
 /// ```
 /// use wholemem::{Backend, Communicator, Dtype, HostConfig, TensorSpec, WholeTensor};
@@ -81,18 +84,18 @@ pub struct WholeTensor {
     dtype: Dtype,
     shape: Vec<u64>,
     first_row: u64,
-    /// The offset of this view's rows in the rows of the memory.
+    /// The offset in bytes of this view's columns in each row of the memory.
     offset: usize,
 }
 
-/// Rows of a tensor that are one range of addresses, usually the rows of one rank.
+/// Rows of a tensor that are in one range of addresses, usually the rows of one rank.
 #[derive(Debug, Clone)]
 pub struct LocalRows {
-    /// The numbers of the rows in the tensor.
+    /// The range of row numbers in the tensor.
     pub rows: Range<u64>,
-    /// Their bytes, from the beginning of the first to the end of the last.
+    /// The bytes of the rows, from the beginning of the first row to the end of the last.
     pub span: Span,
-    /// Bytes from one row to the next.
+    /// The number of bytes from one row to the next.
     pub stride: usize,
 }
 
@@ -105,7 +108,8 @@ impl WholeTensor {
         Self::create_for(group, spec, &[])
     }
 
-    /// Creates a tensor. `like` identifies the tensor that it is created for, and must be equal on all ranks.
+    /// Creates a tensor of zeros. `like` identifies the tensor whose type and shape are used, if there is one, and must be equal
+    /// on all ranks.
     fn create_for(group: &Communicator, spec: &TensorSpec, like: &[u64]) -> Result<Self> {
         let TensorSpec { dtype, shape, .. } = spec;
         let words = [&[u64::from(dtype.code())], &shape[..], like].concat();
@@ -113,8 +117,8 @@ impl WholeTensor {
         Ok(Self { memory, dtype: *dtype, shape: shape.clone(), first_row: 0, offset: 0 })
     }
 
-    /// Creates a tensor of zeros with the same type and shape, and the same rows on each rank. Collective: all ranks call it on
-    /// the same tensor.
+    /// Creates a tensor of zeros with the type and shape of this tensor, and as many rows on each rank. Collective: all ranks
+    /// call it on the same tensor.
     ///
     /// ```
     /// # use wholemem::{Backend, Communicator, Dtype, Error, TensorSpec, WholeTensor};
@@ -144,13 +148,13 @@ impl WholeTensor {
         Self::create_for(self.group(), &spec, &self.identity())
     }
 
-    /// Words that identify this tensor and this view of it, equal on all ranks.
+    /// Returns words that identify this tensor and this view of it, which are equal on all ranks.
     pub(crate) fn identity(&self) -> Vec<u64> {
         let words = [self.memory.number(), self.first_row, self.offset as u64, u64::from(self.dtype.code())];
         [&words[..], &self.shape].concat()
     }
 
-    /// Returns a tensor over the rows of a `WholeMemory`, without a copy: row i of the tensor is row i of the memory.
+    /// Returns a tensor over the rows of a `WholeMemory`, without a copy: row `i` of the tensor is row `i` of the memory.
     ///
     /// # Errors
     /// [`Error::TooShort`] if the elements of a row are longer than a row of the memory.
@@ -172,55 +176,55 @@ impl WholeTensor {
         Ok(Self { memory: memory.clone(), dtype, shape, first_row: 0, offset: 0 })
     }
 
-    /// The memory it is a view of.
+    /// Returns the memory of which this tensor is a view.
     #[must_use]
     pub fn memory(&self) -> &WholeMemory {
         &self.memory
     }
 
-    /// The group like ranks share the tensor.
+    /// Returns the group whose ranks share the tensor.
     #[must_use]
     pub fn group(&self) -> &Communicator {
         self.memory.group()
     }
 
-    /// The type of its elements.
+    /// Returns the type of the tensor's elements.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its shape, rows first.
+    /// Returns the shape of the tensor, rows first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// The number of rows.
+    /// Returns the number of rows in the tensor.
     #[must_use]
     pub fn row_count(&self) -> u64 {
         self.shape[0]
     }
 
-    /// The length of a row in bytes.
+    /// Returns the length of a row in bytes.
     #[must_use]
     pub fn row_len(&self) -> usize {
         to_usize(self.elements()) * self.dtype.len()
     }
 
-    /// Bytes from one row to the next, within one rank's rows.
+    /// Returns the number of bytes from one row to the next, within one rank's rows.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.memory.row_len()
     }
 
-    /// Which rank stores which bytes of the memory.
+    /// Returns the placement of the tensor's memory, which says which rank stores which bytes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         self.memory.placement()
     }
 
-    /// The addresses of its rows on this rank, for kernels.
+    /// Returns the addresses of the tensor's rows on this rank, for kernels.
     ///
     /// ```
     /// # use wholemem::{Backend, Communicator, Dtype, Error, TensorSpec, WholeTensor};
@@ -235,13 +239,13 @@ impl WholeTensor {
         self.memory.global_ref().part(self.first_row, self.row_count(), self.offset as u64)
     }
 
-    /// The addresses of its elements on this rank, for kernels: also of a view of some columns.
+    /// Returns the addresses of the tensor's elements on this rank, for kernels. The tensor may be a view of some columns.
     #[must_use]
     pub fn element_ref(&self) -> ElementRef {
         ElementRef { rows: self.global_ref(), row_len: self.row_len() as u64 }
     }
 
-    /// A view of a range of rows.
+    /// Returns a view of a range of the tensor's rows.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -253,7 +257,7 @@ impl WholeTensor {
         Ok(part)
     }
 
-    /// A view of a range of columns: a range of the second dimension.
+    /// Returns a view of a range of the tensor's columns, which are its second dimension.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], also for a tensor of one dimension; [`Error::EmptyRow`] for an empty range.
@@ -271,14 +275,14 @@ impl WholeTensor {
         Ok(part)
     }
 
-    /// This rank's rows; `None` if it has none. They are stored on this rank's device, except for bytes at either end that
-    /// [`placement`](Self::placement) assigns to a neighbour.
+    /// Returns this rank's rows; `None` if the rank has none. They are stored on this rank's device, except for bytes at either
+    /// end that [`placement`](Self::placement) assigns to a neighbour.
     #[must_use]
     pub fn local(&self) -> Option<LocalRows> {
         self.rows_on(self.group().rank())
     }
 
-    /// A rank's rows at this rank's addresses; `None` if it has none.
+    /// Returns the rows of any rank, at the addresses where this rank has mapped them; `None` if that rank has none.
     ///
     /// ```
     /// # use wholemem::{Backend, Communicator, Dtype, Error, HostConfig, Kind, Rank, TensorSpec, WholeTensor};
@@ -304,7 +308,7 @@ impl WholeTensor {
         Ok(self.rows_on(rank))
     }
 
-    /// The rows of a rank that exists.
+    /// Returns the rows of a rank, which must exist.
     fn rows_on(&self, rank: Rank) -> Option<LocalRows> {
         let own = self.memory.partition().range(rank);
         let start = own.start.clamp(self.first_row, self.first_row + self.row_count());
@@ -318,7 +322,8 @@ impl WholeTensor {
         Some(LocalRows { rows, span, stride: self.stride() })
     }
 
-    /// All rows, if they are one range of addresses: in continuous memory, or if one rank has all rows. `None` if there are none.
+    /// Returns all rows of the tensor, if they are one range of addresses: in continuous memory, or if one rank has all rows.
+    /// `None` if there are no rows.
     ///
     /// # Errors
     /// [`Error::Hal`] for the rows of several chunks.
@@ -332,13 +337,14 @@ impl WholeTensor {
         Ok(Some(LocalRows { rows, span, stride: self.stride() }))
     }
 
-    /// The offset of a non-empty range of rows, and the length from the start of the first to the end of the last row.
+    /// Returns the offset in the memory of a non-empty range of rows, and the length from the start of the first row to the end
+    /// of the last.
     fn bytes_of(&self, rows: &Range<u64>) -> (usize, usize) {
         let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
         (first, last + self.row_len() - first)
     }
 
-    /// Copies contiguous rows into the tensor from row `first` on, and waits for the copy.
+    /// Copies contiguous rows from `source` into the tensor from row `first` on, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::TooShort`] if the bytes are not whole rows; [`Error::Hal`].
@@ -351,7 +357,7 @@ impl WholeTensor {
         })
     }
 
-    /// Copies rows from row `first` on to contiguous memory, and waits for the copy.
+    /// Copies rows of the tensor from row `first` on to contiguous memory, and waits for the copy.
     ///
     /// # Errors
     /// As [`write_rows_on`](Self::write_rows_on).
@@ -364,7 +370,7 @@ impl WholeTensor {
         })
     }
 
-    /// Enqueues a copy of the contiguous rows in `from` to the rows from `first` on.
+    /// Enqueues a copy of the contiguous rows in `from` to the tensor's rows from `first` on.
     ///
     /// # Errors
     /// As [`write_rows_on`](Self::write_rows_on).
@@ -377,7 +383,7 @@ impl WholeTensor {
         })
     }
 
-    /// Enqueues a copy of the rows from `first` on to contiguous memory at `to`.
+    /// Enqueues a copy of the tensor's rows from `first` on to contiguous memory at `to`.
     ///
     /// # Errors
     /// As [`write_rows_on`](Self::write_rows_on).
@@ -390,8 +396,8 @@ impl WholeTensor {
         })
     }
 
-    /// Calls `work` with the offset and length of each contiguous run of `len` bytes of rows from `first` on: one run, or one for
-    /// each row of a view of some columns.
+    /// Calls `work` with the offset and length of each contiguous range of bytes in `len` bytes of rows from `first` on: one
+    /// range, or one for each row of a view of some columns.
     fn for_runs(
         &self,
         first: u64,
@@ -413,7 +419,7 @@ impl WholeTensor {
         (first..first + rows).try_for_each(|row| work(self.offset_of(row), row_len))
     }
 
-    /// The offset of a row of this view in the memory.
+    /// Returns the offset in the memory of a row of this view.
     fn offset_of(&self, row: u64) -> usize {
         to_usize(self.first_row + row) * self.stride() + self.offset
     }
@@ -423,7 +429,7 @@ impl WholeTensor {
         check("rows", rows, self.row_count())
     }
 
-    /// The number of elements of a row.
+    /// Returns the number of elements in a row.
     pub(crate) fn elements(&self) -> u64 {
         self.shape[1..].iter().product()
     }

@@ -1,4 +1,4 @@
-//! The gather and scatter methods of `WholeTensor`.
+//! The gather and scatter methods of `WholeTensor` that take a stream and device-accessible buffers.
 
 use wholemem_hal::Stream;
 use wholemem_os::Deadline;
@@ -9,8 +9,8 @@ use crate::table::memory::BadIndexFlag;
 use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
-    /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. It sees
-    /// rows that any rank scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
+    /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. The
+    /// gather sees rows that any rank scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
     ///
     /// Rows are copied in no defined order, so the output must not overlap gathered rows. A bad index zeroes its row of the output
     /// and is reported by the next call or by [`check`](Self::check).
@@ -30,9 +30,9 @@ impl WholeTensor {
         self.call_sync(stream, RowOp::Gather, indices, output)
     }
 
-    /// Enqueues a scatter: row `n` of `input` is copied to row `indices[n]` of the tensor, for all `n`. Other ranks see it after
-    /// the next [`barrier_on`](crate::Communicator::barrier_on). Rows are copied in no defined order, so the input must not overlap
-    /// them.
+    /// Enqueues a scatter: row `n` of `input` is copied to row `indices[n]` of the tensor, for all `n`. Other ranks see the rows
+    /// after the next [`barrier_on`](crate::Communicator::barrier_on). Rows are copied in no defined order, so the input must not
+    /// overlap the rows that are written.
     ///
     /// With [`Order::Fixed`] it is collective, and waits for the result.
     ///
@@ -62,7 +62,7 @@ impl WholeTensor {
         self.scatter_op_sync(stream, RowOp::Scatter, indices, input, order)
     }
 
-    /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all `n`. Integers wrap around;
+    /// Enqueues a scatter-add: row `n` of `input` is added to row `indices[n]` of the tensor, for all `n`. Integers wrap around;
     /// floats are rounded to the tensor's type after each addition.
     ///
     /// With [`Order::Fixed`], and for [host memory](Location::Host), it is collective, and waits for the result.
@@ -79,7 +79,7 @@ impl WholeTensor {
         self.scatter_op(stream, RowOp::ScatterAdd, indices, input, order)
     }
 
-    /// Adds as [`scatter_add_on`](Self::scatter_add_on), and waits for the result.
+    /// Adds rows as [`scatter_add_on`](Self::scatter_add_on), and waits for the result.
     ///
     /// # Errors
     /// As [`scatter_add_on`](Self::scatter_add_on); [`Error::BadIndex`] of this call too.
@@ -93,8 +93,8 @@ impl WholeTensor {
         self.scatter_op_sync(stream, RowOp::ScatterAdd, indices, input, order)
     }
 
-    /// Reports and clears the bad index that finished work has recorded, in any view of this tensor's memory. Calls that wait
-    /// report their own bad indices instead.
+    /// Reports and clears the bad index (an index that names no row) that finished gathers and scatters have recorded, in any
+    /// view of this tensor's memory. Calls that wait report their own bad indices instead.
     ///
     /// It does not wait: synchronize the stream first to include all enqueued work.
     ///
@@ -133,7 +133,8 @@ impl WholeTensor {
         self.call_sync(stream, op, indices, input)
     }
 
-    /// Scatters or adds in a fixed order, and waits. Collective: a rank with invalid operands passes its error, and all ranks fail.
+    /// Scatters or adds rows in a fixed order, and waits for the result. Collective: a rank with invalid operands passes its
+    /// error, and all ranks fail.
     pub(super) fn scatter_in_order_sync(
         &self,
         stream: &Stream,
@@ -145,7 +146,7 @@ impl WholeTensor {
         self.check()
     }
 
-    /// Whether rows are sent to the ranks that own the destination rows, instead of being written directly.
+    /// Returns true if the call sends rows to the ranks that own the destination rows, instead of writing them directly.
     pub(super) fn goes_through_owners(&self, op: RowOp, order: Order) -> bool {
         // On some nodes, additions of several devices to host memory are not atomic with each other.
         order == Order::Fixed || op == RowOp::ScatterAdd && self.memory().location() == Location::Host
@@ -162,8 +163,8 @@ impl WholeTensor {
         self.check()
     }
 
-    /// Launches a call and waits for it. A bad index is returned by this call only, also if other threads call or check
-    /// concurrently.
+    /// Launches a gather or scatter and waits for it. A bad index is returned by this call only, even if other threads call or
+    /// check concurrently.
     pub(super) fn launch_and_wait(
         &self,
         stream: &Stream,
@@ -181,11 +182,11 @@ impl WholeTensor {
         })
     }
 
-    /// The error for the bad index at a position. The index is read from the operands.
+    /// Returns the error for the bad index at a position, with the index, which is read from the operands.
     fn bad_index(&self, stream: &Stream, indices: &Indices, position: u64) -> Error {
         let rows = self.row_count();
         let index = indices.read(stream, position).ok();
-        // If the index is valid now, another writer has replaced it since, and its value is unknown.
+        // If the index names a row now, another writer has replaced it since the call, and the bad index is unknown.
         let index = index.filter(|index| !names_a_row(*index, rows));
         Error::BadIndex { position, index, rows: Some(rows) }
     }
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
     use crate::{Communicator, Dtype, TensorSpec};
 
-    /// The error of a call that waited, for a position that a GPU kernel recorded.
+    /// Tests the error of a call that waited, if a GPU kernel recorded only the position of the bad index.
     #[test]
     fn the_bad_index_is_read_from_the_operands() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();

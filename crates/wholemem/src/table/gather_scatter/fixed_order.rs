@@ -22,21 +22,23 @@ use crate::dtype::{add, convert};
 use crate::{Dtype, Error, Result, WholeTensor};
 use wholemem_os::width::to_usize;
 
-/// The maximum number of bytes of rows that a rank sends in one exchange.
+/// The maximum number of bytes of rows that a rank sends in one exchange of a fixed-order scatter.
 const MAX_EXCHANGE_LEN: u64 = 256 << 20;
 
-/// The rows that a rank sends: contiguous, in the table's element type, with the number of the destination row of each.
+/// The rows that a rank sends in a fixed-order scatter: contiguous, in the table's element type, each with the number of its
+/// destination row.
 #[derive(Debug, Default)]
 struct OutgoingRows {
-    /// The number of the destination row of each row; `None` for a bad index.
+    /// The number of the destination row of each row; `None` for an index that names no row.
     row_numbers: Vec<Option<u64>>,
-    /// The first position of a bad index, and the index.
+    /// The first position of an index that names no row, and that index.
     bad: Option<(u64, i64)>,
     rows: Vec<u8>,
 }
 
 impl WholeTensor {
-    /// Scatters or adds in (rank, position) order. Collective: a rank with invalid operands passes its error, and all ranks fail.
+    /// Scatters or adds rows in the order of ranks and positions. Collective: a rank with invalid operands passes its error, and
+    /// all ranks fail.
     pub(super) fn scatter_in_order(
         &self,
         stream: &Stream,
@@ -44,7 +46,7 @@ impl WholeTensor {
         operands: Result<(&Indices, &RowBuffer)>,
     ) -> Result<()> {
         let comm = self.group().bootstrap();
-        // A rank with an error takes part until the exchange of terms has sent the error to all ranks.
+        // A rank with an error takes part in the call until the exchange of terms has sent the error to all ranks.
         let on_bad = operands.as_ref().map_or(OnBadIndex::Note, |(indices, _)| indices.on_bad);
         let outgoing = self.check().and_then(|()| {
             let (indices, input) = operands?;
@@ -65,7 +67,7 @@ impl WholeTensor {
             let parts = self.parts(&outgoing, own_positions);
             let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
             let received = comm.all_to_allv(&parts)?;
-            // After a failure this rank still takes part in all exchanges, but applies no more rows.
+            // After a failure this rank still takes part in all exchanges of rows, but applies no more rows.
             applied = applied.and_then(|()| self.apply(stream, op, &received));
         }
         agree(comm, applied)?;
@@ -77,7 +79,7 @@ impl WholeTensor {
         }
     }
 
-    /// Reads the indices and rows of the operands.
+    /// Reads the indices and rows of a scatter from the memory of its operands.
     fn read_operands(
         &self,
         stream: &Stream,
@@ -105,7 +107,7 @@ impl WholeTensor {
         Ok(OutgoingRows { row_numbers, bad, rows })
     }
 
-    /// Encodes the message to each rank: the number of rows, their row numbers, and their bytes.
+    /// Encodes the message that this rank sends to each rank: the number of rows, their row numbers, and their bytes.
     fn parts(&self, outgoing: &OutgoingRows, positions: Range<u64>) -> Vec<Vec<u8>> {
         let partition = self.memory().partition();
         let mut row_numbers = vec![Vec::new(); partition.ranks() as usize];
@@ -125,7 +127,7 @@ impl WholeTensor {
         row_numbers.into_iter().zip(rows).map(part).collect()
     }
 
-    /// Applies the rows that all ranks have sent, in the order of ranks.
+    /// Copies or adds the rows that all ranks have sent to this rank's own rows, in the order of ranks.
     fn apply(&self, stream: &Stream, op: RowOp, received: &[Vec<u8>]) -> Result<()> {
         let row_len = self.row_len();
         let mut slots = HashMap::new();
@@ -163,7 +165,7 @@ impl WholeTensor {
     }
 }
 
-/// Copies or adds rows to their slots, in order.
+/// Copies or adds each row of `incoming` to its slot in `rows`, in order.
 fn merge(op: RowOp, dtype: Dtype, rows: &mut [u8], incoming: &[(usize, &[u8])]) {
     for (slot, row) in incoming {
         let target = &mut rows[slot * row.len()..][..row.len()];
@@ -171,7 +173,7 @@ fn merge(op: RowOp, dtype: Dtype, rows: &mut [u8], incoming: &[(usize, &[u8])]) 
     }
 }
 
-/// Decodes a message of a rank into row numbers and rows.
+/// Decodes a message that `rank` sent into row numbers and rows.
 fn entries(rank: Rank, part: &[u8], row_len: usize) -> Result<impl Iterator<Item = (u64, &[u8])>> {
     let what = "its message with rows has an invalid length";
     let malformed = || Error::from(wholemem_comm::Error::Protocol { rank, what });
@@ -186,8 +188,8 @@ fn entries(rank: Rank, part: &[u8], row_len: usize) -> Result<impl Iterator<Item
     Ok(row_numbers.iter().map(|row_number| u64::from_le_bytes(*row_number)).zip(rows.chunks_exact(row_len)))
 }
 
-/// The positions that each rank sends in each exchange: all in one exchange if no rank has more than `most` rows, otherwise one
-/// rank after the other, which preserves the order.
+/// Returns the positions whose rows each rank sends in each exchange: all in one exchange if no rank has more than `most` rows,
+/// otherwise one rank after the other, which preserves the order.
 fn rounds(counts: &[u64], most: u64) -> Vec<Vec<Range<u64>>> {
     if counts.iter().all(|count| *count <= most) {
         return vec![counts.iter().map(|count| 0..*count).collect()];

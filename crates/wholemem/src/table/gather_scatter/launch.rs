@@ -11,8 +11,8 @@ use crate::Result;
 use crate::kernels::RowKernels;
 
 impl RowKernels {
-    /// Enqueues `op` on the rows of a table. `table_memory` is all memory that kernels access through `table`. `flag` is the record
-    /// for bad indices.
+    /// Enqueues `op` on the rows of a table. `table_memory` is all memory that kernels access through `table`, and `flag` is the
+    /// record in which they store the first bad index.
     pub(crate) fn launch(
         &self,
         stream: &Stream,
@@ -48,10 +48,10 @@ impl RowKernels {
         let needed = if op == RowOp::Gather { Rights::ReadWrite } else { Rights::Read };
         dense.span.check(device, needed, attempt)?;
         let operands = table_memory.iter().chain([&indices.span, &dense.span]).chain(flag);
-        // SAFETY: the request and its tiles are the arguments of the function for this operation. `plan` has checked that all
-        // addresses of the request are within spans that are among the operands: the indices and rows within theirs, with the
-        // rights checked above; the table's rows within `table_memory`, which this rank's device may read and write.
-        // `Stream::launch` rejects operands of other devices.
+        // SAFETY: the request and its tiles are the arguments that `function` takes. `plan` has checked that all addresses of the
+        // request are within spans that are among the operands: the indices and rows within theirs, with the rights checked
+        // above; the table's rows within `table_memory`, which this rank's device may read and write. `Stream::launch` rejects
+        // operands of other devices.
         Ok(unsafe { stream.launch(function, &launch, &args, operands) }?)
     }
 }

@@ -1,4 +1,5 @@
-//! The grid of a gather or scatter on a GPU: a request is divided into tiles of units, and each warp copies one tile at a time.
+//! Chooses the grid of a gather or scatter on a GPU: the request is divided into tiles of units, and each warp copies one tile at
+//! a time.
 //!
 //! A unit is as wide as the alignment of all addresses allows; a tile has as many units as a warp keeps in flight. Rows
 //! without common alignment are staged in shared memory: they are read in aligned vectors and written in others
@@ -17,37 +18,41 @@ use crate::abi::{
     STAGE_TURNS, WARP,
 };
 
-/// The number of warps of a block.
+/// The number of warps in one block of a gather or scatter kernel.
 const WARPS: u32 = ROW_THREADS / WARP;
 
 /// The maximum number of blocks in one dimension of the grid.
 const MAX_BLOCKS: u64 = (1 << 31) - 1;
 
-/// The length of a vector in bytes, and the number of vectors that a warp stages at a time.
+/// The length in bytes of a vector with which rows are staged in shared memory, and the number of vectors that a warp stages at a
+/// time.
 const VECTOR_LEN: u64 = 16;
 const STAGED_VECTORS: u64 = (WARP * STAGE_TURNS) as u64;
 
-/// The maximum length of a part of a row that is staged, so that it fits also if it begins and ends within vectors.
+/// The maximum length in bytes of a part of a row that is staged in shared memory. A part of this length fits even if it begins
+/// and ends within vectors.
 const MAX_PART_LEN: u64 = 1984;
 
-/// The minimum length of rows that are staged if their addresses are multiples of four, but not of eight.
+/// The minimum length in bytes of rows that are staged in shared memory if their addresses are multiples of four, but not of
+/// eight, in a gather and in a scatter.
 const MIN_STAGED_GATHER: u64 = 192;
 const MIN_STAGED_SCATTER: u64 = 1024;
 
-/// The lengths of rows whose first and last sectors are prefetched before they are written. For longer rows it does not matter.
+/// The lengths in bytes of rows whose first and last sectors are prefetched before they are written. For longer rows the prefetch
+/// does not matter.
 const PREFETCHED_LENS: std::ops::RangeInclusive<u64> = 32..=8192;
 
-/// The length of a sector, the unit in which GPU memory is written.
+/// The length in bytes of a sector, the unit in which GPU memory is written.
 const SECTOR_LEN: u64 = 32;
 
-/// The grid and the tiles with which a kernel is launched.
+/// The grid and the tiles with which a gather or scatter kernel is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelLaunch {
     pub(crate) launch: LaunchShape,
     pub(crate) tiles: RowTiles,
 }
 
-/// The launch of a request on a GPU.
+/// Chooses the grid and the tiles with which a GPU runs a gather or scatter request.
 pub(crate) fn gpu_launch(op: RowOp, request: &KernelRequest, index: IndexType) -> KernelLaunch {
     let (tiles, shared_len) = match (op, request) {
         (RowOp::ScatterAdd, KernelRequest::Elements(request)) => add(request),
@@ -69,13 +74,13 @@ pub(crate) fn gpu_launch(op: RowOp, request: &KernelRequest, index: IndexType) -
     }
 }
 
-/// The launch of any request on the CPU: one call for the whole request.
+/// Returns the launch of any gather or scatter request on the CPU: one call for the whole request.
 pub(crate) fn cpu_launch(index: IndexType) -> KernelLaunch {
     let tiles = RowTiles { index_len: number(index.len() as u64), ..RowTiles::default() };
     KernelLaunch { launch: LaunchShape::linear(1, 1), tiles }
 }
 
-/// The tiles for rows that are copied as bytes, and the bytes of shared memory that they need.
+/// Returns the tiles for rows that are copied as bytes, and the bytes of shared memory that a block needs.
 fn rows(op: RowOp, request: &RowsRequest) -> (RowTiles, u64) {
     let RowsRequest { count, row_len, rows, rows_stride, .. } = *request;
     let bits = table_bits(request) | rows | rows_stride | row_len;
@@ -101,7 +106,8 @@ fn rows(op: RowOp, request: &RowsRequest) -> (RowTiles, u64) {
     (RowTiles { edges, ..tiles }, shared_len)
 }
 
-/// The tiles for rows whose elements are converted: a unit is four elements if their alignment allows it.
+/// Returns the tiles for rows whose elements are converted, and the bytes of shared memory that a block needs. A unit is four
+/// elements if their alignment allows it.
 fn convert(request: &ElementsRequest) -> (RowTiles, u64) {
     let ElementsRequest { rows, elements, .. } = request;
     let [table_len, dense_len] = element_lens(request);
@@ -114,7 +120,8 @@ fn convert(request: &ElementsRequest) -> (RowTiles, u64) {
     }
 }
 
-/// The tiles for rows that are added: a unit is a word of several elements if type and alignment allow it.
+/// Returns the tiles for rows that are added, and the bytes of shared memory that a block needs. A unit is a word of several
+/// elements if type and alignment allow it.
 fn add(request: &ElementsRequest) -> (RowTiles, u64) {
     let ElementsRequest { rows, elements, table_dtype, rows_dtype } = request;
     let bits = table_bits(rows) | rows.rows | rows.rows_stride | rows.row_len;
@@ -128,7 +135,8 @@ fn add(request: &ElementsRequest) -> (RowTiles, u64) {
     flat(rows.count, units, ADD_TURNS, width)
 }
 
-/// Tiles of units that are numbered through all rows, and the bytes of shared memory for the address of each unit.
+/// Returns tiles of units that are numbered through all rows, and the bytes of shared memory in which a block stores the address
+/// of each unit.
 fn flat(count: u64, row_units: u64, turns: u32, width: u32) -> (RowTiles, u64) {
     let units = WARP * turns;
     let row_units = row_units.max(1);
@@ -148,11 +156,11 @@ fn flat(count: u64, row_units: u64, turns: u32, width: u32) -> (RowTiles, u64) {
     (tiles, u64::from(WARPS * units) * 8)
 }
 
-/// Tiles of parts of rows, with a length that uses most of a warp's shared memory.
+/// Returns tiles of parts of rows that are staged in shared memory, with a part length that uses most of a warp's shared memory.
 fn staged(count: u64, row_len: u64) -> RowTiles {
     let fewest = row_len.div_ceil(MAX_PART_LEN);
     let candidates = (fewest..fewest + 6).map(|parts| part_len(row_len, parts));
-    // Among lengths of about equal use, the longest: each part has unaligned ends.
+    // Among part lengths that use about as much shared memory, choose the longest, because each part has unaligned ends.
     let (mut len, mut most) = (part_len(row_len, fewest), 0);
     for candidate in candidates {
         let held = parts_of_tile(candidate) * row_len / row_len.div_ceil(candidate);
@@ -173,17 +181,18 @@ fn staged(count: u64, row_len: u64) -> RowTiles {
     }
 }
 
-/// The length of each of `parts` parts of a row. Parts begin on cache lines if the row does.
+/// Returns the length in bytes of each of `parts` parts of a row. Parts begin at a cache line if the row does.
 fn part_len(row_len: u64, parts: u64) -> u64 {
     row_len.div_ceil(parts).next_multiple_of(64).min(row_len).min(MAX_PART_LEN)
 }
 
-/// The number of parts that a warp stages at a time: each may begin and end within a vector.
+/// Returns the number of row parts of `len` bytes that a warp stages at a time. Each part may begin and end within a vector.
 fn parts_of_tile(len: u64) -> u64 {
     (STAGED_VECTORS / ((len + 2 * (VECTOR_LEN - 1)) / VECTOR_LEN)).min(STAGE_PARTS.into())
 }
 
-/// The bitwise OR of all offsets of the table's rows: its trailing zeros are their common alignment. Chunks begin on granules.
+/// Returns the bitwise OR of all offsets of the table's rows, whose trailing zeros give the common alignment of the rows. Chunks
+/// of a table begin at granules.
 fn table_bits(request: &RowsRequest) -> u64 {
     let table = &request.table;
     table.stride | if table.chunks == 1 { table.base } else { table.offset }
@@ -209,7 +218,8 @@ mod tests {
     use super::*;
     use crate::{Dtype, GlobalRef};
 
-    /// The units of a tile as `own_tile` and `row_of` of the kernels compute them: the row of each unit and its number in the row.
+    /// Returns the units of a tile as `own_tile` and `row_of` of the kernels compute them: the row of each unit, and the number
+    /// of the unit in that row.
     fn units_of(tiles: &RowTiles, count: u64, tile: u64) -> Vec<(u64, u64)> {
         let quotient = |n: u64| Division::by(tiles.row_units).map_or(n, |division| division.quotient(n));
         let start = tile * u64::from(tiles.units);
@@ -225,7 +235,8 @@ mod tests {
             .collect()
     }
 
-    /// The parts of a tile as `move_staged` computes them: the row, the first byte and the length of each part.
+    /// Returns the row parts of a tile as `move_staged` in the kernels computes them: the row, the first byte and the length of
+    /// each part.
     fn parts_of(tiles: &RowTiles, count: u64, tile: u64) -> Vec<(u64, u64, u64)> {
         let quotient = |n: u64| Division::by(tiles.parts.into()).map_or(n, |division| division.quotient(n));
         let (len, parts) = (u64::from(tiles.units), u64::from(tiles.parts));

@@ -23,7 +23,7 @@ mod slices;
 pub use operands::{Indices, OnBadIndex, Order, RowBuffer};
 pub(crate) use plan::TableOperand;
 
-/// The operation of a call on rows.
+/// The operation of a gather or scatter call on rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum RowOp {
     Gather,

@@ -7,30 +7,31 @@ use crate::abi::IndexType;
 use crate::{Dtype, Result};
 use wholemem_os::width::to_usize;
 
-/// How a bad index, which names no row, is handled. In either case no row of the table is accessed, and a gather zeroes the row of
+/// The handling of bad indices, which name no row. In either case no row of the table is accessed, and a gather zeroes the row of
 /// the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnBadIndex {
-    /// The smallest position is recorded and reported by the next call or by [`check`](crate::WholeTensor::check).
+    /// The smallest position of a bad index is recorded, and reported by the next call or by
+    /// [`check`](crate::WholeTensor::check).
     #[default]
     Note,
-    /// It is not reported.
+    /// A bad index is not reported.
     Skip,
 }
 
-/// The order in which rows are scattered to the same destination row.
+/// The order in which a scatter writes rows to the same destination row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
-    /// No defined order: each element of the destination comes from one of the rows. If rows are multiples of 16 bytes, each block
-    /// of 16 bytes comes from one row.
+    /// No defined order: if several rows have the same destination, each of its elements comes from one of them. If rows are
+    /// multiples of 16 bytes, each block of 16 bytes comes from one row.
     #[default]
     Any,
-    /// As if the ranks ran one after the other, each in the order of positions: the last row remains, and sums are the same in
-    /// every run. Collective, and the call waits.
+    /// The order as if the ranks ran one after the other, each in the order of positions: the last row remains, and sums are the
+    /// same in every run. The call is collective and waits for the result.
     Fixed,
 }
 
-/// Indices of rows, in memory that the device can access.
+/// Row indices of a gather or scatter, in memory that the device can access.
 #[derive(Debug, Clone)]
 pub struct Indices {
     pub(crate) span: Span,
@@ -39,25 +40,25 @@ pub struct Indices {
 }
 
 impl Indices {
-    /// Indices of four bytes: all of `span`.
+    /// Creates row indices of four bytes each from all of `span`.
     #[must_use]
     pub fn i32(span: Span) -> Self {
         Self { span, kind: IndexType::I32, on_bad: OnBadIndex::Note }
     }
 
-    /// Indices of eight bytes: all of `span`.
+    /// Creates row indices of eight bytes each from all of `span`.
     #[must_use]
     pub fn i64(span: Span) -> Self {
         Self { span, kind: IndexType::I64, on_bad: OnBadIndex::Note }
     }
 
-    /// The same indices, with another handling of bad indices.
+    /// Returns these indices with another handling of bad indices (indices that name no row).
     #[must_use]
     pub fn on_bad(self, on_bad: OnBadIndex) -> Self {
         Self { on_bad, ..self }
     }
 
-    /// Reads the index at a position, after the work of the stream.
+    /// Reads the index at a position, after the work that was enqueued on the stream.
     pub(super) fn read(&self, stream: &Stream, position: u64) -> Result<i64> {
         let mut bytes = [0; 8];
         let bytes = &mut bytes[..self.kind.len()];
@@ -70,7 +71,7 @@ impl Indices {
         IndexOperand { address: self.span.address(), len: self.span.len(), kind: self.kind }
     }
 
-    /// The number of indices.
+    /// Returns the number of indices.
     #[must_use]
     pub fn count(&self) -> u64 {
         (self.span.len() / self.kind.len()) as u64
@@ -87,21 +88,21 @@ pub struct RowBuffer {
 }
 
 impl RowBuffer {
-    /// Contiguous rows of elements of a type.
+    /// Describes contiguous rows in `span`, with elements of type `dtype`.
     #[must_use]
     pub fn new(span: Span, dtype: Dtype) -> Self {
         Self { span, dtype, stride: None, convert: false }
     }
 
-    /// The same rows with a stride: the number of bytes from the start of a row to the start of the next. Bytes between rows are
-    /// not accessed.
+    /// Returns these rows with a stride: the number of bytes from the start of a row to the start of the next. Bytes between rows
+    /// are not accessed.
     #[must_use]
     pub fn stride(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }
     }
 
-    /// The same rows with conversion, if the table has another element type: floats to floats, rounded to nearest; integers to
-    /// integers, truncated to the lower bits.
+    /// Returns these rows with conversion, if the table has another element type: floats to floats, rounded to nearest; integers
+    /// to integers, truncated to the lower bits.
     #[must_use]
     pub fn converted(self) -> Self {
         Self { convert: true, ..self }

@@ -1,30 +1,31 @@
-//! Checks the operands of a gather or scatter and plans the request to a kernel. Pure.
+//! Checks the operands of a gather or scatter and plans the request to its kernel, without accessing memory.
 
 use super::RowOp;
 use crate::abi::{ElementsRequest, GlobalRef, IndexType, RowsRequest};
 use crate::{Dtype, Error, ReduceOp, Result};
 use wholemem_os::width::to_usize;
 
-/// The table of a call.
+/// The table operand of a gather or scatter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableOperand {
     pub(crate) global: GlobalRef,
     pub(crate) dtype: Dtype,
-    /// The number of elements of a row.
+    /// The number of elements in a row of the table.
     pub(crate) elements: u64,
 }
 
 impl TableOperand {
-    /// Checks that the elements are aligned. They may not be: a view of raw memory can have rows of any length.
+    /// Checks that the elements of the table are aligned. They may be misaligned, because a view of raw memory can have rows of
+    /// any length.
     fn check_aligned(&self) -> Result<()> {
         let GlobalRef { base, offset, stride, chunks, .. } = self.global;
-        // Chunks begin on granules.
+        // The chunks of a table begin at granules, so their addresses need no check.
         let first = if chunks == 1 { base } else { offset };
         check_aligned("rows of the table", first, to_usize(stride), self.dtype.len())
     }
 }
 
-/// The address, length and type of the indices.
+/// The address, length and type of the indices of a gather or scatter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexOperand {
     pub(crate) address: u64,
@@ -32,7 +33,7 @@ pub(crate) struct IndexOperand {
     pub(crate) kind: IndexType,
 }
 
-/// The address, length, type and stride of the row buffer.
+/// The address, length, element type and stride of the row buffer of a gather or scatter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowBufferOperand {
     pub(crate) address: u64,
@@ -42,17 +43,17 @@ pub(crate) struct RowBufferOperand {
     pub(crate) convert: bool,
 }
 
-/// The request to a kernel.
+/// The request to a gather or scatter kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KernelRequest {
-    /// Rows are copied as bytes.
+    /// The kernel copies rows as bytes.
     Rows(RowsRequest),
-    /// Rows are processed element by element.
+    /// The kernel converts or adds rows element by element.
     Elements(ElementsRequest),
 }
 
 impl KernelRequest {
-    /// The part that both kinds have.
+    /// Returns the addresses and lengths of the rows, which both kinds of request have.
     pub(crate) fn rows(&self) -> &RowsRequest {
         match self {
             Self::Rows(rows) => rows,
@@ -61,7 +62,7 @@ impl KernelRequest {
     }
 }
 
-/// Checks the operands and returns the request to a kernel; `None` if there are no rows.
+/// Checks the operands of a gather or scatter and returns the request to its kernel; `None` if there are no rows.
 pub(crate) fn plan(
     op: RowOp,
     table: &TableOperand,
@@ -74,7 +75,7 @@ pub(crate) fn plan(
     if op == RowOp::ScatterAdd && !table.dtype.is_number() {
         return Err(Error::OpNotForType { op: ReduceOp::Sum, dtype: table.dtype });
     }
-    // Copies use the storage type, so rows may have the storage type instead of the element type.
+    // Copies use the storage type of the table, so the row buffer may have the storage type instead of the element type.
     let converts = dense.dtype != table.dtype && dense.dtype != table.dtype.storage();
     if converts && !dense.convert {
         return Err(Error::TypesDiffer { table: table.dtype, rows: dense.dtype });
@@ -102,7 +103,8 @@ pub(crate) fn plan(
     if needed > dense.len as u128 {
         return Err(Error::TooShort { items: "rows", count, needed, len: dense.len });
     }
-    // A gather must not overwrite indices that are not yet read. The row of an index may overwrite that index, which is read first.
+    // A gather must not overwrite indices that are not yet read. The output row of an index may overwrite that index, which is
+    // read first.
     let is_own = dense.address == indices.address && stride == index_len;
     let is_before = |one: u64, len: u128, other: u64| u128::from(one) + len <= u128::from(other);
     let is_apart = is_before(dense.address, needed, indices.address)
@@ -139,7 +141,7 @@ fn check_aligned(items: &'static str, address: u64, stride: usize, align: usize)
     Err(Error::Misaligned { items, address, stride, align })
 }
 
-/// The length of a row in bytes.
+/// Returns the length in bytes of a row with the given number of elements.
 fn row_len(elements: u64, dtype: Dtype) -> Result<usize> {
     let len = usize::try_from(elements).ok().and_then(|elements| elements.checked_mul(dtype.len()));
     len.ok_or(Error::TooLong { rows: 1, row_len: usize::MAX })

@@ -1,4 +1,4 @@
-//! Gather and scatter calls on slices of host memory, which wait for the result.
+//! Gather and scatter calls on slices of host memory, which block until the result is complete.
 //!
 //! On the host backend kernels access the slices directly. On other devices slices are staged in pinned memory, piece by
 //! piece.
@@ -13,20 +13,20 @@ use super::{Indices, Order, RowBuffer, RowOp};
 use crate::communicator::{STAGING_LEN, Staging, lend, lend_mut};
 use crate::{Element, Error, ReduceOp, Result, WholeTensor};
 
-/// The alignment of rows in a staging buffer: more than that of any element, and enough for wide copies.
+/// The alignment in bytes of rows in a staging buffer: more than that of any element, and enough for wide copies.
 const ROWS_ALIGN: usize = 256;
 
-/// The rows of a call, in host memory.
+/// The rows of a gather or scatter call, in a slice of host memory.
 enum SliceRows<'a, T> {
-    /// The rows to scatter.
+    /// The rows that a scatter reads.
     Input(&'a [T]),
-    /// The slice for gathered rows.
+    /// The slice that a gather fills with rows.
     Output(&'a mut [T]),
 }
 
 impl WholeTensor {
-    /// Gathers rows of any rank: row `indices[n]` of the tensor is row `n` of the result. It waits for the result. Not
-    /// collective. It sees rows that any rank wrote before the last [`barrier`](crate::Communicator::barrier).
+    /// Gathers rows of any rank: row `indices[n]` of the tensor is row `n` of the result. Waits for the result. Not collective.
+    /// The gather sees rows that any rank wrote before the last [`barrier`](crate::Communicator::barrier).
     ///
     /// [`gather_on`](Self::gather_on) enqueues a gather on a stream, between buffers that the device can access, and can convert
     /// elements.
@@ -54,8 +54,8 @@ impl WholeTensor {
         Ok(rows)
     }
 
-    /// Gathers as [`gather`](Self::gather), into a slice that has exactly one row for each index. The row of a
-    /// [bad index](Error::BadIndex) is zero.
+    /// Gathers rows as [`gather`](Self::gather), into a slice that has exactly one row for each index. The row of a [bad
+    /// index](Error::BadIndex) is zero.
     ///
     /// # Errors
     /// As [`gather`](Self::gather); [`Error::CountDiffers`] if the slice is shorter or longer than the rows.
@@ -64,8 +64,8 @@ impl WholeTensor {
         self.call_slices(RowOp::Gather, indices, SliceRows::Output(rows))
     }
 
-    /// Scatters rows to any rank: row `n` of `rows` replaces row `indices[n]` of the tensor. It waits until they are written. Not
-    /// collective. Other ranks see them after the next [`barrier`](crate::Communicator::barrier).
+    /// Scatters rows to any rank: row `n` of `rows` replaces row `indices[n]` of the tensor. Waits until the rows are written.
+    /// Not collective. Other ranks see the rows after the next [`barrier`](crate::Communicator::barrier).
     ///
     /// If several rows have the same index, each element comes from one of them; use [`scatter_on`](Self::scatter_on) with
     /// [`Order::Fixed`] for a defined order. If the call returns [`Error::BadIndex`], rows with valid indices have been written.
@@ -92,8 +92,8 @@ impl WholeTensor {
         self.call_slices(RowOp::Scatter, indices, SliceRows::Input(rows))
     }
 
-    /// Adds rows to rows of any rank: row `n` of `rows` is added to row `indices[n]` of the tensor, for all `n`, also if indices
-    /// repeat. It waits until they are added. Integers wrap around; floats are rounded to the tensor's type after each addition,
+    /// Adds rows to rows of any rank: row `n` of `rows` is added to row `indices[n]` of the tensor, for all `n`, even if indices
+    /// repeat. Waits until the rows are added. Integers wrap around; floats are rounded to the tensor's type after each addition,
     /// in no defined order; use [`scatter_add_on`](Self::scatter_add_on) with [`Order::Fixed`] for a defined order.
     ///
     /// Not collective, except for [host memory](crate::Location::Host): there all ranks call it, also with no rows.
@@ -125,7 +125,7 @@ impl WholeTensor {
         self.call_slices(RowOp::ScatterAdd, indices, SliceRows::Input(rows))
     }
 
-    /// Runs an operation on checked slices, and waits.
+    /// Runs a gather or scatter on slices whose lengths have been checked, and waits for the result.
     fn call_slices<T: Element>(&self, op: RowOp, indices: &[i64], rows: SliceRows<'_, T>) -> Result<()> {
         self.check()?;
         self.group().with_staging(|staging| {
@@ -147,7 +147,8 @@ impl WholeTensor {
         self.check()
     }
 
-    /// Runs an operation in pieces that fit in a staging buffer. If a piece has a bad index, the other pieces are still processed.
+    /// Runs a gather or scatter in pieces that fit in a staging buffer. If a piece has a bad index, the other pieces are still
+    /// processed.
     fn call_staged<T: Element>(
         &self,
         staging: &mut Staging,
@@ -182,8 +183,8 @@ impl WholeTensor {
         bad
     }
 
-    /// Adds rows by sending them to the ranks that own the destination rows. Collective, so a rank with invalid arguments takes
-    /// part too.
+    /// Adds rows by sending them to the ranks that own the destination rows. Collective, so a rank with invalid arguments also
+    /// takes part.
     fn add_through_owners<T: Element>(&self, checked: Result<()>, indices: &[i64], rows: &[T]) -> Result<()> {
         let op = RowOp::ScatterAdd;
         self.group().with_staging(|staging| {
@@ -207,17 +208,17 @@ impl WholeTensor {
     }
 }
 
-/// The number of rows that fit in a staging buffer together with their indices, and at least one.
+/// Returns the number of rows that fit in a staging buffer together with their indices; at least one.
 fn rows_at_once(row_len: usize) -> usize {
     ((STAGING_LEN - ROWS_ALIGN) / (row_len + size_of::<i64>())).max(1)
 }
 
-/// The offset of rows in a staging buffer, after `count` indices.
+/// Returns the offset of the rows in a staging buffer, which follow `count` indices.
 fn rows_offset(count: usize) -> usize {
     (count * size_of::<i64>()).next_multiple_of(ROWS_ALIGN)
 }
 
-/// Indices and rows in a pinned staging buffer.
+/// The indices and rows of a gather or scatter in a pinned staging buffer.
 struct StagedRows {
     buffer: PinnedBuffer,
     rows_at: usize,
@@ -226,7 +227,7 @@ struct StagedRows {
 }
 
 impl StagedRows {
-    /// Copies indices, and rows if there are any, to a staging buffer with space for both.
+    /// Copies the indices, and the rows if there are any, to a staging buffer with space for both.
     fn create<T: Element>(
         staging: &mut Staging,
         indices: &[i64],
@@ -235,7 +236,7 @@ impl StagedRows {
     ) -> Result<Self> {
         let rows_at = rows_offset(indices.len());
         let len = indices.len() * row_len;
-        // A buffer must not be empty.
+        // A pinned buffer must not be empty.
         let buffer = staging.buffer((rows_at + len).max(1))?;
         let bytes = buffer.bytes()?;
         bytes.write_at(0, indices.as_bytes())?;
@@ -249,7 +250,7 @@ impl StagedRows {
         Ok(Self { buffer, rows_at, indices, rows })
     }
 
-    /// Copies the rows out.
+    /// Copies the gathered rows from the staging buffer to a slice.
     fn read_rows<T: Element>(&self, rows: &mut [T]) -> Result<()> {
         Ok(self.buffer.bytes()?.read_at(self.rows_at, rows.as_mut_bytes())?)
     }
@@ -259,7 +260,7 @@ impl StagedRows {
 mod tests {
     use super::*;
 
-    /// A longer buffer would not be pooled, and would be allocated for every piece.
+    /// A piece of rows must fit in a pooled staging buffer, because a longer buffer would be allocated again for every piece.
     #[test]
     fn a_piece_fits_in_a_pooled_buffer() {
         for row_len in (1..3000).chain([STAGING_LEN / 2, STAGING_LEN - 264]) {

@@ -1,4 +1,4 @@
-//! Reservation of addresses that are free on all ranks, so that a pointer is valid on every rank.
+//! Reserves addresses that are free on all ranks, so that a pointer is valid on every rank.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,14 +8,15 @@ use wholemem_hal::{Backend, Granule, Reservation};
 use crate::communicator::words_of;
 use crate::{Communicator, Error, Result};
 
-/// The number of ranges to try. Address spaces are nearly empty, so each range is probably free.
+/// The maximum number of address ranges to try. Address spaces are nearly empty, so each range is probably free.
 const MAX_ATTEMPTS: u32 = 16;
 
-/// The addresses to try first: far from programs, libraries and stacks, on CPUs with at least 47 address bits.
+/// The addresses from which a range is chosen first: far from programs, libraries and stacks, on CPUs with at least 47 address
+/// bits.
 const FROM: u64 = 32 << 40;
 const TO: u64 = 80 << 40;
 
-/// The distance between two ranges to try: at least the largest granule.
+/// The distance in bytes between two address ranges to try: at least the largest granule.
 const STEP: u64 = 1 << 30;
 
 /// Reserves `len` bytes of addresses, aligned to a granule, at any free address.
@@ -23,8 +24,8 @@ pub(super) fn reserve(backend: &Backend, len: usize, granule: Granule) -> wholem
     Reservation::create_aligned(backend, len, granule.len())
 }
 
-/// Reserves `len` bytes at the same address on all ranks. Collective. Only ranks that pass a backend reserve addresses and get a
-/// reservation. Rank 0 must pass one.
+/// Reserves `len` bytes of addresses at the same address on all ranks. Collective. Only ranks that pass a backend reserve
+/// addresses and get a reservation. Rank 0 must pass a backend.
 pub(super) fn reserve_common(
     group: &Communicator,
     backend: Option<&Backend>,
@@ -32,7 +33,7 @@ pub(super) fn reserve_common(
     granule: Granule,
 ) -> Result<Option<Reservation>> {
     let comm = group.bootstrap();
-    // Failed attempts are held until the end, so that the system does not choose the same range again.
+    // Reservations that some rank could not make are held until the end, so that the system does not choose the same range again.
     let mut refused = Vec::new();
     for attempt in 0..MAX_ATTEMPTS {
         let proposed = match backend {
@@ -61,7 +62,8 @@ pub(super) fn reserve_common(
     Err(Error::NoCommonAddress { len, tried: MAX_ATTEMPTS })
 }
 
-/// Reserves a range that is free on this rank: a remote range, or in every second attempt a range that the system chooses.
+/// Reserves an address range that is free on this rank: one far from programs and libraries, or in every second attempt one that
+/// the system chooses.
 fn propose(backend: &Backend, len: usize, granule: Granule, attempt: u32) -> Result<Reservation> {
     let anywhere = || reserve(backend, len, granule).map_err(Error::from);
     if attempt % 2 == 1 {

@@ -1,4 +1,4 @@
-//! Records of bad indices in host memory, which kernels write and the host reads.
+//! Records of bad indices (indices that name no row) in host memory, which kernels write and the host reads.
 //!
 //! Calls that do not wait share one record of the memory. A call that waits uses a separate record, and reads the index at the
 //! recorded position from its indices. So only the index of a GPU call that did not wait is unknown.
@@ -11,7 +11,7 @@ use wholemem_hal::{Device, PinnedBuffer, Span};
 use crate::abi::{BadIndex, BadIndexRecord, NO_BAD_INDEX, RECORD_WORDS};
 use crate::{Error, Result};
 
-/// A record of bad indices in pinned host memory.
+/// A record of the first bad index (an index that names no row), in pinned host memory.
 #[derive(Debug)]
 pub(crate) struct BadIndexFlag {
     words: PinnedBuffer,
@@ -20,7 +20,7 @@ pub(crate) struct BadIndexFlag {
 }
 
 impl BadIndexFlag {
-    /// Creates a cleared record.
+    /// Creates an empty record of bad indices.
     pub(crate) fn create(device: &Device) -> Result<Self> {
         let words = PinnedBuffer::create(device, RECORD_WORDS * size_of::<u64>())?;
         let flag = Self { span: words.all(), words, rows: RowsOfCalls::default() };
@@ -30,13 +30,13 @@ impl BadIndexFlag {
         Ok(flag)
     }
 
-    /// The memory of the record, for a call on a table with `rows` rows.
+    /// Returns the memory of the bad-index record, for a call on a table with `rows` rows.
     pub(crate) fn span_for(&self, rows: u64) -> &Span {
         self.rows.add(rows);
         &self.span
     }
 
-    /// Returns the recorded error and clears the record.
+    /// Returns the error for the recorded bad index, if there is one, and clears the record.
     pub(crate) fn take(&self) -> Result<()> {
         match self.record()?.take() {
             None => Ok(()),
@@ -48,7 +48,7 @@ impl BadIndexFlag {
 
     fn record(&self) -> Result<BadIndexRecord<'_>> {
         let bytes = self.words.bytes()?;
-        // The buffer begins on a page, so its words are aligned.
+        // The record's memory begins at a page boundary, so its words are aligned.
         let record = BadIndexRecord::of(|word| bytes.atomic_u64(word as usize * size_of::<u64>()));
         record.map_err(|cause| {
             let attempt = wholemem_hal::Attempt::Access { len: size_of::<u64>() };
@@ -57,13 +57,15 @@ impl BadIndexFlag {
     }
 }
 
-/// The number of rows of the tables whose calls used a record. Views of one memory share the record and can have different numbers.
+/// The number of rows of the tables whose calls used a bad-index record. Views of one memory share the record and can have
+/// different numbers of rows.
 #[derive(Debug)]
 struct RowsOfCalls(AtomicU64);
 
 impl RowsOfCalls {
     const NO_CALL: u64 = u64::MAX;
-    /// Not a number of rows: a table has at most 2^63 - 1 rows.
+    /// Means that calls used tables with different numbers of rows. No table has this number of rows, because the maximum is 2^63
+    /// - 1.
     const SEVERAL: u64 = u64::MAX - 1;
 
     fn add(&self, rows: u64) {
@@ -76,7 +78,7 @@ impl RowsOfCalls {
         }
     }
 
-    /// The number of rows, if it was the same for all calls.
+    /// Returns the number of rows, if it was the same for all calls that used the record.
     fn only(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|rows| *rows < Self::SEVERAL)
     }
@@ -88,19 +90,20 @@ impl Default for RowsOfCalls {
     }
 }
 
-/// Records for calls that wait: one for each concurrent call.
+/// The bad-index records of calls that wait: one for each concurrent call.
 #[derive(Debug, Default)]
 pub(super) struct BadIndexFlags {
-    /// Cleared records that are not in use.
+    /// Empty records of bad indices that no call uses.
     spare: Mutex<Vec<BadIndexFlag>>,
 }
 
 impl BadIndexFlags {
-    /// Calls `work` with a separate record, and returns the recorded error. `work` waits for the calls that it enqueues.
+    /// Calls `work` with a bad-index record of its own, and returns the recorded error. `work` waits for the calls that it
+    /// enqueues.
     pub(super) fn with(&self, device: &Device, work: impl FnOnce(&BadIndexFlag) -> Result<()>) -> Result<()> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let flag = spare.map_or_else(|| BadIndexFlag::create(device), Ok)?;
-        // After a failure a kernel may still write the record, so it is not reused.
+        // If `work` fails, a kernel may still write the record, so the record is not reused.
         work(&flag)?;
         let outcome = flag.take();
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(flag);
@@ -136,7 +139,7 @@ mod tests {
         assert_eq!(flag.take(), Ok(()));
     }
 
-    /// A GPU kernel stores only the position.
+    /// A GPU kernel stores only the position of a bad index, not the index.
     #[test]
     fn an_index_that_was_not_recorded_is_unknown() {
         let flag = flag();

@@ -1,4 +1,4 @@
-//! Creation of a memory: each rank allocates its part and maps all parts; all ranks succeed or all fail.
+//! Creates a shared memory: each rank allocates its part and maps all parts, and either all ranks succeed or all fail.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::{Communicator, GlobalRef, Kind, Result};
 use wholemem_os::width::to_usize;
 
 impl WholeMemory {
-    /// Creates a memory of zeros. Collective: all ranks of the group call it with the same specification.
+    /// Creates a shared memory of zeros. Collective: all ranks of the group call it with the same specification.
     ///
     /// If the ranks' devices are GPUs, memory of `Location::Host` is registered with their driver.
     ///
@@ -29,8 +29,8 @@ impl WholeMemory {
         Self::create_if(group, Ok(spec.clone()), &[])
     }
 
-    /// Creates a memory if all ranks pass a specification. A rank that passes an error takes part until all ranks have received the
-    /// error. `content` describes the type of the content, and must be equal on all ranks too.
+    /// Creates a shared memory if all ranks pass a specification. A rank that passes an error takes part until all ranks have
+    /// received the error. `content` describes the type of the memory's content, and must also be equal on all ranks.
     pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, content: &[u64]) -> Result<Self> {
         let comm = group.bootstrap();
         let exchanged = exchange_spec(group, &spec, content);
@@ -61,8 +61,8 @@ impl WholeMemory {
     }
 }
 
-/// Checks that the specification and the content are equal on all ranks. Returns a granularity that all ranks support, and rank 0's
-/// number for the memory. Collective.
+/// Checks that the specification and the content of a memory are equal on all ranks. Returns a granularity that all ranks
+/// support, and rank 0's number for the memory. Collective.
 fn exchange_spec(
     group: &Communicator,
     spec: &Result<MemorySpec>,
@@ -75,7 +75,7 @@ fn exchange_spec(
         Ok(CallTerms { own, same })
     });
     let owns = exchange_terms(group.bootstrap(), "create", terms)?;
-    // All ranks have sent the same number of words; otherwise the exchange has failed.
+    // All ranks have sent the same number of words, because the exchange fails otherwise.
     let granule = |index: usize| {
         let largest = owns.iter().map(|own| own[index]).max().expect("the group has at least this rank");
         Granule::new(to_usize(largest))
@@ -83,7 +83,7 @@ fn exchange_spec(
     Ok((Granularity { minimum: granule(1)?, recommended: granule(2)? }, owns[0][0]))
 }
 
-/// Allocates this rank's part and exports it.
+/// Allocates this rank's part of a shared memory and exports it as a file descriptor.
 fn allocate(plan: &MemoryPlan, memory: &Device, rank: Rank) -> Result<Option<(Allocation, OwnedFd)>> {
     let Some(extent) = plan.placement.on(rank) else { return Ok(None) };
     let allocation = memory.allocate(extent.allocated)?;
@@ -92,7 +92,7 @@ fn allocate(plan: &MemoryPlan, memory: &Device, rank: Rank) -> Result<Option<(Al
     Ok(Some((allocation, fd)))
 }
 
-/// Maps all parts. In each process, one rank maps for all ranks of the process. Collective.
+/// Maps the parts of all ranks. In each process, one rank maps them for all ranks of the process. Collective.
 fn map(
     group: &Communicator,
     plan: &MemoryPlan,
@@ -132,19 +132,19 @@ fn map(
     let agreed = agree(comm, mapped);
     if leader != rank {
         let mappings = process_ranks.take(leader, rank);
-        // The leader passes mappings only if the memory is not empty.
+        // The leader passes the mappings to the other ranks of the process only if the memory is not empty.
         return agreed.map(|none| {
             if len == 0 { none } else { mappings.expect("the leader stored the mappings before the vote") }
         });
     }
     if agreed.is_err() {
-        // The other ranks of this process also failed and no longer take the mappings: remove them.
+        // The other ranks of this process do not take the mappings if the creation failed on any rank, so remove them.
         sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<MemoryMappings>(rank, *other)));
     }
     agreed
 }
 
-/// The description of the table for kernels, with the directory and all memory that it refers to.
+/// Returns the description of the memory for kernels, the directory of its chunks, and all memory that kernels access through it.
 fn kernel_table(
     device: &Device,
     plan: &MemoryPlan,
@@ -161,7 +161,7 @@ fn kernel_table(
     if let [base] = bases[..] {
         return Ok((GlobalRef::continuous(base, partition.rows(), stride), None, vec![all]));
     }
-    // The directory is in device memory, because every row lookup reads it.
+    // The directory of chunks is in device memory, because every row lookup reads it.
     let bytes = GlobalRef::directory(&bases, partition);
     let granule = device.granularity()?.minimum;
     let len = granule.round_up(bytes.len()).expect("the directory is shorter than the address space");

@@ -1,4 +1,4 @@
-//! The mappings of all parts of a memory in this process, at adjacent addresses.
+//! The mappings of all parts of a shared memory in this process, at adjacent addresses.
 
 use std::os::fd::OwnedFd;
 
@@ -8,23 +8,23 @@ use wholemem_hal::{Allocation, Device, Error as HalError, Grant, Mapping, Regist
 use super::plan::MemoryPlan;
 use crate::{Extent, Result};
 
-/// The mappings of a memory: one for each rank that stores bytes of it. Clones refer to the same mappings.
+/// The mappings of a shared memory: one for each rank that stores bytes of the memory. Clones refer to the same mappings.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MemoryMappings {
     mappings: Vec<RankMapping>,
 }
 
-/// The mapping of one rank's allocation.
+/// The mapping of one rank's allocation of a shared memory.
 #[derive(Debug, Clone)]
 struct RankMapping {
     extent: Extent,
     map: Mapping,
-    /// The memory as the ranks' devices access it: the mapping, or the mapping registered with the device.
+    /// The memory of the mapping as the ranks' devices access it: directly, or through a registration with the device.
     span: Span,
 }
 
 impl MemoryMappings {
-    /// Maps every rank's part into `reservation`, in the order of ranks, for the devices of `grants`.
+    /// Maps the part of every rank into `reservation`, in the order of ranks, for the devices of `grants`.
     ///
     /// `parts` are the allocations of the ranks, by rank. If `devices.memory` has another backend than `devices.device`, each
     /// mapping is registered with `devices.device`.
@@ -58,7 +58,7 @@ impl MemoryMappings {
         Ok(Self { mappings })
     }
 
-    /// All mappings as one range of addresses; `None` if the memory is empty.
+    /// Returns all mappings as one range of addresses; `None` if the memory is empty.
     pub(super) fn all(&self) -> Result<Option<Span>> {
         if self.mappings.is_empty() {
             return Ok(None);
@@ -67,13 +67,13 @@ impl MemoryMappings {
         Ok(Some(Span::join(&spans)?))
     }
 
-    /// The address at which devices access the allocation of a rank; zero if the rank has none.
+    /// Returns the address at which devices access the allocation of a rank; zero if the rank has none.
     pub(super) fn address_of(&self, rank: Rank) -> u64 {
         let mapping = self.mappings.iter().find(|mapping| mapping.extent.rank == rank);
         mapping.map_or(0, |mapping| mapping.span.address())
     }
 
-    /// The bytes of a range of a memory of `size` bytes, divided at the ends of mappings.
+    /// Returns `len` bytes at `offset` of a memory of `size` bytes, divided at the ends of mappings.
     pub(super) fn spans(&self, offset: usize, len: usize, size: usize) -> Result<Vec<Span>> {
         let Some(end) = offset.checked_add(len).filter(|end| *end <= size) else {
             return Err(HalError::OutOfRange { offset, len, size }.into());
@@ -100,22 +100,22 @@ impl MemoryMappings {
     }
 }
 
-/// The source of a rank's part of a memory.
+/// The source from which a rank's part of a shared memory is mapped.
 #[derive(Debug)]
 pub(super) enum PartSource {
-    /// The allocation of this rank.
+    /// This rank's own allocation.
     Own(Allocation),
-    /// The handle of another rank's allocation.
+    /// The file descriptor of another rank's allocation.
     Handle(OwnedFd),
 }
 
-/// The devices that a memory is mapped for.
+/// The devices for which a shared memory is mapped.
 #[derive(Debug)]
 pub(super) struct MappingDevices<'a> {
-    /// The device that allocated the parts.
+    /// The device that allocated the parts of the memory.
     pub(super) memory: &'a Device,
-    /// This rank's device.
+    /// The device of this rank.
     pub(super) device: &'a Device,
-    /// The devices of this process that get access, if they have the backend of the memory.
+    /// Grants of access for the devices of this process, if they have the backend of the memory.
     pub(super) grants: &'a [Grant],
 }

@@ -1,4 +1,4 @@
-//! Memory that is divided among all ranks: rows are stored on the ranks' devices, and every rank maps all of them.
+//! Memory that is divided among all ranks: its rows are stored on the ranks' devices, and every rank maps all rows.
 //!
 //! ```text
 //!   spec on every rank ── the same? ──> plan (pure): partition, placement
@@ -25,7 +25,7 @@ use plan::MemoryPlan;
 
 use crate::{Communicator, ElementRef, GlobalRef, Kind, Location, Partition, Placement, Result};
 
-/// The specification of a memory. It must be equal on all ranks.
+/// The specification of a memory that is divided among ranks. It must be equal on all ranks.
 ///
 /// ```
 /// use wholemem::{Kind, Location, MemorySpec};
@@ -36,23 +36,23 @@ use crate::{Communicator, ElementRef, GlobalRef, Kind, Location, Partition, Plac
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemorySpec {
-    /// The number of rows.
+    /// The number of rows in the memory.
     pub rows: u64,
     /// The length of a row in bytes. A row is never divided between ranks.
     #[doc(alias = "min_granularity")]
     pub row_len: usize,
-    /// How ranks address the memory: as one range, or in one chunk per rank.
+    /// The way in which ranks address the memory: as one range, or in one chunk per rank.
     pub kind: Kind,
-    /// Where its bytes are stored.
+    /// The location of the memory's bytes: on the devices or on the host.
     pub location: Location,
-    /// The number of rows of each rank; divided evenly if not given.
+    /// The number of rows of each rank; `None` to divide the rows evenly.
     pub rows_of_each: Option<Vec<u64>>,
-    /// Whether the memory has the same addresses on all ranks, so that ranks can exchange pointers.
+    /// True if the memory must have the same addresses on all ranks, so that ranks can exchange pointers.
     pub equal_addresses: bool,
 }
 
 impl MemorySpec {
-    /// Continuous device memory, divided evenly.
+    /// Returns the specification of continuous device memory whose rows are divided evenly among ranks.
     #[must_use]
     pub fn new(rows: u64, row_len: usize) -> Self {
         let (kind, location) = (Kind::Continuous, Location::Device);
@@ -90,83 +90,84 @@ struct MemoryCore {
     number: u64,
     plan: MemoryPlan,
     maps: MemoryMappings,
-    /// The chunks' addresses and first rows, on this rank's device.
+    /// The directory of a chunked memory (the chunks' addresses and first rows), on this rank's device.
     _directory: Option<Mapping>,
     table: GlobalRef,
-    /// All memory that kernels access through the table.
+    /// All memory that kernels access through the table description.
     operands: Vec<Span>,
     bad_index_flag: BadIndexFlag,
     bad_index_flags: BadIndexFlags,
 }
 
 impl WholeMemory {
-    /// The group whose ranks share the memory.
+    /// Returns the group whose ranks share the memory.
     #[must_use]
     pub fn group(&self) -> &Communicator {
         &self.core.group
     }
 
-    /// The number of this memory in the group, equal on all ranks.
+    /// Returns the number of this memory in the group, which is equal on all ranks.
     pub(crate) fn number(&self) -> u64 {
         self.core.number
     }
 
-    /// How ranks address the memory: as one range, or in one chunk per rank.
+    /// Returns the way in which ranks address the memory: as one range, or in one chunk per rank.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.core.plan.kind
     }
 
-    /// Where its bytes are stored.
+    /// Returns the location of the memory's bytes: on the devices or on the host.
     #[must_use]
     pub fn location(&self) -> Location {
         self.core.plan.location
     }
 
-    /// The length of a row in bytes.
+    /// Returns the length of a row in bytes.
     #[must_use]
     pub fn row_len(&self) -> usize {
         self.core.plan.row_len
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes in all rows of the memory.
     #[must_use]
     pub fn len(&self) -> usize {
         self.core.plan.placement.len()
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if the memory has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Which rank has which rows.
+    /// Returns the partition of the memory, which says which rank has which rows.
     #[must_use]
     pub fn partition(&self) -> &Partition {
         &self.core.plan.partition
     }
 
-    /// Which rank stores which bytes.
+    /// Returns the placement of the memory, which says which rank stores which bytes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.core.plan.placement
     }
 
-    /// The addresses of its rows on this rank, for kernels.
+    /// Returns the addresses of the memory's rows on this rank, for kernels.
     #[must_use]
     pub fn global_ref(&self) -> GlobalRef {
         self.core.table
     }
 
-    /// The addresses of its bytes on this rank, for kernels, numbered through all rows as if they were contiguous.
+    /// Returns the addresses of the memory's bytes on this rank, for kernels. Bytes are numbered through all rows as if the rows
+    /// were contiguous.
     #[must_use]
     pub fn element_ref(&self) -> ElementRef {
         ElementRef { rows: self.core.table, row_len: self.row_len() as u64 }
     }
 
-    /// The `len` bytes at `offset`, if they are one range of addresses: always in continuous memory, and within one rank's rows in
-    /// chunked memory.
+    /// Returns `len` bytes at `offset`, if they are one range of addresses: always in continuous memory, and within one rank's
+    /// rows in chunked memory.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) for a range outside the memory, an empty range, and a range of several chunks.
@@ -175,28 +176,29 @@ impl WholeMemory {
         Ok(Span::join(&spans)?)
     }
 
-    /// The bytes of this rank's own rows; `None` if it has none.
+    /// Returns the bytes of this rank's own rows; `None` if the rank has none.
     #[must_use]
     pub fn local(&self) -> Option<Span> {
         let Range { start, end } = self.core.plan.bytes_of(self.group().rank());
         (start < end).then(|| self.span_of_one_rank(start, end - start))
     }
 
-    /// `len` bytes at `offset` that belong to one rank's rows.
+    /// Returns `len` bytes at `offset`, which must belong to one rank's rows.
     pub(super) fn span_of_one_rank(&self, offset: usize, len: usize) -> Span {
         let span = self.span(offset, len);
-        // Creation fails unless all parts are mapped at adjacent addresses, and a chunk has no gap.
+        // The bytes are contiguous, because the creation of the memory fails unless all parts are mapped at adjacent addresses,
+        // and a chunk has no gap.
         span.expect("the rows of one rank are one range of addresses")
     }
 
-    /// The address of the first byte of a rank's rows; `None` if it has none.
+    /// Returns the address of the first byte of a rank's rows; `None` if the rank has none.
     #[must_use]
     pub fn address_of(&self, rank: Rank) -> Option<u64> {
         let bytes = self.core.plan.bytes_of(rank);
         self.spans(bytes.start, bytes.len()).ok()?.first().map(Span::address)
     }
 
-    /// Copies bytes into the memory from `offset` on, and waits for the copy.
+    /// Copies `source` into the memory from `offset` on, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) as [`Stream::write`].
@@ -210,7 +212,7 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Copies bytes out of the memory from `offset` on, and waits for the copy.
+    /// Copies bytes from `offset` on out of the memory to `target`, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) as [`Stream::read`].
@@ -224,7 +226,7 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Enqueues a copy of `from` to `offset`.
+    /// Enqueues a copy of the bytes in `from` to `offset` in the memory.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) as [`Stream::copy`].
@@ -237,7 +239,7 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Enqueues a copy from `offset` to `to`.
+    /// Enqueues a copy of bytes from `offset` in the memory to `to`.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) as [`Stream::copy`].
@@ -250,8 +252,8 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Populates the page table of this process for the whole memory, instead of by a page fault at each first access. Use it
-    /// before gathers from host memory. It has no effect on GPU memory.
+    /// Populates the page table of this process for the whole memory, so that first accesses need no page faults. Use it before
+    /// gathers from host memory. It has no effect on GPU memory.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) if the kernel does not support it.
@@ -259,7 +261,7 @@ impl WholeMemory {
         self.core.maps.populate()
     }
 
-    /// Reports and clears the bad index that finished work has recorded.
+    /// Reports and clears the bad index (an index that names no row) that finished gathers and scatters have recorded.
     ///
     /// It does not wait: synchronize the stream first to include all enqueued work.
     ///
@@ -270,8 +272,8 @@ impl WholeMemory {
         self.core.bad_index_flag.take()
     }
 
-    /// The bytes of a range, divided at the ends of mappings. Copies are made piece by piece, because pieces can be on different
-    /// devices.
+    /// Returns `len` bytes at `offset`, divided at the ends of mappings. They are copied piece by piece, because the pieces can
+    /// be on different devices.
     fn spans(&self, offset: usize, len: usize) -> Result<Vec<Span>> {
         self.core.maps.spans(offset, len, self.len())
     }
@@ -280,12 +282,13 @@ impl WholeMemory {
         &self.core.operands
     }
 
-    /// The record for calls that do not wait.
+    /// Returns the bad-index record for gathers and scatters that do not wait.
     pub(crate) fn bad_index_flag(&self) -> &BadIndexFlag {
         &self.core.bad_index_flag
     }
 
-    /// Calls `work` with a separate record, and returns the recorded error. `work` waits for the calls that it enqueues.
+    /// Calls `work` with a bad-index record of its own, and returns the recorded error. `work` waits for the calls that it
+    /// enqueues.
     pub(crate) fn with_own_bad_index_flag(
         &self,
         work: impl FnOnce(&BadIndexFlag) -> Result<()>,

@@ -1,4 +1,5 @@
-//! The plan of a memory: a pure function of its specification and the number of ranks, so that it is equal on all ranks.
+//! The plan of a shared memory: a pure function of the memory's specification and the number of ranks, so that it is equal on all
+//! ranks.
 
 use std::ops::Range;
 
@@ -9,17 +10,18 @@ use super::MemorySpec;
 use crate::{Error, Kind, Location, Partition, Placement, Result};
 use wholemem_os::width::to_usize;
 
-/// The recommended granule is used if a rank's share has at least this many of them, so that less than a sixteenth is unused.
+/// The minimum number of recommended granules in a rank's share of a memory for which the recommended granule is used, so that
+/// less than a sixteenth is unused.
 const MIN_RECOMMENDED_GRANULES: u128 = 16;
 
-/// The granule of a memory: the recommended one if the ranks' shares are long enough.
+/// Chooses the granule of a memory: the recommended one if the ranks' shares are long enough, otherwise the minimum.
 fn choose_granule(spec: &MemorySpec, ranks: u32, granularity: Granularity) -> Granule {
     let share = u128::from(spec.rows) * spec.row_len as u128 / u128::from(ranks.max(1));
     let Granularity { minimum, recommended } = granularity;
     if share / recommended.len() as u128 >= MIN_RECOMMENDED_GRANULES { recommended } else { minimum }
 }
 
-/// The plan of a memory: partition, placement and granule.
+/// The plan of a shared memory: partition, placement and granule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemoryPlan {
     pub(crate) kind: Kind,
@@ -49,21 +51,21 @@ impl MemoryPlan {
         Ok(Self { kind, location, row_len, partition, placement, granule, equal_addresses })
     }
 
-    /// The range of bytes of a rank's rows.
+    /// Returns the range of bytes of a rank's rows in the memory.
     pub(crate) fn bytes_of(&self, rank: Rank) -> Range<usize> {
         let rows = self.partition.range(rank);
         let bytes = |row: u64| to_usize(row) * self.row_len;
         bytes(rows.start)..bytes(rows.end)
     }
 
-    /// The length of the address range that it needs: the sum of all allocations.
+    /// Returns the length in bytes of the address range that the memory needs: the sum of all allocations.
     pub(crate) fn address_len(&self) -> usize {
         self.placement.extents().iter().map(|extent| extent.allocated).sum()
     }
 }
 
 impl MemorySpec {
-    /// Encodes it. Two encodings are equal if and only if the specifications are.
+    /// Encodes the specification. Two encodings are equal if and only if the specifications are.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let Self { rows, row_len, kind, location, rows_of_each, equal_addresses } = self;
         let kind = match kind {
