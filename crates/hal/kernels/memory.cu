@@ -1,5 +1,5 @@
-// A fill pattern without repetitions, and a checksum that depends on every bit: tests, the demo and benchmarks check memory on the
-// device with them.
+// Kernels with which tests, the demo and benchmarks check memory on the device: one writes a pattern without repetitions, the other
+// computes a checksum that depends on every bit.
 //
 // Word i of the pattern is mix(seed + i). The checksum is the sum of word i times (2i + 1), so that it changes if two words are
 // swapped. Addition wraps and commutes, so the order in which blocks finish does not matter.

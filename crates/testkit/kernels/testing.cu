@@ -11,8 +11,7 @@ extern "C" __global__ void add_index(unsigned char *bytes, unsigned len, unsigne
         bytes[i] = (unsigned char)(i + add);
 }
 
-// Waits until `*flag` is not zero, or until the given number of nanoseconds has passed, and then sets `*byte` to
-// `value`.
+// Waits until `*flag` is not zero or the given number of nanoseconds has passed, and then sets `*byte` to `value`.
 extern "C" __global__ void wait_then_set(volatile unsigned *flag, u64 nanoseconds, unsigned char *byte, unsigned char value)
 {
     u64 start, now;

@@ -1,4 +1,4 @@
-// Kernels of the collectives. All ranks of a call launch the same kernel with equal grids.
+// The kernels of the collectives. All ranks that take part in a call launch the same kernel with equal grids.
 
 #include "ops/all_reduce.cuh"
 #include "ops/gather.cuh"
@@ -11,8 +11,8 @@
         wholemem::NAME(request, blockIdx.x, gridDim.x);                                                                \
     }
 
-// Two resident blocks per multiprocessor leave 64 registers per thread. On devices before compute capability 9.0, the reduction of
-// packets would spill.
+// The minimum number of resident blocks per multiprocessor for the all-reduce by packets. With two, 64 registers per thread
+// remain. On devices before compute capability 9.0, the kernel would spill registers with so few.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BLOCKS_OF_PACKETS 2
 #else

@@ -1,4 +1,4 @@
-// Gather and scatter with conversion of elements, and scatter-add.
+// Kernels for gather and scatter with conversion of elements, and for scatter-add.
 
 #include "ops/numbers.cuh"
 #include "ops/tiles.cuh"
@@ -36,7 +36,7 @@ __device__ __forceinline__ void move_elements(const ElementsRequest &request, co
             store_elements(units.dense(turn), dense, convert_all(held[turn], table, dense));
 }
 
-// Adds to an element of four or eight bytes, at system scope since the table may be on another device.
+// Adds `bits` to a table element of four or eight bytes, at system scope, since the table may be on another device.
 __device__ __forceinline__ void add_element(u64 address, u32 dtype, u64 bits)
 {
     if (dtype == F32)
@@ -51,7 +51,7 @@ __device__ __forceinline__ void add_element(u64 address, u32 dtype, u64 bits)
         asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(bits) : "memory");
 }
 
-// Adds two words of packed smaller elements, element by element.
+// Adds two 32-bit words of packed one- or two-byte elements, element by element.
 __device__ __forceinline__ u32 add_packed(u32 a, u32 b, u32 dtype)
 {
     if (dtype == BF16) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ u32 add_packed(u32 a, u32 b, u32 dtype)
     return dtype < U16 ? __vadd4(a, b) : __vadd2(a, b);
 }
 
-// Adds to those one- or two-byte elements of an aligned word that `mask` selects.
+// Adds to one- or two-byte elements of a table: to those in an aligned 32-bit word that `mask` selects.
 __device__ __forceinline__ void add_word(u64 address, u32 dtype, u32 bits, u32 mask)
 {
     if (dtype == F16) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void add_unit(u64 address, u32 dtype, u32 bits)
 
 __device__ __forceinline__ void add_unit(u64 address, u32 dtype, u64 bits) { add_element(address, dtype, bits); }
 
-// Scatter-add of elements of the table's type in aligned units. Consecutive lanes add to consecutive units, so that the atomics of
-// a warp are coalesced.
+// Scatter-add of elements that have the table's type, in aligned units of four or eight bytes. Consecutive lanes add to
+// consecutive units, so that the atomics of a warp are coalesced.
 template <class Unit, u32 TURNS>
 __device__ __forceinline__ void add_units(const ElementsRequest &request, const RowTiles &tiles, u64 *shared)
 {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void add_units(const ElementsRequest &request, const 
     }
 }
 
-// Scatter-add with conversion, or of unaligned elements: one element per lane and turn.
+// Scatter-add with conversion of elements, or of unaligned elements. Each lane adds one element per turn.
 template <u32 TURNS>
 __device__ __forceinline__ void add_elements(const ElementsRequest &request, const RowTiles &tiles, u64 *shared)
 {
@@ -152,11 +152,11 @@ extern __shared__ u64 memory[];
             move_elements<SCATTER, 1, CONVERT_TURNS_1>(request, tiles, memory);                                        \
     }
 
-// A unit is four elements if `width` is 4, else one element.
+// Gather and scatter with conversion copy units of four elements if `width` is 4, and single elements otherwise.
 MOVE(gather_convert, false)
 MOVE(scatter_convert, true)
 
-// A unit has `width` bytes, or is one element if `width` is 0.
+// Scatter-add adds units of `width` bytes, or single elements if `width` is 0.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, 5)
     scatter_add(const __grid_constant__ ElementsRequest request, const __grid_constant__ RowTiles tiles)
 {

@@ -1,7 +1,8 @@
-// Gather and scatter of rows as bytes.
+// Kernels for gather and scatter that copy rows as bytes, without conversion.
 //
 // If addresses, strides and lengths are multiples of a common width, rows are copied directly in units of that width. Otherwise
-// they are staged: aligned 16-byte vectors of the source are loaded into shared memory, and aligned words are stored from there.
+// they are staged: aligned 16-byte vectors of the source are loaded into shared memory, and aligned words are stored from
+// there.
 
 #include "ops/tiles.cuh"
 
@@ -45,8 +46,8 @@ __device__ __forceinline__ void scatter_units(const RowsRequest &request, const 
         store(units.place(turn), held[turn]);
 }
 
-// The shared memory of a warp for staging: vectors of the source, with one more at either end that may be read but is not used; and
-// the source, destination and length of each part of a row.
+// The shared memory in which a warp stages unaligned rows: vectors of the source, with one more at either end that may be read
+// but is not used; and the source, destination and length of each part of a row.
 struct Stage {
     static constexpr u32 TURNS = STAGE_TURNS;
     static constexpr u32 PARTS = STAGE_PARTS;
@@ -59,7 +60,7 @@ struct Stage {
 
 static_assert(sizeof(Stage) == STAGE_LEN, "a launch has as much shared memory for each warp");
 
-// Extracts 16 bytes from two adjacent vectors, starting at a byte of the first.
+// Extracts 16 bytes from two adjacent vectors of 16 bytes, starting at a byte of the first vector.
 __device__ __forceinline__ uint4 join(uint4 a, uint4 b, u32 byte)
 {
     if (byte & 8)
@@ -71,7 +72,7 @@ __device__ __forceinline__ uint4 join(uint4 a, uint4 b, u32 byte)
             __funnelshift_r(a.w, b.x, bits)};
 }
 
-// Loads the bytes of a vector that are between `low` and `high`. The others are zero.
+// Loads those bytes of a 16-byte vector that are between the addresses `low` and `high`. The other bytes are zero.
 __device__ __forceinline__ uint4 load_part(u64 vector, u64 low, u64 high)
 {
     u64 halves[2] = {0, 0};
@@ -85,9 +86,10 @@ __device__ __forceinline__ uint4 load_part(u64 vector, u64 low, u64 high)
     return {(u32)halves[0], (u32)(halves[0] >> 32), (u32)halves[1], (u32)(halves[1] >> 32)};
 }
 
-// Copies rows by staging. A tile consists of parts of rows; all parts of a row but the last have equal lengths; units are bytes. The
-// source is read in aligned vectors that contain at least one byte of the part. Vectors of a table are always mapped, since a
-// table consists of whole granules. The row buffer belongs to the caller and may begin and end at any address.
+// Copies unaligned rows through shared memory. A tile consists of parts of rows; all parts of a row but the last have equal
+// lengths; units are bytes. The source is read in aligned vectors that contain at least one byte of the part. Vectors of a
+// table are always mapped, since a table consists of whole granules. The row buffer belongs to the caller and may begin and end
+// at any address.
 template <bool SCATTER>
 __device__ __forceinline__ void move_staged(const RowsRequest &request, const RowTiles &tiles, Stage *stages)
 {
@@ -138,7 +140,7 @@ __device__ __forceinline__ void move_staged(const RowsRequest &request, const Ro
         vectors[turn * WARP + lane()] = held[turn];
     __syncwarp();
 
-    // Store the aligned vectors that are entirely inside a part.
+    // Store the aligned vectors that are entirely inside a part of a row.
 #pragma unroll 1
     for (u32 vector = lane(); vector < parts * vectors_of_part; vector += WARP) {
         const u32 part = divide_small(vector, magic);
@@ -149,7 +151,7 @@ __device__ __forceinline__ void move_staged(const RowsRequest &request, const Ro
         if (to != 0 && start >= 0 && start + (int)VECTOR <= (int)stage.len[part])
             store(to + start, join(source[0], source[1], (u32)byte % VECTOR));
     }
-    // Store the rest at both ends: up to four words of the first vector and four of the last.
+    // Store the remaining bytes at both ends of each part: up to four words of its first vector and four of its last vector.
     const u32 *const words = (const u32 *)vectors;
 #pragma unroll 1
     for (u32 edge = lane(); edge < parts * 8; edge += WARP) {
@@ -190,6 +192,7 @@ extern __shared__ uint4 memory[];
         }                                                                                                              \
     }
 
-// The number of resident blocks leaves each thread enough registers for its units in flight: 40 for gather, 48 for scatter.
+// The number of resident blocks in the launch bounds leaves each thread enough registers for its units in flight: 40 for
+// gather, 48 for scatter.
 ROWS(gather_rows, gather_units, false, 6)
 ROWS(scatter_rows, scatter_units, true, 5)

@@ -1,7 +1,7 @@
-// Example of a user's kernel: one template for continuous and for chunked tables.
+// An example of a user's kernel: one template for continuous and for chunked tables.
 //
-// For each node of a graph, it sums the table rows of the neighbours. The graph is in CSR form: a list of neighbours, and the
-// position of each node's first neighbour.
+// For each node of a graph, the kernel sums the table rows of the node's neighbours. The graph is in CSR form: a list of
+// neighbours, and the position of each node's first neighbour in that list.
 
 #include "wholemem/ptr_gen.cuh"
 

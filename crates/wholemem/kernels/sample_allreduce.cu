@@ -1,7 +1,7 @@
-// Example of a user's kernel: an all-reduce over a window.
+// An example of a user's kernel: an all-reduce over a window (memory that every rank has mapped).
 //
-// Every rank reads every rank's input in the window. So there are two barriers: after the first, all inputs are written; after the
-// second, all ranks have read them, and the next work on the stream may overwrite them.
+// Every rank reads every rank's input in the window, so there are two barriers. After the first barrier, all inputs are
+// written. After the second, all ranks have read them, and the next work on the stream may overwrite them.
 
 #include "wholemem/barrier.cuh"
 #include "wholemem/window.cuh"

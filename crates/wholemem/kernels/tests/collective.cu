@@ -50,12 +50,13 @@ const Together TOGETHER[ALGORITHMS] = {all_reduce_ll_together,       all_reduce_
 
 int failures = 0;
 
-// An abort cause as the host stores it: rank 2 was lost.
+// The abort cause that the host stores if rank 2 was lost.
 constexpr u64 LOST = (u64)CAUSE_LOST << CAUSE_SHIFT | 3;
 
 u64 round_up(u64 value, u64 to) { return (value + to - 1) / to * to; }
 
-// The ranks of this process, with their lanes and an arena of each rank for inputs and outputs.
+// The ranks of this test, which are streams of this process, with their lanes and with memory of each rank for inputs and
+// outputs.
 struct World {
     u32 ranks;
     u64 arena_len;
@@ -122,7 +123,7 @@ struct World {
         CHECK(cudaMemcpy(debug + rank * DEBUG_LEN + word * 8, &value, 8, cudaMemcpyHostToDevice));
     }
 
-    // Delays all blocks of a rank at a point of the call.
+    // Makes kernels delay all blocks of a rank at a point of each call.
     void set_delay(u32 rank, u32 point, u64 nanoseconds)
     {
         for (u32 block = 0; block < MAX_BLOCKS; ++block)
@@ -143,7 +144,7 @@ struct World {
 
     u64 *report(u32 rank) { return reports + 512 * rank; }
 
-    // Waits for all ranks. Returns whether no call was aborted.
+    // Waits until the kernels of all ranks have finished. Returns true if no call was aborted.
     bool wait()
     {
         CHECK(cudaDeviceSynchronize());
@@ -154,7 +155,7 @@ struct World {
     }
 };
 
-// Which of the inputs and outputs of a call are windows.
+// Determines which of the inputs and outputs of a collective call are windows.
 enum Mode { STAGED, INPUTS, OUTPUTS, BOTH };
 const char *const MODES[] = {"staged", "inputs", "outputs", "both"};
 
@@ -177,7 +178,7 @@ void print(const char *what, const World &world, const Case &c)
         std::exit(1);
 }
 
-// Runs one call on all ranks and checks the output of every rank.
+// Runs one collective call on all ranks, and checks the output of every rank.
 void run(World &world, const Case &c, bool together)
 {
     static u64 dice = 1;
@@ -194,7 +195,7 @@ void run(World &world, const Case &c, bool together)
     for (u32 rank = 0; rank < ranks; ++rank) {
         inputs[rank].resize(bytes);
         fill(inputs[rank].data(), c.dtype, c.count, dice);
-        // Without a table of addresses, a window has the same offset on every rank.
+        // A window that is described without a table of addresses has the same offset on every rank.
         const u64 apart = c.tabled || c.mode == STAGED ? rank : 0;
         const u64 shift = c.misaligned ? mix(chance * 7 + apart) % 16 / size * size : 0;
         const u64 other = c.misaligned ? mix(chance * 5 + apart + 99) % 16 / size * size : 0;
@@ -270,7 +271,8 @@ void run(World &world, const Case &c, bool together)
     }
 }
 
-// Whether a kernel supports a mode. In place requires that both or neither of input and output are windows, except for two-shot.
+// Returns true if a kernel supports a mode. If the output is in the place of the input, both or neither must be windows, except
+// for two-shot.
 bool allowed(Algorithm algorithm, Mode mode, bool in_place)
 {
     switch (algorithm) {
@@ -303,7 +305,7 @@ void sweep(World &world, bool together, u64 most_count)
                     run(world, c, together);
                     ++cases;
                 }
-                // Lengths around the limits of packets, tiles and pieces.
+                // Test lengths just below, at and above the limits of packets, tiles and pieces.
                 const u64 size = host_len(dtype);
                 const u64 lens[] = {world.lane.ll_len, TILE, 2 * TILE, world.lane.staging_len, 2 * world.lane.staging_len,
                                     3 * world.lane.staging_len};
@@ -336,7 +338,7 @@ void correct()
     for (u32 ranks : {2u, 1u, 3u, 4u, 8u}) {
         World world(ranks, 4096, 16384, 1 << 20, 5 * SECOND, false);
         sweep(world, false, 67);
-        // The low 32 bits of the call number wrap.
+        // Test calls during which the low 32 bits of the call number wrap to 0.
         world.preset((1ull << 32) - 20, 5 * SECOND);
         for (u32 k = 0; k < 40; ++k)
             for (Algorithm algorithm : {LL, GATHER_LL, BROADCAST_LL})
@@ -356,7 +358,7 @@ void together()
     }
 }
 
-// Input words that differ for each call, rank and position.
+// Returns an input word that differs for each call, rank and position.
 __device__ u32 word_of(u64 call, u32 rank, u64 i) { return (u32)((call * 64 + rank) * 2654435761u + i * 40503u + 17); }
 
 __global__ void write_input(u32 *input, u64 count, const u64 *calls, u32 rank)
@@ -365,7 +367,7 @@ __global__ void write_input(u32 *input, u64 count, const u64 *calls, u32 rank)
         input[i] = word_of(*calls, rank, i);
 }
 
-// Checks the sums and overwrites the input at once.
+// Checks the sums of an all-reduce, and overwrites the input right after it.
 __global__ void check_output(u32 *input, const u32 *output, u64 count, const u64 *calls, u32 ranks, u64 *errors)
 {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
@@ -380,8 +382,8 @@ __global__ void check_output(u32 *input, const u32 *output, u64 count, const u64
 
 __global__ void next_call(u64 *calls) { ++*calls; }
 
-// Replays a graph of calls whose inputs are overwritten right after each call. Returns the number of wrong words, or ~0 if a call
-// was aborted.
+// Replays a CUDA graph of collective calls whose inputs are overwritten right after each call. Returns the number of wrong
+// words, or ~0 if a call was aborted.
 u64 replay(World &world, Algorithm algorithm, Mode mode, u64 count, u32 blocks, u32 calls, u32 replays,
            u64 first_call = 0)
 {
@@ -439,7 +441,7 @@ void expect(bool held, const char *what, u64 value)
     failures += !held;
 }
 
-// Many calls with random delays have correct results.
+// Tests that many calls with random delays have correct results.
 void stress()
 {
     for (u32 ranks : {2u, 3u, 4u}) {
@@ -464,7 +466,8 @@ void stress()
     }
 }
 
-// Tests calls that find stale packets with the same low 32 bits of the call number, because one rank sends late.
+// Tests calls that find stale packets with the flag that they expect: the call number has wrapped in its low 32 bits, and one
+// rank sends late.
 u64 wrap(u32 mutant)
 {
     World world(2, 4096, 16384, 1 << 20, 2 * SECOND, true);
@@ -514,7 +517,7 @@ void mutants()
     expect(wrap(MUTANT_NO_CLEARING) != 0, "packets over the end of 32 bits, not cleared", wrap(MUTANT_NO_CLEARING));
 }
 
-// Rank 2 of 3 never makes the call: the others time out or are aborted, and report it.
+// Tests calls that rank 2 of 3 never makes: the other ranks time out or are aborted, and report that rank 2 is missing.
 void deadline()
 {
     for (Algorithm algorithm : {LL, ONE_SHOT, TWO_SHOT, GATHER_LL, BROADCAST_LL, BARRIER})
@@ -547,7 +550,7 @@ void deadline()
                 expect(report[REPORT_WORD_CALL] == 1 && report[REPORT_WORD_MISSING] == 4, (name + ": missing").c_str(),
                        report[REPORT_WORD_MISSING]);
             }
-            // Later calls on the lane return at once and write nothing, and the device still works.
+            // Later calls on the poisoned lane must return at once and write nothing, and the device must still work.
             CHECK(cudaMemset(world.arena, 0xa5, world.arena_len * 3));
             std::vector<unsigned char> before(world.lane.stride * 3), after(before.size());
             CHECK(cudaMemcpy(before.data(), world.memory, before.size(), cudaMemcpyDeviceToHost));

@@ -1,4 +1,4 @@
-// The reference for collectives: plain loops on the host; and inputs with special values.
+// The reference for tests of collectives: plain loops on the host. Also generates inputs with special values.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,8 @@ inline u64_t mix(u64_t x)
     return x ^ (x >> 31);
 }
 
-// Numbers of the element types (U8 I8 U16 I16 U32 I32 U64 I64 F16 BF16 F32 F64) and operations (SUM AVG MIN MAX PROD AND OR XOR).
+// Returns the length of an element in bytes. The types are numbered from 0: U8 I8 U16 I16 U32 I32 U64 I64 F16 BF16 F32 F64.
+// Below, the operations are numbered from 0 as well: SUM AVG MIN MAX PROD AND OR XOR.
 inline u64_t host_len(uint32_t dtype) { return dtype < 8 ? 1u << dtype / 2 : dtype < 10 ? 2 : dtype == 10 ? 4 : 8; }
 
 inline float float_of_bits(uint32_t bits)
@@ -54,7 +55,8 @@ inline uint32_t host_narrow(uint32_t dtype, float value)
     const double size = std::fabs((double)value);
     if (size >= 65520)
         return sign | 0x7c00;
-    // In units in the last place of the half-precision result; the division is exact, and nearbyint rounds ties to even.
+    // Round the value in units in the last place of the half-precision result: the division is exact, and nearbyint rounds ties
+    // to even.
     int exponent = 0;
     std::frexp(size, &exponent);
     const int unit = size < 6.103515625e-5 ? -24 : exponent - 11;
@@ -139,8 +141,8 @@ inline void reduce_on_host(const std::vector<std::vector<unsigned char>> &inputs
     }
 }
 
-// Random bits for integers. For floats: random bits, values of similar size, NaNs with payloads, infinities, denormals, zeros of
-// both signs.
+// Fills an input with random bits for integers. For floats the input also has values of similar size, NaNs with payloads,
+// infinities, denormals, and zeros of both signs.
 inline void fill(unsigned char *bytes, uint32_t dtype, u64_t count, u64_t &dice)
 {
     const u64_t size = host_len(dtype);

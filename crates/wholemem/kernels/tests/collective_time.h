@@ -1,6 +1,6 @@
-// Measures calls in a graph beside two lower bounds: the round trip of a flag, and a plain one-shot kernel.
+// Measures collective calls in a CUDA graph, and two lower bounds: the round trip of a flag, and a plain one-shot kernel.
 
-// Sends a word to the other kernel and back, `rounds` times, with numbers from `first` on.
+// Sends a word to another kernel and back, `rounds` times. The words are consecutive numbers from `first` on.
 __global__ void ping_pong(u64 *mine, u64 *theirs, u64 first, u32 rounds, bool begins, bool near)
 {
     for (u64 round = first; round < first + rounds; ++round) {
@@ -13,7 +13,7 @@ __global__ void ping_pong(u64 *mine, u64 *theirs, u64 first, u32 rounds, bool be
     }
 }
 
-// A kernel with many barriers between the ranks.
+// A kernel that performs many barriers between the ranks.
 __global__ void __launch_bounds__(COLLECTIVE_THREADS) repeat_barrier(const __grid_constant__ LaneRef lane, u32 rounds)
 {
     Call call(lane);
@@ -28,7 +28,7 @@ struct Plain8 {
     u64 *signals[8];
 };
 
-// The simplest one-shot: no staging, no final barrier, no timeout; the caller must not overwrite its input.
+// The simplest one-shot all-reduce: no staging, no final barrier and no timeout. The caller must not overwrite its input.
 __global__ void __launch_bounds__(512) plain_one_shot(Plain8 all, uint4 *output, u64 *epochs, u32 rank, u32 ranks, u32 packs)
 {
     const u64 epoch = epochs[blockIdx.x] + 1;
@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(512) plain_one_shot(Plain8 all, uint4 *output,
         epochs[blockIdx.x] = epoch;
 }
 
-// Prints the best and median time of a call in microseconds. A graph has `calls` calls, which `enqueue` adds for each rank.
+// Prints the best and the median time of a call in microseconds. For each rank, a CUDA graph has `calls` calls, which `enqueue`
+// adds.
 template <class Enqueue> void measure(World &world, const char *name, u64 bytes, u32 calls, u32 blocks, Enqueue enqueue)
 {
     std::vector<cudaGraphExec_t> graphs(world.ranks);
@@ -93,7 +94,8 @@ template <class Enqueue> void measure(World &world, const char *name, u64 bytes,
     CHECK(cudaEventDestroy(end));
 }
 
-// Returns the best time of a round in microseconds, of two kernels that exchange signals for a thousand rounds.
+// Runs two kernels that exchange signals for a thousand rounds, and returns the best total time in milliseconds, which equals
+// the time of one round in microseconds.
 template <class Enqueue> float best_round(World &world, Enqueue enqueue)
 {
     cudaEvent_t start, end;
@@ -116,7 +118,7 @@ template <class Enqueue> float best_round(World &world, Enqueue enqueue)
     return best;
 }
 
-// Measures a barrier inside a kernel beside the round trip of a flag.
+// Measures a barrier between ranks inside a kernel, and the round trip of a flag for comparison.
 void time_barriers()
 {
     constexpr u32 ROUNDS = 1000;

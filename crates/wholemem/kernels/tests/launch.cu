@@ -38,7 +38,7 @@ struct Long {
     unsigned long long words[30];
 };
 
-// Waits for the previous kernel, and allows the next kernel to start.
+// Waits for the previous kernel of the stream, and allows the next kernel to start.
 __device__ void begin()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -47,7 +47,8 @@ __device__ void begin()
 
 __global__ void nothing(const Long) { begin(); }
 
-// A barrier between processes. `words[0]` is the number of finished calls; `flags` has one word per ordered pair of ranks, 128 bytes apart.
+// Performs a barrier between processes. `words[0]` is the number of finished barriers; `flags` has one word for each ordered
+// pair of ranks, 128 bytes apart.
 __global__ void synchronize(const Long argument)
 {
     begin();
@@ -69,7 +70,7 @@ __global__ void synchronize(const Long argument)
         words[0] = call;
 }
 
-// Memory that the processes share: a barrier, the handle of the flags, and measurements.
+// Memory that the measuring processes share: a barrier, the IPC handle of the flags, and measurements.
 struct Shared {
     pthread_barrier_t barrier;
     cudaIpcMemHandle_t flags;

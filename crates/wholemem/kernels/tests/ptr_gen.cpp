@@ -19,7 +19,7 @@ void require(bool held, const char *what, u64 a, u64 b)
     std::exit(1);
 }
 
-// Chunked memory whose chunks are not adjacent, and its directory.
+// Chunked memory whose chunks are not adjacent, and the directory of its chunks.
 struct Chunks {
     std::vector<std::vector<unsigned char> > chunks;
     std::vector<u64> directory;
@@ -60,7 +60,7 @@ struct Chunks {
     }
 };
 
-// The address of a row, by a linear search over the chunks.
+// Returns the address of a row, found by a linear search over the chunks.
 u64 walk(const Chunks &memory, u64 row, u64 stride)
 {
     std::size_t chunk = 0;
@@ -78,7 +78,7 @@ void rows_are_found(const std::vector<u64> &rows, u64 stride, u64 chunk_rows)
     require(!ref.contains(-1) && !ref.contains((wholemem::i64)ref.rows), "there are too many rows", ref.rows, stride);
     if (ref.rows < 3)
         return;
-    // A view of some rows and columns.
+    // Test a view of some rows and columns of the table.
     ref.first_row = 2;
     ref.rows -= 2;
     ref.offset = stride / 2;
@@ -107,7 +107,7 @@ void elements_are_found(const std::vector<u64> &rows, u64 stride)
     }
 }
 
-// For every view of some rows and columns of a tensor, chunked or contiguous, At enumerates the elements of the view in order.
+// Tests that At enumerates the elements in order, for every view of some rows and columns of a chunked or contiguous tensor.
 void elements_of_views_are_found(const std::vector<u64> &rows, u64 width)
 {
     const u64 stride = width * sizeof(int);
@@ -134,7 +134,7 @@ void elements_of_views_are_found(const std::vector<u64> &rows, u64 width)
             }
 }
 
-// Columns 3 and 4 of 8: elements 3, 4, 11 and 12 of the memory.
+// Tests a view of columns 3 and 4 of 8: its first elements are the elements 3, 4, 11 and 12 of the memory.
 void columns_are_walked_as_written()
 {
     std::vector<int> memory(80);
@@ -154,7 +154,7 @@ void columns_are_walked_as_written()
     require(*of_rows.Row(1) == 11, "a row is elsewhere", 1, (u64)*of_rows.Row(1));
 }
 
-// The example of WholeMemory's documentation: memory of bytes in chunks of a multiple of four bytes.
+// Tests the example of WholeMemory's documentation: memory of bytes in chunks whose lengths are multiples of four bytes.
 void as_it_is_written(const std::vector<u64> &lengths)
 {
     const Chunks memory(lengths, 1);
@@ -197,7 +197,7 @@ int main()
         for (u64 b = 0; b < 4; ++b)
             for (u64 c = 0; c < 4; ++c)
                 rows_are_found(list(few[a], few[b], few[c], few[(a + b) % 4], few[3 - c]), 100, 0);
-    // More than 16 chunks, the limit of WholeMemory.
+    // Test more than 16 chunks, which is the limit of WholeMemory.
     std::vector<u64> many;
     for (u64 i = 0; i < 37; ++i)
         many.push_back(i * i % 11);

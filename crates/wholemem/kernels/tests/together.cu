@@ -1,5 +1,5 @@
-// The collectives with all ranks in one kernel, each rank a group of blocks: for tools that do not run kernels concurrently, under
-// which ranks in separate kernels would deadlock.
+// Kernels of the collectives in which one kernel runs all ranks, each as a group of blocks. They are for tools that do not run
+// kernels concurrently, under which ranks in separate kernels would deadlock.
 
 #include "ops/all_reduce.cuh"
 #include "ops/gather.cuh"

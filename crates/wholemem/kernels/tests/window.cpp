@@ -1,5 +1,5 @@
-// Tests the layout of windows, lanes and packets on the host. The requests of our own kernels are only compiled: their layout is
-// asserted in the header.
+// Tests on the host how windows, lanes and packets are laid out in memory. The requests of wholemem's own kernels are only
+// compiled: the header asserts their layout.
 
 #include <cstdint>
 #include <cstdio>
@@ -47,7 +47,7 @@ void windows_find_every_part()
     }
 }
 
-// Marks every byte of every item in a lane's memory: items do not overlap and are inside the memory.
+// Tests that the items in a lane's memory do not overlap and are inside that memory, by marking every byte of every item.
 void lanes_keep_things_apart(u32 ranks)
 {
     LaneRef lane = LaneRef();

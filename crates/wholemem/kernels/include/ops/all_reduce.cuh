@@ -10,13 +10,14 @@
 
 namespace wholemem {
 
-// Removes const and reference from a type.
+// Removes const and the reference from a type: `Plain<const T &>::Type` is T.
 template <class T> struct Plain;
 template <class T> struct Plain<const T &> {
     typedef T Type;
 };
 
-// Runs `body` with a reduction specialized at compile time for the most common cases. Returns false for all other cases.
+// Calls `body` with a sum that is specialized at compile time, if the reduction is a sum of bfloat16, half or float. Returns
+// false for all other reductions.
 template <class Body> __device__ __forceinline__ bool with_sum(u32 dtype, u32 op, Body body)
 {
     if (op != SUM)
@@ -29,7 +30,7 @@ template <class Body> __device__ __forceinline__ bool with_sum(u32 dtype, u32 op
     }
 }
 
-// The output of this rank as the only destination of results.
+// The destination of the results of a reduction: the output of this rank.
 struct Output {
     u64 output;
 
@@ -37,8 +38,8 @@ struct Output {
     __device__ __forceinline__ u64 address(u32) const { return output; }
 };
 
-// The destinations of results of the two-shot algorithm: every rank's output if it is a window, else this rank's result buffer and
-// its output. Addresses are computed at each use, to save registers.
+// The destinations of the results in the two-shot all-reduce: the outputs of all ranks if the output is a window, otherwise
+// this rank's result buffer and its output. Addresses are computed at each use, to save registers.
 struct Outputs {
     const CollectiveRequest &request;
     u64 start;
@@ -53,7 +54,7 @@ struct Outputs {
     }
 };
 
-// The inputs and destinations of a reduction. Each result is stored to all destinations.
+// The inputs of a reduction and the destinations of its results. Each result is stored to all destinations.
 template <class To> struct Reduction {
     WindowRef from;
     To to;
@@ -62,8 +63,8 @@ template <class To> struct Reduction {
     Share share;
 };
 
-// Reduces whole packs and returns the offset of the rest. The loads of GROUP ranks and TURNS packs are in flight together. If
-// TURNS > 1, there are at most GROUP ranks.
+// Reduces this thread's whole packs (16 bytes each), and returns the offset of the first one that is left. The loads of TURNS
+// packs from GROUP ranks are in flight together. If TURNS > 1, there must be at most GROUP ranks.
 template <u32 GROUP, u32 TURNS, class To, class Recipe>
 __device__ __forceinline__ u32 reduce_whole(const Reduction<To> &reduction, const Recipe &recipe, u32 ranks)
 {
@@ -113,7 +114,7 @@ __device__ __forceinline__ u32 reduce_whole(const Reduction<To> &reduction, cons
     return reduction.share.back(at, whole, TURNS);
 }
 
-// Reduces everything from an offset on, for any type and operation and any alignment, including a shorter last pack.
+// Reduces the packs (16 bytes each) from offset `at` on, for any type, operation and alignment, including a shorter last pack.
 template <class To>
 __device__ __forceinline__ void reduce_rest(const Reduction<To> &reduction, const Any &recipe, u32 at)
 {
@@ -159,7 +160,8 @@ __device__ __forceinline__ void all_reduce_one_shot(const CollectiveRequest &req
     });
 }
 
-// Copies the parts that other ranks have reduced to the output: tile j of a block is in the result buffer of rank j % ranks.
+// Copies the parts that other ranks have reduced from their result buffers to this rank's output. Tile j of a block is in the
+// result buffer of rank j % ranks.
 __device__ __forceinline__ void collect(const LaneRef &lane, const Call &call, u64 output, u32 bytes, bool fits)
 {
     constexpr u32 TURNS = 4;
@@ -192,9 +194,9 @@ __device__ __forceinline__ void collect(const LaneRef &lane, const Call &call, u
     }
 }
 
-// Two-shot all-reduce. If the staging or result buffer is used, it runs in pieces of that length. The buffers need not alternate:
-// the staging buffer is read before the second barrier of a piece, and the result buffer is written after the first barrier of the
-// next piece.
+// Performs a two-shot all-reduce. If the staging or result buffer is used, the data is divided into pieces of at most the
+// length of these buffers. The buffers need not alternate: the staging buffer is read before the second barrier of a piece, and
+// the result buffer is written after the first barrier of the next piece.
 __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
@@ -224,7 +226,7 @@ __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &req
     call.finish();
 }
 
-// Sums the packets of at most COUNT ranks. Returns false if some have not arrived.
+// Sums the packets of at most COUNT ranks at one offset. Returns false if some packets have not arrived.
 template <u32 COUNT>
 __device__ __forceinline__ bool sum_packets(const CollectiveRequest &request, const Packets &packets, u64 at, u64 own,
                                             u64 &sum)
@@ -250,7 +252,8 @@ __device__ __forceinline__ bool sum_packets(const CollectiveRequest &request, co
     return true;
 }
 
-// Reduces the packets of all ranks one after another, for any type, operation and number of ranks.
+// Reduces the packets of all ranks at one offset, one after another, for any type, operation and number of ranks. Returns false
+// if a packet has not arrived.
 __device__ __forceinline__ bool reduce_packets(const CollectiveRequest &request, const Packets &packets, u64 at, u64 own,
                                                u64 &result)
 {
@@ -270,8 +273,8 @@ __device__ __forceinline__ bool reduce_packets(const CollectiveRequest &request,
     return true;
 }
 
-// All-reduce by packets. All packets are sent before the first wait. A call without data also sends and receives: otherwise a rank
-// could run ahead by more than one call.
+// All-reduce by packets: each packet carries a flag, so no barrier is needed. All packets are sent before the first wait. A
+// call without data also sends and receives a packet: otherwise a rank could run ahead of the others by more than one call.
 __device__ __forceinline__ void all_reduce_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);

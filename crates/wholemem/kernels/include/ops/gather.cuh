@@ -1,11 +1,11 @@
-// All-gather, broadcast and barrier: collectives without arithmetic.
+// Collectives without arithmetic: all-gather, broadcast and barrier.
 #pragma once
 
 #include "ops/collective.cuh"
 
 namespace wholemem {
 
-// Copies this thread's packs of every rank's input to the output, in which the inputs are contiguous.
+// Copies this thread's packs (16 bytes each) of every rank's input to the output, in which the inputs follow each other.
 __device__ __forceinline__ void gather(const CollectiveRequest &request, const WindowRef &from, u64 start, u32 len,
                                        Share share, bool fits)
 {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void gather(const CollectiveRequest &request, const W
 #pragma unroll
                 for (u32 i = 0; i < GROUP; ++i) {
                     const u64 base = from.address(first + i < ranks ? first + i : 0);
-                    // An input that is in place is not copied, since peers may be reading it.
+                    // An input that is already in its place in the output is not copied, since peers may be reading it.
                     copied[i] = first + i < ranks && base != output + (first + i) * part;
 #pragma unroll
                     for (u32 turn = 0; turn < TURNS; ++turn)
@@ -48,8 +48,8 @@ __device__ __forceinline__ void gather(const CollectiveRequest &request, const W
         }
 }
 
-// Stores this rank's input into every rank's output: after a barrier that allows writing the outputs, and before a barrier after
-// which they are complete.
+// Stores this rank's input into every rank's output. The first barrier allows writing the outputs; after the second barrier,
+// the outputs are complete.
 __device__ __forceinline__ void push(const CollectiveRequest &request, Call &call, u64 offset, bool pushes)
 {
     const u32 ranks = request.lane.ranks;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void all_gather_ll(const CollectiveRequest &request, 
         call.finish();
 }
 
-// Copies a piece of the root's input to this rank's output.
+// Copies a piece of the broadcast root's input to this rank's output.
 __device__ __forceinline__ void fetch(const CollectiveRequest &request, const Call &call, const WindowRef &from, u64 start,
                                       u32 len, bool may_fit)
 {
@@ -147,8 +147,8 @@ __device__ __forceinline__ void broadcast(const CollectiveRequest &request, u32 
     });
 }
 
-// Broadcast by packets. The root sends its data; every other rank sends one packet without data, so that every rank receives from
-// every rank, and no rank runs ahead by two calls.
+// Broadcast by packets: each packet carries a flag, so no barrier is needed. The root sends its data. Every other rank sends
+// one packet without data, so that every rank receives a packet from every rank, and no rank runs ahead by two calls.
 __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u
             if (peer != lane.rank)
                 packets.send_to(peer, 0, 0);
     call.pause(1);
-    // First the packets of the root, then those of the other ranks.
+    // Receive the packets of the root first, and the empty packets of the other ranks after them.
     u32 at = share.first, peer = block == 0 ? threadIdx.x : lane.ranks;
     u64 since = 0;
     do {

@@ -1,8 +1,8 @@
-// Loads, stores and conversions of elements of every type: floats to floats, integers to integers.
+// Loads, stores and conversions of elements of every type. Floats are converted to floats, and integers to integers.
 //
-// An element is held in 64 bits. Integers are sign- or zero-extended, and truncated when they are stored. Floats keep their format
-// until they are converted. A conversion rounds once, to nearest, ties to even, and every NaN becomes the positive quiet NaN without
-// payload, so that the CPU computes the same bits.
+// An element is held in 64 bits. Integers are sign- or zero-extended, and truncated when they are stored. Floats keep their
+// format until they are converted. A conversion rounds once, to nearest, ties to even, and every NaN becomes the positive quiet
+// NaN without payload, so that the CPU computes the same bits.
 #pragma once
 
 #include "ops/abi.cuh"
@@ -25,12 +25,13 @@ __device__ __forceinline__ u64 extend(u64 bits, u32 dtype)
     }
 }
 
-// Consecutive elements.
+// COUNT consecutive elements of a row, each held in 64 bits.
 template <u32 COUNT> struct Elements {
     u64 bits[COUNT];
 };
 
-// Loads elements; zeros if the address is 0. Four elements are aligned to their total length, at most 16 bytes.
+// Loads COUNT elements, or zeros if the address is 0. The address of four elements must be aligned to their total length, but
+// to at most 16 bytes.
 template <u32 COUNT> __device__ Elements<COUNT> load_elements(u64 address, u32 dtype);
 
 template <u32 COUNT> __device__ void store_elements(u64 address, u32 dtype, Elements<COUNT> elements);
@@ -114,14 +115,15 @@ __device__ __forceinline__ u16 half_of(double value)
     return bits;
 }
 
-// Rounds to nearest even. The value must not be NaN.
+// Converts a float to bfloat16, rounding to nearest even. The value must not be NaN.
 __device__ __forceinline__ u16 bfloat_of(float value)
 {
     const u32 bits = __float_as_uint(value);
     return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Rounds to odd first, so that the second rounding breaks ties correctly. The value must not be NaN.
+// Converts a double to bfloat16. The value is rounded to odd to a float first, so that the second rounding breaks ties
+// correctly. The value must not be NaN.
 __device__ __forceinline__ u16 bfloat_of(double value)
 {
     const float toward_zero = __double2float_rz(value);
@@ -149,7 +151,7 @@ __device__ __forceinline__ float float_of(u64 bits, u32 dtype)
     }
 }
 
-// Converts an element. Both types are floats, or both are integers.
+// Converts an element from one type to another. Both types are floats, or both are integers.
 __device__ __forceinline__ u64 convert(u64 bits, u32 from, u32 to)
 {
     if (from == to || from < F16)

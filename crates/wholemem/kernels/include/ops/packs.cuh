@@ -4,8 +4,8 @@
 //     blocks    |   0    |   1    |   0    |   1    |   0    |   1     blocks = 2
 //
 // Memory of callers is aligned to its elements only, and differently on each rank. An unaligned pack is moved in the widest units
-// that its address allows. They are the same for all packs of a pointer, so threads do not diverge. The last pack may be shorter,
-// and is moved byte by byte.
+// that its address allows. These units are the same for all packs from one pointer on, so threads do not diverge. The last pack
+// may be shorter, and is moved byte by byte.
 #pragma once
 
 #include "ops/abi.cuh"
@@ -19,8 +19,8 @@ constexpr u32 PACK = 16;
 constexpr u32 HALF = 8; // payload of a packet
 constexpr u32 TILE = COLLECTIVE_THREADS * PACK;
 
-// Loads an aligned pack if `there`, else returns zeros. The load is predicated instead of branched around, so that a thread's loads
-// are issued back to back.
+// Loads an aligned pack (16 bytes) if `there` is true, and returns zeros otherwise. The load is predicated instead of branched
+// around, so that a thread's loads are issued back to back.
 __device__ __forceinline__ uint4 load_if(bool there, u64 address)
 {
     uint4 pack = {0, 0, 0, 0};
@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_if(bool there, u64 address, const uint4 &p
                  : "memory");
 }
 
-// Loads `len` bytes, at most 8. The remaining bytes are zero.
+// Loads `len` bytes, at most 8, as a 64-bit word. The remaining bytes of the word are zero.
 __device__ __forceinline__ u64 load_half(u64 address, u32 len)
 {
     if (len == HALF && address % 8 == 0)
@@ -67,7 +67,7 @@ __device__ __forceinline__ u64 load_half(u64 address, u32 len)
     return word;
 }
 
-// Stores the first `len` bytes, at most 8.
+// Stores the first `len` bytes, at most 8, of a 64-bit word.
 __device__ __forceinline__ void store_half(u64 address, u64 word, u32 len)
 {
     if (len == HALF && address % 8 == 0) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint4 pack_of(u64 lower, u64 upper)
     return {(u32)lower, (u32)(lower >> 32), (u32)upper, (u32)(upper >> 32)};
 }
 
-// Loads `len` bytes, at most 16. The remaining bytes are zero.
+// Loads `len` bytes, at most 16, as a pack. The remaining bytes of the pack are zero.
 __device__ __forceinline__ uint4 load_pack(u64 address, u32 len)
 {
     if (len == PACK && address % PACK == 0)
@@ -107,7 +107,7 @@ __device__ __forceinline__ uint4 load_pack(u64 address, u32 len)
     return pack_of(halves[0], halves[1]);
 }
 
-// Stores the first `len` bytes, at most 16.
+// Stores the first `len` bytes, at most 16, of a pack.
 __device__ __forceinline__ void store_pack(u64 address, const uint4 &pack, u32 len)
 {
     if (len == PACK && address % PACK == 0)
@@ -117,23 +117,23 @@ __device__ __forceinline__ void store_pack(u64 address, const uint4 &pack, u32 l
         store_half(address + HALF, upper_half(pack), len - HALF);
 }
 
-// The packs of a piece that this thread processes, as byte offsets: first, first + step, ...
+// The packs (16 bytes each) that this thread processes in a piece of the data, as byte offsets: first, first + step, ...
 //
-// A piece is at most 1 GiB, so 32-bit offsets are enough, which saves registers.
+// A piece has at most 1 GiB, so 32-bit offsets are enough, which saves registers.
 struct Share {
     u32 first;
     u32 step;
 
-    // A pack of every tile of the block.
+    // Selects one pack in every tile of this thread's block.
     __device__ __forceinline__ explicit Share(const Call &call) : Share(call, 0, 1) {}
 
-    // A pack of every tile of the block whose number modulo `turns` is `turn`.
+    // Selects one pack in every tile of this thread's block whose number modulo `turns` is `turn`.
     __device__ __forceinline__ Share(const Call &call, u32 turn, u32 turns)
         : first((call.block + turn * call.blocks) * TILE + threadIdx.x * PACK), step(turns * call.blocks * TILE)
     {
     }
 
-    // The same division in units of half packs.
+    // Selects this thread's share in units of half packs (8 bytes each) instead of packs.
     __device__ __forceinline__ static Share of_halves(const Call &call)
     {
         Share share(call);
@@ -142,8 +142,8 @@ struct Share {
         return share;
     }
 
-    // The first offset that an unrolled loop over whole packs, `turns` at a time, has not processed. The loop ended at `at`, which
-    // may be beyond the shorter last pack.
+    // Returns the first offset that an unrolled loop over whole packs, `turns` at a time, has not processed. The loop ended at
+    // `at`, which may be beyond the shorter last pack.
     __device__ __forceinline__ u32 back(u32 at, u32 whole, u32 turns) const
     {
         if (at != first)
@@ -156,15 +156,15 @@ struct Share {
 
 constexpr u64 PIECE = 1 << 30; // longest piece in bytes
 
-// The length of the whole packs in `bytes` bytes.
+// The total length of the whole packs (16 bytes each) in `bytes` bytes.
 __device__ __forceinline__ u32 whole_packs(u32 bytes) { return bytes / PACK * PACK; }
 
-// The length of the pack, or of the half pack, at an offset.
+// The length of the pack, or of the half pack, at offset `at` of `bytes` bytes.
 __device__ __forceinline__ u32 pack_len(u32 at, u32 bytes) { return min(bytes - at, PACK); }
 
 __device__ __forceinline__ u32 half_len(u32 at, u32 bytes) { return min(bytes - at, HALF); }
 
-// Whether all ranks' parts of a window are aligned to packs.
+// Returns true if the parts of all ranks in a window are aligned to packs (16 bytes).
 __device__ __forceinline__ bool aligned(const WindowRef &window, u32 ranks)
 {
     u64 all = 0;
@@ -174,8 +174,8 @@ __device__ __forceinline__ bool aligned(const WindowRef &window, u32 ranks)
     return all % PACK == 0;
 }
 
-// Copies this thread's packs to each of `count` destinations. `fits`: all addresses are aligned to packs. If not `wanted`, nothing
-// is stored; the loads do not wait for that condition.
+// Copies this thread's packs to `count` destinations. `fits` says that all addresses are aligned to packs. If `wanted` is
+// false, nothing is stored; the loads do not wait for that condition.
 __device__ __forceinline__ void copy_to_each(u64 from, const WindowRef &to, u32 count, u32 bytes, Share share, bool fits,
                                        bool wanted)
 {

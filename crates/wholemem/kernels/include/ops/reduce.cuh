@@ -10,7 +10,7 @@
 
 namespace wholemem {
 
-// Converts the upper or lower 16-bit float of a word to 32 bits.
+// Converts the upper or lower 16-bit float in a 32-bit word to a 32-bit float.
 template <u32 DTYPE> __device__ __forceinline__ float widen(u32 word, bool upper)
 {
     if (DTYPE == BF16)
@@ -18,13 +18,13 @@ template <u32 DTYPE> __device__ __forceinline__ float widen(u32 word, bool upper
     return float_of_half((u16)(upper ? word >> 16 : word));
 }
 
-// Rounds two sums to 16-bit floats and packs them into one word.
+// Rounds two 32-bit floats to 16-bit floats, and packs them into one word.
 template <u32 DTYPE> __device__ __forceinline__ u32 narrow(float lower, float upper)
 {
     return (u32)float_bits(upper, DTYPE) << 16 | (u32)float_bits(lower, DTYPE);
 }
 
-// The sum of floats of a type known at compile time.
+// A sum of packs (16 bytes each) of floats whose type is known at compile time.
 template <u32 DTYPE> struct Sum {
     static constexpr u32 COUNT = DTYPE == F32 ? 4 : 8;
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ bool negative(float value) { return (int)__float_as_u
 
 __device__ __forceinline__ bool negative(double value) { return __double_as_longlong(value) < 0; }
 
-// Minimum and maximum of two values: NaN if one is NaN; zeros are compared by sign.
+// The minimum and the maximum of two floats. The result is NaN if one of them is NaN; zeros are compared by sign.
 template <class Float> __device__ __forceinline__ Float lesser(Float a, Float b)
 {
     return is_nan(a) || a < b || (a == b && negative(a)) ? a : b;
@@ -84,8 +84,9 @@ template <class Float> __device__ __forceinline__ Float greater(Float a, Float b
     return is_nan(a) || a > b || (a == b && !negative(a)) ? a : b;
 }
 
-// A reduction whose type and operation are known only at run time. Floats of up to 32 bits are accumulated as 32-bit floats, one per
-// word; all other types stay in the four words of a pack. `count` is the number of ranks, for the mean.
+// A reduction of packs whose type and operation are known only at run time. Floats of up to 32 bits are accumulated as 32-bit
+// floats, one in each of eight words; all other types stay in the four words of a pack. `count` is the number of ranks, for the
+// mean.
 struct Any {
 
     u32 dtype, op, count;
@@ -210,7 +211,7 @@ private:
         return op == PROD ? a * b : a + b;
     }
 
-    // Sign- or zero-extends an integer in a word. The bits above its length are discarded later.
+    // Sign- or zero-extends the integer of `bits` bits at position `bit` of a word.
     __device__ __forceinline__ u32 extended(u32 word, u32 bit, u32 bits) const
     {
         const u32 above = 32 - bits, shifted = word >> bit << above;

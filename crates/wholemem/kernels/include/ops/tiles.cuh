@@ -1,7 +1,7 @@
-// A tile of rows that a warp copies (see RowTiles).
+// A tile: the units of rows that a warp copies (see RowTiles).
 //
-// The warp first looks up the rows of its tile, one row per lane, and stores their addresses in shared memory. Then consecutive lanes
-// copy consecutive units. So each row is checked and looked up once, and the loads of a warp are wide and independent.
+// The warp first looks up the rows of its tile, one row per lane, and stores their addresses in shared memory. Then consecutive
+// lanes copy consecutive units. So each row is checked and looked up once, and the loads of a warp are wide and independent.
 #pragma once
 
 #include "ops/abi.cuh"
@@ -24,16 +24,17 @@ __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
 
 __device__ __forceinline__ u64 own_number() { return ((u64)blockIdx.y * gridDim.x + blockIdx.x) * (ROW_THREADS / WARP) + warp(); }
 
-// Division of small numbers by multiplication: magic is ceil(2^31 / divisor). Exact if number * divisor is below 2^31.
+// Divides a small number by multiplication: magic is ceil(2^31 / divisor). The result is exact if number * divisor is below
+// 2^31.
 __device__ __forceinline__ u32 divide_small(u32 number, u32 magic) { return __umulhi(number * 2, magic); }
 
-// The row of a unit, counted from the first row of the tile.
+// The row that contains a unit of the tile, counted from the first row of the tile.
 __device__ __forceinline__ u32 row_of(const RowTiles &tiles, const Tile &tile, u32 unit)
 {
     return divide_small(unit + tile.skew, tiles.unit_magic);
 }
 
-// The tile of this warp.
+// The tile of rows that this warp copies. The tile has no units if there are more warps than tiles.
 __device__ __forceinline__ Tile own_tile(const RowTiles &tiles, u64 count)
 {
     const u64 number = own_number();
@@ -55,21 +56,22 @@ __device__ __forceinline__ i64 index_at(const RowsRequest &request, const RowTil
     return tiles.index_len == sizeof(i64) ? load<i64>(address) : load<int>(address);
 }
 
-// Returns the address of the row at a position, or 0 if its index is bad, which is recorded. All lanes of the warp call it; those
-// that are not `there` take part in the vote only.
+// Returns the address of the table row whose index is at a position of the list of indices. If the index is bad, records the
+// position and returns 0. All lanes of the warp must make the call; lanes whose `there` is false only take part in the vote.
 __device__ __forceinline__ u64 look_up(const RowsRequest &request, const RowTiles &tiles, bool there, u64 position)
 {
     const i64 index = there ? index_at(request, tiles, position) : 0;
     const bool valid = request.table.contains(index);
     const u32 bad = __ballot_sync(~0u, there && !valid);
-    // The record is in host memory, but only this device writes it, so device scope is enough.
+    // The bad-index record is in host memory, but only this device writes it, so device scope is enough.
     if (bad != 0 && request.bad != 0 && lane() == (u32)__ffs((int)bad) - 1)
         atomicMin((u64 *)request.bad + BAD_INDEX_WORD_POSITION, position);
     return there && valid ? request.table.address((u64)index) : 0;
 }
 
-// Looks up the rows of a tile. The stored address is that of the tile's first unit if the whole tile were in that row, so that adding
-// the offset of a unit gives its address. It is 0 for a bad index.
+// Looks up the table rows of a tile. The address stored for a row is where the tile's first unit would be if the whole tile
+// were in that row. So adding the offset of a unit of the row gives the unit's address. The stored address is 0 for a bad
+// index.
 __device__ __forceinline__ void look_up_all(const RowsRequest &request, const RowTiles &tiles, const Tile &tile,
                                             u32 unit_len, u64 *places)
 {
@@ -83,7 +85,8 @@ __device__ __forceinline__ void look_up_all(const RowsRequest &request, const Ro
     __syncwarp();
 }
 
-// The addresses of the units that a lane copies, one per turn, in the table and in the row buffer; 0 if there is no unit.
+// The addresses, in the table and in the row buffer, of the units that a lane copies, one unit per turn. The address is 0 if
+// there is no unit.
 struct Units {
     const RowTiles &tiles;
     const Tile &tile;
@@ -111,14 +114,14 @@ struct Units {
     __device__ __forceinline__ u64 place(u32 turn) const
     {
         const u32 unit = turn * WARP + lane();
-        // `places` has an entry for every row that a unit of a full tile can have, so this read is in bounds.
+        // The read of `places` is in bounds, because `places` has an entry for every row that a unit of a full tile can be in.
         const u64 place = places[row_of(tiles, tile, unit)];
         return unit < tile.units && place != 0 ? place + unit * table_len : 0;
     }
 };
 
-// Prefetches the sectors that a row shares with its neighbours. A sector that is written in part is read first; prefetching reads
-// them all at once.
+// Prefetches the memory sectors (32 bytes each) that a row shares with its neighbours. A sector that is only partly written is
+// read first; prefetching reads all of these sectors at once.
 __device__ __forceinline__ void fetch_edges(u64 row, u64 len)
 {
     constexpr u64 SECTOR = 32;

@@ -1,4 +1,4 @@
-// Loads and stores of one unit of global memory at an integer address. Address 0 means no access.
+// Loads and stores of one unit of global memory at an integer address. With address 0, no memory is accessed.
 //
 // The instructions name the global state space, which the compiler cannot infer from an integer. They are predicated instead of
 // branched around, so that a thread's loads are issued back to back. Loads are plain, neither non-coherent nor streaming: other
@@ -10,10 +10,10 @@ namespace wholemem {
 typedef unsigned char u8;
 typedef unsigned short u16;
 
-// Loads a unit; zero if the address is 0.
+// Loads a value of type Unit from global memory, or returns zero if the address is 0.
 template <class Unit> __device__ Unit load(unsigned long long address);
 
-// Stores a unit unless the address is 0.
+// Stores a value of type Unit to global memory, unless the address is 0.
 template <class Unit> __device__ void store(unsigned long long address, Unit value);
 
 #define WHOLEMEM_UNIT(UNIT, TYPE, REGISTER, HOLD)                                                                      \

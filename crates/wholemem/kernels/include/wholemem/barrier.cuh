@@ -6,10 +6,11 @@
 //     ... read data of other ranks ...
 //     call.finish();                        // the lane is ready for the next call
 //
-// A lane is a sequence of calls. Each rank runs one kernel per call, in the same order; streams that share a lane are ordered by
-// events. Every call has at least one barrier. So a signal of call k + 1 from a rank proves that the rank has finished call k,
-// and buffers that alternate with the parity of the call need no acknowledgement. If peers read this rank's memory directly, the
-// kernel must not end before they have read it, because the next work on the stream may overwrite it: a second sync orders that.
+// A lane is a sequence of collective calls. Each rank runs one kernel per call, in the same order; streams that share a lane
+// are ordered by events. Every call has at least one barrier. So a signal of call k + 1 from a rank proves that the rank has
+// finished call k, and buffers that alternate with the parity of the call need no acknowledgement. If peers read this rank's
+// memory directly, the kernel must not end before they have read it, because the next work on the stream may overwrite it: a
+// second sync orders that.
 //
 // All blocks of all ranks that share a device must be resident. A wait for a missing peer ends at the timeout, when the host
 // stores a cause into the abort word, or when another rank has aborted. The kernel then reports the missing ranks to the host and
@@ -22,7 +23,7 @@
 //     line(b, 0)                           line(b, 0)  <---- stored by block b of rank 0, polled by block b of rank 1
 //     line(b, 1)  <---- and the other way  line(b, 1)
 //
-// Compiles as C++11 under a host compiler (the layout), nvcc and NVRTC (all of it).
+// A host compiler compiles the layout of a lane as C++11; nvcc and NVRTC compile the whole header.
 #pragma once
 
 #include "wholemem/ordered.cuh"
@@ -52,11 +53,11 @@ WHOLEMEM_HOST_DEVICE u64 LaneRef::result(u32 of) const { return memory(of) + res
 
 #if defined(__CUDACC__)
 
-// The abort cause of a timeout, without the number of the missing rank.
+// The abort cause of a call that timed out, without the number of the missing rank.
 constexpr u64 TIMED_OUT = (u64)CAUSE_TIMED_OUT << CAUSE_SHIFT;
 
-// The words of several ranks that a thread waits for; the words of rank r are at address + r * stride. A signal has arrived if it
-// is at least the flag; a packet has arrived if the upper half of each of its words is the flag.
+// The words from several ranks that a thread waits for. The words of rank r are at address + r * stride. A signal has arrived
+// if it is at least `flag`. A packet has arrived if the upper half of each of its words is `flag`.
 struct Awaited {
     u64 address;
     u64 stride;
@@ -79,7 +80,8 @@ struct Awaited {
     }
 };
 
-// Returns the cause to abort the call, or 0. After a timeout the cause has no rank. Does not read the poison word.
+// Returns the cause for which a call of the lane must be aborted, or 0. The cause of a timeout contains no rank. The poison
+// word is not read.
 __device__ __forceinline__ u64 abort_cause(const LaneRef &lane, u64 since, u64 now)
 {
     const u64 abort = load_relaxed(lane.report + REPORT_WORD_ABORT * sizeof(u64));
@@ -95,13 +97,14 @@ __device__ __forceinline__ u64 abort_cause(const LaneRef &lane, u64 since, u64 n
     return deadline != 0 && now - since >= deadline ? TIMED_OUT : 0;
 }
 
-// Slow path of a wait: checks for a timeout or an abort. Returns 0 if the call must end; then the lane is poisoned, and the first
-// thread to poison it writes the report. Otherwise returns the start time of the wait, which is the time of the first check.
+// The slow path of a wait: checks for a timeout or an abort. Returns 0 if the call must end. In that case the lane is poisoned,
+// and the first thread to poison it writes the report. Otherwise returns the start time of the wait, which is the time of the
+// first check.
 __device__ __forceinline__ u64 check_abort(const LaneRef &lane, u64 seq, u32 phase, Awaited awaited, u64 since)
 {
     const u64 now = nanoseconds();
     since = since == 0 ? now : since;
-    // If the lane is poisoned already, the report is written by another thread.
+    // If the lane is poisoned already, another thread writes the report of the abort.
     if (load_relaxed(lane.control + CONTROL_WORD_POISON * sizeof(u64)) != 0)
         return 0;
     u64 cause = abort_cause(lane, since, now);
@@ -137,7 +140,7 @@ __device__ __forceinline__ u64 check_abort(const LaneRef &lane, u64 seq, u32 pha
 
 #if defined(WHOLEMEM_TESTING)
 
-// Delays a block at a point of the call for as long as a test requests, at most one second.
+// Delays a block at a point of a call for as long as a test requests, but at most one second.
 __device__ __forceinline__ void delay(const LaneRef &lane, u64 seq, u32 block, u32 point)
 {
     const u32 place = point < DEBUG_POINTS ? point : DEBUG_POINTS - 1;
@@ -156,13 +159,15 @@ __device__ __forceinline__ void delay(const LaneRef &lane, u64 seq, u32 block, u
 
 #endif
 
-// One call of this rank, in one thread. All threads of a block call the same member functions in the same order.
+// One thread's state of a collective call of this rank. All threads of a block call the same member functions in the same
+// order.
 class Call {
 public:
-    // The grid belongs to one rank.
+    // Begins a call in a kernel whose whole grid belongs to one rank.
     __device__ __forceinline__ explicit Call(const LaneRef &lane) : Call(lane, blockIdx.x, gridDim.x) {}
 
-    // Block `block` of `blocks`. Both loads are issued here; their latency is hidden until the first use.
+    // Begins a call in block `block` of the `blocks` blocks of this rank. Both control words are loaded here, and the latency
+    // of the loads is hidden until their first use.
     __device__ __forceinline__ Call(const LaneRef &lane, u32 block, u32 blocks)
         : lane(lane), block(block), blocks(blocks), phase(0), failed(false)
     {
@@ -174,20 +179,21 @@ public:
     // The sequence number of the call.
     __device__ __forceinline__ u64 number() const { return seq; }
 
-    // Which of the two alternating buffers belongs to this call.
+    // The number, 0 or 1, of the alternating buffer that belongs to this call.
     __device__ __forceinline__ u32 parity() const { return has(MUTANT_ONE_BUFFER) ? 0 : (u32)seq & 1; }
 
-    // Whether this thread has seen no reason to end the call. Threads of a block may differ until the next sync: a thread that
-    // is not alive writes nothing and proceeds to the sync.
+    // Returns true if this thread has seen no reason to end the call. The threads of a block may differ until the next sync: a
+    // thread that is not alive writes nothing and proceeds to the sync.
     __device__ __forceinline__ bool alive() const { return poison == 0 && !failed; }
 
-    // Whether the low 32 bits of the call number wrap to 0 in this call, so that packets of older calls could be mistaken for new.
+    // Returns true if the low 32 bits of the call number wrap to 0 in this call, so that packets of older calls could be
+    // mistaken for new ones.
     __device__ __forceinline__ bool wraps() const { return __builtin_expect((u32)seq == 0, 0) != 0; }
 
-    // Signals to every rank that this block has arrived and that its earlier loads and stores are done.
+    // Signals to every rank that this block has arrived at the barrier, and that its earlier loads and stores are done.
     //
-    // The __syncthreads in `vote` orders the whole block's accesses before one thread's release store. It also combines the
-    // threads' failures, so that a block with a failed thread does not signal arrival.
+    // The __syncthreads in `vote` orders the accesses of the whole block before the release stores of the signals. It also
+    // combines the failures of the threads, so that a block with a failed thread does not signal arrival.
     __device__ __forceinline__ void arrive()
     {
         ++phase;
@@ -203,9 +209,11 @@ public:
                 store_release(lane.signal(peer, block, lane.rank), flag(), lane.near != 0);
     }
 
-    // Waits until this block of every rank has arrived. Returns false if the call was aborted: the kernel must return.
+    // Waits until the same block of every rank has arrived at the barrier. Returns false if the call was aborted: the kernel
+    // must then return.
     //
-    // The __syncthreads at the end extends one thread's acquire to the whole block, and all threads get the same result.
+    // The __syncthreads at the end extends the acquire of each polling thread to the whole block, and all threads get the same
+    // result.
     __device__ __forceinline__ bool wait()
     {
         if (failed)
@@ -229,7 +237,7 @@ public:
         return wait();
     }
 
-    // A sync that a test can omit by a mutant.
+    // A barrier that a test can omit by enabling the mutant `without`.
     __device__ __forceinline__ bool sync(Mutant without)
     {
         if (!has(without))
@@ -238,9 +246,10 @@ public:
         return settle();
     }
 
-    // Ends a successful call. All threads must have passed a sync or `settle` in this call.
+    // Ends a successful call. All threads must have passed a `sync` or `settle` in this call.
     //
-    // Each block also advances the sequence numbers of blocks that this call did not have, so that the next call may have more.
+    // Each block also advances the sequence numbers of blocks that this call did not have, so that the next call may have more
+    // blocks.
     __device__ __forceinline__ void finish()
     {
         const u32 other = block + threadIdx.x * blocks;
@@ -248,27 +257,27 @@ public:
             store_relaxed(control_word(CONTROL_WORD_SEQUENCE + other), seq + 1);
     }
 
-    // Combines the failures of the block's threads, without a barrier between ranks. Returns whether there was none.
+    // Combines the failures of the block's threads, without a barrier between ranks. Returns true if no thread has failed.
     __device__ __forceinline__ bool settle()
     {
         vote();
         return !failed;
     }
 
-    // How often a thread polls before its block checks for a timeout or an abort.
+    // The number of times that a thread polls before its block checks for a timeout or an abort.
     static constexpr u32 POLLS = 1024;
 
-    // Decides for the whole block whether to poll again, because some threads still wait. If it returns false, either all threads
-    // have what they waited for, or the call has failed for all of them. `since` is 0 when a thread starts to wait.
+    // Decides for the whole block whether to poll again, because some threads still wait. If the result is false, either all
+    // threads have what they waited for, or the call has failed for all of them. `since` is 0 when a thread starts to wait.
     //
-    // The slow path is behind one branch that the block takes together. It is kept out of line, since each jump over it would
+    // The slow path is behind one branch that the whole block takes. It is kept out of line, since each jump over it would
     // stall the fast path on an instruction fetch.
     __device__ __forceinline__ bool keep_waiting(bool waits, const Awaited &awaited, u64 &since)
     {
         if (__builtin_expect(__syncthreads_or(waits || !alive()) == 0, 1))
             return false;
 #if !defined(WHOLEMEM_ENDLESS)
-        // The abort word is in host memory and slow to read.
+        // Only threads that still wait check for an abort, because the abort word is in host memory and slow to read.
         if (waits && alive()) {
             since = check_abort(lane, seq, phase, awaited, since);
             failed = since == 0;
@@ -280,8 +289,8 @@ public:
         return !failed;
     }
 
-    // Delays this block if a test requests it. Points: 0 at the start, 1 after packets are sent, 2p before the arrival of phase p,
-    // 2p + 1 after its wait.
+    // Delays this block at a point of the call, if a test requests it. The points are: 0 at the start, 1 after packets are
+    // sent, 2p before the arrival at barrier p (from 1), and 2p + 1 after the wait at barrier p.
     __device__ __forceinline__ void pause(u32 point) const
     {
 #if defined(WHOLEMEM_TESTING)
@@ -292,7 +301,8 @@ public:
 #endif
     }
 
-    // Whether a test has enabled a mutant, which breaks one rule. Always false in kernels that are not built for tests.
+    // Returns true if a test has enabled a mutant, which breaks one synchronization rule. The result is always false in kernels
+    // that are not built for tests.
     __device__ __forceinline__ bool has(Mutant mutant) const
     {
 #if defined(WHOLEMEM_TESTING)
@@ -313,7 +323,7 @@ private:
     u32 phase;
     bool failed;
 
-    // Combines the failures of all threads of the block.
+    // Combines the failures of all threads of the block: if one thread has failed, all have.
     __device__ __forceinline__ void vote()
     {
         failed = __syncthreads_or(!alive()) != 0;
@@ -328,7 +338,7 @@ private:
 
     __device__ __forceinline__ u64 flag() const { return seq << PHASE_BITS | phase; }
 
-    // Polls for a peer's signal; returns whether it has arrived.
+    // Polls for the signal of a peer, a limited number of times. Returns true if the signal has arrived.
     __device__ __forceinline__ bool poll(u32 peer) const
     {
         const u64 signal = lane.signal(lane.rank, block, peer);
@@ -339,8 +349,8 @@ private:
         return arrived;
     }
 
-    // Clears the packet slots of this rank; each block clears a part. Peers send new packets only after this call, which ends
-    // after every block has arrived.
+    // Clears the packet slots of this rank. Each block clears a part of them. Peers send new packets only after this call,
+    // which ends after every block has arrived.
     __device__ __forceinline__ void clear_packets()
     {
         if (has(MUTANT_NO_CLEARING) || !alive())

@@ -16,7 +16,7 @@
 
 namespace wholemem {
 
-// The upper 64 bits of a 128-bit product.
+// Returns the upper 64 bits of the 128-bit product of two numbers.
 WHOLEMEM_HOST_DEVICE u64 multiply_high(u64 a, u64 b)
 {
 #if defined(__CUDA_ARCH__)
@@ -27,7 +27,7 @@ WHOLEMEM_HOST_DEVICE u64 multiply_high(u64 a, u64 b)
 #endif
 }
 
-// Exact division by a constant d from 2 to 2^63, by multiplication. With l = ceil(log2 d), magic is the low 64 bits of
+// Divides exactly by a constant d from 2 to 2^63, by multiplication. With l = ceil(log2 d), magic is the low 64 bits of
 // ceil(2^(64 + l) / d), and shift is l - 1.
 WHOLEMEM_HOST_DEVICE u64 divide(u64 number, u64 magic, u32 shift)
 {
@@ -35,8 +35,8 @@ WHOLEMEM_HOST_DEVICE u64 divide(u64 number, u64 magic, u32 shift)
     return (high + ((number - high) >> 1)) >> shift;
 }
 
-// Finds the last chunk whose first row is at most `row`, by binary search. Of chunks with the same first row, all but the last
-// are empty.
+// Finds the last chunk of a table whose first row is at most `row`, by binary search. Of several chunks with the same first
+// row, all but the last are empty.
 WHOLEMEM_HOST_DEVICE u64 last_at_or_before(const u64 *starts, u32 chunks, u64 row)
 {
     u32 low = 0;

@@ -1,17 +1,19 @@
-// Packets: 8 bytes of payload with their own flags, so that a call needs no barrier (NCCL's LL protocol).
+// Packets: 8 bytes of payload with flags that show their arrival, so that a collective call needs no barrier (NCCL's LL protocol).
 //
 //     packet, 16 bytes:   | data 32 | flag 32 |   | data 32 | flag 32 |        8 bytes of payload
 //                         '----- one u64 -----'   '----- one u64 -----'
 //
 // A u64 is stored and loaded atomically, so data with the flag of this call is data of this call. No order among words is
-// needed, and all accesses are relaxed. Packets take twice the bytes, and save the release, the barrier and its round trip.
+// needed, and all accesses are relaxed. Packets take twice the bytes of their payload, and save a release store and a barrier with
+// its round trip.
 //
-// The flag is the low 32 bits of the call number. Slots alternate with the parity of the call and are not cleared: a slot holds
-// a packet of two calls ago. When the 32 bits wrap, an old flag could match; that call uses a barrier and clears the slots first
-// (`Call::wraps`).
+// The flag is the low 32 bits of the call number. The slots in memory for packets alternate with the parity of the call and are not
+// cleared: a slot holds a packet of two calls ago. When the 32 bits wrap, an old flag could match; the call with number 0 in these
+// bits uses a barrier, and clears the slots first (`Call::wraps`).
 //
-// A sender stores packets into the receiver's memory, so a waiting rank polls its own memory only. Compiles as C++11 under a host
-// compiler (the layout), nvcc and NVRTC (everything).
+// A sender stores packets into the receiver's memory, so a waiting rank polls its own memory only.
+//
+// A host compiler compiles the layout of packets as C++11; nvcc and NVRTC compile the whole header.
 #pragma once
 
 #include "wholemem/barrier.cuh"
@@ -26,7 +28,7 @@ WHOLEMEM_HOST_DEVICE u32 packet_flag(u64 word) { return (u32)(word >> 32); }
 
 #if defined(__CUDACC__)
 
-// Sends and receives the packets of one thread in one call, 8 bytes of payload at a time.
+// Sends and receives the packets of one thread in one collective call. Each packet has 8 bytes of payload.
 class Packets {
 public:
     __device__ __forceinline__ explicit Packets(Call &call)
@@ -34,7 +36,8 @@ public:
     {
     }
 
-    // Sends the 8 bytes at offset `at` of the payload to every peer. Each rank starts with another peer, to spread the traffic.
+    // Sends 8 bytes of payload, which are at offset `at` of the data, to every peer. Each rank starts with another peer, to
+    // spread the traffic.
     __device__ __forceinline__ void send(u64 at, u64 data) const
     {
         const LaneRef &lane = call.lane;
@@ -50,15 +53,16 @@ public:
                                {packet_word((u32)data, flag), packet_word((u32)(data >> 32), flag)});
     }
 
-    // Polls for the 8 bytes at offset `at` of the payloads of COUNT ranks from `first` on; entries of this rank and of ranks beyond
-    // the last stay zero. Returns false if some have not arrived after many polls: the block then calls `Call::keep_waiting`. The
-    // loads of one poll are in flight together, and only missing packets are loaded again.
+    // Polls for the packets with the 8 bytes at offset `at` of the data of COUNT ranks, from rank `first` on. Entries of this
+    // rank and of ranks that do not exist stay zero. Returns false if some packets have not arrived after many polls: the block
+    // then calls `Call::keep_waiting`. The loads of one poll are in flight together, and only missing packets are loaded again.
     template <u32 COUNT> __device__ __forceinline__ bool receive(u64 at, u32 first, u64 (&data)[COUNT]) const
     {
         const LaneRef &lane = call.lane;
         const u64 slots = lane.packets(lane.rank, parity, first) + 2 * at;
         WordPair pairs[COUNT];
-        // Entries without a packet get the flag at once. Missing packets start with flag 0, which no call before the wrap has.
+        // Entries for which no packet is expected get this call's flag at once. Missing packets start with flag 0, which no
+        // call before the wrap of the call number has.
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
             const bool is_peer = first + i < lane.ranks && first + i != lane.rank;
@@ -82,7 +86,7 @@ public:
         return all;
     }
 
-    // The packets at offset `at` of the payloads of `count` ranks, for the report of an aborted wait.
+    // Describes the packets at offset `at` of the data of `count` ranks, for the report if the wait for them is aborted.
     __device__ __forceinline__ Awaited awaited(u64 at, u32 first, u32 count) const
     {
         return {call.lane.packets(call.lane.rank, parity, 0) + 2 * at, 2 * call.lane.ll_len, flag, 2, first, count};

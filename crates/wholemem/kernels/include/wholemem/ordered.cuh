@@ -63,7 +63,7 @@ struct WordPair {
     u64 low, high;
 };
 
-// Loads a pair. If the address is 0, nothing is loaded and the pair is unchanged.
+// Loads two adjacent words. If the address is 0, nothing is loaded and `pair` is unchanged.
 __device__ __forceinline__ void load_pair_relaxed(u64 address, WordPair &pair)
 {
     asm volatile("{.reg .pred there; setp.ne.u64 there, %2, 0; @there ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];}"
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_pair_relaxed(u64 address, WordPair pair)
                  : "memory");
 }
 
-// Atomically changes 0 to 1 at device scope. Returns whether this thread did it.
+// Atomically changes a word from 0 to 1 at device scope. Returns true if this thread changed it.
 __device__ __forceinline__ bool claim(u64 address)
 {
     u64 old;
@@ -86,8 +86,8 @@ __device__ __forceinline__ bool claim(u64 address)
     return old == 0;
 }
 
-// Hides the origin of a value from the compiler. Otherwise it hoists loop-invariant addresses out of loops, and keeps them in
-// registers that are needed for data.
+// Hides the origin of a value from the compiler. Otherwise the compiler hoists loop-invariant addresses out of loops, and keeps
+// them in registers that are needed for data.
 __device__ __forceinline__ u64 opaque(u64 value)
 {
     asm volatile("" : "+l"(value));
@@ -100,7 +100,7 @@ __device__ __forceinline__ u32 opaque(u32 value)
     return value;
 }
 
-// The global timer of the device, in nanoseconds.
+// Returns the time of the device's global timer in nanoseconds.
 __device__ __forceinline__ u64 nanoseconds()
 {
     u64 now;

@@ -21,7 +21,7 @@ template <class T, class Handle> struct Like<T, const Handle> {
     typedef const T Type;
 };
 
-// Contiguous memory: Handle is the type of the memory. If it is const, so are the elements.
+// Computes pointers to elements of contiguous memory. Handle is the type of the memory: if it is const, so are the elements.
 template <class Handle, class T> class PtrGen {
 public:
     typedef typename Like<T, Handle>::Type Element;
@@ -34,7 +34,7 @@ private:
     Element *first;
 };
 
-// Elements of chunked memory.
+// Computes pointers to elements of chunked memory.
 template <class T> class PtrGen<ElementRef, T> {
 public:
     typedef T Element;
@@ -42,17 +42,17 @@ public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : ref(handle) {}
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle) : ref(*handle) {}
 
-    // The element at an offset, counted over all rows.
+    // Returns the pointer to the element at an offset, which counts the elements of all rows.
     WHOLEMEM_HOST_DEVICE T *At(u64 offset) const { return (T *)ref.address(offset * sizeof(T)); }
 
-    // The first element of a row.
+    // Returns the pointer to the first element of a row.
     WHOLEMEM_HOST_DEVICE T *Row(u64 row) const { return (T *)ref.rows.address(row); }
 
 private:
     ElementRef ref;
 };
 
-// Rows of chunked memory.
+// Computes pointers to rows of chunked memory.
 template <class T> class PtrGen<GlobalRef, T> {
 public:
     typedef T Element;
@@ -60,17 +60,18 @@ public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const GlobalRef &handle) : ref(handle) {}
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const GlobalRef *handle) : ref(*handle) {}
 
-    // A GlobalRef has no row length: use an ElementRef.
+    // At is not available, because a GlobalRef has no row length: use an ElementRef.
     T *At(u64 offset) const = delete;
 
-    // The first element of a row.
+    // Returns the pointer to the first element of a row.
     WHOLEMEM_HOST_DEVICE T *Row(u64 row) const { return (T *)ref.address(row); }
 
 private:
     GlobalRef ref;
 };
 
-// A const handle does not make the elements const: kernels written for WholeMemory write through const handles.
+// A const handle does not make the elements const, because kernels that were written for WholeMemory write through const
+// handles.
 template <class T> class PtrGen<const ElementRef, T> : public PtrGen<ElementRef, T> {
 public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : PtrGen<ElementRef, T>(handle) {}
@@ -84,7 +85,7 @@ public:
 
 } // namespace wholemem
 
-// Names for kernels written for WholeMemory.
+// Type names that kernels written for WholeMemory use.
 namespace whole_memory {
 typedef wholemem::ElementRef WholeChunkedMemoryHandle;
 using wholemem::PtrGen;

@@ -1,4 +1,4 @@
-// Integer types and macros of all headers.
+// The integer types and macros that all headers for kernels use.
 //
 // Compiles as C++11 under a host compiler, nvcc and NVRTC, and includes nothing: NVRTC has no <cstdint>.
 #pragma once
@@ -9,7 +9,7 @@
 #define WHOLEMEM_HOST_DEVICE inline
 #endif
 
-// offsetof. NVRTC provides it as __INTADDR__ only.
+// A replacement of offsetof, because NVRTC provides only __INTADDR__.
 #if defined(__CUDACC_RTC__)
 #define WHOLEMEM_OFFSET_OF(TYPE, FIELD) __INTADDR__(&((TYPE *)0)->FIELD)
 #else
