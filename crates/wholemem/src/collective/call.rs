@@ -142,8 +142,8 @@ impl Lane {
             return self.check();
         }
         let reduces = call.kind == CollectiveKind::AllReduce;
-        // Whether a call is in place matters only for a reduction, because only a reduction writes memory that other ranks may
-        // still read.
+        // In-place calls are special only for a reduction, because only a reduction writes memory that other ranks may still
+        // read.
         let window = !from.reference.is_none() && self.tuning.reads_window(len);
         let direct = |buffer: &CheckedBuffer<'_>| {
             if self.tuning.reads_window(len) { buffer.reference } else { WindowRef::default() }

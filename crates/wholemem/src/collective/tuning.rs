@@ -55,7 +55,7 @@ impl FromStr for Algorithm {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown algorithm `{name}`: use packets, one-shot or two-shot")]
 pub struct UnknownAlgorithm {
-    /// The unknown name.
+    /// The unknown name of a collective algorithm.
     pub name: String,
 }
 

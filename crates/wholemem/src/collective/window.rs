@@ -136,7 +136,7 @@ pub enum Buffer<'a> {
     Own(&'a Span),
     /// A range of every rank's part of a window.
     Window {
-        /// The window that has the buffer.
+        /// The window in which the buffer is.
         window: &'a Window,
         /// The bytes of the buffer, as a range of every rank's part of the window.
         range: Range<usize>,

@@ -55,7 +55,7 @@ pub(crate) struct ProcessRanks {
 #[derive(Debug, Default)]
 struct ProcessRanksState {
     members: BTreeMap<Rank, Device>,
-    /// Values that one rank of this process passes to another, by the sending and the receiving rank.
+    /// The values that one rank of this process passes to another, keyed by the sending and the receiving rank.
     passed: HashMap<(Rank, Rank), Box<dyn Any + Send>>,
 }
 

@@ -9,9 +9,9 @@ use super::Dtype;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DtypeKind {
-    /// An unsigned integer.
+    /// An unsigned integer type.
     Unsigned,
-    /// A signed integer in two's complement.
+    /// A signed integer type in two's complement.
     Signed,
     /// A float of 16 bits or more.
     Float,

@@ -167,7 +167,7 @@ pub enum Error {
     /// The memory of an operand is shorter than its rows, indices or elements.
     #[error("{count} {items} need {needed} bytes, but the memory has {len}")]
     TooShort {
-        /// What needs the memory: rows, indices or elements.
+        /// The kind of items that need the memory: rows, indices or elements.
         items: &'static str,
         /// The number of rows, indices or elements.
         count: u64,
@@ -200,7 +200,7 @@ pub enum Error {
     /// The stride between rows is shorter than a row, so the rows overlap.
     #[error("rows of {row_len} bytes overlap at a stride of {stride} bytes")]
     StrideTooShort {
-        /// The length of a row.
+        /// The length of a row in bytes.
         row_len: usize,
         /// The distance between the starts of two consecutive rows in bytes.
         stride: usize,
@@ -209,7 +209,7 @@ pub enum Error {
     /// An operand's address or stride is not aligned to its elements or indices.
     #[error("{items} at {address:#x} with a stride of {stride} bytes are not aligned to {align} bytes")]
     Misaligned {
-        /// What is misaligned: rows, indices or elements.
+        /// The kind of items that are misaligned: rows, indices or elements.
         items: &'static str,
         /// The address of the operand.
         address: u64,

@@ -373,7 +373,7 @@ pub(in crate::cpu) unsafe fn streaming(from: *const u8, to: *mut u8, len: usize)
 
 /// Orders streaming stores before later stores.
 pub(in crate::cpu) fn finish() {
-    // SAFETY: a fence accesses no memory.
+    // SAFETY: `sfence` accesses no memory.
     unsafe { asm!("sfence", options(nostack, preserves_flags)) }
 }
 

@@ -103,9 +103,9 @@ impl MemoryMappings {
 /// The source from which a rank's part of a shared memory is mapped.
 #[derive(Debug)]
 pub(super) enum PartSource {
-    /// This rank's own allocation.
+    /// The part is this rank's own allocation.
     Own(Allocation),
-    /// The file descriptor of another rank's allocation.
+    /// The part is another rank's allocation, given as a file descriptor.
     Handle(OwnedFd),
 }
 
