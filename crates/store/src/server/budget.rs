@@ -57,16 +57,16 @@ impl Amount {
 /// keeper process, and the kernel's socket with queued answers.
 pub(crate) const CONNECTION: Amount = Amount { bytes: 4 << 10, descriptors: 1 };
 
-/// The limit on the charges of one connection: twice the maximum length of a message, for one such message, the pin page and
-/// short messages.
+/// The limit on the charges of one connection: twice the maximum length of a message, which is enough for one such message, the
+/// pin page and many short messages.
 const MAX_PER_CONNECTION: Amount = Amount { bytes: 2 * MAX_MESSAGE as u64, descriptors: 128 };
 
 /// The limits on the memory and the descriptors that a store server holds for its clients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BudgetLimits {
-    /// The limit for all clients together that run as the server's own user.
+    /// The limit on the memory and descriptors that all clients of the server's own user may hold together.
     pub(crate) own: Amount,
-    /// The limit for all clients together that run as other users than the server.
+    /// The limit on the memory and descriptors that all clients of other users may hold together.
     pub(crate) others: Amount,
 }
 
@@ -88,7 +88,7 @@ impl BudgetLimits {
 struct BudgetPool {
     limit: Amount,
     held: Cell<Amount>,
-    /// True if several users share the limit of the pool.
+    /// True if several users share this pool of memory and descriptors.
     is_shared: bool,
 }
 

@@ -26,7 +26,7 @@ const FDS_PER_CLIENT: usize = 6;
 /// The number of client connections that one iteration of the event loop accepts.
 const ACCEPTED_AT_ONCE: usize = 1;
 
-/// How long the server accepts no connections after it has failed to accept one.
+/// The pause in accepting connections after the server has failed to accept one.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The socket on which the server listens for clients, and whether connections are currently accepted.

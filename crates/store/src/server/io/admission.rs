@@ -1,5 +1,5 @@
-//! Admits clients: a client that has sent its hello message gets the index and a pin page, after the keeper process has the
-//! client's descriptors.
+//! Admits clients: a client that has sent its hello message gets the index and a pin page (in which it marks objects in use),
+//! after the keeper process has the client's descriptors.
 //!
 //! ```text
 //!   hello --> admit --> keeper parks socket, process, pins --> welcome --> the server reads requests
@@ -54,8 +54,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Starts to admit a client that has sent a valid hello message: creates its pin page, and parks its descriptors with the
-    /// keeper process.
+    /// Starts to admit a client that has sent a valid hello message: creates its pin page (in which the client marks objects in
+    /// use), and sends the client's descriptors to the keeper process.
     pub(super) fn admit(
         &self,
         client: ClientId,
@@ -93,7 +93,8 @@ impl Admission {
     }
 }
 
-/// Maps the pin page of a client that is being admitted. Returns the client's descriptors for the keeper process.
+/// Maps the pin page of a client that is being admitted, in which the client marks objects in use. Returns the client's
+/// descriptors for the keeper process.
 fn prepare(
     client: ClientId,
     clients: &Clients,

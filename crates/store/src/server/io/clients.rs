@@ -78,7 +78,7 @@ impl Clients {
     }
 
     /// Takes over the connection of a client of the previous server; returns `None` if the keeper process has no pin page of this
-    /// client.
+    /// client (in which it marks objects in use).
     pub(super) fn take_over(
         &mut self,
         client: ClientId,
@@ -160,8 +160,8 @@ impl Clients {
         Some(request)
     }
 
-    /// Reserves the pin page of a client for a forked child: the server stops watching the client's process, and the page stays
-    /// valid while the connection is open. Returns the descriptors for the keeper process.
+    /// Reserves the pin page of a client (in which it marks objects in use) for a forked child: the server stops watching the
+    /// client's process, and the page stays valid while the connection is open. Returns the descriptors for the keeper process.
     pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>, Refusal> {
         let connection =
             self.connections.get_mut(&client).filter(|connection| connection.phase == ConnectionPhase::Open);
@@ -172,8 +172,9 @@ impl Clients {
         connection.park(client).map_err(|error| admission_refusal(&error))
     }
 
-    /// Assigns the pin page of another client of the same user to a forked child, whose connection is `claimer`. The page stays
-    /// valid while the child's process lives. Returns the descriptors for the keeper process.
+    /// Assigns the pin page of another client of the same user (in which objects in use are marked) to a forked child, whose
+    /// connection is `claimer`. The page stays valid while the child's process lives. Returns the descriptors for the keeper
+    /// process.
     pub(super) fn claim(
         &mut self,
         claimer: ClientId,
@@ -188,7 +189,7 @@ impl Clients {
         let process = process.map_err(|error| admission_refusal(&error.into()))?;
         let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
         let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
-        // A child repeats its claim of a pin page if the server was replaced before it answered the claim.
+        // A forked child repeats its claim of a pin page if the server was replaced before it answered the claim.
         if let Some(before) = admitted.process.replace(process) {
             self.poller.remove(user, &before);
         }

@@ -1,4 +1,4 @@
-//! A client of the store server: its connection, its process and its pin page.
+//! A client of the store server: its connection, its process and its pin page, in which it marks objects in use.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -30,14 +30,14 @@ const SOCKET_BUFFER: usize = 16 << 10;
 /// The cost of a client that has sent its hello message: the pin page, the kernel's socket queue, and two descriptors.
 const ADMISSION: Amount = Amount { bytes: (PINS_LEN + 2 * SOCKET_BUFFER) as u64, descriptors: 2 };
 
-/// The number of bytes of a pin page that are allocated when the page is created.
+/// The number of bytes of a pin page (in which a client marks objects in use) that are allocated when the page is created.
 const PREALLOCATED_PINS: usize = 4 << 10;
 
 /// The amount that is charged for an incomplete message of several packets, whose length is not known yet.
 const SLOT: Amount = Amount::bytes(MAX_MESSAGE as u64);
 
-/// The user to whom a pin page is charged if its client's process has exited and its connection is closed. No process runs as
-/// this user, which is the `-1` of `chown(2)`.
+/// The user to whom a pin page (in which a client marks objects in use) is charged if the client's process has exited and its
+/// connection is closed. No process runs as this user, which is the `-1` of `chown(2)`.
 const UNKNOWN_USER: u32 = u32::MAX;
 
 const EARLY_DESCRIPTOR: frame::MalformedMessage =
@@ -52,8 +52,8 @@ const NO_HELLO: frame::MalformedMessage =
 pub(super) enum ConnectionPhase {
     /// The client has not sent its hello message. The server holds almost nothing for the client.
     AwaitingHello,
-    /// The client's descriptors are being parked with the keeper process; afterwards, the server answers the hello message, which
-    /// has this request id.
+    /// The client's descriptors are being sent to the keeper process. When the keeper has them, the server answers the hello
+    /// message, which has this request id.
     Admitting(u64),
     Open,
     /// The server has ended the connection. The client may not have noticed, and may still write pins: the server waits until the
@@ -87,8 +87,8 @@ pub(super) struct ClientConnection {
     assembler: MessageAssembler,
     /// The charge of a message of several packets that is not complete yet.
     message: Option<Charge>,
-    /// True if only the first packet of a long message is charged, and the connection waits for a message slot to receive the
-    /// others.
+    /// True if only the first packet of a long message is charged, and the connection waits for a message slot (the right to have
+    /// an incomplete long message).
     needs_slot: bool,
     /// The time at which the last packet of the client was received.
     pub(super) last_packet: Instant,
@@ -191,7 +191,7 @@ impl ClientConnection {
         Ok(self.admitted.insert(AdmittedClient { process, pins, _charge: charge }))
     }
 
-    /// Returns duplicates of the client's descriptors, to be parked with the keeper process.
+    /// Returns duplicates of the client's descriptors for the keeper process.
     pub(super) fn park(&self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>> {
         let Some(admitted) = &self.admitted else { return Ok(Vec::new()) };
         let mut fds = vec![(DescriptorKey::Pins(client), admitted.pins.share_fd()?)];
@@ -204,7 +204,7 @@ impl ClientConnection {
         Ok(fds)
     }
 
-    /// Returns a duplicate of the pidfd of the client's process, to be parked with the keeper process.
+    /// Returns a duplicate of the pidfd of the client's process for the keeper process.
     pub(super) fn park_process(&self, client: ClientId) -> Result<Vec<(DescriptorKey, OwnedFd)>> {
         let process = self.admitted.as_ref().and_then(|admitted| admitted.process.as_ref());
         process

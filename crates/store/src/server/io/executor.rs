@@ -1,4 +1,4 @@
-//! Carries out the outputs of the server's state machine: sends responses, allocates and releases memory, parks descriptors with
+//! Carries out the outputs of the server's state machine: sends responses, allocates and releases memory, sends descriptors to
 //! the keeper process, and ends connections.
 //!
 //! An action that is complete at once, or that fails, returns a [`FollowUp`] for the event loop. The executor does not call the
@@ -142,7 +142,7 @@ impl Executor<'_> {
         Some(FollowUp::Step(input))
     }
 
-    /// Continues an action after the keeper process has parked its descriptors, or if there is no keeper to wait for.
+    /// Continues an action that waited for the keeper process: the keeper has answered, or there is no keeper.
     pub(super) fn parked(&mut self, action: ParkAction) -> Option<FollowUp> {
         match action {
             ParkAction::Memory(allocation) => {
@@ -162,7 +162,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Fails an action because the keeper process has not parked its descriptors before the timeout.
+    /// Fails an action that waited for the keeper process, because the keeper has not answered before the timeout.
     pub(super) fn parking_failed(&mut self, action: ParkAction) -> FollowUp {
         match action {
             ParkAction::Memory(allocation) | ParkAction::Retry(allocation) => {
@@ -177,16 +177,16 @@ impl Executor<'_> {
         }
     }
 
-    /// Reserves a client's pin page for a forked child: the server stops watching the client's process, and the keeper process
-    /// closes the descriptor of that process.
+    /// Reserves a client's pin page (in which it marks objects in use) for a forked child: the server stops watching the client's
+    /// process, and the keeper process closes the descriptor of that process.
     pub(super) fn await_child(&mut self, client: ClientId, request: u64) -> Option<FollowUp> {
         let fds = self.clients.await_child(client);
         self.keeper.unpark(&[DescriptorKey::Process(client)]);
         self.park_process(client, request, fds)
     }
 
-    /// Assigns a pin page to a forked child that knows the page's secret, and parks the descriptor of the child's process with
-    /// the keeper process.
+    /// Assigns a pin page (in which objects in use are marked) to a forked child that knows the page's secret, and sends the
+    /// descriptor of the child's process to the keeper process.
     pub(super) fn claim(
         &mut self,
         client: ClientId,
@@ -201,8 +201,8 @@ impl Executor<'_> {
         self.park_process(client, request, claimed)
     }
 
-    /// Parks descriptors of a client with the keeper process. The client gets the response to its request when the keeper has the
-    /// descriptors.
+    /// Sends descriptors of a client to the keeper process, which holds them. The client gets the response to its request when
+    /// the keeper has the descriptors.
     fn park_process(
         &mut self,
         client: ClientId,
@@ -266,7 +266,7 @@ mod tests {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Creates an executor, and returns it with the keeper's end of its socket.
+    /// Creates an executor for a test. Returns the executor, and the keeper's end of the socket between them.
     fn executor() -> (Executor<'static>, PacketSocket) {
         let (socket, keeper) = PacketSocket::pair().unwrap();
         keeper.send(&[0], &[], Deadline::NEVER).unwrap();
@@ -310,7 +310,7 @@ mod tests {
         (decode::<Response>(&message).unwrap().0, fds.len())
     }
 
-    /// Adds memory that a worker thread has allocated, and simulates the keeper that parks the descriptor.
+    /// Adds memory that a worker thread has allocated, and simulates the keeper that receives the memory's descriptor.
     fn add_memory(executor: &mut Executor<'_>, keeper: &PacketSocket) -> AllocationId {
         let allocation = AllocationId::new(1, 2);
         let fd = Memfd::create("test", LEN).unwrap().into_fd();

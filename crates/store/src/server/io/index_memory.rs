@@ -29,7 +29,7 @@ impl IndexMemory {
         Ok((Self::new(memory)?, ObjectIndex::open(cells)?))
     }
 
-    /// Creates the index of a new store, and waits until the keeper process has parked its descriptor.
+    /// Creates the index of a new store, and waits until the keeper process holds its descriptor.
     pub(super) fn create(
         geometry: Geometry,
         quota: u64,

@@ -1,5 +1,5 @@
-//! The server's connection to the keeper, a process that holds duplicates of the server's descriptors. Descriptors are parked
-//! with the keeper before clients can use their resources.
+//! The server's connection to the keeper, a process that holds duplicates of the server's descriptors. The keeper gets the
+//! descriptors before clients can use their resources.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -35,14 +35,14 @@ const RELEASE_DELAY: Duration = Duration::from_millis(1);
 /// The number of released allocations at which the delayed releases are sent to the keeper process at once.
 const MAX_RELEASED: usize = 64;
 
-/// An action of the server that waits until the keeper process has parked or released descriptors.
+/// An action of the server that waits until the keeper process has received or closed descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ParkAction {
     Memory(AllocationId),
     /// Repeat an allocation that failed, after the keeper process has freed all memory that was released before.
     Retry(AllocationId),
     Client(ClientId),
-    /// Answer a client's request, after the keeper process has parked or closed the descriptor of the client's process.
+    /// Answer a client's request, after the keeper process has received or closed the descriptor of the client's process.
     Process {
         client: ClientId,
         request: u64,
@@ -70,9 +70,10 @@ pub(super) struct KeeperMessages {
 /// The server's connection to the keeper process, and the actions that wait for the keeper's answers.
 pub(super) struct KeeperLink<'a> {
     peer: Option<KeeperProcess>,
-    /// The actions that wait until the keeper process has parked descriptors, by the key of the first descriptor.
+    /// The actions that wait until the keeper process has received descriptors, by the key of the first descriptor.
     parking: BTreeMap<u64, ParkAction>,
-    /// The keys in `parking` in the order in which they were sent, with the times of sending. Some may be answered already.
+    /// The keys of descriptors that were sent to the keeper process, in the order of sending, with the times of sending. Some may
+    /// be answered already.
     sent: VecDeque<(Instant, u64)>,
     /// The keys of released memory that have not been sent to the keeper process yet. `released_at` is the time of the first
     /// release.
@@ -81,7 +82,7 @@ pub(super) struct KeeperLink<'a> {
     /// The actions that wait until the keeper process has freed released memory: one entry for each message that the keeper
     /// answers, in order. The actions of an entry are removed if the answer is late.
     fences: VecDeque<(Instant, Vec<ParkAction>)>,
-    /// True if no memory was released since the last message of `fences` was sent to the keeper process.
+    /// True if no memory was released since the last message for which the keeper process answers that earlier releases are done.
     is_fenced: bool,
     /// The time of the next attempt to start a keeper process.
     retry_at: Option<Instant>,
@@ -185,7 +186,7 @@ impl<'a> KeeperLink<'a> {
                 waiting.push(action)
             }
             _ => {
-                // The keeper processes messages in order, and answers this message although it parks no descriptor.
+                // The keeper processes messages in order, and answers this message although it contains no descriptor.
                 self.queue(&ToKeeper::Park(Vec::new()), Vec::new());
                 self.fences.push_back((Instant::now(), vec![action]));
                 self.is_fenced = true;

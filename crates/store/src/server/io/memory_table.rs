@@ -1,4 +1,5 @@
-//! The memory that the store server has open: the allocations that hold objects, and the clients' pin pages.
+//! The memory that the store server has open: the allocations that hold objects, and the pin pages, in which clients mark objects
+//! in use.
 //!
 //! Memory is opened for reading before a client can find an object in it, so that a request for it succeeds even if no descriptor
 //! is left.
@@ -72,7 +73,7 @@ impl OpenMemory {
     }
 }
 
-/// The memory of each allocation, and the pin page of each client.
+/// The memory of each allocation, and the pin page of each client (in which it marks objects in use).
 #[derive(Debug, Default)]
 pub(super) struct MemoryTable {
     memories: BTreeMap<AllocationId, OpenMemory>,
@@ -128,7 +129,8 @@ impl MemoryTable {
         self.memories.iter().map(|(allocation, memory)| (*allocation, &*memory.fd))
     }
 
-    /// Returns a descriptor of an allocation for a client; read-only if the client may not write and the memory supports that.
+    /// Returns a descriptor of an allocation for a client; read-only if the client may not write and the memory supports
+    /// read-only descriptors.
     pub(super) fn share(&mut self, share: SharedAllocation) -> Result<Option<Rc<OwnedFd>>, Refusal> {
         let Some(memory) = self.memories.get_mut(&share.allocation) else { return Ok(None) };
         if share.is_writable {
@@ -142,14 +144,15 @@ impl MemoryTable {
 
     pub(super) fn add_pins(&mut self, client: ClientId, page: &Memfd) -> Result<()> {
         let cells = MappedCells::new(SharedMap::create(page, Protection::Read)?);
-        // The first access faults the pin page in. Without this access, a delete request would wait for the page fault when it
-        // reads the pins.
+        // The first access faults in the client's pin page. Without this access, a delete request would wait for the page fault
+        // when it reads the pins.
         cells.load_acquire(0);
         self.pins.insert(client, cells);
         Ok(())
     }
 
-    /// Returns the secret with which a forked child can claim a client's pin page; `None` if the client has no page or no secret.
+    /// Returns the secret with which a forked child can claim a client's pin page (in which objects in use are marked); `None` if
+    /// the client has no page or no secret.
     pub(super) fn secret(&self, client: ClientId) -> Option<u64> {
         self.pins.get(&client).and_then(pin::secret)
     }

@@ -10,17 +10,18 @@ use std::time::{Duration, Instant};
 
 use crate::id::ClientId;
 
-/// How long a connection that has a message slot may send nothing while another connection of its user waits for a slot.
+/// How long a connection that has a message slot (the right to have an incomplete long message) may send nothing while another
+/// connection of its user waits for a slot.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a connection may wait for a message slot (the right to have an incomplete long message).
+/// How long a connection may wait for a message slot (the right to have an incomplete long message) before it is disconnected.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct UserSlots {
-    /// Clients whose connections have a message slot.
+    /// Clients that have a message slot, which is the right to have an incomplete long message.
     holders: BTreeSet<ClientId>,
-    /// Clients whose connections wait for a message slot, and the time since which each of them waits.
+    /// Clients that wait for a message slot (the right to have an incomplete long message), and the start of each wait.
     waiting: VecDeque<(Instant, ClientId)>,
 }
 
@@ -30,13 +31,13 @@ pub(super) struct MessageSlots {
     users: BTreeMap<u32, UserSlots>,
 }
 
-/// The next action for a user whose connections wait for a message slot.
+/// The next action for a user whose connections wait for a message slot (the right to have an incomplete long message).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SlotAction {
-    /// Try to assign a message slot to this client's connection.
+    /// Try to assign a message slot (the right to have an incomplete long message) to this client.
     Try(ClientId),
-    /// Try to assign a message slot to this client's connection for the last time, and disconnect the client if that fails: its
-    /// wait has timed out.
+    /// Try for the last time to assign a message slot to this client, and disconnect the client if that fails: its wait to send a
+    /// long message has timed out.
     TimeOut(ClientId),
 }
 
@@ -51,7 +52,7 @@ impl MessageSlots {
         self.users.entry(user).or_default().waiting.push_back((now, client));
     }
 
-    /// Releases the message slot of a connection, or ends its wait for a slot.
+    /// Releases the message slot of a client (the right to have an incomplete long message), or ends its wait for a slot.
     pub(super) fn remove(&mut self, user: u32, client: ClientId) {
         let Some(user_slots) = self.users.get_mut(&user) else { return };
         user_slots.holders.remove(&client);
@@ -61,13 +62,13 @@ impl MessageSlots {
         }
     }
 
-    /// Returns true if any connection waits for a message slot.
+    /// Returns true if any client waits for a message slot (the right to have an incomplete long message).
     pub(super) fn has_waiting(&self) -> bool {
         self.users.values().any(|user_slots| !user_slots.waiting.is_empty())
     }
 
-    /// Returns one action for each user whose connections wait for a message slot. The action is for the connection that has
-    /// waited longest.
+    /// Returns an action for each user whose clients wait for a message slot (the right to have an incomplete long message). The
+    /// action is for the client that has waited longest.
     pub(super) fn next(&self, now: Instant) -> Vec<SlotAction> {
         let next = |user_slots: &UserSlots| {
             let (since, client) = user_slots.waiting.front()?;
@@ -77,7 +78,7 @@ impl MessageSlots {
         self.users.values().filter_map(next).collect()
     }
 
-    /// Returns a client of a user whose connection has a message slot and has sent nothing for too long. `last_packet` returns
+    /// Returns a client of a user that has begun to send a long message and has sent nothing for too long. `last_packet` returns
     /// the time of a client's last packet.
     pub(super) fn stalled(
         &self,

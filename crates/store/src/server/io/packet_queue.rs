@@ -38,7 +38,7 @@ impl PacketQueue {
         self.len
     }
 
-    /// Returns the memory and descriptors that a queued message is charged for.
+    /// Returns the amount of memory and descriptors to charge for a queued message.
     pub(super) fn cost(packets: &[Vec<u8>], fds: &[Rc<OwnedFd>]) -> Amount {
         let bytes = packets.iter().map(|packet| packet.len() as u64 + PACKET_COST).sum();
         Amount { bytes, descriptors: fds.len() as u64 }

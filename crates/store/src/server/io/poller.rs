@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn connections_of_a_user_are_served_round_robin() {
         let (mut poller, sockets) = poller(&[(7, 100)]);
-        // Iterations of several lengths, also shorter than the number of events that the kernel reports at a time.
+        // The events are taken in batches of several sizes, also smaller than the number that the kernel reports at a time.
         for turn in [1, 3, MAX_USER_EVENTS] {
             let mut seen = Vec::new();
             while seen.len() < sockets.len() {

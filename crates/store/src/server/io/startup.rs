@@ -29,7 +29,8 @@ use crate::server::budget::{Budget, BudgetLimits};
 use crate::server::machine::{HOST, InheritedState, Server, ServerSettings};
 use crate::{Error, Result};
 
-/// Builds the event loop of a server from the keeper's descriptors, and carries out the outputs of recovery.
+/// Builds the event loop of a server from the keeper's descriptors, and carries out the actions that the recovery of the store
+/// needs.
 pub(super) fn start<'a>(
     mut descriptors: DescriptorTable,
     socket: PacketSocket,

@@ -43,7 +43,7 @@ impl LogEntry {
 struct EventWatcher {
     user: u32,
     prefix: String,
-    /// The number of the next event that is compared with the watched prefix.
+    /// The number of the next event in the log that is compared with the watched prefix.
     next: u64,
     /// True if the socket of the watching client is full.
     is_blocked: bool,

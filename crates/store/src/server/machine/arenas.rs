@@ -20,9 +20,9 @@ use crate::id::AllocationId;
 #[derive(Debug)]
 pub(super) struct Arenas {
     /// A binary tree of the longest free ranges: node `n` has the maximum of its children `2 n` and `2 n + 1`, and the leaves are
-    /// the second half.
+    /// the second half of the vector.
     tree: Vec<usize>,
-    /// The arena in each slot of the allocation table that has one.
+    /// The arena of each slot of the allocation table whose allocation is an arena.
     ids: BTreeMap<usize, AllocationId>,
     /// The arenas that contain no object.
     empty: BTreeSet<AllocationId>,

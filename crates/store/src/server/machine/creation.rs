@@ -51,12 +51,12 @@ impl Creation {
         self.pending.is_ready() || self.pending.has_due(passes) || self.pending.has_abandoned()
     }
 
-    /// Removes the waiting requests of a client that has left.
+    /// Removes the requests of a client that has left from the requests that wait for memory.
     pub(super) fn forget_client(&mut self, client: ClientId) {
         self.pending.forget_client(client);
     }
 
-    /// Drops some of the waiting requests of departed clients.
+    /// Drops some requests of departed clients that waited for memory.
     pub(super) fn trim(&mut self) {
         self.pending.trim(MAX_DROPPED);
     }
@@ -84,7 +84,8 @@ impl Creation {
         };
         match PendingRequest::new(client, request, payload, charge, &store.sessions) {
             Ok(pending) => self.wait_for_memory(store, progress, pending, true),
-            // The request cannot be charged. Memory that is being allocated for it is released when the allocation is ready.
+            // The request is refused, because it cannot be charged to its client. Memory that is being allocated for it is
+            // released when the allocation is ready.
             Err(refusal) => store.answer(client, id, Err(refusal)),
         }
     }

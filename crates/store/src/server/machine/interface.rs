@@ -71,8 +71,8 @@ pub(crate) enum Input<'a> {
     },
     /// A client has disconnected or its process has exited, and the client uses no object any more.
     Left { client: ClientId },
-    /// The memory of an [`Output::Allocate`] or [`Output::Import`] is ready and parked with the keeper process, or has failed for
-    /// this reason.
+    /// The memory of an [`Output::Allocate`] or [`Output::Import`] is ready and the keeper process has its descriptor, or the
+    /// memory is not available for the given reason.
     Allocated { allocation: AllocationId, outcome: Result<(), String> },
     /// The memory of an [`Output::CloseForWriting`] is sealed against writes, or cannot be sealed, for example because it is
     /// still mapped for writing.
@@ -88,13 +88,11 @@ pub(crate) enum Output {
     Respond { client: ClientId, response: Response, share: Option<SharedAllocation> },
     /// Admit a client whose hello message is valid: send the client the index and a pin page.
     Admit { client: ClientId, request: u64 },
-    /// Allocate memory, park its descriptor with the keeper process, and report [`Input::Allocated`].
+    /// Allocate memory, send its descriptor to the keeper process, and report [`Input::Allocated`].
     Allocate { allocation: AllocationId, len: u64, place: u32, requester: Requester },
-    /// Allocate memory that is being preallocated with the priority of this user's requests, because a request of the user waits
-    /// for it.
+    /// Raise the priority of a preallocation to that of this user's requests, because a request of the user waits for the memory.
     Promote { allocation: AllocationId, user: u32 },
-    /// Check the memory that was sent with a request, park its descriptor with the keeper process, and report
-    /// [`Input::Allocated`].
+    /// Check the memory that was sent with a request, send its descriptor to the keeper process, and report [`Input::Allocated`].
     Import { allocation: AllocationId, len: u64, place: u32, requester: Requester },
     /// Seal memory against writes (`F_SEAL_WRITE`), and report [`Input::ClosedForWriting`]. If `at_once` is true, the event loop
     /// seals the memory instead of a worker thread: the memory is short and its writer is trusted.

@@ -51,7 +51,7 @@ struct AllocationEntry {
     regions: BTreeMap<u64, usize>,
     /// The free ranges of the allocation, if it is an arena.
     arena: Option<Suballocator>,
-    /// Whether the memory is allocated and listed in the index.
+    /// True if the memory is allocated and listed in the index.
     is_ready: bool,
 }
 
@@ -135,7 +135,7 @@ impl Ledger {
         Ok(id)
     }
 
-    /// Returns true if an object of this length fits the quota when there are no other objects.
+    /// Returns true if an object of this length would fit the quota if there were no other objects.
     pub(super) fn fits_quota(&self, place: u32, len: u64) -> bool {
         self.min_len(place, len).is_some_and(|len| len <= self.policy(place).quota)
     }

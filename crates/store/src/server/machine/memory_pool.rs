@@ -56,7 +56,7 @@ impl MemoryPool {
         Ok(allocation)
     }
 
-    /// Starts to allocate the memory of an allocation again, after a first failure.
+    /// Starts a second attempt to allocate memory, after the first has failed.
     pub(super) fn allocate_again(
         &self,
         allocation: AllocationId,

@@ -153,13 +153,13 @@ impl PendingMemory {
         self.deferred.entry(passes).or_default().push(user, key);
     }
 
-    /// Returns true if a request waits only for scan passes over all pins that are complete.
+    /// Returns true if the scan passes over all pins that some request waits for are complete.
     pub(super) fn has_due(&self, passes: u64) -> bool {
         self.deferred.first_key_value().is_some_and(|(needed, _)| *needed <= passes)
     }
 
-    /// Removes and returns the next request that waits only for scan passes over all pins that are complete; `None` if there is
-    /// none. The request itself is `None` if its client has left.
+    /// Removes and returns the next request for which enough scan passes over all pins are complete; `None` if there is none. The
+    /// request itself is `None` if its client has left.
     pub(super) fn pop_due(&mut self, passes: u64) -> Option<Option<PendingRequest>> {
         let mut first = self.deferred.first_entry().filter(|first| *first.key() <= passes)?;
         let (_, key) = first.get_mut().pop()?;

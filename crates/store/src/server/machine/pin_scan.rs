@@ -1,4 +1,4 @@
-//! Scans the clients' pin pages for pins of deleted objects, a bounded number of pins at a time.
+//! Scans the pin pages, in which clients mark objects in use, for pins of deleted objects, a bounded number of pins at a time.
 //!
 //! Clients write pins without notifying the server, so a deleted object may be freed only after every pin page was read and none
 //! contained its id. Reading all pages once is a *pass*. A pass is divided into slices, since the pages may hold millions of
@@ -17,13 +17,13 @@ use crate::id::{ClientId, ObjectId};
 /// The units of work that one step of the state machine may spend on scanning pins. Reading one pin is one unit.
 pub(super) const STEP_WORK: usize = 1024;
 
-/// The units of work for starting to read a client's pin page, whose first cell is rarely in a CPU cache.
+/// The units of work that count for starting to read a client's pin page, whose first cell is rarely in a CPU cache.
 pub(crate) const PAGE_WORK: usize = 16;
 
-/// The units of work for a pin of a deleted object that the scan finds.
+/// The units of work that count for each pin of a deleted object that the scan finds.
 const HIT_WORK: usize = 16;
 
-/// The units of work for freeing a deleted object.
+/// The units of work that count for freeing a deleted object.
 pub(super) const FREE_WORK: usize = 64;
 
 /// The approximate number of deleted objects that one scan pass over all pin pages checks. Other objects wait for the next pass.

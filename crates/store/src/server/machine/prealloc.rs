@@ -1,4 +1,4 @@
-//! Preallocated host memory: zeroed and parked with the keeper process before a request needs it, so that the next large object
+//! Preallocated host memory: zeroed, and known to the keeper process, before a request needs it, so that the next large object
 //! does not wait for an allocation.
 //!
 //! The memory of a sealed object can never be written again, so it is freed with its object. Fresh memory of the same length is
@@ -30,7 +30,7 @@ const MAX_SHORT_LEN: u64 = 16 << 20;
 /// The number of preallocated blocks of each length up to [`MAX_SHORT_LEN`].
 const BLOCKS_PER_LENGTH: usize = 2;
 
-/// The maximum number of preallocated blocks, and of lengths that are to be preallocated. It bounds the work of a step.
+/// The maximum number of preallocated blocks, and of lengths that are to be preallocated, which bounds the work of a step.
 const MAX_BLOCKS: usize = 16;
 
 #[derive(Debug)]
@@ -91,8 +91,8 @@ impl Prealloc {
         Some((block.id, block.is_ready))
     }
 
-    /// Ends the preallocation of a block that a request has taken before it was ready. Returns true if the allocation was such a
-    /// block.
+    /// Removes an allocation from the preallocated blocks that requests took before they were ready. Returns true if it was one
+    /// of them.
     pub(super) fn end_early_take(&mut self, id: AllocationId) -> bool {
         self.taken_early.remove(&id)
     }

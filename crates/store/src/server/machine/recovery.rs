@@ -69,7 +69,7 @@ fn recover_objects<C: Cells>(state: &mut StoreState<C>, inherited: &InheritedSta
     state.history.retain(|client| inherited.clients.contains_key(&client));
 }
 
-/// Recovers an object of the index, which gets the state of its pack. Returns false if the object cannot be recovered.
+/// Recovers an object of the index in the state of its pack. Returns false if the object cannot be recovered.
 fn recover_object<C: Cells>(
     state: &mut StoreState<C>,
     id: ObjectId,

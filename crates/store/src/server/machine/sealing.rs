@@ -128,8 +128,8 @@ mod tests {
     const CREATE: u64 = 1;
     const LEN: u64 = POLICY.small;
 
-    /// Creates a client of a user, and a draft of the client at a place (the host or a device). Returns the state, the client and
-    /// the draft's allocation.
+    /// Creates a client of a user, and a draft (unsealed object) of the client at a place (the host or a device). Returns the
+    /// state, the client and the draft's allocation.
     fn draft(user: u32, place: u32) -> (StoreState<RecordedCells>, ClientId, AllocationId) {
         let index = ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
         let mut store = StoreState::new(index, &settings(0), now());

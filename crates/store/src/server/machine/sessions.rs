@@ -25,7 +25,7 @@ struct Session {
     drafts: BTreeSet<ObjectId>,
 }
 
-/// Whether a received request of a client is processed, according to the client's session.
+/// The decision about a client's request: it is processed or ignored, or the client is disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reception {
     Process,

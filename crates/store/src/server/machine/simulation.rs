@@ -249,7 +249,8 @@ impl Simulation {
                     Some(Input::Allocated { allocation, outcome: Ok(()) })
                 }
                 Output::Import { allocation, .. } => {
-                    // Memory that fails the check is parked as well, because the server releases it afterwards.
+                    // The simulated keeper also gets memory that fails the check, because the server releases that memory
+                    // afterwards.
                     let outcome = if self.writable { Err("it can be written".to_owned()) } else { Ok(()) };
                     self.parked.insert(allocation);
                     Some(Input::Allocated { allocation, outcome })

@@ -84,7 +84,7 @@ impl<C: Cells> StoreState<C> {
             return self.answer(client, id, Err(Refusal::NoSuchObject { object }));
         };
         let is_own = self.history.get(client, record.request) == Some(object);
-        // Deleted objects are included, because a client may still use one that it has pinned.
+        // Descriptors of deleted objects are sent as well, because a client may still use an object that it has pinned.
         let may = state == SlotState::Sealed || state == SlotState::Deleted || is_own;
         match self.memory_of(&record).filter(|_| may) {
             Some(memory) => {
@@ -164,8 +164,8 @@ impl<C: Cells> StoreState<C> {
         Ok(Answer::Sealed { object, version })
     }
 
-    /// Seals a draft (an unsealed object or pack): assigns the versions of its objects, and makes them visible with a single
-    /// store that commits. Refused if one of the names belongs to another user by now.
+    /// Seals a draft (an unsealed object or pack): assigns the versions of its objects, and makes them visible with one
+    /// committing store to the index. Refused if one of the names belongs to another user by now.
     pub(super) fn seal(&mut self, client: ClientId, first: ObjectId) -> Result<Answer, Refusal> {
         let name = |id: ObjectId| self.objects.read(id).expect("the objects of a draft have records").1.name;
         let names: Vec<_> = self.objects.pack(first).map(|id| (id, name(id))).collect();

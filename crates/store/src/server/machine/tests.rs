@@ -335,7 +335,8 @@ fn a_request_during_which_two_servers_died_is_refused_unless_completed() {
     assert_eq!(send(90, 2, more(), 0), refused(2));
     assert_eq!(send(91, 255, more(), 0), refused(255));
     assert_eq!(send(92, 2, RequestKind::Seal { create: large.0 }, 0), refused(2));
-    // Requests that need no new memory, or that wait for other clients, are not refused.
+    // Requests that need no new memory, or that wait for other clients, are not refused although servers died while processing
+    // them.
     assert!(
         matches!(send(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }),
         "it fits the arena"

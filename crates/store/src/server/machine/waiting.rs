@@ -49,17 +49,17 @@ pub(super) struct TimedRequest {
     pub(super) wait: u64,
 }
 
-/// The numbers of waiting requests, by the user of their client.
+/// The sequence numbers of waiting requests, by the user of their client.
 type NumbersByUser = BTreeMap<u32, BTreeSet<u64>>;
 
-/// All waiting requests, ordered by a number that grows with each request.
+/// All waiting requests, by a sequence number that grows with each request.
 #[derive(Debug, Default)]
 pub(super) struct WaitingRequests {
     waiters: BTreeMap<u64, WaitingRequest>,
     last: u64,
     deadlines: BTreeSet<(Duration, u64)>,
     names: BTreeMap<String, NumbersByUser>,
-    /// The numbers of the requests that wait for space on the host, and of those that wait for space on devices.
+    /// The sequence numbers of the requests that wait for space on the host, and of those that wait for space on devices.
     space_queues: [BTreeSet<u64>; 2],
     clients: BTreeMap<ClientId, BTreeSet<u64>>,
     /// Requests that wait for a name that has an object now: an entry for each name and user.
@@ -71,7 +71,7 @@ pub(super) struct WaitingRequests {
     /// The bytes of host and device memory for which requests for space were answered in the last step, and in the steps before
     /// it that also left requests.
     promised: [u64; 2],
-    /// The numbers of requests of departed clients, which are removed a few at a time.
+    /// The sequence numbers of waiting requests of departed clients, which are removed a few at a time.
     abandoned: Vec<BTreeSet<u64>>,
 }
 
@@ -197,7 +197,7 @@ impl WaitingRequests {
         if !ledger.fits_quota(place, len) {
             return Some(Err(ledger.over_quota(place, len)));
         }
-        // A request is not answered before earlier requests that wait for space.
+        // A request for space is not answered before earlier requests that wait for space.
         let is_first = self.space_queues[Self::space_queue(place)].is_empty();
         match ledger.space_for(place, len, 0).filter(|_| is_first) {
             Some(_) => Some(Ok(Answer::Done)),

@@ -9,7 +9,7 @@ use crate::protocol::{Refusal, RequestKind};
 use crate::server::machine::pending::PendingRequest;
 use crate::server::machine::state::StoreState;
 
-/// Validates a request to adopt memory, and starts to check the memory and to park its descriptor with the keeper process.
+/// Validates a request to adopt memory, and starts to check the memory and to send its descriptor to the keeper process.
 pub(super) fn begin<C: Cells>(
     store: &mut StoreState<C>,
     client: ClientId,
