@@ -19,7 +19,7 @@ import subprocess
 import sys
 from typing import Any
 
-# The measured figures of a case. The other fields name the case.
+# The keys of a benchmark case in the JSON report that are measured figures. All other keys identify the case.
 FIGURES = {"value", "unit", "limit", "of_limit", "median", "limit_median", "best", "limit_best", "call_us", "rounds", "p99", "max"}
 FIGURES |= {"flag", "flag_by", "copy", "calls", "slots", "table_bytes"}
 
@@ -27,7 +27,7 @@ Case = tuple[tuple[str, Any], ...]
 
 
 def run(program: str, arguments: list[str], seconds: float) -> dict[Case, tuple[float, str]]:
-    """Runs one benchmark and returns the value and unit of each of its cases."""
+    """Runs one benchmark of a program, and returns the value and unit of each of its cases."""
     command = [program, "bench", *arguments, "--json"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
     if ended.returncode != 0:
@@ -41,13 +41,15 @@ def name(case: dict[str, Any]) -> Case:
 
 
 def slowdown(old: tuple[float, str], new: tuple[float, str]) -> float:
-    """Returns by which factor the new figure is slower: rates, as in GB/s, are better if larger; times are better if smaller."""
+    """Returns the factor by which the new figure is slower than the old: rates, such as GB/s, are better if larger; times are
+    better if smaller."""
     (before, unit), (after, _) = old, new
     return before / after if "/s" in unit else after / before
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Returns the narrowest pair of order statistics that contains the median with a probability of at least 95 %."""
+    """Returns the narrowest pair of order statistics of the ratios that contains the median with a probability of at least 95
+    %."""
     ordered, count = sorted(ratios), len(ratios)
     outside, rank = 0.0, 0
     while rank < count // 2:

@@ -1,4 +1,4 @@
-"""Build backend of `pip install .`: maturin, with the program and the headers for kernels added to the wheel.
+"""The build backend of `pip install .`: maturin, with the program and the headers for kernels added to the wheel.
 
 If Rust is missing, the backend exits with one error line. maturin alone would install Rust into a temporary folder.
 """
@@ -16,7 +16,7 @@ from typing import Any, Optional
 import maturin
 
 ROOT = Path(__file__).resolve().parent.parent
-# The folder `data` of pyproject.toml, from which maturin adds files to the wheel. maturin requires that it exists.
+# The folder `data` of pyproject.toml, from which maturin adds files to the wheel. maturin requires that the folder exists.
 DATA = ROOT / "target/wheel-data"
 HEADERS = ROOT / "crates/wholemem/kernels/include/wholemem"
 
@@ -24,7 +24,7 @@ Settings = Optional[Mapping[str, Any]]
 
 
 def prepare() -> None:
-    """Exits with an error if cargo is missing, and creates the data folder."""
+    """Exits with an error if cargo is missing, and creates the folder from which maturin adds files to the wheel."""
     if shutil.which("cargo") is None:
         sys.exit(
             "error: cannot build wholemem from source: `cargo` is not on the PATH; "
@@ -34,7 +34,8 @@ def prepare() -> None:
 
 
 def stage() -> None:
-    """Builds the program, and copies it and the headers to the data folder."""
+    """Builds the program `wholemem`, and copies the program and the headers to the folder from which maturin adds files to the
+    wheel."""
     prepare()
     build = ["cargo", "build", "--locked", "--profile", "dist", "--package", "wholemem-cli"]
     messages = [*build, "--message-format", "json-render-diagnostics"]

@@ -24,14 +24,14 @@ from typing import Iterator, NamedTuple
 KINDS = ("summary", "comment", "error", "docstring")
 RUST, CUDA, PYTHON = (".rs",), (".cu", ".cuh", ".h", ".cpp"), (".py", ".pyi")
 
-# Generated files.
+# Generated files, whose texts are not listed.
 GENERATED = ("crates/hal/src/generated/", "crates/wholemem/kernels/include/wholemem/abi.cuh", "crates/wholemem/kernels/include/ops/abi.cuh")
 
 ERROR = re.compile(r'(?:#\[error\(|\b(?:bail|anyhow|ensure)!\((?:[^"\n]*,\s*)?)"((?:[^"\\]|\\.)*)"', re.DOTALL)
 
 
 class Text(NamedTuple):
-    """A text with its kind, file and line."""
+    """A doc comment, comment, error message or docstring, with its kind, file and line."""
 
     kind: str
     path: str
@@ -102,7 +102,7 @@ def texts(below: list[str]) -> list[Text]:
 
 
 def crate(path: str) -> str:
-    """Returns the crate or top folder of a file."""
+    """Returns the crate of a file, or its top folder if it is in no crate."""
     parts = path.split("/")
     return "/".join(parts[:2]) if parts[0] == "crates" else parts[0]
 

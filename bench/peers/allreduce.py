@@ -30,7 +30,7 @@ WARM_UP = 2
 
 
 def output_of(command, env=None, seconds=600):
-    """Returns the standard output of a command. Exits with its status if it fails."""
+    """Returns the standard output of a command. Exits if the command fails."""
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=seconds)
     if done.returncode != 0:
         sys.exit(f"{command[0]} ended with {done.returncode}")
@@ -38,7 +38,7 @@ def output_of(command, env=None, seconds=600):
 
 
 def wholemem(args, what, ranks, *more):
-    """Runs the benchmark of wholemem once."""
+    """Runs the collective benchmark of wholemem once, and returns its report."""
     backend = "cuda" if args.where == "gpu" else "host"
     command = [args.program, "bench", what, "--backend", backend, "--json"]
     command += ["--ranks", str(ranks), "--rounds", str(args.rounds), *more]
@@ -49,7 +49,7 @@ def wholemem(args, what, ranks, *more):
 
 
 def open_mpi(args, ranks, cases):
-    """Runs Open MPI once. Returns times by size and by whether the call is in place."""
+    """Runs the benchmark of Open MPI once. Returns times by size and by whether the call is in place."""
     command = [args.mpirun, "-np", str(ranks), "--mca", "btl", "self,vader", "--mca", "pml", "ob1"]
     command += ["--bind-to", "core"] if ranks <= len(os.sched_getaffinity(0)) else ["--oversubscribe", "--bind-to", "none"]
     command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -59,7 +59,7 @@ def open_mpi(args, ranks, cases):
 
 
 def host_turn(args, ranks, sizes):
-    """Runs both sides once on CPUs. Returns our time and theirs for each case."""
+    """Runs wholemem and Open MPI once on CPUs. Returns the times of both for each case."""
     if sizes == [0]:
         report = wholemem(args, "barrier", ranks)
         [case] = report["cases"]
@@ -78,7 +78,7 @@ def host_turn(args, ranks, sizes):
 
 
 def gpu_turn(args, ranks, sizes):
-    """Runs both sides once on a GPU. Returns our time and theirs for each case."""
+    """Runs wholemem and PyTorch once on a GPU. Returns the times of both for each case."""
     words = ["--sizes", ",".join(map(str, sizes)), "--mode", "eager,graph", "--calls", str(CALLS)]
     report = wholemem(args, "allreduce", ranks, *words, "--dtype", "bf16", "--op", "sum", "--place", "out")
     theirs = torch_ranks(args, ranks, sizes)
@@ -90,7 +90,7 @@ def gpu_turn(args, ranks, sizes):
 
 
 def torch_ranks(args, ranks, sizes):
-    """Starts PyTorch's ranks and returns the results of rank 0."""
+    """Starts the processes that measure PyTorch's all-reduce as ranks, and returns the results of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):
@@ -109,7 +109,7 @@ def torch_ranks(args, ranks, sizes):
 
 
 def torch_rank(args):
-    """Runs one of PyTorch's ranks."""
+    """Measures PyTorch's all-reduce as one rank. Rank 0 prints the times."""
     import torch
     import torch.distributed as dist
     import torch.distributed._symmetric_memory as symm
@@ -123,7 +123,7 @@ def torch_rank(args):
     told = {}
 
     def timed(handle, work):
-        """Returns the time of the slowest rank in milliseconds."""
+        """Runs ``work`` on all ranks, and returns the time of the slowest rank in milliseconds."""
         dist.barrier()
         handle.barrier(channel=0)
         begin.record()
@@ -179,7 +179,7 @@ def torch_rank(args):
 
 @contextlib.contextmanager
 def mps():
-    """Starts a private MPS server for ranks that share the GPU, unless one is running."""
+    """Starts a private CUDA MPS server for ranks that share the GPU, unless one is configured already."""
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield
         return
@@ -195,7 +195,8 @@ def mps():
 
 
 def summarize(key, turns):
-    """Summarizes one case: microseconds, and our speed relative to the faster of theirs."""
+    """Summarizes one benchmark case: microseconds, and the speed of wholemem relative to the fastest algorithm of the other
+    library."""
     ranks, size, buffers, place, mode = key
     digits = lambda value: float(f"{value:.4g}")
     names = list(turns[0][1])
@@ -219,7 +220,7 @@ def summarize(key, turns):
 
 
 def machine(args, device):
-    """Describes the machine and the versions."""
+    """Returns a description of the machine: the GPU, or the processor and its number of cores."""
     if args.where == "gpu":
         return device
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -228,7 +229,7 @@ def machine(args, device):
 
 
 def show(report):
-    """Formats the results as a table."""
+    """Prints the results of the all-reduce comparison as a table."""
     names = list(report["cases"][0]["peers"])
     lines = [["ranks", "bytes", "buffers", "place", "mode", "algorithm", "wholemem", *names, "ratio", "from", "to"]]
     for case in report["cases"]:
@@ -260,7 +261,8 @@ def main():
         torch_rank(args)
         return
     args.ranks = args.ranks or ([2, 4] if on_gpu else [2, 8])
-    # PyTorch starts slowly, so one of its runs measures all sizes. On CPUs there is one run for each size, and one for the barrier.
+    # PyTorch starts slowly, so one run of its ranks measures all sizes. On CPUs there is one run for each size, and one for the
+    # barrier.
     groups = [args.sizes] if on_gpu else [[size] for size in [0, *args.sizes]]
     turns, device = {}, None
     with mps() if on_gpu else contextlib.nullcontext():

@@ -28,12 +28,12 @@ FACTOR = -7046029254386353131  # odd: its multiples differ
 
 
 def dtype_name(row_bytes):
-    """Returns the widest integer type that divides a row."""
+    """Returns the name of the widest integer type whose size divides the length of a row."""
     return next(f"int{8 * size}" for size in (8, 4, 2, 1) if row_bytes % size == 0)
 
 
 class Numpy:
-    """Gathers rows with `numpy.take` on the CPU."""
+    """Gathers rows with `numpy.take` on the CPU, to compare wholemem with it."""
 
     name = "numpy"
     payload, most_rows, ring = 64 << 20, 4 << 20, 1 << 30
@@ -47,11 +47,11 @@ class Numpy:
         self.random = numpy.random.default_rng(7)
 
     def elements(self, places, dtype):
-        """Returns the expected elements at the given positions."""
+        """Returns the elements that the table contains at the given positions."""
         return (places * FACTOR >> 20).astype(dtype)
 
     def begin(self, row_bytes, rows, calls, rounds):
-        """Creates the table and enough outputs that an output has left the caches before it is used again."""
+        """Creates the table, and so many outputs that an output has left the caches before it is used again."""
         np, dtype = self.np, self.np.dtype(dtype_name(row_bytes))
         flat = self.memory.view(dtype)
         if self.filled != dtype:
@@ -65,11 +65,11 @@ class Numpy:
         slots = max(1, min(rounds, self.ring // (2 * rows * calls * row_bytes)))
         self.outputs = [np.empty((calls, rows, width), dtype) for _ in range(slots)]
         self.prepared, self.used = [], []
-        # Warm-up.
+        # The first round is a warm-up.
         self.turn()
 
     def turn(self):
-        """Runs one round and returns its time in seconds."""
+        """Runs one round of gathers and returns its time in seconds."""
         if not self.prepared:
             self.check()
             for output in self.outputs:
@@ -103,7 +103,7 @@ class Numpy:
 
 
 class Torch:
-    """A library on a GPU that wholemem is compared with."""
+    """Gathers rows with `torch.index_select` on a GPU, to compare wholemem with it."""
 
     name = "pytorch"
     payload, most_rows, slots = 2 << 30, 32 << 20, 2
@@ -126,7 +126,7 @@ class Torch:
             part.copy_(self.elements(places, flat.dtype))
 
     def open(self, rows, width, dtype):
-        """Creates the table and the function that gathers from it."""
+        """Creates the table, and returns the function that gathers from it."""
         if self.memory is None or self.memory.dtype != dtype:
             self.memory = None
             self.memory = self.torch.empty(self.table_bytes // dtype.itemsize, dtype=dtype, device="cuda")
@@ -173,7 +173,7 @@ class Torch:
 
 
 class WholeGraph(Torch):
-    """WholeGraph with one rank: it cannot run several ranks on one GPU."""
+    """Gathers rows with WholeGraph and one rank, because WholeGraph cannot run several ranks on one GPU."""
 
     comm = None
 
@@ -210,7 +210,8 @@ class WholeGraph(Torch):
 
 
 class Wholemem:
-    """The benchmark of wholemem as a child process that runs a round on request, for one row size and several numbers of rows."""
+    """Runs the gather benchmark of wholemem as a child process, which runs a round on request, for one row size and several
+    numbers of rows."""
 
     def __init__(self, args, row_bytes, rows):
         command = [args.program, "bench", "gather", "--in-turns"]
@@ -226,7 +227,7 @@ class Wholemem:
         return json.loads(line)
 
     def ready(self):
-        """Waits until all work on the device has finished."""
+        """Waits until the benchmark of wholemem reports that it has prepared the next round."""
         if self.read() != "ready":
             sys.exit("wholemem is not ready for its turn")
 
@@ -243,7 +244,7 @@ class Wholemem:
 
 
 def compare(args, rivals):
-    """Measures all libraries for all sizes, in alternating runs."""
+    """Measures wholemem and the other libraries for all row sizes, in alternating rounds."""
     device, cases = None, []
     for row_bytes in args.row_bytes:
         numbers = sorted({*args.few, max(1, min(rivals[0].payload // row_bytes, rivals[0].most_rows))})
@@ -271,12 +272,12 @@ def compare(args, rivals):
 
 
 def calls_of(row_bytes, rows, table_bytes):
-    """Returns how many calls are timed together, by the rule of wholemem's benchmark."""
+    """Returns how many gathers are timed together, by the rule of wholemem's benchmark."""
     return max(1, min(min(8 << 20, table_bytes) // (rows * row_bytes), 2048))
 
 
 def summarize(row_bytes, rows, calls, rounds):
-    """Summarizes one case: payload rates in GB/s, and our speed relative to the others."""
+    """Summarizes one benchmark case: payload rates in GB/s, and the speed of wholemem relative to the other libraries."""
     payload, names = rows * calls * row_bytes / 1e9, list(rounds[0])
     digits = lambda value: float(f"{value:.4g}")
     rate = lambda pick: {name: digits(payload / pick(times[name] for times in rounds)) for name in names}
@@ -297,7 +298,7 @@ def summarize(row_bytes, rows, calls, rounds):
 
 
 def machine(where, device):
-    """Describes the machine and the versions."""
+    """Returns a description of the machine: the GPU, or the processor and its number of cores."""
     if where == "gpu":
         return device
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -306,7 +307,7 @@ def machine(where, device):
 
 
 def show(report):
-    """Formats the results as a table."""
+    """Prints the results of the gather comparison as a table."""
     names = list(report["peers"])
     head = ["row", "rows", "wholemem", "copy", "of limit"]
     head += [word for name in names for word in (name, "ratio")]

@@ -34,10 +34,11 @@ CACHED = 20  # gets of the rival that are timed together
 
 
 class Vineyard:
-    """A Vineyard daemon and a client of it."""
+    """Runs a Vineyard daemon, and measures creating, getting and deleting objects with a client of it."""
 
     def __init__(self, folder, program, size, socket_folder):
-        # Its package imports pandas and pyarrow. Only its client is timed, which does not need them.
+        # The Python package of Vineyard is not imported, because it imports pandas and pyarrow. Only its C++ client is timed,
+        # which does not need them.
         package = types.ModuleType("vineyard")
         package.__path__ = [os.path.join(folder, "vineyard")]
         sys.modules["vineyard"] = package
@@ -53,9 +54,9 @@ class Vineyard:
                 sys.exit("vineyardd did not begin to serve")
             time.sleep(0.01)
         self.client = client._connect(self.socket)
-        # Attributes that `seal` expects of a client of the Python layer.
+        # `seal` of Vineyard's blob builder expects a client of Vineyard's Python layer, of which it uses this attribute only.
         self.sealer = types.SimpleNamespace(ipc_client=self.client)
-        # Closing one client closes all of them.
+        # All Vineyard clients are kept, because closing one of them closes all.
         self.others = []
 
     def begin(self, size):
@@ -63,7 +64,7 @@ class Vineyard:
         self.count = 0
 
     def turn(self, burst):
-        """Runs one round and returns the time of each operation in seconds."""
+        """Runs one round of store operations and returns the time of each operation in seconds."""
         now, size, client = time.perf_counter, len(self.source), self.client
         self.count += 1
         value = self.count % 251
@@ -102,7 +103,7 @@ class Vineyard:
 
 
 class Wholemem:
-    """The benchmark of wholemem as a child process that runs a round on request, for one size."""
+    """Runs the store benchmark of wholemem as a child process, which runs a round on request, for one object size."""
 
     def __init__(self, args, size, rounds):
         command = [args.program, "bench", "store", "--in-turns", "--sizes", str(size)]
@@ -116,7 +117,7 @@ class Wholemem:
         return json.loads(line)
 
     def ready(self):
-        """Waits until all work has finished."""
+        """Waits until the benchmark of wholemem reports that it is ready for the next round."""
         if self.read() != "ready":
             sys.exit("wholemem is not ready for its turn")
 
@@ -131,7 +132,7 @@ class Wholemem:
 
 
 def compare(args, rival):
-    """Measures both sides for all sizes, in alternating runs."""
+    """Measures wholemem and Vineyard for all object sizes, in alternating rounds."""
     cases = []
     for size in args.sizes:
         rounds = max(5, min(args.rounds, (16 << 30) // (size * args.burst)))
@@ -155,7 +156,8 @@ def compare(args, rival):
 
 
 def summarize(size, what, rounds):
-    """Summarizes one case: microseconds, and our speed relative to Vineyard. The first round, with cold caches, is reported separately."""
+    """Summarizes one benchmark case: microseconds, and the speed of wholemem relative to Vineyard. The first round, with cold
+    caches, is reported separately."""
     digits = lambda value: float(f"{value:.4g}")
     median = lambda values: digits(statistics.median(values))
     later = rounds[1:] or rounds
@@ -171,20 +173,20 @@ def summarize(size, what, rounds):
 
 
 def machine():
-    """Describes the machine and the versions."""
+    """Returns a description of the machine: the processor and its number of cores."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     return f"{models[0] if models else 'processor'}, {len(os.sched_getaffinity(0))} cores"
 
 
 def version_of(folder):
-    """Returns the version of the Vineyard that is installed in a folder."""
+    """Returns the version of Vineyard that is installed in a folder."""
     found = importlib.metadata.distributions(name="vineyard", path=[folder])
     return next((package.version for package in found), "unknown")
 
 
 def show(report):
-    """Formats the results as a table."""
+    """Prints the results of the store comparison as a table."""
     lines = [["bytes", "what", "wholemem", "vineyard", "ratio", "first", "first", "rounds"]]
     for case in report["cases"]:
         value, first = case["value"], case["first"]

@@ -37,7 +37,7 @@ WHAT = ["get", "get numpy", "put"]
 
 
 class Ours:
-    """A wholemem daemon and a client of it."""
+    """Runs a wholemem store, and puts and gets arrays with its Python client."""
 
     def __init__(self, program, size, folder):
         socket = os.path.join(folder, "wholemem.sock")
@@ -66,7 +66,7 @@ class Ours:
 
 
 class Theirs(Vineyard):
-    """A Vineyard daemon and a client of it."""
+    """Runs a Vineyard daemon, and puts and gets arrays with its C++ client, called from Python."""
 
     def put(self, array):
         builder = self.client.create_blob(array.nbytes)
@@ -84,7 +84,7 @@ class Theirs(Vineyard):
 
 
 def turn(side, array, gets):
-    """Runs one round and returns the time of each call in seconds."""
+    """Puts, gets and deletes an array in one store, and returns the time of each call in seconds."""
     now, taken = time.perf_counter, {}
     start = now()
     name = side.put(array)
@@ -107,7 +107,7 @@ def turn(side, array, gets):
 
 
 def compare(args, ours, theirs):
-    """Measures both sides for all sizes, in alternating runs."""
+    """Measures wholemem and Vineyard for all array sizes, in alternating rounds."""
     cases = []
     for size in args.sizes:
         rounds = []
@@ -122,7 +122,7 @@ def compare(args, ours, theirs):
         digits = lambda value: float(f"{value:.4g}")
         median = lambda values: digits(statistics.median(values))
         for what in WHAT:
-            # The first round has cold caches and does not count.
+            # The first round is not counted, because its caches are cold.
             times = [(own[what], other[what]) for own, other in rounds[1:]]
             cases.append(
                 {
@@ -141,13 +141,13 @@ def compare(args, ours, theirs):
 
 
 def version_of(folder):
-    """Returns the version of the Vineyard that is installed in a folder."""
+    """Returns the version of Vineyard that is installed in a folder."""
     found = importlib.metadata.distributions(name="vineyard", path=[folder])
     return next((package.version for package in found), "unknown")
 
 
 def show(report):
-    """Formats the results as a table."""
+    """Prints the results of the comparison of stores from Python as a table."""
     lines = [["bytes", "what", "wholemem", "vineyard", "ratio"]]
     for case in report["cases"]:
         value = case["value"]

@@ -1,4 +1,4 @@
-"""Compares calls from torch with the same calls from Rust, in alternating runs: the overhead of Python.
+"""Compares calls of wholemem from torch with the same calls from Rust, in alternating runs: the overhead of Python.
 
     python3 bench/python/from_torch.py --program target/release/wholemem [--device cuda] [--json FILE]
 
@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 
-# On CPUs, torch's threads would keep spinning while other work is timed.
+# On CPUs, torch's threads would otherwise keep spinning while other work is timed.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -45,21 +45,21 @@ from wholemem.torch.tensors import EXCHANGE
 ROW = 512
 SIZES = [16, 1 << 10, 64 << 10]
 CALLS = 1000
-# Warm-up rounds.
+# The number of warm-up rounds.
 WARM_UP = 1
-# Bytes that are gathered and copied between two checks.
+# The number of bytes that are gathered and copied, by device, before the results are checked.
 BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 
 
 def on_cores(first, count=1):
-    """Returns the command prefix that pins a process to some of the available cores; successive runs use different ones."""
+    """Returns the command prefix that pins a process to ``count`` of the available cores; successive runs use different cores."""
     cores = sorted(os.sched_getaffinity(0))
     taken = {cores[(first + number) % len(cores)] for number in range(count)}
     return ["taskset", "-c", ",".join(map(str, sorted(taken)))]
 
 
 def rust(args, what, *more, before=()):
-    """Runs one of wholemem's benchmarks and returns its cases."""
+    """Runs one of wholemem's Rust benchmarks and returns its report."""
     backend = "cuda" if args.device == "cuda" else "host"
     command = [*before, args.program, "bench", what, "--backend", backend, "--json", "--rounds", str(args.rounds), *more]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600)
@@ -72,7 +72,7 @@ def rust(args, what, *more, before=()):
 
 
 def in_turns(args, ask, work):
-    """The measurements of both sides for each case, one per run."""
+    """Runs ``ask`` (Rust) and ``work`` (torch) alternately, and returns the measurements of both for each case, one per run."""
     asked, worked = [], []
     for turn in range(args.turns):
         asked.append(ask(turn))
@@ -81,18 +81,18 @@ def in_turns(args, ask, work):
 
 
 class Clock:
-    """Measures work in seconds; on a GPU by two events."""
+    """Measures the time of work in seconds; on a GPU by two CUDA events."""
 
     def __init__(self, device):
         self.on_gpu = device == "cuda"
         if self.on_gpu:
             self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            # No Python function call here: on its return the GPU would wait for work.
+            # `begin` is not a Python function, because the GPU would wait for work while a Python function returns.
             record = super(torch.cuda.Event, self.events[0]).record
             self.begin = functools.partial(record, torch.cuda.current_stream())
 
     def settle(self):
-        """Waits until all work has finished."""
+        """Waits until all work on the GPU has finished."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
@@ -100,7 +100,7 @@ class Clock:
         self.began = time.perf_counter()
 
     def end(self):
-        """Waits for the work and returns its time in seconds."""
+        """Waits for the timed work and returns its time in seconds."""
         if not self.on_gpu:
             return time.perf_counter() - self.began
         begin, end = self.events
@@ -110,7 +110,7 @@ class Clock:
 
 
 class Table:
-    """A table in which each row contains its own number."""
+    """A wholemem table in which each row contains its own row number."""
 
     def __init__(self, args):
         (self.comm,) = wholemem.Communicator.local(1, device=args.device)
@@ -125,7 +125,8 @@ class Table:
         self.table.populate()
 
     def contents(self, row):
-        """Returns the contents of rows: the row number in two parts, repeated. A single float32 cannot represent all row numbers."""
+        """Returns the contents of table rows: the row number in two parts, repeated. A single float32 cannot represent all row
+        numbers."""
         return torch.stack((row >> 16, row & 0xFFFF), dim=-1).float().repeat(1, ROW // 8)
 
     def finish(self):
@@ -140,7 +141,8 @@ class Table:
                 sys.exit("the gathered rows are wrong")
 
     def rounds_of(self, args, rows, calls, given):
-        """Yields rounds of several calls, like the Rust benchmark: some are prepared, then run back to back, then checked.
+        """Yields rounds of several gathers, like the Rust benchmark: some rounds are prepared, then run back to back, then
+        checked.
 
         Each round also has a copy of the same number of bytes. Gather and copy alternate in going first, since the writes of the
         first may still be in flight during the second.
@@ -149,7 +151,7 @@ class Table:
         begun, batch = 0, []
         while begun < WARM_UP + args.rounds:
             batch.clear()
-            # Warm-up rounds are separate.
+            # The warm-up rounds are a batch of their own.
             count = WARM_UP if begun == 0 else min(most, WARM_UP + args.rounds - begun)
             batch += [Round(self, rows, calls, given) for _ in range(count)]
             for number, current in enumerate(batch, begun):
@@ -164,7 +166,7 @@ class Table:
 
 
 class Round:
-    """The inputs and outputs of the calls."""
+    """The inputs and outputs of the gathers of one round."""
 
     def __init__(self, table, rows, calls, given):
         self.indices, self.gathered = table.indices(calls, rows), []
@@ -177,12 +179,12 @@ class Round:
         self.plain = torch.full_like(self.part, math.nan)
 
     def copy(self):
-        """Copies the same number of bytes as a gather."""
+        """Copies the same number of bytes as the gathers of the round."""
         self.plain.copy_(self.part)
 
 
 def gathers(args, table, rows, calls, given):
-    """Returns the median time of a call in seconds."""
+    """Measures `wm.gather`, and returns the median time of a call in seconds."""
     clock, times, source = Clock(args.device), [], table.table
     for current in table.rounds_of(args, rows, calls, given):
         asked = list(zip(current.indices, current.outputs))
@@ -195,7 +197,8 @@ def gathers(args, table, rows, calls, given):
 
 
 def native_gathers(args, table, rows, calls, given):
-    """Like `gather`, but by the call below torch's operator: the lower bound of a call from Python."""
+    """Measures the native call below torch's operator, which is the lower bound of a gather from Python. Returns the median
+    time of a call in seconds."""
     clock, times, source = Clock(args.device), [], table.table
     for current in table.rounds_of(args, rows, calls, given):
         asked = list(zip(current.indices, current.outputs))
@@ -209,7 +212,8 @@ def native_gathers(args, table, rows, calls, given):
 
 
 def graph_gathers(args, table, rows, calls, given):
-    """Like `gather`, but in a CUDA graph with new indices in every round and with outputs that torch allocates."""
+    """Measures gathers in a CUDA graph, with new indices in every round and with outputs that torch allocates. Returns the
+    median time of a gather in seconds."""
     clock, times = Clock(args.device), []
     indices = table.indices(calls, rows)
     wm.gather(table.table, indices[0])
@@ -229,7 +233,8 @@ def graph_gathers(args, table, rows, calls, given):
 
 
 def gather_plan(args):
-    """The cases: name, bytes, calls, whether the caller passes the output, and the function that measures it."""
+    """Returns the gather cases: name, bytes, calls, whether the caller passes the output, and the function that measures the
+    case."""
     plan = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
     plan.append(("gather by the native call", 64 << 20, 1, True, native_gathers))
     if args.device == "cuda":
@@ -239,7 +244,7 @@ def gather_plan(args):
 
 
 def gather_turn(args):
-    """Runs all cases once. Returns the microseconds per call of each case."""
+    """Runs all gather cases once, and prints the microseconds per call of each case."""
     table, results = Table(args), {}
     for number, (_, length, calls, given, measure) in enumerate(gather_plan(args)):
         results[number] = measure(args, table, length // ROW, calls, given) * 1e6
@@ -249,7 +254,8 @@ def gather_turn(args):
 def gather_cases(args):
     plan = gather_plan(args)
 
-    # Both sides use the same core, and another one in each run, since cores differ in speed. On CPUs a gather uses all cores.
+    # Torch and Rust use the same core, and another one in each run, since cores differ in speed. On CPUs a gather uses all
+    # cores.
     core = on_cores if args.device == "cuda" else lambda turn: []
 
     def ask(turn):
@@ -257,7 +263,7 @@ def gather_cases(args):
         for length, calls in {(length, calls): None for _, length, calls, _, _ in plan}:
             words = ["--row-bytes", str(ROW), "--rows", str(length // ROW), "--table", str(args.table), "--calls", str(calls)]
             (measured,) = rust(args, "gather", *words, before=core(turn))["cases"]
-            # Of the median round, like torch's figure.
+            # The time of the median round is used, as for torch.
             results[length, calls] = measured["call_us"] * measured["value"] / measured["median"]
         return results
 
@@ -273,14 +279,14 @@ def gather_cases(args):
 
 
 def started(args, part, env=(), before=()):
-    """Starts a process that measures a part of torch's side and prints the result."""
+    """Starts a process that measures a part of torch's cases and prints the result."""
     command = [sys.executable, __file__, "--part", part, "--program", args.program, "--device", args.device]
     command += ["--rounds", str(args.rounds), "--table", str(args.table)]
     return subprocess.Popen([*before, *command], env=os.environ | dict(env), stdout=subprocess.PIPE, text=True)
 
 
 def finished(processes):
-    """Returns the last line that each process prints, after all have exited successfully."""
+    """Returns the last line that each process prints, after all processes have exited successfully."""
     try:
         results = [process.communicate(timeout=300)[0] for process in processes]
     finally:
@@ -292,7 +298,7 @@ def finished(processes):
 
 
 def reduce_rank(args):
-    """Runs a rank. Returns the median microseconds of a call by size, of the slowest rank."""
+    """Measures all-reduces as one rank. Rank 0 prints the median microseconds of a call, by size, on the slowest rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if ranks > 1:
         store = os.path.join(os.environ["BENCH_FOLDER"], "store")
@@ -309,7 +315,7 @@ def reduce_rank(args):
                 times = []
                 for _ in range(args.rounds + WARM_UP):
                     out.fill_(math.nan)
-                    # Before other ranks write to it.
+                    # Waits until the output is filled, before other ranks write to it.
                     clock.settle()
                     fast.comm.barrier()
                     clock.begin()
@@ -325,7 +331,7 @@ def reduce_rank(args):
 
 
 def reduced(args, ranks, cores):
-    """Starts the ranks on the given cores and returns the results of rank 0."""
+    """Starts the ranks of an all-reduce on the given cores, and returns the results of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):
@@ -341,7 +347,8 @@ def reduce_cases(args):
         words += ["--mode", "eager", "--place", "out", "--calls", str(CALLS)]
 
         def ask(turn):
-            # On a GPU both sides use the same cores. On CPUs each rank of the Rust benchmark pins itself to a core.
+            # On a GPU the ranks of torch and of Rust use the same cores. On CPUs each rank of the Rust benchmark pins itself to
+            # a core.
             before = on_cores(ranks * turn, ranks) if args.device == "cuda" else []
             results = rust(args, "allreduce", *words, before=before)["cases"]
             return {f"{case['bytes']} {case['buffers']}": case["value"] for case in results}
@@ -377,7 +384,7 @@ def case(name, parameters, found, ours):
 
 
 def show(report):
-    """Formats the results as a table."""
+    """Prints the results of the comparison with Rust as a table."""
     print(f"torch {report['torch']} on {report['device']}; microseconds a call")
     for case in report["cases"]:
         what = ", ".join(f"{value} {name}" for name, value in case.items() if name in ("ranks", "bytes", "calls", "buffers", "output"))
@@ -396,7 +403,7 @@ def positive(text):
 
 
 def main():
-    # The exception ends the processes that were started.
+    # SIGTERM raises an exception, which ends the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True, help="wholemem, built for release")

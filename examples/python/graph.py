@@ -35,7 +35,8 @@ def make_features(first: int, end: int) -> np.ndarray:
 
 
 class Graph:
-    """The neighbours of a node are ``targets[offsets[node] : offsets[node + 1]]``. They are of the same class as the node."""
+    """A graph: the neighbours of a node are ``targets[offsets[node] : offsets[node + 1]]``, and are of the same class as the
+    node."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -45,11 +46,11 @@ class Graph:
         self.targets = (np.repeat(np.arange(NODES), self.degrees) + distance) % NODES
 
     def seeds(self, rank: int) -> np.ndarray:
-        """Returns the training nodes of a rank, for all of its batches."""
+        """Returns the nodes that a rank trains on, for all of its batches."""
         return np.random.default_rng(rank).integers(0, NODES, STEPS * BATCH)
 
     def neighbours(self, nodes: np.ndarray) -> np.ndarray:
-        """Samples neighbours of each node, with replacement. The result depends only on the nodes."""
+        """Samples neighbours of each node, with replacement. The samples depend only on the nodes."""
         picks = np.random.default_rng(nodes[0]).random((len(nodes), NEIGHBOURS)) * self.degrees[nodes][:, None]
         return self.targets[self.offsets[nodes][:, None] + picks.astype(np.int64)]
 
@@ -59,7 +60,7 @@ class Graph:
 
 
 def gradient(weights: Weights, own: np.ndarray, mean: np.ndarray, labels: np.ndarray) -> Weights:
-    """Computes the gradient of softmax and cross entropy."""
+    """Computes the gradient of softmax and cross entropy with respect to the weights."""
     scores = own @ weights[0] + mean @ weights[1]
     scores = np.exp(scores - scores.max(1, keepdims=True))
     error = scores / scores.sum(1, keepdims=True)
@@ -90,11 +91,11 @@ def in_numpy(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Gr
 
 
 def train(comm: wholemem.Communicator, model: Any, batches: Iterator[tuple[Any, Any]]) -> None:
-    """Trains a torch model on batches of inputs and labels, with averaged gradients."""
+    """Trains a torch model on batches of inputs and labels, with gradients that are averaged over all ranks."""
     import torch
     import wholemem.torch as wm
 
-    # Ranks on one host share its cores.
+    # Ranks on one host share its cores, so each uses an equal part of the threads.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // comm.size))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for inputs, labels in batches:
@@ -137,7 +138,7 @@ def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Grap
     from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
     class Features(FeatureStore):
-        """The table as a feature store of PyTorch Geometric."""
+        """A feature store of PyTorch Geometric that gathers features from the table of all ranks."""
 
         def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
             return wm.gather(table, attr.index.to(comm.device))
@@ -155,7 +156,8 @@ def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Grap
             return False
 
     class Sampler(BaseSampler):
-        """The graph as a sampler of PyTorch Geometric. For its own graphs, PyTorch Geometric has samplers in pyg-lib."""
+        """A sampler of PyTorch Geometric that samples neighbours of this example's graph. For its own graphs, PyTorch Geometric
+        has samplers in pyg-lib."""
 
         def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
             nodes = index.node.numpy()

@@ -1,4 +1,4 @@
-"""A model in a store: one process puts a .safetensors file there, and others attach to it without a copy.
+"""Shares a model through a store: one process puts a .safetensors file into the store, and others attach to it without a copy.
 
     python examples/python/store_model.py [MODEL.safetensors]
 
@@ -42,7 +42,7 @@ def make_model() -> dict[str, np.ndarray]:
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Writes the format: a length, a header in JSON, and the bytes."""
+    """Writes tensors as a .safetensors file: a length, a header in JSON, and the bytes."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [end, end + tensor.nbytes]}
@@ -55,7 +55,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def digests_of_file(path: Path) -> dict[str, str]:
-    """Returns a digest of each tensor in the file."""
+    """Returns a digest of each tensor in a .safetensors file."""
     file = np.memmap(path, np.uint8, "r")
     start = 8 + int(file[:8].view("<u8")[0])
     header = json.loads(bytes(file[8:start]))
@@ -84,7 +84,7 @@ def run_numpy(model: Any) -> np.ndarray:
 
 
 def run_torch(pack: store.Pack, device: str) -> np.ndarray:
-    """A module whose parameters are the store's pages: no process has a copy of them."""
+    """Runs the model as a torch module whose parameters are in the store's memory: no process has a copy of them."""
     import torch
 
     with torch.device("meta"):
@@ -97,8 +97,8 @@ def run_torch(pack: store.Pack, device: str) -> np.ndarray:
             x = torch.tanh(layer(x))
     parameters = {name: tensor.data_ptr() for name, tensor in module.named_parameters()}
     if device == "cpu":
-        # torch may write what it is given, so each tensor has a copy-on-write map of its own: another address than the
-        # array's, the same file, and the same pages as long as the tensor is not written.
+        # torch may write to a tensor, so each tensor has a copy-on-write mapping of its own: its address differs from the
+        # array's, but the file is the same, and so are the pages as long as the tensor is not written.
         assert inodes(parameters.values()) == inodes(array.data_ptr() for array in pack.values())
         assert copied_kib(parameters.values()) == 0
     else:
@@ -107,7 +107,7 @@ def run_torch(pack: store.Pack, device: str) -> np.ndarray:
 
 
 def maps_of(addresses: Iterable[int]) -> list[dict[str, int]]:
-    """The map of this process that each address lies in, as `/proc/self/smaps` describes it (proc_pid_smaps(5))."""
+    """Returns the mapping of this process that contains each address, as `/proc/self/smaps` describes it (proc_pid_smaps(5))."""
     maps: list[dict[str, int]] = []
     with open("/proc/self/smaps") as file:
         for line in file:
@@ -121,22 +121,22 @@ def maps_of(addresses: Iterable[int]) -> list[dict[str, int]]:
 
 
 def inodes(addresses: Iterable[int]) -> set[int]:
-    """The files behind memory: if they are the same in two processes, so is their memory."""
+    """Returns the inodes of the files that back memory. If they are equal in two processes, so is the memory."""
     return {one["inode"] for one in maps_of(addresses)}
 
 
 def copied_kib(addresses: Iterable[int]) -> int:
-    """How much of copy-on-write maps is memory of this process alone: the pages that it has written."""
+    """Returns the KiB of copy-on-write mappings that only this process has, because it has written to the pages."""
     return sum(one["Anonymous:"] for one in maps_of(addresses))
 
 
 def attach(options: argparse.Namespace) -> dict[str, Any]:
-    """What each process does that wants the model."""
+    """Attaches to the model in the store, runs it, and returns its digests, the identity of its memory and its output."""
     with store.Client() as client:
         pack = client.get("model", timeout=60)
-        # Memory of a GPU has no file to be known by: there it is known by the object.
+        # GPU memory has no inode, so the id of the object identifies it.
         memory = [client.stat("model").id]
-    # The client is closed, and the model stays.
+    # The client is closed, but the memory of the model stays mapped.
     if options.device == "cpu":
         memory = sorted(inodes(array.data_ptr() for array in pack.values()))
     said = {"digests": {name: digest(bytes_of(array)) for name, array in pack.items()}, "memory": memory}
@@ -150,7 +150,7 @@ def attach(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def move_to_gpu() -> None:
-    """Puts the model on the GPU under the same name: one copy for all processes that attach later."""
+    """Puts the model of the store into GPU memory under the same name: one copy for all processes that attach later."""
     import torch
 
     with store.Client() as client:
@@ -159,7 +159,7 @@ def move_to_gpu() -> None:
 
 
 def check(results: list[dict[str, Any]], path: Path, expected: Optional[np.ndarray]) -> None:
-    """Compares the results of the processes with the file and with the output of this process."""
+    """Compares the results of the processes that attached with the model file, and with the output of this process."""
     digests = digests_of_file(path)
     for number, result in enumerate(results, start=1):
         if result["digests"] != digests:
@@ -215,7 +215,7 @@ def main() -> None:
                     move_to_gpu()
                 command = [sys.executable, __file__, "--attach", "--device", options.device, "--with", options.way]
                 command += [str(options.model)] if options.model else []
-                # In their own sessions: Ctrl-C interrupts only this process, which ends them.
+                # The processes run in sessions of their own, so that Ctrl-C interrupts only this process, which ends them.
                 output = [subprocess.check_output(command, start_new_session=True) for _ in range(options.processes)]
                 results = [json.loads(text) for text in output]
                 if model is not None:

@@ -1,4 +1,5 @@
-"""A transformer layer whose weights are divided among ranks: each rank computes its part, and an all-reduce sums the parts.
+"""Computes a transformer layer whose weights are divided among ranks: each rank computes its part, and an all-reduce sums the
+parts.
 
     wholemem launch -n 2 -- python examples/python/tensor_parallel.py
 
@@ -20,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     with wholemem.Communicator.from_env(device="cpu") as comm:
-        # The same weights on every rank; a real program would load only its own part.
+        # All ranks create the same weights; a real program would load only the part of each rank.
         rng = np.random.default_rng(0)
         x = rng.standard_normal((TOKENS, WIDTH), np.float32)
         up = rng.standard_normal((WIDTH, HIDDEN), np.float32) / WIDTH

@@ -1,4 +1,4 @@
-"""A small transformer whose heads and matrices are divided among ranks, with two all-reduces in each layer.
+"""Runs a small transformer whose heads and matrices are divided among ranks, with two all-reduces in each layer.
 
     wholemem launch -n 2 -- python examples/python/transformer.py
 
@@ -24,12 +24,12 @@ import wholemem.torch as wm
 LAYERS, HEADS, WIDTH, HIDDEN, WORDS = 4, 8, 256, 1024, 1000
 CONTEXT, TOKENS = 32, 24
 
-# Sums the parts of all ranks in place.
+# A function that sums a tensor over all ranks in place.
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 def share(count: int, rank: int, size: int) -> slice:
-    """Returns the range of ``count`` elements that a rank has."""
+    """Returns the range of ``count`` elements (heads or columns) that one rank has."""
     return slice(rank * count // size, (rank + 1) * count // size)
 
 
@@ -37,7 +37,7 @@ class Transformer:
     """A rank's share of the model: some heads of each attention block, and some columns and rows of the feed-forward matrices."""
 
     def __init__(self, rank: int, size: int, part: torch.Tensor, reduce: Reduce) -> None:
-        # All ranks create the same model; a real program would load only its own share.
+        # All ranks create the same model; a real program would load only the share of each rank.
         generator = torch.Generator().manual_seed(0)
 
         def matrix(*shape: int) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Transformer:
             self.layers.append([weight.contiguous().to(part.device) for weight in shares])
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the scores of all words for the next token."""
+        """Returns the scores of all words of the vocabulary for the next token."""
         x = self.words[tokens] + self.places
         for attend, leave, up, down in self.layers:
             x = x + self.sum(self.attention(norm(x) @ attend), leave)
@@ -68,7 +68,7 @@ class Transformer:
         return output.transpose(0, 1).flatten(1)
 
     def sum(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Multiplies with a matrix whose rows are divided among ranks, and sums the products of all ranks."""
+        """Multiplies by a matrix whose rows are divided among ranks, and sums the products of all ranks."""
         torch.mm(x, rows, out=self.part)
         return self.reduce(self.part)
 
@@ -78,7 +78,7 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def generate(scores_of: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generates the most likely tokens. Returns them and the scores of the last one."""
+    """Generates the most likely tokens. Returns the tokens, and the scores of the last one."""
     tokens = torch.arange(CONTEXT, device=device)
     for _ in range(TOKENS):
         scores = scores_of(tokens)
@@ -87,7 +87,7 @@ def generate(scores_of: Callable[[torch.Tensor], torch.Tensor], device: torch.de
 
 
 def captured(model: Transformer, fast: wm.FastAllreduce) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Captures the model, including its all-reduces, in a CUDA graph."""
+    """Captures the model, including its all-reduces, in a CUDA graph, and returns a function that replays the graph."""
     tokens, stream, graph = torch.arange(CONTEXT, device=fast.device), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

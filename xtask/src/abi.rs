@@ -13,16 +13,16 @@ use anyhow::{Context, Result};
 
 use crate::generated;
 
-/// The folder of the Rust definitions.
+/// The folder with the Rust definitions of structures that kernels share with the host.
 const SOURCES: &str = "crates/wholemem/src";
 
-/// The configuration of cbindgen.
+/// The configuration file of cbindgen, which generates the C++ headers.
 const CONFIG: &str = "crates/wholemem/kernels/cbindgen.toml";
 
-/// Part of the digest. Increase it when the output of this module changes.
+/// A part of the digest in generated headers. Increase it when the output of this generator changes.
 const GENERATION: &str = "1";
 
-/// A generated header and its sources.
+/// A generated C++ header and its Rust sources.
 struct Header {
     file: &'static str,
     about: &'static str,
@@ -31,7 +31,7 @@ struct Header {
     sources: &'static [&'static str],
     /// Source files of enumerations that are field types of structures in `sources`.
     field_types: &'static [&'static str],
-    /// Whether enumerators have the name of their enumeration as a prefix.
+    /// True if the names of C++ enumerators begin with the name of their enumeration.
     qualified: bool,
 }
 
@@ -61,8 +61,8 @@ const HEADERS: &[Header] = &[
     },
 ];
 
-/// Checks that the committed headers match the digest of their definitions and were not edited; if not, generates and compares
-/// them.
+/// Checks that the committed C++ headers match the digest of their Rust definitions and were not edited; if not, generates and
+/// compares them.
 pub(crate) fn check() -> Result<()> {
     for header in HEADERS {
         let text = fs::read_to_string(header.file).unwrap_or_default();
@@ -74,13 +74,13 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Generates the C++ headers from the Rust definitions.
+/// Runs xtask again with the feature `abi`, which generates the C++ headers from the Rust definitions.
 #[cfg(not(feature = "abi"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
     generated::run_generator("abi", check)
 }
 
-/// Generates the C++ headers from the Rust definitions.
+/// Generates the C++ headers with shared structures and constants from the Rust definitions.
 #[cfg(feature = "abi")]
 pub(crate) fn generate(check: bool) -> Result<()> {
     for header in HEADERS {
@@ -92,7 +92,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
 }
 
 impl Header {
-    /// A digest of all inputs of the header and of its text.
+    /// Returns a digest of all inputs of the header, and of its text `body`.
     fn digest(&self, body: &str) -> Result<String> {
         let Self { about, include, qualified, .. } = self;
         let own = format!("{GENERATION}, cbindgen 0.29.2, {about}, {include}, {qualified}");
@@ -136,8 +136,8 @@ fn read(path: &str) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {path}"))
 }
 
-/// The parts of a source that determine the header: its public structures, enumerations and constants with their documentation,
-/// and layouts. Other changes do not affect the header.
+/// Returns the parts of a Rust source that determine the generated header: public structures, enumerations and constants with
+/// their documentation, and layouts. Other changes do not affect the header.
 fn definitions(source: &str) -> String {
     let (mut text, mut preceding, mut inside) = (String::new(), String::new(), false);
     for line in source.lines() {
@@ -158,7 +158,7 @@ fn definitions(source: &str) -> String {
     text
 }
 
-/// The names of the public structures and enumerations of a source.
+/// Returns the names of the public structures and enumerations of a Rust source.
 #[cfg(any(test, feature = "abi"))]
 fn public_types(source: &str) -> Vec<String> {
     let name = |line: &str| {
@@ -168,7 +168,7 @@ fn public_types(source: &str) -> Vec<String> {
     source.lines().filter_map(name).collect()
 }
 
-/// The output of cbindgen with integer types that NVRTC has, and without Markdown fences around drawings.
+/// Returns the output of cbindgen with integer types that NVRTC has, and without Markdown fences around drawings.
 #[cfg(any(test, feature = "abi"))]
 fn with_portable_types(header: &str) -> Result<String> {
     let mut text = String::new();
@@ -178,7 +178,7 @@ fn with_portable_types(header: &str) -> Result<String> {
         if let Some(word) =
             line.split(|c: char| !c.is_alphanumeric() && c != '_').find(|word| word.ends_with("_t"))
         {
-            bail!("NVRTC has no `{word}`: use u32, u64 or i64");
+            bail!("NVRTC has no type `{word}`: use u32, u64 or i64");
         }
         text += &line;
         text += "\n";
@@ -186,7 +186,8 @@ fn with_portable_types(header: &str) -> Result<String> {
     Ok(text)
 }
 
-/// A `static_assert` for the size and each offset of every `layout!(Type: len { field: offset, ... });` of a source.
+/// Returns a `static_assert` for the size and each offset of every `layout!(Type: len { field: offset, ... });` of a Rust
+/// source.
 #[cfg(any(test, feature = "abi"))]
 fn assertions(source: &str) -> Result<String> {
     let mut text = String::new();
@@ -205,7 +206,7 @@ fn assertions(source: &str) -> Result<String> {
         }
     }
     if text.is_empty() {
-        bail!("the definitions have no `layout!`");
+        bail!("the Rust definitions of shared structures have no `layout!`");
     }
     Ok(text)
 }
@@ -241,7 +242,7 @@ mod tests {
             "//   |a|\nconstexpr u32 LEN = 8;\n    i64 index;\n"
         );
         let error = with_portable_types("    uint8_t byte;\n").unwrap_err();
-        assert_eq!(error.to_string(), "NVRTC has no `uint8_t`: use u32, u64 or i64");
+        assert_eq!(error.to_string(), "NVRTC has no type `uint8_t`: use u32, u64 or i64");
     }
 
     #[test]
@@ -255,6 +256,9 @@ mod tests {
         );
         let error = assertions("\nlayout!(A 16);\n").unwrap_err();
         assert_eq!(error.to_string(), "cannot read `layout!(A 16);`");
-        assert_eq!(assertions("struct A;\n").unwrap_err().to_string(), "the definitions have no `layout!`");
+        assert_eq!(
+            assertions("struct A;\n").unwrap_err().to_string(),
+            "the Rust definitions of shared structures have no `layout!`"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Generates the table of CUDA driver functions that hal calls, with the type and version of each.
+//! Generates the table of CUDA driver functions that the crate hal calls, with the type and version of each.
 //!
 //! bindgen reads NVIDIA's typedefs, which name each function's type by the version that introduced it (`PFN_cuMemCreate_v10020`).
 //! The version that is requested from `cuGetProcAddress` is taken from that name, so that type and version always agree. Result
@@ -15,10 +15,10 @@ use anyhow::Result;
 use crate::generated;
 use crate::wheels::RUNTIME;
 
-/// The generated file.
+/// The generated file with the table of CUDA driver functions.
 const FILE: &str = "crates/hal/src/generated/bindings.rs";
 
-/// Functions that every supported driver has: driver 550 (CUDA 12.4) and newer.
+/// The CUDA driver functions that every supported driver has: driver 550 (CUDA 12.4) and newer.
 const REQUIRED: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -88,17 +88,17 @@ const REQUIRED: &[&str] = &[
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
 ];
 
-/// Functions that a driver may lack. If one is missing, its entry in the table is `None`.
+/// The CUDA driver functions that a driver may lack. If one is missing, its entry in the table is `None`.
 const OPTIONAL: &[&str] =
     &["cuMemGetHandleForAddressRange", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"];
 
-/// The function that resolves all others; the only symbol that is looked up by name in the library.
+/// The CUDA driver function that resolves all other functions; the only symbol that is looked up by name in the library.
 const LOADER: &str = "cuGetProcAddress";
 
-/// Part of the digest. Increase it when the output of this module changes.
+/// A part of the digest in the generated file. Increase it when the output of this generator changes.
 const GENERATION: &str = "1";
 
-/// A digest of all inputs of the generated file.
+/// Returns a digest of all inputs of the generated file.
 fn inputs() -> String {
     let tools = [GENERATION, "bindgen 0.72.1", RUNTIME.name, RUNTIME.version];
     generated::digest(
@@ -106,18 +106,19 @@ fn inputs() -> String {
     )
 }
 
-/// Checks that the committed table matches the digest of these lists; if not, generates it and compares.
+/// Checks that the committed table of driver functions matches the digest of the lists in this module; if not, generates the
+/// table and compares.
 pub(crate) fn check() -> Result<()> {
     if generated::is_current(Path::new(FILE), &inputs()) { Ok(()) } else { generate(true) }
 }
 
-/// Generates the file with the bindings and the table of functions.
+/// Runs xtask again with the feature `bindings`, which generates the table of CUDA driver functions.
 #[cfg(not(feature = "bindings"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
     generated::run_generator("bindings", check)
 }
 
-/// Generates the file with the bindings and the table of functions.
+/// Generates the file with the bindings and the table of CUDA driver functions.
 #[cfg(feature = "bindings")]
 pub(crate) fn generate(check: bool) -> Result<()> {
     let include = RUNTIME.folder()?.join("nvidia/cuda_runtime/include");
@@ -157,7 +158,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     generated::write_or_compare(Path::new(FILE), &text, check)
 }
 
-/// Runs `generate` with the pinned libclang, which clang-sys finds through `LIBCLANG_PATH`.
+/// Runs `generate` in a process in which `LIBCLANG_PATH` names the pinned libclang for clang-sys.
 #[cfg(feature = "bindings")]
 fn with_libclang<T, E>(folder: &Path, generate: impl FnOnce() -> Result<T, E>) -> Result<T>
 where
@@ -165,7 +166,7 @@ where
 {
     let folder = folder.canonicalize()?;
     if std::env::var_os("LIBCLANG_PATH").as_deref() != Some(folder.as_os_str()) {
-        // Setting an environment variable of the running process is unsafe, so xtask starts itself again with it.
+        // Setting an environment variable of the running process is unsafe, so xtask starts itself again with the variable.
         let status = std::process::Command::new(std::env::current_exe()?)
             .args(std::env::args_os().skip(1))
             .env("LIBCLANG_PATH", &folder)
@@ -173,12 +174,12 @@ where
         if status.success() {
             std::process::exit(0);
         }
-        anyhow::bail!("the generator failed: {status}");
+        anyhow::bail!("the generator of the driver bindings failed: {status}");
     }
     Ok(generate()?)
 }
 
-/// A function: its name, the typedef of its type, and the version in the name of the typedef.
+/// A CUDA driver function: its name, the typedef of its type, and the version in the name of the typedef.
 #[cfg(any(test, feature = "bindings"))]
 #[derive(Debug, PartialEq, Eq)]
 struct DriverFunction {
@@ -201,14 +202,15 @@ fn functions(typedefs: &str) -> Result<Vec<DriverFunction>> {
         .collect()
 }
 
-/// The name without the suffix `_v2`. `cuGetProcAddress` selects the form of a function by version, not by suffix.
+/// Returns the name of a CUDA driver function without the suffix `_v2`. `cuGetProcAddress` selects the form of a function by
+/// version, not by suffix.
 #[cfg(any(test, feature = "bindings"))]
 fn base_name(listed: &str) -> &str {
     listed.strip_suffix("_v2").unwrap_or(listed)
 }
 
-/// The version in `#define PFN_f PFN_f_v10020`, or the first number in `#define PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`; the
-/// second is the version for per-thread default streams.
+/// Returns the version of a CUDA driver function: the number in `#define PFN_f PFN_f_v10020`, or the first number in `#define
+/// PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`; the second is the version for per-thread default streams.
 #[cfg(any(test, feature = "bindings"))]
 fn version(typedefs: &str, function: &str) -> Result<u32> {
     let definition = typedefs
@@ -227,7 +229,7 @@ fn version(typedefs: &str, function: &str) -> Result<u32> {
         .with_context(|| format!("cannot read the version in `#define PFN_{function} {definition}`"))
 }
 
-/// A macro that passes all functions to another macro.
+/// Returns the source of a macro that passes all CUDA driver functions to another macro.
 #[cfg(any(test, feature = "bindings"))]
 fn table(functions: &[DriverFunction]) -> String {
     let mut text =
@@ -248,7 +250,7 @@ fn table(functions: &[DriverFunction]) -> String {
     text + "        }\n    };\n}\npub(super) use for_each_entry;\n"
 }
 
-/// A table of the names of all result codes.
+/// Returns the source of a table of the names of all CUDA result codes.
 #[cfg(any(test, feature = "bindings"))]
 fn names(header: &str) -> String {
     let mut text = "\n/// The names of the result codes that the pinned headers know.\n\

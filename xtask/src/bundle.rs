@@ -15,7 +15,7 @@ use crate::command;
 
 const FOLDER: &str = "target/gpu-bundle";
 
-/// The maximum sizes of the bundle, and of the peer libraries in addition.
+/// The maximum size of the bundle for a machine with a GPU, and of the peer libraries in addition.
 const MAX_BYTES: u64 = 22 << 20;
 const MAX_PEERS_BYTES: u64 = 44 << 20;
 
@@ -73,7 +73,7 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
     Ok(())
 }
 
-/// The length of a file, or of all files of a folder.
+/// Returns the length of a file, or the total length of all files in a folder.
 fn len_of(path: &Path) -> Result<u64> {
     if !path.is_dir() {
         return Ok(path.metadata()?.len());
@@ -81,7 +81,7 @@ fn len_of(path: &Path) -> Result<u64> {
     fs::read_dir(path)?.try_fold(0, |sum, entry| Ok(sum + len_of(&entry?.path())?))
 }
 
-/// The commit for the report, and whether the working tree has changes.
+/// Returns the commit that the bundle was built from, and whether the working tree has changes.
 fn commit() -> Result<String> {
     let hash = command::capture(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]))?;
     let changed =
@@ -98,7 +98,7 @@ fn test_binary(package: &str, target: &str) -> Result<PathBuf> {
     binary_in(&messages, target).with_context(|| format!("cargo built no test `{target}` of {package}"))
 }
 
-/// The path of the executable for a target in cargo's JSON messages.
+/// Returns the path of the executable that cargo's JSON messages report for a test target.
 fn binary_in(messages: &str, target: &str) -> Option<PathBuf> {
     messages.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -113,7 +113,7 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
     if command::succeeds(&mut strip) {
         return Ok(());
     }
-    // Without `strip`, the binary is only larger.
+    // If `strip` is not installed, the copied binary is only larger.
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
 }

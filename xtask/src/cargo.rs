@@ -6,19 +6,19 @@ use crate::{command, toolchain};
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// The number of proptest cases in an exhaustive run.
+/// The number of proptest cases in an exhaustive test run.
 const EXHAUSTIVE_CASES: &str = "4096";
 
 pub(crate) fn fmt() -> Result<()> {
     toolchain::need_component("fmt", "rustfmt")?;
-    // `cargo fmt` does not accept `--locked`.
+    // `cargo fmt` runs without `--locked`, because it does not accept the option.
     command::run(command::cargo().args(["fmt", "--all", "--check"]))
 }
 
 pub(crate) fn clippy() -> Result<()> {
     toolchain::need_component("clippy", "clippy")?;
     let all = ["--workspace", "--all-targets"];
-    // Tests enable features for the whole workspace. The shipped packages are checked separately, to find code that is unused
+    // Tests enable features for the whole workspace, so the shipped packages are checked separately to find code that is unused
     // without these features.
     let [program, package] = [["--package", "wholemem-cli"], ["--package", "wholemem-python"]];
     for selected in [all, program, package] {
@@ -32,7 +32,7 @@ pub(crate) fn clippy() -> Result<()> {
 pub(crate) fn tests(exhaustive: bool) -> Result<()> {
     let mut cargo = command::cargo();
     cargo.args(["test", "--workspace", "--all-targets", "--no-fail-fast", "--locked"]);
-    // An extension module cannot be linked as a test program; it is tested from Python.
+    // The Python extension module cannot be linked as a test program, so it is tested from Python.
     cargo.args(["--exclude", "wholemem-python"]);
     if exhaustive {
         cargo.env("WHOLEMEM_EXHAUSTIVE", "1").env("PROPTEST_CASES", EXHAUSTIVE_CASES);
@@ -40,7 +40,7 @@ pub(crate) fn tests(exhaustive: bool) -> Result<()> {
     command::run(&mut cargo)
 }
 
-/// A separate step, because `--all-targets` does not include documentation tests.
+/// Runs the documentation tests in a step of their own, because `--all-targets` does not include them.
 pub(crate) fn doctests() -> Result<()> {
     command::run(command::cargo().args(["test", "--workspace", "--doc", "--no-fail-fast", "--locked"]))
 }

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// The cargo that started xtask.
+/// Returns a command that runs the cargo that started xtask.
 pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The target folder of cargo.
+/// Returns the target folder of cargo.
 pub(crate) fn target_folder() -> Result<PathBuf> {
     let metadata = capture(cargo().args(["metadata", "--format-version=1", "--no-deps", "--locked"]))?;
     let metadata: serde_json::Value =
@@ -42,7 +42,7 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{} did not write UTF-8", program(command)))
 }
 
-/// Runs a command, prints its standard output line by line, and returns it with the exit status, also on failure.
+/// Runs a command, prints its standard output line by line, and returns the output with the exit status, also on failure.
 pub(crate) fn tee(command: &mut Command) -> Result<(ExitStatus, String)> {
     print_command(command);
     let mut child = command
@@ -63,7 +63,7 @@ pub(crate) fn tee(command: &mut Command) -> Result<(ExitStatus, String)> {
     Ok((status, output))
 }
 
-/// Runs a command, and kills it if it has not exited within the limit.
+/// Runs a command, and kills the process if it has not exited within the time limit.
 pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result<()> {
     print_command(command);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program(command)))?;
@@ -79,7 +79,7 @@ pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result<()> {
     bail!("{} did not exit within {} s", command_line(command), limit.as_secs_f64())
 }
 
-/// Whether a command succeeds; its output is discarded.
+/// Returns true if a command succeeds; its output is discarded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
@@ -97,7 +97,7 @@ fn print_command(command: &Command) {
     println!("$ {}", command_line(command));
 }
 
-/// The command line as typed in a shell, including the environment variables that are set for it.
+/// Returns a command line as typed in a shell, including the environment variables that are set for the command.
 fn command_line(command: &Command) -> String {
     let mut words = Vec::new();
     for (name, value) in command.get_envs() {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_command_past_its_limit_is_killed_and_reported() {
-        // `cat` never exits here: the write end of its standard input stays open.
+        // `cat` never exits in this test, because the write end of its standard input stays open.
         let mut command = Command::new("cat");
         command.stdin(Stdio::piped());
         let error = run_within(&mut command, Duration::from_millis(50)).unwrap_err();

@@ -28,7 +28,7 @@ use crate::metadata::{self, DependencyKind, Package};
 use crate::module_graph::Cycle;
 use crate::{module_graph, report};
 
-/// Every crate of the workspace, and the workspace crates that it may depend on.
+/// The crates of the workspace, each with the workspace crates that it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("wholemem-os", &[]),
     ("wholemem-hal", &["wholemem-os"]),
@@ -59,7 +59,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Crates whose top modules still have import cycles. The check fails if a crate listed here has none.
+/// The crates whose top modules may have import cycles. The check fails if a listed crate has none.
 const CYCLIC: &[&str] = &["wholemem-python", FAKE_CUDA];
 
 const LIBRARIES: &[&str] = &["wholemem", "wholemem-store", "wholemem-hal", "wholemem-comm", "wholemem-os"];
@@ -67,7 +67,7 @@ const LIBRARIES: &[&str] = &["wholemem", "wholemem-store", "wholemem-hal", "whol
 /// The crate with test helpers, which every crate may use as a dev-dependency.
 const TESTKIT: &str = "wholemem-testkit";
 
-/// The fake CUDA driver, which only the testkit depends on.
+/// The crate with the fake CUDA driver, which only the testkit crate depends on.
 const FAKE_CUDA: &str = "wholemem-fake-cuda";
 
 pub(crate) fn check() -> Result<()> {
@@ -81,7 +81,8 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// The findings for import cycles of one crate. The edges are printed unless the crate is listed in `CYCLIC`.
+/// Returns the findings for import cycles of one crate. Prints the imports of each cycle unless the crate is listed in
+/// `CYCLIC`.
 fn import_cycles(member: &Package) -> Result<Vec<String>> {
     let here = env::current_dir().context("cannot read the current folder")?;
     let mut cycles = Vec::new();
@@ -99,7 +100,7 @@ fn import_cycles(member: &Package) -> Result<Vec<String>> {
     Ok(cycle_findings(&member.name, &cycles, is_excluded))
 }
 
-/// The findings for a crate with these import cycles.
+/// Returns the findings for a crate that has these import cycles.
 fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String> {
     match cycles {
         [] if is_excluded => {
@@ -113,7 +114,8 @@ fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String
     }
 }
 
-/// The findings for dependencies of one crate that the table does not allow. `ours` are the names of all crates of the workspace.
+/// Returns the findings for dependencies of one crate that the table does not allow. `ours` are the names of all crates of the
+/// workspace.
 fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
     let name = member.name.as_str();
     let Some((_, allowed)) = ALLOWED.iter().find(|(row, _)| *row == name) else {
@@ -127,7 +129,7 @@ fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
         .dependencies
         .iter()
         .filter(|(to, _)| is_ours(to) && !allowed.contains(&to.as_str()))
-        // A crate dev-depends on itself to enable its own features in its tests.
+        // Ignores dev-dependencies on the testkit, and of a crate on itself, by which it enables its own features in its tests.
         .filter(|(to, kind)| !(*kind == DependencyKind::Dev && (to == TESTKIT || to == name)))
         .map(|(to, kind)| {
             let how = if *kind == DependencyKind::Dev { "dev-depends" } else { "depends" };

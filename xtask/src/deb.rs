@@ -12,11 +12,11 @@ use crate::empty::Empty;
 use crate::toolchain::Skip;
 use crate::{command, wheel};
 
-/// The paths of the program and of its licences in the package.
+/// The paths of the program and of its licences in the Debian package.
 const PROGRAM: &str = "usr/bin/wholemem";
 const DOC: &str = "usr/share/doc/wholemem";
 
-/// Builds the package and returns its path.
+/// Builds the Debian package and returns its path.
 pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
     if !command::succeeds(Command::new("dpkg-deb").arg("--version")) {
         return Err(Skip::new("no `dpkg-deb`\nhint: install the package dpkg").into());
@@ -67,7 +67,7 @@ fn control(version: &str, arch: Arch, kib: u64) -> String {
     )
 }
 
-/// Extracts a package for this machine and runs the program.
+/// Extracts a Debian package for the architecture of this machine, and runs the program in it.
 pub(crate) fn check(package: &Path) -> Result<()> {
     let info = command::capture(Command::new("dpkg-deb").arg("--info").arg(package))?;
     let contents = command::capture(Command::new("dpkg-deb").arg("--contents").arg(package))?;

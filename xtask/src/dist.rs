@@ -18,17 +18,17 @@ use crate::{command, python, toolchain};
 /// The cargo profile of all distributed binaries.
 pub(crate) const PROFILE: &str = "dist";
 
-/// The oldest supported glibc: that of RHEL 8, older than those of Debian 10 and Ubuntu 20.04.
+/// The oldest supported glibc, that of RHEL 8. Those of Debian 10 and Ubuntu 20.04 are newer.
 pub(crate) const GLIBC: (u32, u32) = (2, 28);
 
-/// The maximum size of the program in bytes.
+/// The maximum size of the distributed program in bytes.
 const PROGRAM_LIMIT: u64 = 10 << 20;
 
 const PACKAGES: [Wheel; 4] = [MATURIN, ZIG, CARGO_ZIGBUILD, AUDITWHEEL];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// An architecture that binaries are built for.
+/// A CPU architecture that binaries are built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Arch {
@@ -38,7 +38,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// The architecture of this machine, if binaries are built for it.
+    /// Returns the CPU architecture of this machine, or an error if no binaries are built for it.
     pub(crate) fn of_this_machine() -> Result<Self> {
         let arch = std::env::consts::ARCH;
         Self::from_str(arch, false).ok().with_context(|| format!("no binaries are built for {arch}"))
@@ -51,7 +51,7 @@ impl Arch {
         }
     }
 
-    /// Debian's name of the architecture.
+    /// Returns the Debian name of the CPU architecture.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -59,18 +59,18 @@ impl Arch {
         }
     }
 
-    /// The Rust target triple.
+    /// Returns the Rust target triple of the CPU architecture.
     pub(crate) fn target(self) -> String {
         format!("{}-unknown-linux-gnu", self.name())
     }
 }
 
-/// The interpreter of the virtual environment with Zig, maturin and auditwheel.
+/// Returns the Python interpreter of the virtual environment with Zig, maturin and auditwheel.
 pub(crate) fn tools() -> Result<PathBuf> {
     python::environment(PROFILE, &PACKAGES, FETCH_LIMIT)
 }
 
-/// Sets the linker of a command that runs cargo to Zig, and ensures that the standard library for the architecture is installed.
+/// Makes a command that runs cargo link with Zig, and ensures that the Rust standard library for the architecture is installed.
 ///
 /// All commands use the same linker script, because cargo recompiles everything if the path of the linker changes; `maturin
 /// --zig` and `cargo zigbuild` would each use a script of their own.
@@ -78,7 +78,8 @@ pub(crate) fn link_for(command: &mut Command, arch: Arch) -> Result<&mut Command
     toolchain::need_target(&arch.target())?;
     let python = tools()?;
     let bin = python.parent().context("the path of the interpreter has no parent folder")?;
-    // The linker of this machine is set too: build scripts and procedural macros are linked with it for all targets.
+    // Zig is set as the linker for the architecture of this machine too, because build scripts and procedural macros are linked
+    // with it for all targets.
     for arch in [Arch::of_this_machine()?, arch] {
         let linker = bin.join(format!("zigcc-{}", arch.name()));
         let script = linker_script(&python, arch);
@@ -92,7 +93,7 @@ pub(crate) fn link_for(command: &mut Command, arch: Arch) -> Result<&mut Command
     Ok(command)
 }
 
-/// A script that runs Zig through cargo-zigbuild, which removes options that only the GNU linker supports.
+/// Returns a script that runs Zig through cargo-zigbuild, which removes options that only the GNU linker supports.
 fn linker_script(python: &Path, arch: Arch) -> String {
     let (python, (major, minor)) = (python.display(), GLIBC);
     format!(
@@ -106,7 +107,7 @@ fn linker_script(python: &Path, arch: Arch) -> String {
     )
 }
 
-/// Builds the program, checks it, and returns its path.
+/// Builds the program for distribution, checks its size and its glibc version, and returns its path.
 pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["build", "--locked", "--profile", PROFILE, "--package", "wholemem-cli", "--target"]);
@@ -131,7 +132,7 @@ pub(crate) fn within(what: &str, path: &Path, limit: u64) -> Result<u64> {
     Ok(len)
 }
 
-/// The newest glibc version in the output of `readelf --version-info`.
+/// Returns the newest glibc version in the output of `readelf --version-info`.
 fn newest_glibc(versions: &str) -> Option<(u32, u32)> {
     let names = versions.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_"));
     names

@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 
 const SYSTEM_FOLDERS: [&str; 2] = ["/usr/bin", "/bin"];
 
-/// Whether the system folders contain cargo. If they do, the environment is not without Rust.
+/// Returns true if the system folders contain cargo. The environment is then not without Rust.
 pub(crate) fn system_has_rust() -> bool {
     SYSTEM_FOLDERS.iter().any(|folder| Path::new(folder).join("cargo").exists())
 }
 
-/// An empty folder, removed on drop, and an environment in which it is `HOME` and the current folder.
+/// An empty folder, removed on drop, and an environment in which this folder is `HOME` and the current folder.
 pub(crate) struct Empty {
     pub(crate) folder: PathBuf,
 }
@@ -28,7 +28,8 @@ impl Empty {
         Ok(Self { folder })
     }
 
-    /// A command that runs in the folder; its PATH has the folder of the program and the system folders.
+    /// Returns a command that runs `program` in the empty folder. Its PATH has the folder of the program and the system
+    /// folders.
     pub(crate) fn command(&self, program: &Path) -> Result<Command> {
         let bin = program.parent().context("the path of the program has no parent folder")?;
         let mut command = Command::new(program);

@@ -12,14 +12,14 @@ use anyhow::Result;
 use crate::command;
 use crate::toolchain::Skip;
 
-/// Test programs that include the headers; each exits with 0 on success.
+/// Test programs that include the headers for users' kernels; each exits with 0 on success.
 const PROGRAMS: &[&str] =
     &["crates/wholemem/kernels/tests/ptr_gen.cpp", "crates/wholemem/kernels/tests/window.cpp"];
 
-/// The oldest supported C++ standard, and a recent one.
+/// The C++ standards that the headers are compiled with: the oldest supported one, and a recent one.
 const STANDARDS: &[&str] = &["c++11", "c++17"];
 
-/// The time limit of a program.
+/// The time limit of a test program.
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn check() -> Result<()> {

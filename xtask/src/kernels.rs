@@ -17,43 +17,44 @@ use crate::{command, generated};
 /// The folders with kernel sources, one in each crate that embeds PTX. The PTX is in the subfolder `ptx`.
 const FOLDERS: &[&str] = &["crates/hal/kernels", "crates/testkit/kernels", "crates/wholemem/kernels"];
 
-/// The folder of headers; sources of every folder may include them.
+/// The folder of CUDA headers, which the kernel sources of every folder may include.
 const HEADERS: &str = "crates/wholemem/kernels/include";
 
-/// The options of NVRTC.
+/// The compiler options of NVRTC.
 const OPTIONS: &[&str] = &["--std=c++17", "--restrict", "--device-as-default-execution-space"];
 
-/// The architectures that PTX is assembled for, if it supports them: the oldest supported GPU, and Hopper.
+/// The GPU architectures for which PTX is assembled if it supports them: the oldest supported one, and Hopper.
 const ARCHITECTURES: &[u32] = &[OLDEST_COMPUTE, 90];
 
-/// The compute capability that every kernel is compiled for.
+/// The compute capability that kernels are compiled for by default.
 const OLDEST_COMPUTE: u32 = 70;
 
-/// A PTX file that is compiled from a source. Its `Debug` text is part of the digests in committed PTX, so that a renamed field
-/// changes them all.
+/// A PTX file that is compiled from a kernel source. The `Debug` text of this type is part of the digests in committed PTX, so
+/// renaming a field changes all digests.
 #[derive(Debug, Clone, Copy)]
 struct Text {
     compute: u32,
-    /// Inserted before the file extension, such as `90.`.
+    /// Text that is inserted before the file extension, such as `90.`.
     mark: &'static str,
     define: Option<&'static str>,
 }
 
-/// The PTX file of every source.
+/// The PTX file that is compiled from every kernel source.
 const DEFAULT: Text = Text { compute: OLDEST_COMPUTE, mark: "", define: None };
 
-/// Additional PTX files of some sources.
+/// Additional PTX files that are compiled from some kernel sources.
 const EXTRA: &[(&str, Text)] = &[
     ("collective", Text { compute: 90, mark: "90.", define: None }),
     ("collective", Text { compute: 90, mark: "testing.", define: Some("WHOLEMEM_TESTING") }),
 ];
 
-/// Checks that the committed PTX matches the digest of its sources; if not, compiles and compares. With `all`, always compiles.
+/// Checks that the committed PTX matches the digest of its kernel sources; if not, or with `all`, compiles and compares.
 pub(crate) fn check(all: bool) -> Result<()> {
     generate(true, all)
 }
 
-/// Compiles every kernel whose sources changed.
+/// Compiles every kernel whose sources have changed, or all kernels with `all`. With `check`, compares the PTX instead of
+/// writing it.
 pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     let mut sources = Vec::new();
     for folder in FOLDERS {
@@ -76,7 +77,7 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     reject_ptx_without_source(&sources)
 }
 
-/// Each source with the PTX files that are compiled from it.
+/// Returns each kernel source with the PTX files that are compiled from it.
 fn ptx_files_of(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
     sources.iter().flat_map(|source| {
         let extra = EXTRA.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
@@ -85,7 +86,7 @@ fn ptx_files_of(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
 }
 
 impl Text {
-    /// The path of the PTX file.
+    /// Returns the path of the PTX file that is compiled from `source`.
     fn target(self, source: &Path) -> PathBuf {
         let name = source.file_name().unwrap_or_default();
         source.with_file_name("ptx").join(name).with_extension(format!("{}ptx", self.mark))
@@ -101,20 +102,20 @@ fn sources_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(sources)
 }
 
-/// Fails if there is PTX without a source, which a crate could embed by mistake.
+/// Returns an error if there is a PTX file without a kernel source, which a crate could embed by mistake.
 fn reject_ptx_without_source(sources: &[PathBuf]) -> Result<()> {
     for folder in FOLDERS {
         for entry in fs::read_dir(Path::new(folder).join("ptx"))? {
             let path = entry?.path();
             if !ptx_files_of(sources).any(|(source, text)| text.target(source) == path) {
-                bail!("{} has no kernel source", path.display());
+                bail!("the PTX file {} has no kernel source", path.display());
             }
         }
     }
     Ok(())
 }
 
-/// A digest of all inputs: the source, all headers, the tools and their options.
+/// Returns a digest of all inputs of a kernel's PTX: the source, all headers, the tools and their options.
 fn inputs(source: &Path) -> Result<String> {
     let mut parts = vec![
         fs::read(source)?,
@@ -155,13 +156,13 @@ fn compile(source: &Path, text: Text) -> Result<String> {
     Ok(without_asm_markers(&ptx))
 }
 
-/// Removes NVRTC's comments around inline assembly, which are a tenth of the text.
+/// Removes NVRTC's comments around inline assembly, which are a tenth of the PTX text.
 fn without_asm_markers(ptx: &str) -> String {
     let is_marker = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");
     ptx.lines().filter(|line| !is_marker(line)).fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// Assembles PTX for each architecture, and fails if a kernel spills registers.
+/// Assembles PTX for each GPU architecture, and fails if a kernel spills registers.
 fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
     let ptxas = NVCC.folder()?.join("nvidia/cuda_nvcc/bin/ptxas");
     let folder = Path::new("target/kernels");
@@ -191,7 +192,7 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
     Ok(())
 }
 
-/// Whether a line of ptxas output reports spilled bytes.
+/// Returns true if a line of ptxas output reports spilled bytes.
 fn spills(line: &str) -> bool {
     let counts = line.split(',').filter_map(|part| {
         let (count, kind) = part.trim().split_once(' ')?;

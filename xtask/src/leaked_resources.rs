@@ -1,4 +1,4 @@
-//! The step `leftovers`: finds named shared memory and processes that a run left on the machine.
+//! The step `leftovers`: finds named shared memory and processes that a test run left on the machine.
 //!
 //! A process counts as leaked if its program is in our target folder, it started after xtask, and it is an orphan: the kernel has
 //! reparented it to one of our own ancestors. A process that was started from the same folder by another command has a living
@@ -17,10 +17,10 @@ use crate::{command, report};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// How long to wait for processes that the last test killed.
+/// The maximum time to wait for the exit of processes that the last test killed.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The names in `/dev/shm` that begin with `wholemem`.
+/// The names of shared memory files in `/dev/shm` that begin with `wholemem`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SharedMemoryNames {
     names: BTreeSet<String>,
@@ -73,9 +73,9 @@ pub(crate) fn check(before: &Result<SharedMemoryNames>) -> Result<()> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ProcessStat {
     parent: u32,
-    /// Start time in clock ticks since boot.
+    /// The start time of the process in clock ticks since boot.
     started: u64,
-    /// `None` for processes of other users and for zombies.
+    /// The path of the executable, or `None` for processes of other users and for zombies.
     program: Option<PathBuf>,
 }
 
@@ -86,7 +86,7 @@ fn processes() -> Result<BTreeMap<u32, ProcessStat>> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // The process has exited since it was listed.
+        // A process that has exited since `/proc` was listed is skipped.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let Some((parent, started)) = parent_and_start(&stat) else { continue };
         let program = fs::read_link(entry.path().join("exe")).ok();
@@ -95,8 +95,8 @@ fn processes() -> Result<BTreeMap<u32, ProcessStat>> {
     Ok(processes)
 }
 
-/// Reads fields 4 and 22 of `/proc/PID/stat`. Field 2, the program's name in parentheses, may itself contain parentheses and
-/// spaces.
+/// Returns the parent and the start time of a process, fields 4 and 22 of `/proc/PID/stat`. Field 2, the program's name in
+/// parentheses, may itself contain parentheses and spaces.
 fn parent_and_start(stat: &str) -> Option<(u32, u64)> {
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().skip(1);
     let parent = fields.next()?.parse().ok()?;
@@ -115,7 +115,8 @@ fn leaked_processes(processes: &BTreeMap<u32, ProcessStat>, own_pid: u32, target
         if *pid == own_pid || process.started < own_start {
             continue;
         }
-        // A leaked process may have leaked children; the first ancestor with a program outside of the target folder decides.
+        // A leaked process may have leaked children, so the first ancestor whose program is not in the target folder decides if
+        // it belongs to this run.
         let is_outside = |pid: &u32| *pid == own_pid || processes.get(pid).and_then(built_program).is_none();
         let owner = ancestors(processes, *pid).find(is_outside);
         if owner.is_none_or(|owner| our_ancestors.contains(&owner)) {
@@ -125,10 +126,10 @@ fn leaked_processes(processes: &BTreeMap<u32, ProcessStat>, own_pid: u32, target
     findings
 }
 
-/// A process, its parent, and so on up to process 1.
+/// Returns a process, its parent, and so on up to process 1.
 fn ancestors(processes: &BTreeMap<u32, ProcessStat>, pid: u32) -> impl Iterator<Item = u32> {
     let parent = |pid: &u32| processes.get(pid).map(|process| process.parent).filter(|parent| *parent != 0);
-    // The entries are read at different times, so parents may form a cycle; `take` bounds the iteration.
+    // The processes are read at different times, so their parents may form a cycle. `take` bounds the iteration.
     std::iter::successors(Some(pid), parent).take(processes.len())
 }
 
@@ -142,7 +143,7 @@ mod tests {
         ProcessStat { parent, started, program: Some(PathBuf::from(program)) }
     }
 
-    /// Process tree: init -> shell -> xtask, and init -> another shell.
+    /// Returns the processes of a machine: init -> shell -> xtask, and init -> another shell.
     fn machine() -> BTreeMap<u32, ProcessStat> {
         BTreeMap::from([
             (1, process(0, 0, "/sbin/init")),

@@ -11,7 +11,7 @@ use spdx::{Expression, ParseMode};
 use crate::metadata::{self, Package};
 use crate::report;
 
-/// Allowed licences. They require at most that their text is distributed with the program.
+/// The allowed licences of dependencies. They require at most that their text is distributed with the program.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -27,10 +27,10 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Dependencies of xtask alone, with other licences. Shipped packages do not contain them.
+/// Dependencies of xtask alone, which may have other licences. Shipped packages do not contain them.
 const TOOLS: &[(&str, &str)] = &[("cbindgen", "MPL-2.0")];
 
-/// The files of our own licences.
+/// The files with the licences of this project.
 const OWN_LICENCES: &[&str] = &["LICENSE-MIT", "LICENSE-APACHE"];
 
 pub(crate) fn check() -> Result<()> {
@@ -47,7 +47,7 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// A finding for each package with a disallowed licence.
+/// Returns a finding for each package with a disallowed licence.
 fn disallowed(packages: &[Package]) -> Vec<String> {
     let mut findings = Vec::new();
     for package in packages {
@@ -72,14 +72,14 @@ fn disallowed(packages: &[Package]) -> Vec<String> {
     findings
 }
 
-/// Whether an expression can be satisfied with allowed licences. Old manifests write `/` for `OR`.
+/// Returns true if a licence expression can be satisfied with allowed licences. Old manifests write `/` for `OR`.
 fn is_allowed(licence: &str) -> Result<bool, spdx::ParseError> {
     let mode = ParseMode { allow_slash_as_or_operator: true, ..ParseMode::STRICT };
     let expression = Expression::parse_mode(licence, mode)?;
     Ok(expression.evaluate(|required| ALLOWED.contains(&required.to_string().as_str())))
 }
 
-/// Whether only xtask depends on a package.
+/// Returns true if only xtask depends on a package.
 fn is_tool(name: &str, packages: &[Package]) -> bool {
     let mut dependents =
         packages.iter().filter(|package| package.dependencies.iter().any(|(needed, _)| needed == name));

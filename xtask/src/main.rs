@@ -111,7 +111,7 @@ enum Task {
 
 #[derive(Args, Debug)]
 struct DocsArguments {
-    /// Open the site in a browser.
+    /// Open the built documentation site in a browser.
     #[arg(long)]
     open: bool,
 }
@@ -125,10 +125,10 @@ struct BundleArguments {
 
 #[derive(Args, Debug)]
 struct DistArguments {
-    /// The architecture to build for (default: that of this machine).
+    /// The CPU architecture to build for (default: that of this machine).
     #[arg(long, value_enum)]
     target: Option<Arch>,
-    /// The output folder.
+    /// The folder to write the package to.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }
@@ -138,7 +138,8 @@ impl DistArguments {
         self.target.map_or_else(Arch::of_this_machine, Ok)
     }
 
-    /// The output folder. A relative path of the command line is relative to the folder that the command was started in.
+    /// Returns the output folder. A relative path of the command line is relative to the folder that the command was started
+    /// in.
     fn out(&self, started_in: &Path, default: &str) -> PathBuf {
         self.out.as_ref().map_or_else(|| default.into(), |out| started_in.join(out))
     }
@@ -159,10 +160,10 @@ struct TestArguments {
     /// Download torch (3 GB with its dependencies) and run the tests that need it.
     #[arg(long)]
     torch: bool,
-    /// Run only these steps, in their usual order; `--list` shows their names.
+    /// Run only these test steps, in their usual order; `--list` shows their names.
     #[arg(long, value_name = "STEP", num_args = 1.., value_enum, hide_possible_values = true)]
     only: Vec<Step>,
-    /// List the steps instead of running them.
+    /// List the test steps instead of running them.
     #[arg(long)]
     list: bool,
 }

@@ -23,7 +23,7 @@ pub(crate) struct Package {
     pub(crate) version: String,
     pub(crate) licence: Option<String>,
     pub(crate) dependencies: Vec<(String, DependencyKind)>,
-    /// The root source files of its library and its programs.
+    /// The root source files of the package's library and programs.
     pub(crate) roots: Vec<PathBuf>,
 }
 

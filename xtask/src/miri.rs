@@ -11,8 +11,8 @@ use anyhow::{Result, anyhow};
 
 use crate::{command, report, toolchain};
 
-/// The packages, and substrings of the names of their tests that run under Miri. Long runs come first, so that no core is idle at
-/// the end.
+/// The packages that are tested under Miri, and substrings of the names of the tests to run. Long runs come first, so that no
+/// core is idle at the end.
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-store", &["index::record::"]),
     ("wholemem-store", &["id::", "index::layout::", "server::machine::ledger::"]),
@@ -24,11 +24,12 @@ const RUNS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The number of proptest cases. It is small in exhaustive runs too, because Miri is about a hundred times slower than native
-/// code.
+/// The number of proptest cases under Miri. It is small in exhaustive runs too, because Miri is about a hundred times slower
+/// than native code.
 const PROPTEST_CASES: &str = "16";
 
-/// Runs as many packages at a time as the machine has cores, because Miri uses one core for each.
+/// Runs the tests of the listed packages under Miri, as many packages at a time as the machine has cores, because Miri uses one
+/// core for each.
 pub(crate) fn check() -> Result<()> {
     toolchain::need_miri()?;
     let next = AtomicUsize::new(0);
@@ -44,13 +45,13 @@ pub(crate) fn check() -> Result<()> {
         let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
-            .map(|worker| worker.join().map_err(|_| anyhow!("a run of Miri panicked")))
+            .map(|worker| worker.join().map_err(|_| anyhow!("a thread that runs tests under Miri panicked")))
             .collect::<Result<Vec<_>>>()
     })?;
     report::no_findings(findings.concat())
 }
 
-/// Runs tests of a package, and returns the findings.
+/// Runs tests of a package under Miri, and returns the findings.
 fn run(package: &str, filters: &[&str]) -> Result<Vec<String>> {
     let mut miri = Command::new("rustup");
     miri.args(["run", "nightly", "cargo", "miri", "test", "--locked", "-p", package, "--lib", "--"])
@@ -62,7 +63,7 @@ fn run(package: &str, filters: &[&str]) -> Result<Vec<String>> {
     Ok(filters_without_tests(package, filters, &output))
 }
 
-/// A finding for each filter that matched no passed test, in a run that succeeded.
+/// Returns a finding for each test name filter that matched no passed test, in a run that succeeded.
 fn filters_without_tests(package: &str, filters: &[&str], output: &str) -> Vec<String> {
     if passed(output) == 0 {
         return vec![format!("no test of {package} ran under Miri for the filters {}", filters.join(", "))];
@@ -75,7 +76,7 @@ fn filters_without_tests(package: &str, filters: &[&str], output: &str) -> Vec<S
         .collect()
 }
 
-/// The number of passed tests in the summary lines.
+/// Returns the number of passed tests in the summary lines of cargo's output.
 fn passed(output: &str) -> u64 {
     output
         .lines()
@@ -85,7 +86,7 @@ fn passed(output: &str) -> u64 {
         .sum()
 }
 
-/// The name in `test NAME ... ok`.
+/// Returns the name of the test in a line `test NAME ... ok`.
 fn passed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... ok")
 }

@@ -1,4 +1,4 @@
-//! Open MPI, which host benchmarks are compared with: the installed one, or Debian packages unpacked in `target/`.
+//! Finds Open MPI, which host benchmarks are compared with: an installed one, or Debian packages unpacked in `target/`.
 //!
 //! The unpacked packages need no root rights and do not change the system: environment variables point to them.
 
@@ -17,7 +17,7 @@ const FOLDER: &str = "target/tools/open-mpi";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// Debian packages with the programs, the libraries, their dependencies and the headers.
+/// The Debian packages with the programs and libraries of Open MPI, their dependencies and the headers.
 const PACKAGES: [&str; 18] = [
     "openmpi-bin",
     "openmpi-common",
@@ -39,12 +39,12 @@ const PACKAGES: [&str; 18] = [
     "libmunge2",
 ];
 
-/// An available Open MPI.
+/// An Open MPI that can be used: installed in the system, or unpacked in a folder.
 #[derive(Debug)]
 pub(crate) enum OpenMpi {
-    /// Installed in the system.
+    /// Open MPI is installed in the system.
     Installed,
-    /// Unpacked in a folder with the layout of the system's root.
+    /// Open MPI is unpacked in a folder with the layout of the system's root.
     Unpacked(PathBuf),
 }
 
@@ -80,7 +80,7 @@ impl OpenMpi {
         Ok(Self::Unpacked(folder))
     }
 
-    /// The program that starts ranks.
+    /// Returns the path of `mpirun`, the program that starts ranks.
     pub(crate) fn mpirun(&self) -> PathBuf {
         match self {
             Self::Installed => PathBuf::from("mpirun"),
@@ -88,20 +88,20 @@ impl OpenMpi {
         }
     }
 
-    /// Compiles a program that has one source file.
+    /// Compiles an MPI program that has one source file.
     pub(crate) fn compile(&self, source: &Path, program: &Path) -> Result<()> {
         let mut compiler = Command::new(if matches!(self, Self::Installed) { "mpicc" } else { "cc" });
         compiler.args(["-O2", "-Wall"]).arg(source).arg("-o").arg(program).arg("-lm");
         if let Self::Unpacked(root) = self {
             let libraries = libraries(root);
             compiler.arg("-I").arg(libraries.join("openmpi/include")).arg(libraries.join("libmpi.so.40"));
-            // Dependencies of the libraries are resolved when the program runs.
+            // The linker ignores undefined symbols of the MPI libraries, whose dependencies are resolved when the program runs.
             compiler.arg("-Wl,--allow-shlib-undefined");
         }
         command::run(&mut compiler)
     }
 
-    /// The environment variables for programs that use Open MPI.
+    /// Returns the environment variables for programs that use Open MPI.
     pub(crate) fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         let Self::Unpacked(root) = self else { return Ok(Vec::new()) };
         let libraries = libraries(root);
@@ -125,7 +125,7 @@ fn libraries(root: &Path) -> PathBuf {
     root.join("usr/lib").join(debian_triple())
 }
 
-/// Debian's multiarch name of this machine, such as `x86_64-linux-gnu`.
+/// Returns the Debian multiarch name of this machine, such as `x86_64-linux-gnu`.
 fn debian_triple() -> String {
     format!("{}-linux-gnu", std::env::consts::ARCH)
 }

@@ -24,16 +24,16 @@ use crate::toolchain::Skip;
 use crate::{command, report};
 use tarballs::{PublishedCrate, UnpackedCrates};
 
-/// Files that every tarball must contain.
+/// The files that every crate tarball must contain.
 const REQUIRED: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// Folders that no tarball may contain: tests, which depend on unpublished crates.
+/// The folders that no crate tarball may contain: tests, which depend on unpublished crates.
 const FORBIDDEN: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
 
-/// The content of the section `Features` of a crate without features.
+/// The content of the README section `Features` of a crate without features.
 const NO_FEATURES: &str = "None.";
 
-/// The first minor version of cargo that packs crates which depend on each other and are not on a registry.
+/// The first minor version of cargo that can pack crates which depend on each other and are not in a registry.
 const FIRST_CARGO: u32 = 90;
 
 pub(crate) fn check() -> Result<()> {
@@ -85,12 +85,12 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The minor version in `cargo 1.95.0 (...)`.
+/// Returns the minor version in the output `cargo 1.95.0 (...)`.
 fn minor_version(text: &str) -> Option<u32> {
     text.strip_prefix("cargo 1.")?.split('.').next()?.parse().ok()
 }
 
-/// Findings for missing and forbidden files of a tarball. `has` returns whether a path exists in it.
+/// Returns the findings for missing and forbidden files of a crate tarball. `has` returns whether a path exists in the tarball.
 fn tarball_findings(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
     let lacks = REQUIRED.iter().filter(|path| !has(path)).map(|path| format!("{name}: {path} is missing"));
     let forbidden = FORBIDDEN
@@ -100,8 +100,8 @@ fn tarball_findings(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
     lacks.chain(forbidden).collect()
 }
 
-/// Findings for the description of a crate's features: a feature that neither the README nor the documentation of `lib.rs`
-/// mentions, or a feature in the README's list that does not exist.
+/// Returns the findings for the description of a crate's features: a feature that neither the README nor the documentation of
+/// `lib.rs` mentions, or a feature in the README's list that does not exist.
 fn feature_findings(krate: &PublishedCrate, readme: &str, library: &str) -> Vec<String> {
     let docs: Vec<_> = library.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
     let lines = || readme.lines().chain(docs.iter().copied());

@@ -15,35 +15,35 @@ use crate::command;
 use crate::open_mpi::OpenMpi;
 use crate::wheels::{NUMPY, VINEYARD, WHOLEGRAPH};
 
-/// The available comparisons.
+/// The available comparisons with other libraries.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PeerBenchmark {
-    /// Gather rows: compared with numpy on the host, with PyTorch and WholeGraph on a GPU.
+    /// Gather rows; compared with numpy on the host, with PyTorch and WholeGraph on a GPU.
     Gather(BenchArguments),
-    /// All-reduce: compared with Open MPI on the host, with PyTorch's symmetric memory on a GPU.
+    /// All-reduce; compared with Open MPI on the host, with PyTorch's symmetric memory on a GPU.
     Allreduce(BenchArguments),
-    /// Objects of a store in host memory: compared with Vineyard.
+    /// Create, get and delete objects of a store in host memory; compared with Vineyard.
     Store(StoreArguments),
-    /// Arrays stored and loaded from Python: compared with Vineyard's Python client.
+    /// Store and load arrays from Python; compared with Vineyard's Python client.
     StorePython(StoreArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArguments {
-    /// Arguments for the script in `bench/peers/`, such as `--sizes 1048576 --rounds 9 --json FILE`.
+    /// Arguments for the comparison script in `bench/peers/`, such as `--sizes 1048576 --rounds 9 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// Run on the host even if there is a GPU.
+    /// Run the comparison on the host even if there is a GPU.
     #[arg(long, conflicts_with = "gpu")]
     host: bool,
-    /// Run on the GPU; PyTorch must be installed.
+    /// Run the comparison on the GPU; PyTorch must be installed.
     #[arg(long)]
     gpu: bool,
-    /// Arguments for `bench/peers/NAME.py`, such as `--rounds 5 --json FILE`.
+    /// Arguments for the comparison script `bench/peers/NAME.py`, such as `--rounds 5 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
@@ -53,7 +53,7 @@ const ALLREDUCE: &str = "bench/peers/allreduce.py";
 const STORE: &str = "bench/peers/store.py";
 const STORE_PYTHON: &str = "bench/peers/store_python.py";
 
-/// The Open MPI program of the all-reduce comparison.
+/// The source of the Open MPI program that the all-reduce is compared with.
 const ALLREDUCE_SOURCE: &str = "bench/peers/allreduce.c";
 
 pub(crate) fn run(benchmark: &PeerBenchmark) -> Result<()> {
@@ -73,7 +73,7 @@ fn build_program() -> Result<PathBuf> {
     Ok(command::target_folder()?.join("release/wholemem"))
 }
 
-/// The command of a comparison script with our program, and whether it runs on a GPU.
+/// Returns the command that runs a comparison script with our program, and whether it runs on a GPU.
 fn script(name: &str, arguments: &BenchArguments) -> Result<(Command, bool)> {
     let on_gpu = arguments.gpu || !arguments.host && command::succeeds(&mut Command::new("nvidia-smi"));
     let mut python = Command::new("python3");
@@ -117,7 +117,7 @@ fn join_folders(folders: &[PathBuf]) -> Result<OsString> {
     std::env::join_paths(whole).context("the path of a folder contains a colon")
 }
 
-/// The folders with the shared libraries of the peers, and with PyTorch's NCCL.
+/// Returns the folders with the shared libraries of the compared packages, and with PyTorch's NCCL.
 fn library_folders(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let find = "import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])";
     let nccl = command::capture(Command::new("python3").args(["-c", find]))
@@ -132,7 +132,7 @@ fn library_folders(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-/// Copies the all-reduce script to a folder. Its GPU peer is part of PyTorch, which is not copied.
+/// Copies the script of the all-reduce comparison to a folder. Its GPU peer is part of PyTorch, which is not copied.
 pub(crate) fn pack_allreduce(folder: &Path) -> Result<()> {
     copy_script(ALLREDUCE, folder)
 }
@@ -143,7 +143,7 @@ fn copy_script(script: &str, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the gather script and its GPU peers to a folder, without development files.
+/// Copies the script of the gather comparison and its GPU peers to a folder, without development files.
 pub(crate) fn pack_gather(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     copy_script(GATHER, folder)?;
@@ -169,7 +169,7 @@ fn copy_run_time_files(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file or folder is needed at run time.
+/// Returns true if a file or folder of a Python package is needed at run time.
 fn is_run_time_file(name: &str) -> bool {
     let is_for_development = ["include", "cmake", "tests", "__pycache__", "bin"].contains(&name);
     let endings = [".pyx", ".pxd", ".cpp", ".hpp", ".h"];

@@ -17,16 +17,16 @@ const REPORTS: &str = "docs/measured";
 const PLOTS: &str = "docs/plots";
 const SCRIPT: &str = "xtask/src/plots.py";
 
-/// The Python packages of the script.
+/// The Python packages that the plot script needs.
 const PACKAGES: [Wheel; 2] = [MATPLOTLIB, NUMPY];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// Draws the plots. With `check`, compares them with the committed files instead.
+/// Draws the plots of the README. With `check`, compares them with the committed files instead.
 pub(crate) fn generate(check: bool) -> Result<()> {
     let digest = digest()?;
     let committed = plot_files(Path::new(PLOTS))?;
-    ensure!(!check || !committed.is_empty(), "no plots in {PLOTS}");
+    ensure!(!check || !committed.is_empty(), "no committed plot in {PLOTS}");
     if check && committed.iter().all(|plot| generated::is_current(plot, &digest)) {
         return Ok(());
     }
@@ -42,7 +42,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// The digest of all inputs of the plots.
+/// Returns the digest of all inputs of the plots.
 fn digest() -> Result<String> {
     let is_drawn = |path: &String| path.starts_with(REPORTS) && path.contains("/peers-");
     let mut parts: Vec<_> = source_rules::tracked()?.into_iter().filter(is_drawn).collect();

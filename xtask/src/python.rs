@@ -14,22 +14,22 @@ use crate::toolchain::Skip;
 use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, TORCH, TORCH_GEOMETRIC, Wheel};
 use crate::{command, source_rules, wheel_data};
 
-/// The packages of the virtual environment for builds and tests.
+/// The Python packages of the virtual environment for builds and tests.
 const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
 
-/// The packages of the virtual environment for tests that need torch.
+/// The Python packages of the virtual environment for tests that need torch.
 const TORCH_PACKAGES: [Wheel; 4] = [NUMPY, PYTEST, TORCH, TORCH_GEOMETRIC];
 
-/// The Python sources of the package.
+/// The folder of the Python package's sources.
 const SOURCES: &str = "crates/python/python/wholemem";
 
-/// The tests of the package.
+/// The folder of the Python package's tests.
 const TESTS: &str = "crates/python/tests";
 
-/// Files and folders whose code blocks and examples the tests run.
+/// Files and folders whose code blocks and examples the Python tests run.
 const GUIDES: [&str; 3] = ["README.md", "docs/python/", "examples/python/"];
 
-/// The benchmark of calls from torch.
+/// The script that measures calls from torch.
 const BENCH: &str = "bench/python/from_torch.py";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
@@ -43,7 +43,8 @@ pub(crate) fn check() -> Result<()> {
     command::run(Command::new(&python).args(types).arg(target.join("mypy")).arg(SOURCES))?;
     install(&python, "dev")?;
     build_what_tests_start()?;
-    // Doctests that need torch run in the step `torch`; those of `store.py` need a store and are run by the tests.
+    // The doctests of the modules that need torch run in the step `torch`; those of `store.py` need a store and are run by the
+    // tests.
     let store = "--ignore-glob=*/wholemem/store.py";
     let examples = ["--doctest-modules", "--doctest-ignore-import-errors", store, "--pyargs", "wholemem"];
     command::run(pytest(&python, &target).arg(TESTS))?;
@@ -65,18 +66,18 @@ pub(crate) fn torch(wanted: bool) -> Result<()> {
     let target = command::target_folder()?;
     install(&python, "dev")?;
     build_what_tests_start()?;
-    // With this variable, a skipped test fails the run, unless it is skipped because there is no GPU.
+    // With `WHOLEMEM_REQUIRE_TORCH`, a skipped test fails the run, unless it is skipped because there is no GPU.
     command::run(pytest(&python, &target).args(files).env("WHOLEMEM_REQUIRE_TORCH", "1"))?;
     command::run(pytest(&python, &target).args(["--doctest-modules", "--pyargs", "wholemem.torch"]))
 }
 
-/// The interpreter of the virtual environment with torch. A failed download is an error and not a skip, because the user
-/// requested torch.
+/// Returns the interpreter of the virtual environment with torch. A failed download is an error and not a skip, because the
+/// user requested torch.
 pub(crate) fn with_torch() -> Result<PathBuf> {
     environment("torch", &TORCH_PACKAGES, TORCH_FETCH_LIMIT).map_err(|error| anyhow!("{error:#}"))
 }
 
-/// The test files that need torch.
+/// Returns the Python test files that need torch.
 fn torch_tests() -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(TESTS)? {
@@ -90,7 +91,7 @@ fn torch_tests() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether a test file skips tests if torch is missing: it imports the module by name, or from a helper module that does.
+/// Returns true if a test file skips tests when torch is missing: it imports torch by name, or from a helper module that does.
 fn needs_torch(text: &str) -> bool {
     ["(\"torch\"", "from torch_world import", "from gpu import"].iter().any(|sign| text.contains(sign))
 }
@@ -110,15 +111,15 @@ fn pytest(python: &Path, target: &Path) -> Command {
     pytest
 }
 
-/// An interpreter with the package installed, built with the `release` profile.
+/// Returns an interpreter with the Python package installed, built with the `release` profile.
 pub(crate) fn released() -> Result<PathBuf> {
     let python = tools()?;
     install(&python, "release")?;
     Ok(python)
 }
 
-/// Copies to a folder what a machine with a GPU needs to test the package with its own Python: the release wheel, the tests, the
-/// guides that they run, the benchmark, and pytest in case it is not installed.
+/// Copies to a folder the files that a machine with a GPU needs to test the package with its own Python: the release wheel, the
+/// tests, the guides that they run, the benchmark, and pytest in case it is not installed.
 pub(crate) fn pack(folder: &Path) -> Result<()> {
     let (tests, pytest) = (folder.join("tests"), folder.join("pytest"));
     fs::create_dir_all(&tests)?;
@@ -141,25 +142,25 @@ pub(crate) fn pack(folder: &Path) -> Result<()> {
     [PYTEST].into_iter().chain(PYTEST_NEEDS).try_for_each(|wheel| wheel.fetch(&pytest))
 }
 
-/// Builds the wheel with a profile, and installs it into a virtual environment.
+/// Builds the wheel with a cargo profile, and installs it into a virtual environment.
 fn install(python: &Path, profile: &str) -> Result<()> {
     let wheel = build(&tools()?, &command::target_folder()?, profile)?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     command::run(Command::new(python).args(install).arg("--force-reinstall").arg(&wheel))
 }
 
-/// The interpreter of the virtual environment for builds and tests.
+/// Returns the interpreter of the virtual environment for builds and tests.
 fn tools() -> Result<PathBuf> {
     environment("python", &PACKAGES, FETCH_LIMIT)
 }
 
-/// The interpreter of a virtual environment, which is created if necessary. If the packages cannot be downloaded, the error is a
-/// [`Skip`].
+/// Returns the interpreter of a virtual environment, which is created if necessary. If the packages cannot be downloaded, the
+/// error is a [`Skip`].
 pub(crate) fn environment(name: &str, packages: &[Wheel], limit: Duration) -> Result<PathBuf> {
     environment_of(Path::new("python3"), name, packages, limit)
 }
 
-/// The interpreter of a virtual environment that is based on `interpreter`.
+/// Returns the interpreter of a virtual environment that is based on `interpreter`, and is created if necessary.
 pub(crate) fn environment_of(
     interpreter: &Path,
     name: &str,
@@ -169,7 +170,7 @@ pub(crate) fn environment_of(
     let pinned: Vec<_> = packages.iter().map(Wheel::pinned).collect();
     let folder = &Path::new("target/tools").join(name);
     let (python, complete) = (folder.join("bin/python"), folder.join("complete"));
-    // The environment is created again if a pinned version changes.
+    // The virtual environment is created again if a pinned version has changed.
     if fs::read_to_string(&complete).is_ok_and(|text| text == pinned.join("\n")) {
         return Ok(fs::canonicalize(folder)?.join("bin/python"));
     }
@@ -188,13 +189,13 @@ pub(crate) fn environment_of(
     Ok(fs::canonicalize(folder)?.join("bin/python"))
 }
 
-/// Builds the wheel; fails unless there is exactly one, for Python 3.9 and newer.
+/// Builds the wheel. Returns an error unless there is exactly one, for Python 3.9 and newer.
 fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
     let folder = target.join("wheels/test");
     if folder.is_dir() {
         fs::remove_dir_all(&folder)?;
     }
-    // The program is not included; the tests get its path in `WHOLEMEM_PROGRAM`.
+    // The wheel does not include the program; the tests get its path in `WHOLEMEM_PROGRAM`.
     wheel_data::stage(None)?;
     let arguments = ["-m", "maturin", "build", "--quiet", "--profile", profile, "--compatibility", "linux"];
     command::run(
@@ -209,7 +210,7 @@ fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
     }
 }
 
-/// Whether the name of a wheel has the tag for Python 3.9 and newer.
+/// Returns true if the name of a wheel has the tag for Python 3.9 and newer.
 pub(crate) fn serves_all(wheel: &str) -> bool {
     wheel.ends_with(".whl") && wheel.contains("-cp39-abi3-")
 }

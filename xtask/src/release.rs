@@ -33,9 +33,9 @@ const SUMS: &str = "SHA256SUMS";
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct ReleaseArguments {
-    /// The new version, such as 0.2.0.
+    /// The version to release, such as 0.2.0.
     version: Version,
-    /// Do not change the working tree: print the changes, and build the artefacts of the current version that build quickly.
+    /// Do not change the working tree: print the changes, and build those artefacts of the current version that build quickly.
     #[arg(long)]
     dry_run: bool,
     /// The folder with the crate tarballs of the last release, for the comparison of public interfaces; relative to the root of
@@ -44,19 +44,19 @@ pub(crate) struct ReleaseArguments {
     previous: Option<PathBuf>,
 }
 
-/// Builds one kind of artefact.
+/// Builds one kind of release artefact, such as wheels.
 struct ArtefactBuilder {
-    /// The name of its folder, and of the artefacts in messages.
+    /// The name of the artefacts in messages, and of their folder.
     name: &'static str,
     /// Builds the artefacts into a folder.
     build: fn(&Path) -> Result<()>,
-    /// Builds the artefacts quickly for a dry run; `None` if that is not possible.
+    /// Builds the artefacts quickly for a dry run, or `None` if that is not possible.
     dry_run: Option<fn(&Path) -> Result<()>>,
-    /// The command that publishes the artefacts, to be run by a person. `{}` is the folder.
+    /// The command with which a person publishes the artefacts. `{}` is replaced with their folder.
     publish: &'static str,
 }
 
-/// All kinds of artefacts. To add a kind, add an entry.
+/// The builders of all kinds of release artefacts.
 const BUILDERS: &[ArtefactBuilder] = &[
     ArtefactBuilder {
         name: "crates",
@@ -78,7 +78,7 @@ const BUILDERS: &[ArtefactBuilder] = &[
     },
 ];
 
-/// The crate tarballs; cargo builds each of them separately.
+/// Builds the crate tarballs, each of which cargo also compiles.
 fn verified_crates(folder: &Path) -> Result<()> {
     crates(folder, &[])
 }
@@ -130,7 +130,7 @@ pub(crate) fn release(arguments: &ReleaseArguments) -> Result<()> {
     }
     let undo =
         "nothing was committed\nhint: `git restore Cargo.toml Cargo.lock CHANGELOG.md` undoes the edits";
-    // Updates the versions of workspace crates only.
+    // Updates the versions of the workspace crates in `Cargo.lock`, and no others.
     command::run(command::cargo().args(["update", "--workspace", "--offline", "--quiet"])).context(undo)?;
     semver(arguments).context(undo)?;
     let message = format!("release: Version {version}");
@@ -147,7 +147,7 @@ pub(crate) fn release(arguments: &ReleaseArguments) -> Result<()> {
     Ok(())
 }
 
-/// The reasons that prevent a release.
+/// Returns the reasons that prevent a release.
 fn release_blockers(
     version: Version,
     before: Version,
@@ -161,7 +161,7 @@ fn release_blockers(
     if exists(&format!("v{version}"))? {
         reasons.push(format!("the tag v{version} exists"));
     }
-    // The current version is that of the last release, except before the first release.
+    // The version of the workspace is that of the last release, except before the first release.
     if version < before {
         reasons.push(format!("{version} is older than {before}, the version of the workspace"));
     }
@@ -189,13 +189,13 @@ fn print_diffs(edits: &[(&str, String)], folder: &Path) -> Result<()> {
         fs::write(&planned, text).with_context(|| format!("cannot write {}", planned.display()))?;
         let (before, after) = (format!("--label=a/{path}"), format!("--label=b/{path}"));
         let status = Command::new("diff").args(["-u", &before, &after, path]).arg(&planned).status()?;
-        // Exit status 1 means that the files differ.
-        ensure!(matches!(status.code(), Some(0 | 1)), "diff: {status}");
+        // `diff` exits with status 1 if the files differ.
+        ensure!(matches!(status.code(), Some(0 | 1)), "`diff` of the planned changes failed: {status}");
     }
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// Builds the artefacts of the current version that build quickly.
+/// Builds those artefacts of the current version that build quickly.
 fn dry_run_build(folder: &Path, before: Version) -> Result<()> {
     recreate(folder)?;
     for builder in BUILDERS {
@@ -209,7 +209,7 @@ fn dry_run_build(folder: &Path, before: Version) -> Result<()> {
     Ok(())
 }
 
-/// Builds all artefacts.
+/// Builds all release artefacts into a folder.
 fn build(folder: &Path) -> Result<()> {
     recreate(folder)?;
     for builder in BUILDERS {
@@ -233,7 +233,7 @@ fn recreate(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Writes the SHA-256 digests of all artefacts in the format of `sha256sum --check`.
+/// Writes the SHA-256 digests of all release artefacts in the format of `sha256sum --check`.
 fn write_sums(folder: &Path) -> Result<()> {
     let mut files = Vec::new();
     for builder in BUILDERS {
@@ -264,11 +264,11 @@ fn git(arguments: &[&str]) -> Result<()> {
     command::run(Command::new("git").args(arguments))
 }
 
-/// The current UTC date, such as 2026-01-31.
+/// Returns the current UTC date, such as 2026-01-31.
 fn today() -> Result<String> {
     let date = command::capture(Command::new("date").args(["--utc", "+%F"]))?;
     match date.trim() {
-        "" => bail!("`date` printed nothing"),
+        "" => bail!("the program `date` printed nothing"),
         date => Ok(date.to_owned()),
     }
 }
@@ -307,10 +307,12 @@ mod tests {
         assert_eq!(version::current(&set).unwrap(), version);
         let text = fs::read_to_string(root.join(CHANGELOG)).unwrap();
         assert!(text.contains("## [Unreleased]"));
-        // The section is empty right after a release.
+        // The section `Unreleased` is empty right after a release, so `add_release` may fail.
         match changelog::add_release(&text, version, "2026-01-31") {
             Ok(cut) => assert!(cut.contains("## [99.0.1] - 2026-01-31")),
-            Err(error) => assert_eq!(error.to_string(), "the section `## [Unreleased]` is empty"),
+            Err(error) => {
+                assert_eq!(error.to_string(), "the section `## [Unreleased]` of the changelog is empty")
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The output of a run: a heading and a result line for each step, then a table, the failures, and the counts.
+//! Prints the output of `cargo xtask test`: a heading and a result line for each step, then a table, the failures, and the
+//! counts.
 
 use std::env;
 use std::fmt::Write;
@@ -6,17 +7,17 @@ use std::io::{self, IsTerminal};
 
 use anyhow::{Result, bail};
 
-/// The outcome of a step.
+/// The outcome of a test step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StepOutcome {
     Passed,
-    /// A tool or device that the step needs is missing; the text names it.
+    /// The step was skipped, because a tool or device that it needs is missing; the text names it.
     Skipped(String),
     Failed(String),
 }
 
 impl StepOutcome {
-    /// The text in the table. It is understandable without colour.
+    /// Returns the text for the outcome in the table. It is understandable without colour.
     fn label(&self) -> String {
         match self {
             Self::Passed => "ok".to_owned(),
@@ -34,7 +35,7 @@ impl StepOutcome {
     }
 }
 
-/// The result of a step: name, outcome and duration.
+/// The result of a test step: name, outcome and duration.
 #[derive(Debug)]
 pub(crate) struct StepResult {
     pub(crate) name: String,
@@ -50,7 +51,7 @@ enum Style {
     Red,
 }
 
-/// The results so far, and whether to write in colour.
+/// The results of the test steps so far, and whether to write in colour.
 #[derive(Debug)]
 pub(crate) struct StepReport {
     colour: bool,
@@ -86,7 +87,8 @@ impl StepReport {
         line
     }
 
-    /// The table, the failures with their reasons, and the counts on the last line.
+    /// Returns the summary of a test run: a table of the steps, the failures with their reasons, and the counts on the last
+    /// line.
     pub(crate) fn summary(&self) -> String {
         let mut text = self.table();
         text.push('\n');

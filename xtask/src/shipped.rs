@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{command, report, source_rules};
 
-/// The shipped packages, and the features of workspace crates that may be enabled in their builds.
+/// The shipped packages, each with the features of workspace crates that may be enabled in its build.
 const SHIPPED_PACKAGES: &[(&str, &[&str])] =
     &[("wholemem-cli", &["wholemem-hal/bench"]), ("wholemem-python", &[])];
 
@@ -26,10 +26,10 @@ const HOOK_MODULES: &[&[&str]] = &[
     &["wholemem_testkit"],
 ];
 
-/// A module that every artefact contains. If its symbols are missing, the artefact has no symbol table.
+/// A module that every shipped artefact contains. If its symbols are missing, the artefact has no symbol table.
 const ALWAYS_PRESENT: &[&str] = &["wholemem_os", "futex"];
 
-/// Paths of PTX that only tests load.
+/// The paths of PTX files that only tests load.
 const TEST_PTX: [&str; 2] =
     ["crates/testkit/kernels/ptx/", "crates/wholemem/kernels/ptx/collective.testing.ptx"];
 
@@ -54,7 +54,7 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// The test PTX files, each with a prefix of its text that no other PTX contains.
+/// Returns the PTX files of tests, each with a prefix of its text that no other PTX file contains.
 fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
     let (mut tests, mut others) = (Vec::new(), Vec::new());
     for path in source_rules::tracked()?.into_iter().filter(|path| path.ends_with(".ptx")) {
@@ -74,21 +74,21 @@ fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
     tests.into_iter().map(own).collect()
 }
 
-/// The shortest sequence of first lines of a text that no other text contains.
+/// Returns the shortest sequence of first lines of a text that no other text contains.
 fn unique_prefix(text: &str, others: &[String]) -> String {
     let ends = text.match_indices('\n').map(|(at, _)| at + 1);
     let own = ends.map(|end| &text[..end]).find(|lines| !others.iter().any(|other| other.contains(lines)));
     own.unwrap_or_default().to_owned()
 }
 
-/// The enabled features of workspace crates that are not allowed in a build.
+/// Returns the enabled features of workspace crates that are not allowed in a build.
 fn forbidden_features(messages: &[Value], package: &str, allowed: &[&str]) -> Vec<String> {
     let mut findings = Vec::new();
     for message in messages.iter().filter(|message| message["reason"] == "compiler-artifact") {
         let Some(name) = message["target"]["name"].as_str().map(|name| name.replace('_', "-")) else {
             continue;
         };
-        // The ids of workspace packages begin with `path+file:`.
+        // cargo's ids of workspace packages begin with `path+file:`.
         let is_in_workspace = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+file:"));
         let on = message["features"].as_array().into_iter().flatten().filter_map(Value::as_str);
         for feature in on.map(|feature| format!("{name}/{feature}")) {
@@ -100,7 +100,7 @@ fn forbidden_features(messages: &[Value], package: &str, allowed: &[&str]) -> Ve
     findings
 }
 
-/// The file that cargo built for a package: a program, or a library that Python loads.
+/// Returns the path of the file that cargo built for a package: a program, or a library that Python loads.
 fn artefact(messages: &[Value], package: &str) -> Option<PathBuf> {
     let of_package = messages.iter().filter(|message| {
         message["reason"] == "compiler-artifact"
@@ -117,7 +117,7 @@ fn artefact(messages: &[Value], package: &str) -> Option<PathBuf> {
         .next()
 }
 
-/// The test hooks in an artefact, found by symbols and by PTX.
+/// Returns the test hooks in a shipped artefact, which are found by their symbols and by their PTX.
 fn find_hooks(bytes: &[u8], ptx: &[(String, Vec<u8>)]) -> Vec<String> {
     let symbols = HOOK_MODULES.iter().filter(|module| has_symbols_of(bytes, module));
     let symbols = symbols.map(|module| format!("symbols of {}", module.join("::")));
@@ -125,7 +125,7 @@ fn find_hooks(bytes: &[u8], ptx: &[(String, Vec<u8>)]) -> Vec<String> {
     symbols.chain(texts).collect()
 }
 
-/// Whether the bytes contain a symbol of a module. Both Rust manglings write each name after its length.
+/// Returns true if the bytes of an artefact contain a symbol of a module. Both Rust manglings write each name after its length.
 fn has_symbols_of(bytes: &[u8], module: &[&str]) -> bool {
     let mangled: String = module.iter().map(|name| format!("{}{name}", name.len())).collect();
     contains(bytes, mangled.as_bytes())
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// A renamed module would make the search for its symbols pass without a check.
+    /// Checks that the listed modules exist: if a module is renamed, the search for symbols of its old name always passes.
     #[test]
     fn hook_modules_exist() {
         for module in HOOK_MODULES.iter().filter(|module| module.len() > 1) {

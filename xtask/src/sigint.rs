@@ -10,7 +10,7 @@ use std::process::Command;
 
 const SIGINT: u32 = 2;
 
-/// If SIGINT is ignored, re-executes xtask with the default disposition, through `env` of GNU coreutils.
+/// If SIGINT is ignored, executes xtask again with the default disposition, through `env` of GNU coreutils.
 pub(crate) fn restore_default_sigint() {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     if !ignores(&status, SIGINT) {
@@ -18,7 +18,7 @@ pub(crate) fn restore_default_sigint() {
     }
     println!("SIGINT is ignored: restarting with the default disposition");
     if let Ok(program) = env::current_exe() {
-        // `exec` returns only on failure.
+        // `exec` returns an error only, because on success it replaces this process.
         let error =
             Command::new("env").arg("--default-signal=INT").arg(program).args(env::args_os().skip(1)).exec();
         println!("cannot start env: {error}");
@@ -26,7 +26,7 @@ pub(crate) fn restore_default_sigint() {
     println!("hint: run this command in the foreground");
 }
 
-/// Whether a process with this `/proc/PID/status` ignores a signal.
+/// Returns true if a process ignores a signal. `status` is the text of its `/proc/PID/status`.
 fn ignores(status: &str, signal: u32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{command, report};
 
-/// The maximum number of lines of a file.
+/// The maximum number of lines of a source file.
 const MAX_LINES: usize = 600;
 
 pub(crate) fn check() -> Result<()> {
@@ -17,7 +17,7 @@ pub(crate) fn check() -> Result<()> {
     for path in tracked()?.iter().filter(|path| path.ends_with(".rs")) {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
-            // The file is deleted, but still in the git index.
+            // A file that is deleted, but still in the git index, is skipped.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
         };
@@ -31,14 +31,14 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(findings)
 }
 
-/// The files of the repository: tracked files, and untracked files that are not ignored.
+/// Returns the files of the repository: tracked files, and untracked files that are not ignored.
 pub(crate) fn tracked() -> Result<Vec<String>> {
     let list = ["ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "-z"];
     let listed = command::capture(Command::new("git").args(list))?;
     Ok(listed.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect())
 }
 
-/// A finding for each rule that a source file violates.
+/// Returns a finding for each rule that a source file violates.
 fn rule_findings(path: &str, text: &str) -> Vec<String> {
     let mut findings = Vec::new();
     if !is_sentence(&opening(text)) {
@@ -51,13 +51,13 @@ fn rule_findings(path: &str, text: &str) -> Vec<String> {
     findings
 }
 
-/// The first paragraph of the `//!` comment at the start of a file, or an empty string.
+/// Returns the first paragraph of the `//!` comment at the start of a file, or an empty string.
 fn opening(text: &str) -> String {
     let comment = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
     comment.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a paragraph has several words and a sentence that ends. The first sentence may end before the paragraph does.
+/// Returns true if a paragraph has several words and contains the end of a sentence.
 fn is_sentence(opening: &str) -> bool {
     let closed = opening.trim_end_matches(['`', ')', '*']).ends_with(['.', ':', '?', '!']);
     opening.contains(' ') && (closed || opening.contains(". "))

@@ -14,7 +14,7 @@ use crate::{
     python, shipped, site, source_rules, vocabulary, wheel_check, working_tree,
 };
 
-/// A check. Steps run in the order of the variants; `--list` prints their summaries.
+/// A check of `cargo xtask test`. Steps run in the order of the variants; `--list` prints their summaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Step {
     /// The sources are formatted
@@ -62,7 +62,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// The name on the command line.
+    /// Returns the name of the step on the command line.
     fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
@@ -101,7 +101,7 @@ impl Step {
     }
 }
 
-/// The input of the steps of a run: its options, and the state of the machine before it.
+/// The input of the steps of a test run: its options, and the state of the machine before the run.
 #[derive(Debug)]
 struct RunContext {
     exhaustive: bool,
@@ -110,18 +110,18 @@ struct RunContext {
     shared_memory: Result<SharedMemoryNames>,
 }
 
-/// The steps to run, in their usual order: the named steps, or all steps if none is named.
+/// Returns the steps to run, in their usual order: the named steps, or all steps if none is named.
 pub(crate) fn select(only: &[Step]) -> Vec<Step> {
     Step::value_variants().iter().copied().filter(|step| only.is_empty() || only.contains(step)).collect()
 }
 
-/// One line for each step: its name and its description.
+/// Returns one line for each step, with its name and its description.
 pub(crate) fn list(steps: &[Step]) -> String {
     let width = steps.iter().map(|step| step.name().len()).max().unwrap_or(0);
     steps.iter().map(|step| format!("{:width$}  {}\n", step.name(), step.description())).collect()
 }
 
-/// Runs the steps, prints progress, and returns whether no step failed.
+/// Runs the steps, prints progress, and returns true if no step failed.
 pub(crate) fn run(steps: &[Step], exhaustive: bool, torch: bool) -> bool {
     let mut report = StepReport::on_stdout();
     let run = RunContext {

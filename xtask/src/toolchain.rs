@@ -10,10 +10,10 @@ use anyhow::{Result, anyhow};
 
 use crate::command;
 
-/// The time limit of rustup for one component or target.
+/// The time limit for rustup to install one component or target.
 const FETCH_LIMIT: Duration = Duration::from_secs(180);
 
-/// The error of a step that cannot run on this machine. The run continues and reports the reason.
+/// The error of a test step that cannot run on this machine. The test run continues and reports the reason.
 #[derive(Debug)]
 pub(crate) struct Skip {
     reason: String,
@@ -33,7 +33,7 @@ impl std::fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Ensures that `cargo SUBCOMMAND` runs; installs its component if necessary.
+/// Ensures that `cargo SUBCOMMAND` runs, and installs the toolchain component with the subcommand if necessary.
 pub(crate) fn need_component(subcommand: &str, component: &str) -> Result<()> {
     let runs = || command::succeeds(command::cargo().args([subcommand, "--version"]));
     if runs() || (fetch(&["component", "add", component]) && runs()) {
@@ -42,7 +42,7 @@ pub(crate) fn need_component(subcommand: &str, component: &str) -> Result<()> {
     Err(missing(component, &format!("rustup component add {component}")))
 }
 
-/// Ensures that the standard library for a target is installed; installs it if necessary.
+/// Ensures that the Rust standard library for a target is installed, and installs it if necessary.
 pub(crate) fn need_target(target: &str) -> Result<()> {
     let is_installed = || {
         let libdir =
@@ -77,7 +77,7 @@ pub(crate) fn need_miri() -> Result<()> {
     Err(missing("Miri in the nightly toolchain", "rustup component add --toolchain nightly miri rust-src"))
 }
 
-/// Whether the list of toolchains has the rolling nightly, not one pinned to a date.
+/// Returns true if rustup's list of toolchains has the rolling nightly. A nightly that is pinned to a date does not count.
 fn has_nightly(toolchains: &str) -> bool {
     toolchains.lines().filter_map(|line| line.strip_prefix("nightly")).any(|rest| {
         rest.strip_prefix('-').is_none_or(|host| !host.starts_with(|first: char| first.is_ascii_digit()))

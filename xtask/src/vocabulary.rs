@@ -12,13 +12,13 @@ use crate::{report, source_rules};
 
 const LIST: &str = "xtask/vocabulary.txt";
 
-/// Files that may mention former names.
+/// Files that may contain banned names and phrases.
 const EXEMPT: &[&str] = &["CHANGELOG.md", "docs/GLOSSARY.md", LIST, "xtask/src/vocabulary.rs"];
 
-/// The suffixes of the files that are checked.
+/// The suffixes of the files that are searched for banned phrases.
 const CHECKED: &[&str] = &[".rs", ".py", ".pyi", ".md", ".cu", ".cuh", ".cpp", ".h", ".toml", ".sh"];
 
-/// A line of the list of banned names and phrases.
+/// A line of `xtask/vocabulary.txt`, the list of banned names and phrases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BannedPhrase {
     phrase: String,
@@ -34,7 +34,7 @@ pub(crate) fn check() -> Result<()> {
         if EXEMPT.contains(&path.as_str()) || !CHECKED.iter().any(|ending| path.ends_with(ending)) {
             continue;
         }
-        // A file that is deleted but still tracked has no text.
+        // A file that is deleted but still tracked cannot be read, and is skipped.
         let Ok(text) = fs::read_to_string(&path) else { continue };
         findings.extend(find(&path, &text, &banned));
     }
@@ -56,7 +56,7 @@ fn parse(list: &str) -> Result<Vec<BannedPhrase>> {
         .collect()
 }
 
-/// A finding for each occurrence of a banned phrase in a file.
+/// Returns a finding for each occurrence of a banned phrase in a file.
 fn find(path: &str, text: &str, banned: &[BannedPhrase]) -> Vec<String> {
     let below = |folder: &str| folder == "*" || path.starts_with(folder);
     let banned: Vec<_> = banned.iter().filter(|entry| below(&entry.folder)).collect();
@@ -68,7 +68,7 @@ fn find(path: &str, text: &str, banned: &[BannedPhrase]) -> Vec<String> {
     let mut number = 0;
     while let Some(line) = lines.next() {
         number += 1;
-        // A phrase may continue on the next line, behind the marker of a comment.
+        // A banned phrase may continue on the next line, behind the marker of a comment.
         let next =
             lines.peek().map_or("", |next| next.trim_start().trim_start_matches(['/', '!', '#', '*', ' ']));
         let joined = format!("{line} {next}");
@@ -83,7 +83,7 @@ fn find(path: &str, text: &str, banned: &[BannedPhrase]) -> Vec<String> {
     findings
 }
 
-/// The position at which a phrase first occurs as whole words.
+/// Returns the position at which a phrase first occurs as whole words.
 fn position(text: &str, phrase: &str) -> Option<usize> {
     let is_identifier =
         phrase.chars().all(is_word) && phrase.contains(|letter: char| letter.is_uppercase() || letter == '_');

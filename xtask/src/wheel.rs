@@ -1,4 +1,4 @@
-//! Builds the Python wheel without dependencies: the library, the program, the headers for kernels and the type stubs, for Python
+//! Builds the Python wheel that users install: the library, the program, the headers for kernels and the type stubs, for Python
 //! 3.9 and newer and Linux with glibc 2.28 or newer.
 //!
 //! maturin builds the library and the wheel; [`wheel_data`] provides the other files.
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, ensure};
 use crate::dist::{self, Arch, GLIBC, PROFILE};
 use crate::{command, python, wheel_data};
 
-/// The maximum size of the wheel in bytes.
+/// The maximum size of the Python wheel in bytes.
 const LIMIT: u64 = 12 << 20;
 
-/// Builds the wheel, checks its tags and its size, and returns its path.
+/// Builds the Python wheel, checks its tags and its size, and returns its path.
 pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
     wheel_data::stage(Some(&dist::program(arch)?))?;
     let python = dist::tools()?;
@@ -32,7 +32,7 @@ pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
     command::run(dist::link_for(&mut maturin, arch)?)?;
 
     let name = format!("wholemem-{}-cp39-abi3-{}_{}.whl", version()?, policy(), arch.name());
-    ensure!(python::serves_all(&name), "{name} is not tagged cp39-abi3");
+    ensure!(python::serves_all(&name), "the wheel {name} is not tagged cp39-abi3");
     let wheel = unchecked.join(&name);
     let len = dist::within("the wheel", &wheel, LIMIT)?;
     audit(&python, &wheel, arch)?;
@@ -43,7 +43,7 @@ pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// The version of all crates of the workspace.
+/// Returns the version of all crates of the workspace.
 pub(crate) fn version() -> Result<String> {
     let pkgid = command::capture(command::cargo().args(["pkgid", "--locked", "--package", "wholemem-cli"]))?;
     let (_, version) =
@@ -51,14 +51,14 @@ pub(crate) fn version() -> Result<String> {
     Ok(version.to_owned())
 }
 
-/// The manylinux policy of the wheel, as in its file name.
+/// Returns the manylinux policy of the wheel, as in its file name.
 fn policy() -> String {
     let (major, minor) = GLIBC;
     format!("manylinux_{major}_{minor}")
 }
 
-/// Checks all binaries of a wheel, including the program, with auditwheel: if one needs libraries or symbols that the policy does
-/// not allow, auditwheel reports another policy.
+/// Checks all binaries of a wheel, including the program, with auditwheel. If one needs libraries or symbols that the manylinux
+/// policy does not allow, auditwheel reports another policy.
 fn audit(python: &Path, wheel: &Path, arch: Arch) -> Result<()> {
     let output = command::capture(Command::new(python).args(["-m", "auditwheel", "show"]).arg(wheel))?;
     print!("{output}");
@@ -67,7 +67,7 @@ fn audit(python: &Path, wheel: &Path, arch: Arch) -> Result<()> {
     Ok(())
 }
 
-/// The glibc version in the platform tag that auditwheel reports for a wheel.
+/// Returns the glibc version in the platform tag that auditwheel reports for a wheel.
 fn glibc_of_tag(output: &str, arch: Arch) -> Option<(u32, u32)> {
     let words = output.split_whitespace().collect::<Vec<_>>().join(" ");
     let (_, tag) = words.split_once("is consistent with the following platform tag: \"manylinux_")?;

@@ -24,7 +24,7 @@ import wholemem
 README = Path(sys.argv[1]).read_text()
 FOLDER = Path(sys.argv[2])
 
-# A program that includes every header and uses one type.
+# A C++ program that includes every header of the wheel and uses one type.
 KERNEL = """
 %s
 #include <cstdio>
@@ -33,7 +33,7 @@ int main() { std::printf("%%zu\\n", sizeof(wholemem::GlobalRef)); }
 
 
 def run(*command):
-    """Runs a command in the empty folder and returns its standard output; exits if it fails."""
+    """Runs a command in an empty folder and returns its standard output. Exits if the command fails."""
     result = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60)
     if result.returncode:
         sys.exit(f"error: {command} exited with {result.returncode}\n{result.stdout}{result.stderr}")
@@ -41,12 +41,12 @@ def run(*command):
 
 
 def blocks(info):
-    """Returns the README's code blocks with this info string."""
+    """Returns the README's code blocks with this info string, such as ``python``."""
     return re.findall(rf"^```{info}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 def check_python(needs):
-    """Runs a Python program of the README with the `wholemem launch` command in its comment."""
+    """Runs a Python program of the README with the `wholemem launch` command that a comment in the README gives."""
     (text,) = blocks(f"python{needs}")
     (command,) = re.findall(r"^# (wholemem launch .*)$", "".join(blocks("python")), re.MULTILINE)
     (FOLDER / "my_program.py").write_text(text)
@@ -55,17 +55,17 @@ def check_python(needs):
 
 
 def check_store():
-    """Runs the commands of the README's section on the store, and checks the bytes that they load."""
+    """Runs the commands of the README's section on the store, and checks the bytes that they load from it."""
     (commands,) = [text for text in blocks("sh") if "wholemem serve" in text]
     weight = numpy.arange(6, dtype=numpy.float32)
     header = json.dumps({"layers.0.weight": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}}).encode()
     (FOLDER / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + weight.tobytes())
     serve, rest = commands.split("\n", 1)
-    # The README assumes that the server is up before the next command is typed; the script waits for it.
+    # The README assumes that the store's server runs before the next command is typed, so the script waits for it.
     script = f"{serve}\nuntil wholemem ls >/dev/null 2>&1; do sleep 0.05; done\n{rest}"
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(FOLDER)}
     with open(FOLDER / "output", "w+") as output:
-        # In a new session: the process group is killed at the end, because the store still runs in it.
+        # The shell runs in a new session, so that its process group, in which the store still runs, can be killed at the end.
         shell = subprocess.Popen(
             ["sh", "-ec", script], cwd=FOLDER, env=environment, stdout=output, stderr=output, start_new_session=True
         )

@@ -18,15 +18,15 @@ use crate::toolchain::Skip;
 use crate::wheels::{NUMPY, NUMPY_OF_39, NUMPY_OF_310, Wheel};
 use crate::{command, deb, empty, python, wheel, wheel_data};
 
-/// The minor versions of Python 3 that the wheel is tested with.
+/// The minor versions of Python 3 with which the wheel is tested.
 const MINORS: std::ops::RangeInclusive<u32> = 9..=13;
 
 const CHECK: &str = "xtask/src/wheel_check.py";
 
-/// The time limit for one interpreter.
+/// The time limit for the tests with one Python interpreter.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The maximum number of lines that pip prints if Rust is missing, including its own.
+/// The maximum number of lines that pip prints, including the build backend's, if Rust is missing.
 const REFUSAL_LINES: usize = 20;
 
 pub(crate) fn check(exhaustive: bool, torch: bool) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn check(exhaustive: bool, torch: bool) -> Result<()> {
     let package = deb::build(arch, Path::new("target/deb"))?;
     deb::check(&package)?;
     let built = wheel::build(arch, Path::new("target/wheel"))?;
-    // All interpreters load the same binary, so the oldest and the newest are enough for a normal run.
+    // All Python versions load the same binary, so the oldest and the newest are enough for a normal run.
     let last = interpreters.len() - 1;
     for (index, (minor, interpreter)) in interpreters.iter().enumerate() {
         if exhaustive || index == 0 || index == last {
@@ -60,7 +60,7 @@ pub(crate) fn check(exhaustive: bool, torch: bool) -> Result<()> {
     Ok(())
 }
 
-/// The installed interpreters with their minor versions: those of pyenv first, then those on the PATH.
+/// Returns the installed Python interpreters with their minor versions: those of pyenv first, then those on the PATH.
 fn interpreters() -> Vec<(u32, PathBuf)> {
     let pyenv = env::var_os("PYENV_ROOT").map(PathBuf::from);
     let pyenv = pyenv.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".pyenv")));
@@ -89,7 +89,7 @@ fn numpy_for(minor: u32) -> Wheel {
     }
 }
 
-/// Installs the wheel without a package index, and tests it.
+/// Installs the wheel in a virtual environment without a package index, and tests it.
 fn try_wheel(python: &Path, wheel: &Path) -> Result<()> {
     let uninstall = ["-m", "pip", "uninstall", "--quiet", "--disable-pip-version-check", "--yes", "wholemem"];
     command::run(Command::new(python).args(uninstall))?;
@@ -107,7 +107,7 @@ fn try_installed(python: &Path) -> Result<()> {
     command::run_within(&mut command, LIMIT)
 }
 
-/// Checks that an installation from source without Rust fails with one line that tells the user to install Rust.
+/// Checks that `pip install` from source without Rust fails with one line that tells the user to install Rust.
 fn refuse_without_rust() -> Result<()> {
     if empty::system_has_rust() {
         println!(
@@ -125,13 +125,13 @@ fn refuse_without_rust() -> Result<()> {
     print!("{output}");
     ensure!(!result.status.success(), "pip built the package without Rust");
     let lines: Vec<_> = output.lines().filter(|line| line.contains("install Rust")).collect();
-    ensure!(lines.len() == 1, "expected one line that says `install Rust`, got {}", lines.len());
+    ensure!(lines.len() == 1, "pip printed {} lines that say `install Rust` instead of one", lines.len());
     let count = output.lines().count();
     ensure!(count <= REFUSAL_LINES, "pip printed {count} lines, more than {REFUSAL_LINES}");
     Ok(())
 }
 
-/// Installs the source archive with Rust, and tests it.
+/// Installs the Python package from its source archive with Rust, and tests it.
 fn try_source() -> Result<()> {
     let folder = command::target_folder()?.join("wheels/source");
     if folder.is_dir() {
@@ -146,7 +146,7 @@ fn try_source() -> Result<()> {
     let mut pip = Command::new(&python);
     pip.args(install).args(["--no-index", "--no-build-isolation", "--force-reinstall"]).arg(archive.path());
     pip.env("CARGO_TARGET_DIR", command::target_folder()?.join("source"));
-    // The build backend starts `maturin` by name, so its folder must be on the PATH.
+    // The build backend starts `maturin` by name, so the folder of `maturin` must be on the PATH.
     let bin = python.parent().context("the path of the interpreter has no parent folder")?.to_path_buf();
     let inherited = env::var_os("PATH").unwrap_or_default();
     pip.env("PATH", env::join_paths([bin].into_iter().chain(env::split_paths(&inherited)))?);

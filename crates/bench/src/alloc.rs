@@ -1,4 +1,4 @@
-//! `wholemem bench alloc`: allocation and mapping of memory, compared with raw calls.
+//! `wholemem bench alloc`: measures allocation and mapping of memory, compared with raw system or driver calls.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use super::comparison::Comparison;
 use super::sample::Implementation;
 use super::sample::TimedRun;
 
-/// Allocates and maps memory, with wholemem and with raw calls.
+/// The operation of `bench alloc`: allocates and maps memory, with wholemem and with raw system or driver calls.
 #[derive(Debug)]
 pub(super) struct AllocComparison {
     device: Device,
     stream: Stream,
     raw: RawDevice,
-    /// The value that is written and read back, incremented before each use.
+    /// The value that is written to new memory and read back, incremented before each use.
     stamp: u64,
 }
 
@@ -47,7 +47,8 @@ impl AllocComparison {
         Ok(TimedRun { took, mismatch })
     }
 
-    /// Writes through the mapping and reads through a second mapping of the exported memory, as another process would.
+    /// Checks that new memory is zero, and that bytes written through `map` are read through a second mapping of the exported
+    /// memory, as another process would map it.
     fn mismatch(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
         let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
         let received = Allocation::import(&self.device, handle, memory.len())?;
@@ -74,7 +75,7 @@ impl AllocComparison {
     }
 }
 
-/// Converts the error of a raw call, with its source.
+/// Converts the error of a raw system or driver call to an `anyhow` error that keeps its source.
 pub(super) fn raw_error(failure: RawError) -> anyhow::Error {
     anyhow!(failure)
 }

@@ -1,4 +1,4 @@
-//! `wholemem bench bootstrap`: the time to start ranks and join them, as threads and as processes.
+//! `wholemem bench bootstrap`: measures the time to start ranks and join them, as threads and as processes.
 //!
 //! The limit is the time to start the same threads or processes, each of which writes one byte and does not join.
 
@@ -12,13 +12,13 @@ use wholemem_command::ranks::{RankProcesses, RankRole};
 use super::case_report::{CaseResult, print_cases};
 use crate::args::BootstrapArgs;
 
-/// The most connections of a rank that has not sent long messages.
+/// The maximum number of connections of a rank that has not sent long messages.
 const MAX_CONNECTIONS: u8 = 11;
 
 pub(super) fn run(args: &BootstrapArgs) -> Result<()> {
     let mut cases = Vec::new();
     for &ranks in &args.ranks {
-        ensure!(ranks > 0, "a group has at least one rank");
+        ensure!(ranks > 0, "`--ranks 0` is invalid: a group has at least one rank");
         for (what, once) in [("threads", threads as StartRanks), ("processes", processes as StartRanks)] {
             let progress = ProgressDisplay::rounds(&format!("{ranks} {what}"), args.rounds as usize);
             let (mut times, mut limits) = (Vec::new(), Vec::new());
@@ -49,7 +49,11 @@ fn threads(ranks: u32, join: bool) -> Result<Duration> {
     let took = start.elapsed();
     for comm in &group {
         let connections = u8::try_from(comm.connections())?;
-        ensure!(connections <= MAX_CONNECTIONS, "rank {} has {connections} connections", comm.rank());
+        ensure!(
+            connections <= MAX_CONNECTIONS,
+            "rank {} has {connections} connections, more than {MAX_CONNECTIONS}",
+            comm.rank()
+        );
     }
     Ok(took)
 }
@@ -61,7 +65,7 @@ fn processes(ranks: u32, join: bool) -> Result<Duration> {
     let connections = group.read_bytes()?;
     let took = start.elapsed();
     let most = connections.iter().max().copied().unwrap_or(0);
-    ensure!(most <= MAX_CONNECTIONS, "a rank has {most} connections");
+    ensure!(most <= MAX_CONNECTIONS, "a rank has {most} connections, more than {MAX_CONNECTIONS}");
     group.wait_for_exit()?;
     Ok(took)
 }

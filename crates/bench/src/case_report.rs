@@ -1,4 +1,4 @@
-//! Results and reports of the benchmarks of ranks and of the store: one result for each case.
+//! Results and reports of the benchmarks `bootstrap`, `comm`, `death` and `store`: one result for each case.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use serde::Serialize;
 use wholemem_command::table::{Align, TextTable};
 use wholemem_command::terminal::{self, Colour, TextStyle};
 
-/// The result of one case: its parameters, the measured times, and the limit that was measured in the same run.
+/// The result of one benchmark case: its parameters, the measured times, and the limit (the least possible time) that was
+/// measured in the same run.
 #[derive(Debug, Serialize)]
 pub(super) struct CaseResult {
     pub(super) ranks: u32,
@@ -24,7 +25,7 @@ pub(super) struct CaseResult {
 }
 
 impl CaseResult {
-    /// Creates a result from measured times. Its value is the median.
+    /// Creates the result of a benchmark case from measured times. The reported value is their median.
     pub(super) fn of_times(
         ranks: u32,
         what: &str,
@@ -53,12 +54,12 @@ impl CaseResult {
     }
 }
 
-/// Returns the median of the times.
+/// Returns the median of `times`, or zero if there are none.
 pub(super) fn median(times: &[Duration]) -> Duration {
     percentile(times, 50)
 }
 
-/// Returns the nearest-rank percentile of the times, or zero if there are none.
+/// Returns the nearest-rank percentile of `times`, or zero if there are none.
 fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -76,7 +77,7 @@ struct CasesReport<'a> {
     cases: &'a [CaseResult],
 }
 
-/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
+/// Prints the results of benchmark cases, all of which have been verified: a wrong result ends the benchmark with an error.
 pub(super) fn print_cases(
     bench: &'static str,
     title: &str,

@@ -1,4 +1,5 @@
-//! `wholemem bench comm`: barrier and all_gather by size and number of ranks, compared with a round trip over a socket.
+//! `wholemem bench comm`: measures barrier and all_gather by size and number of ranks, compared with a round trip over a
+//! socket.
 //!
 //! Ranks are threads of this process. All threads, including those of the round trip, are pinned to one core: a wake-up across
 //! cores takes many times longer, and its time varies.
@@ -20,7 +21,7 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
     let core = pin()?;
     let mut cases = Vec::new();
     for &ranks in &args.ranks {
-        ensure!(ranks > 0, "a group has at least one rank");
+        ensure!(ranks > 0, "`--ranks 0` is invalid: a group has at least one rank");
         let group = Bootstrap::local(ranks)?;
         let sizes = std::iter::once(None).chain(args.sizes.iter().map(|size| Some(size.0)));
         for bytes in sizes {
@@ -36,13 +37,13 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
     print_cases("comm", &title, "round trip", args.json, &cases)
 }
 
-/// Returns the number of rounds that move as many bytes as a core moves in some seconds.
+/// Returns the number of rounds of all_gather that move as many bytes as a core moves in a few seconds.
 fn affordable(ranks: u32, bytes: usize) -> u32 {
     let moved = u64::from(ranks).pow(2) * (bytes as u64).max(1);
     u32::try_from((2 << 30) / moved).unwrap_or(u32::MAX).max(5)
 }
 
-/// Pins this thread, and the threads and processes that it starts, to one core.
+/// Pins this thread, and the threads and processes that it starts later, to one core.
 pub(super) fn pin() -> Result<usize> {
     let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     let core =
@@ -53,7 +54,7 @@ pub(super) fn pin() -> Result<usize> {
     Ok(core)
 }
 
-/// Returns the time that rank 0 takes for each operation.
+/// Returns the time that rank 0 takes for each barrier, or for each all_gather of `bytes` bytes.
 fn operations(group: &[Bootstrap], bytes: Option<usize>, rounds: u32) -> Result<Vec<Duration>> {
     let byte = |rank: Rank, round: u32| rank.0.wrapping_mul(31).wrapping_add(round).to_le_bytes()[0];
     let measure = |comm: &Bootstrap| -> Result<Vec<Duration>> {
@@ -84,15 +85,16 @@ fn operations(group: &[Bootstrap], bytes: Option<usize>, rounds: u32) -> Result<
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = group.iter().map(|comm| scope.spawn(|| measure(comm))).collect();
-        let mut all =
-            threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a rank panicked"))?);
+        let mut all = threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("the thread of a rank panicked"))?);
         let first = all.next().context("there is no rank 0")??;
         all.try_for_each(|times| times.map(drop))?;
         Ok(first)
     })
 }
 
-/// Returns the times to send `len` bytes over a socket and back, in packets, between two threads on the pinned core.
+/// Returns the times to send `len` bytes over a socket and back, in packets, between two threads of this process.
 pub(super) fn round_trips(len: usize, rounds: u32) -> Result<Vec<Duration>> {
     const LONGEST: usize = 60_000;
     let (packets, len) = (len.div_ceil(LONGEST), len.min(LONGEST));

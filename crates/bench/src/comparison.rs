@@ -6,21 +6,21 @@ use wholemem_hal::Device;
 
 use crate::sample::{Implementation, TimedRun};
 
-/// An operation that wholemem and raw calls both perform.
+/// An operation that is measured both with wholemem and with raw system or driver calls.
 pub(super) trait Comparison {
-    /// The name of the benchmark on the command line.
+    /// The name of the benchmark on the command line, such as `alloc`.
     const NAME: &'static str;
-    /// The operation, as the title of the report.
+    /// The description of the measured operation, which is the title of the report.
     const TITLE: &'static str;
-    /// Number of processes.
+    /// The number of processes that the benchmark uses.
     const RANKS: usize;
 
-    /// The device whose memory is used.
+    /// Returns the device whose memory the benchmark uses.
     fn device(&self) -> &Device;
 
-    /// The cores that the processes are pinned to, if they are.
+    /// Returns which cores the benchmark's processes are pinned to, or `None` if they are not pinned.
     fn pinned(&self) -> Option<&'static str>;
 
-    /// Performs the operation once with new memory of `len` bytes, and verifies the result.
+    /// Performs the measured operation once with new memory of `len` bytes, and verifies the result.
     fn once(&mut self, implementation: Implementation, len: usize) -> Result<TimedRun>;
 }

@@ -1,4 +1,4 @@
-//! `wholemem bench copy`: copies within a device, between devices, and between a device and the host.
+//! `wholemem bench copy`: measures copies within a device, between devices, and between a device and the host.
 //!
 //! Copies through a stream of wholemem alternate with copies by the driver alone, between the same addresses, and both are
 //! timed by device events. The checksum of the destination is verified.
@@ -47,7 +47,7 @@ struct CopyResult {
     rounds: u32,
 }
 
-/// Source and destination of a measured copy.
+/// The source and the destination of a measured copy.
 struct CopyCase {
     direction: String,
     to: Span,
@@ -85,7 +85,7 @@ pub(super) fn run(args: &CopyArgs) -> Result<()> {
     }
 }
 
-/// Creates the cases: all directions of copies from and to a device.
+/// Creates the cases of `bench copy`: all directions of copies of `len` bytes from and to `device`.
 fn cases(device: &Device, len: usize) -> Result<Vec<CopyCase>> {
     let map = |on: &Device| -> Result<Mapping> {
         let map = on.allocate(memory::whole_granules(on, len)?)?.map(Rights::ReadWrite)?;
@@ -145,7 +145,7 @@ impl CopyBench {
         let (mut wholemem, mut raw) = (Vec::new(), Vec::new());
         self.pattern.fill(&self.stream, &case.from, SEED)?;
         self.stream.fill(&case.to, 0xEE)?;
-        // Round 0 is a warm-up.
+        // Round 0 is a warm-up and is not counted.
         for round in 0..=rounds {
             let wholemem_took = self.copy_with_wholemem(case)?;
             let raw_took = self.raw.best_copy(&case.to, &case.from, 1).map_err(raw_error)?;

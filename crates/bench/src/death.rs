@@ -1,4 +1,4 @@
-//! `wholemem bench death`: the time until every survivor has detected that a rank was killed.
+//! `wholemem bench death`: measures the time until every survivor has detected that a rank was killed.
 //!
 //! Each kill uses a new group of processes. The time ends when the barrier of the last survivor has returned the killed rank.
 //! The limit is the time in which the kernel reports the exit of a process without memory.
@@ -39,7 +39,7 @@ pub(super) fn run(args: &DeathArgs) -> Result<()> {
     )
 }
 
-/// Returns the time of the monotonic clock, which all processes of a machine share.
+/// Returns the time of the monotonic clock, which is the same in all processes of a machine.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }
@@ -48,7 +48,7 @@ fn once(ranks: u32, victim: u32, resident: usize) -> Result<Duration> {
     VictimGroup::start(ranks, victim, resident)?.kill()
 }
 
-/// A group of rank processes, one of which will be killed.
+/// A group of rank processes, one of which (the victim) will be killed.
 #[derive(Debug)]
 pub struct VictimGroup {
     group: RankProcesses,
@@ -57,7 +57,7 @@ pub struct VictimGroup {
 }
 
 impl VictimGroup {
-    /// Starts the ranks, and waits until they have joined and completed an all-gather.
+    /// Starts a group of rank processes, and waits until they have joined and completed an all-gather.
     ///
     /// # Errors
     /// If a rank does not start, or exits early.
@@ -76,7 +76,7 @@ impl VictimGroup {
         Ok(Self { group, outputs, victim })
     }
 
-    /// Kills the victim, and returns the time until the last survivor has detected it.
+    /// Kills the victim, and returns the time until the last surviving rank has detected its death.
     ///
     /// # Errors
     /// If a survivor does not detect the death, or reports another rank.
@@ -101,13 +101,16 @@ impl VictimGroup {
     }
 }
 
-/// Returns the time until the exit of an idle process is reported.
+/// Kills an idle process, and returns the time until the kernel reports its exit.
 fn idle_exit() -> Result<Duration> {
     let mut group = RankProcesses::start(1, |_| (RankRole::Idle, 0), false)?;
     group.read_bytes()?;
     let watch = PidFd::open(group.ranks[0].id())?;
     let killed = now();
     watch.kill()?;
-    ensure!(watch.wait_exit(Deadline::after(Duration::from_secs(60)))?, "the killed process did not exit");
+    ensure!(
+        watch.wait_exit(Deadline::after(Duration::from_secs(60)))?,
+        "the killed process did not exit within 60 s"
+    );
     Ok(now().saturating_sub(killed))
 }

@@ -1,4 +1,4 @@
-//! The benchmarks of `wholemem bench`, compared with the same work by raw system calls in the same run.
+//! The benchmarks of `wholemem bench`, which compare wholemem with raw system calls or plain copies in the same run.
 //!
 //! | module | what it measures |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Results and report of a sweep over sizes, as JSON and as text.
+//! Results and report of a benchmark over many memory sizes, as JSON and as text.
 
 use std::time::Duration;
 
@@ -12,22 +12,22 @@ use wholemem_hal::Device;
 use super::comparison::Comparison;
 use super::sample::{PairedTimes, Summary};
 
-/// The report of a sweep.
+/// The report of a benchmark over many memory sizes.
 #[derive(Debug, Serialize)]
 pub(super) struct SweepReport {
     bench: &'static str,
     backend: String,
     device: String,
     ranks: usize,
-    /// Whether all results were verified and correct.
+    /// True if all results were verified and correct.
     verified: bool,
     pub(super) cases: Vec<SizeResult>,
-    /// Why larger sizes were not measured.
+    /// The reason why larger memory sizes were not measured, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stopped: Option<String>,
 }
 
-/// The result of one size.
+/// The result of a benchmark at one memory size.
 #[derive(Debug, Serialize)]
 pub(super) struct SizeResult {
     pub(super) bytes: usize,
@@ -72,7 +72,7 @@ impl SizeResult {
     }
 }
 
-/// Converts to microseconds, rounded to nanoseconds.
+/// Converts a time to microseconds, rounded to nanoseconds.
 fn micros(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e6)
 }
@@ -99,13 +99,13 @@ impl SweepReport {
         self.cases.push(case);
     }
 
-    /// Records that larger sizes are not measured, and prints the reason.
+    /// Records that larger memory sizes are not measured, and prints the reason.
     pub(super) fn stop(&mut self, why: &str) {
         terminal::note(&format!("stopped before {why}"));
         self.stopped = Some(why.to_owned());
     }
 
-    /// Returns an error if a result was wrong.
+    /// Returns an error if the result of any memory size was wrong.
     pub(super) fn check_outcomes(&self) -> Result<()> {
         for case in &self.cases {
             if let Some(mismatch) = &case.mismatch {

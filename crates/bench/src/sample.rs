@@ -1,4 +1,4 @@
-//! Alternating measurements of wholemem and raw calls, and their statistics.
+//! Alternating measurements of wholemem and of raw system or driver calls, and their statistics.
 //!
 //! The speed of a virtual machine changes by half and more from moment to moment. Plain medians of the two implementations may
 //! then be taken at different speeds. The two times of one round are adjacent, so their ratio is stable. Rounds are sorted by
@@ -11,24 +11,24 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// The implementation that is measured.
+/// The implementation of an operation that is measured: wholemem, or raw system or driver calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Implementation {
-    /// wholemem.
+    /// The operation through wholemem.
     Wholemem,
-    /// The same system calls or driver calls, made directly.
+    /// The operation through direct system calls or driver calls, without wholemem.
     Raw,
 }
 
-/// One timed run of an operation.
+/// One timed execution of a measured operation.
 #[derive(Debug)]
 pub(super) struct TimedRun {
     pub(super) took: Duration,
-    /// How the result differs from the expected result.
+    /// How the result of the operation differs from the expected result, or `None` if it is correct.
     pub(super) mismatch: Option<String>,
 }
 
-/// The times of both implementations in one round.
+/// The times of wholemem and of raw calls in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TimePair {
     pub(super) wholemem: Duration,
@@ -41,25 +41,25 @@ impl TimePair {
     }
 }
 
-/// The times of both implementations in all rounds.
+/// The times of wholemem and of raw calls in all rounds.
 #[derive(Debug, Default)]
 pub(super) struct PairedTimes {
     rounds: Vec<TimePair>,
     mismatch: Option<String>,
 }
 
-/// Statistics of the rounds.
+/// Statistics of the times of all rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Summary {
-    /// Medians of the middle fifth of the rounds, sorted by ratio.
+    /// The medians of the times in the middle fifth of the rounds, sorted by the ratio of wholemem to raw calls.
     pub(super) typical: TimePair,
-    /// Medians of all rounds.
+    /// The medians of the times of all rounds.
     pub(super) median: TimePair,
     pub(super) best: TimePair,
 }
 
 impl PairedTimes {
-    /// Runs both implementations once. The order alternates: wholemem raw, raw wholemem, wholemem raw, ...
+    /// Runs wholemem and raw calls once each. The order alternates: wholemem raw, raw wholemem, wholemem raw, ...
     pub(super) fn round(&mut self, once: &mut impl FnMut(Implementation) -> Result<TimedRun>) -> Result<()> {
         let mut timed = |implementation| {
             let TimedRun { took, mismatch } = once(implementation)?;
@@ -81,12 +81,12 @@ impl PairedTimes {
         u32::try_from(self.rounds.len()).expect("rounds are counted in 32 bits")
     }
 
-    /// The times of the last round.
+    /// Returns the times of the last round, if any.
     pub(super) fn latest(&self) -> Option<TimePair> {
         self.rounds.last().copied()
     }
 
-    /// The first mismatch of any run.
+    /// Returns the first mismatch between a result and the expected result in any round, if any.
     pub(super) fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }
@@ -109,7 +109,7 @@ impl PairedTimes {
     }
 }
 
-/// Returns the median, or zero if there are no times.
+/// Returns the median of `times`, or zero if there are none.
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     let middle = times.len() / 2;
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_machine_with_two_speeds_does_not_change_the_ratio() {
-        // wholemem has six slow rounds of eleven and raw five, so the plain medians differ by a factor of two.
+        // Of eleven rounds, six of wholemem and five of raw calls are slow, so the plain medians differ by a factor of two.
         let mut rounds = vec![(11, 10); 5];
         rounds.extend([(22, 20); 5]);
         rounds.push((22, 10));

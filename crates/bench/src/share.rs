@@ -1,4 +1,5 @@
-//! `wholemem bench share` and `hand`: memory sent to a waiting process, which maps it and reads its first and last byte.
+//! `wholemem bench share` and `hand`: measures sending memory to a waiting process, which maps it and reads its first and last
+//! byte.
 //!
 //! ```text
 //!   this process                                 receiver
@@ -34,20 +35,20 @@ use super::sample::Implementation;
 use super::sample::TimedRun;
 use crate::args::SweepArgs;
 
-/// Requests to the receiver.
+/// A request to the receiver, the second process of `bench share`.
 #[derive(Debug, Serialize, Deserialize)]
 enum ReceiverRequest {
-    /// Wait for memory, and receive it with this implementation.
+    /// Requests the receiver to wait for memory, and to receive it with this implementation.
     Receive(Implementation),
-    /// Read the first and the last byte again, and unmap the memory.
+    /// Requests the receiver to read the first and the last byte again, and to unmap the memory.
     ReadAgain,
 }
 
-/// Replies of the receiver.
+/// A reply of the receiver, the second process of `bench share`.
 #[derive(Debug, Serialize, Deserialize)]
 enum ReceiverReply {
     Waiting,
-    /// The time of the monotonic clock after the first and last byte were read, and their values.
+    /// The values of the first and last byte, and the time of the monotonic clock after they were read.
     Read {
         nanos: u64,
         ends: [u8; 2],
@@ -57,15 +58,15 @@ enum ReceiverReply {
     },
 }
 
-/// The longest reply in bytes.
+/// The maximum length of a reply of the receiver in bytes.
 const MAX_REPLY: usize = 4096;
 
-/// Handles to access memory of a device with both implementations, created before the measured time.
+/// Handles to access memory of a device with wholemem and with raw calls, created before the measured time.
 #[derive(Debug)]
 struct DeviceAccess {
     device: Device,
     stream: Stream,
-    /// Pinned buffer for the first and the last byte.
+    /// Pinned buffer to which the first and the last byte of device memory are copied.
     stage: PinnedBuffer,
     raw: RawDevice,
 }
@@ -80,7 +81,8 @@ impl DeviceAccess {
         })
     }
 
-    /// Reads the first and the last byte: directly if the processor can access the memory, otherwise by a copy.
+    /// Returns the first and the last byte of a mapping. Reads them directly if the CPU can access the memory, otherwise by a
+    /// copy.
     fn ends(&self, map: &Mapping) -> Result<[u8; 2]> {
         let (mut ends, last) = ([0; 2], map.len() - 1);
         if let Ok(bytes) = map.bytes() {
@@ -104,19 +106,21 @@ impl DeviceAccess {
     }
 }
 
-/// Sends memory to another process: new memory or, if `EXPORTED`, memory that was created and exported before.
+/// The operation of `bench share` and `bench hand`: sends memory to another process. If `EXPORTED`, the memory was created and
+/// exported before the measured time.
 #[derive(Debug)]
 pub(super) struct ShareComparison<const EXPORTED: bool> {
     access: DeviceAccess,
     peer: PeerProcess,
     pinned: Option<&'static str>,
-    /// The value to write to the first and last byte, incremented for each run.
+    /// The value that is written to the first byte of shared memory, and its complement to the last byte. Incremented for each
+    /// run.
     marks: u8,
 }
 
 impl<const EXPORTED: bool> ShareComparison<EXPORTED> {
     pub(super) fn start(device: Device, args: &SweepArgs) -> Result<Self> {
-        // The receiver inherits the affinity.
+        // Pins this process before the receiver starts, which inherits the CPU affinity.
         let pinned = match (!args.any_core).then(pin_to_one_core).transpose() {
             Ok(None) => None,
             Ok(Some(())) => Some("one core"),
@@ -136,7 +140,7 @@ fn pin_to_one_core() -> Result<()> {
     sched_setaffinity(None, &one).context("cannot set the CPU affinity")
 }
 
-/// Returns the time of the monotonic clock, which all processes of a machine share.
+/// Returns the time of the monotonic clock, which is the same in all processes of a machine.
 fn now() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::try_from(now).unwrap_or_default()
@@ -166,7 +170,7 @@ impl<const EXPORTED: bool> Comparison for ShareComparison<EXPORTED> {
         self.peer.with_link(|link| {
             link.send(&ReceiverRequest::Receive(implementation))?;
             let ReceiverReply::Waiting = link.receive()? else { return unexpected_reply() };
-            // Lets the receiver run until it waits.
+            // Yields the core, so that the receiver runs until it waits for the memory.
             std::thread::yield_now();
             match implementation {
                 Implementation::Wholemem => share_with_wholemem(link, access, len, marks, EXPORTED),
@@ -228,7 +232,7 @@ fn share_with_raw_calls(
     finish_round(link, start, &read, marks)
 }
 
-/// Requests the bytes that the receiver reads after `marks` were written, and verifies them.
+/// Requests the first and last byte that the receiver reads after `marks` were written there, and verifies them.
 fn finish_round(link: &PeerLink, start: Duration, read: &ReceiverReply, marks: [u8; 2]) -> Result<TimedRun> {
     let &ReceiverReply::Read { nanos, ends } = read else { return unexpected_reply() };
     link.send(&ReceiverRequest::ReadAgain)?;
@@ -246,7 +250,7 @@ fn finish_round(link: &PeerLink, start: Duration, read: &ReceiverReply, marks: [
 }
 
 fn unexpected_reply<T>() -> Result<T> {
-    anyhow::bail!("the other process sent an unexpected message")
+    anyhow::bail!("the other process of the benchmark sent an unexpected message")
 }
 
 /// Runs the second process, which maps the memory that `bench share` and `bench hand` send.
@@ -296,7 +300,7 @@ fn receive_with_raw_calls(link: &PeerLink, access: &DeviceAccess) -> Result<()> 
 
 fn report(link: &PeerLink, end: Duration, ends: [u8; 2]) -> Result<()> {
     let nanos = u64::try_from(end.as_nanos()).expect("shorter than 584 years");
-    ensure!(nanos < u64::MAX, "the clock does not fit in nanoseconds");
+    ensure!(nanos < u64::MAX, "the monotonic clock does not fit in 64 bits of nanoseconds");
     link.send(&ReceiverReply::Read { nanos, ends })
 }
 
@@ -332,7 +336,7 @@ mod tests {
         });
     }
 
-    /// Returns the result of a round in which the receiver read these bytes.
+    /// Returns the result of a round in which the receiver read `ends` in new memory, and `seen` after later writes.
     fn finished(ends: [u8; 2], seen: [u8; 2]) -> Result<TimedRun> {
         let (here, there) = PeerLink::pair()?;
         there.send(&ReceiverReply::Seen { ends: seen })?;

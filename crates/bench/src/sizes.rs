@@ -1,4 +1,4 @@
-//! Selects the sizes of a sweep and the number of rounds.
+//! Selects the memory sizes of a benchmark, and the number of rounds.
 
 use anyhow::Result;
 use wholemem_command::memory;
@@ -7,17 +7,17 @@ use wholemem_hal::Device;
 
 use crate::args::SweepArgs;
 
-/// A sweep goes up to this fraction (one third) of the available memory by default.
+/// By default, the largest measured memory size is the available memory divided by `SHARE`, one third.
 const SHARE: usize = 3;
 
-/// The sizes and rounds of a sweep.
+/// The memory sizes that a benchmark measures, and the number of rounds for each.
 #[derive(Debug)]
 pub(super) struct SweepPlan {
-    /// Ascending, in whole granules.
+    /// The memory sizes in bytes, ascending, in whole granules.
     pub(super) sizes: Vec<usize>,
-    /// Rounds for each size, or `None` for as many as a time limit allows.
+    /// The number of rounds for each size, or `None` for as many as fit in a time limit.
     pub(super) rounds: Option<u32>,
-    /// Whether sizes that would take too long are skipped. Not for sizes that the user requested.
+    /// True if sizes that would take too long are skipped. False if the user requested sizes or a maximum.
     pub(super) within_time: bool,
 }
 
@@ -40,15 +40,16 @@ impl SweepPlan {
     }
 }
 
-/// Returns one granule, four, sixteen, and so on. The last size is `most`, in whole granules; no other size is above half of
-/// it, because the largest sizes take the longest.
+/// Returns memory sizes of one granule, four, sixteen, and so on. The last size is `most`, in whole granules; no other size is
+/// above half of `most`, because the largest sizes take the longest.
 fn size_steps(granule: usize, most: usize) -> Vec<usize> {
     let most = (most / granule * granule).max(granule);
     let steps = std::iter::successors(Some(granule), |len| len.checked_mul(4));
     steps.take_while(|&len| len <= most / 2).chain([most]).collect()
 }
 
-/// Rounds down to four significant bits, so that sizes are the same on different days.
+/// Rounds a length down to four significant bits, so that a size that is derived from the available memory is the same on
+/// different days.
 fn round_to_four_bits(len: usize) -> usize {
     let shift = len.checked_ilog2().unwrap_or(0).saturating_sub(3);
     len >> shift << shift

@@ -1,4 +1,4 @@
-//! Measures a comparison over many sizes: both implementations alternate, with new memory each time.
+//! Measures an operation with wholemem and with raw calls at many memory sizes: both alternate, with new memory each time.
 //!
 //! The implementation that runs first alternates too, so that disturbances of the machine affect both equally. Results are
 //! verified outside of the measured time.
@@ -18,16 +18,16 @@ use crate::report::{SizeResult, SweepReport};
 use crate::sample::PairedTimes;
 use crate::sizes::SweepPlan;
 
-/// Time for a size, unless an option sets the number of rounds.
+/// The time limit for one memory size, unless an option sets the number of rounds.
 const CASE_TIME: Duration = Duration::from_secs(4);
 
-/// Time for all sizes, unless an option sets the sizes.
+/// The time limit for all memory sizes, unless an option sets the sizes.
 const SWEEP_TIME: Duration = Duration::from_secs(60);
 
 const MIN_ROUNDS: u32 = 7;
 const MAX_ROUNDS: u32 = 400;
 
-/// Warm-up before the measured rounds: the number of rounds or the time, whichever is reached first.
+/// The warm-up before the measured rounds ends after this number of rounds or this time, whichever is reached first.
 const WARM_UP: (u32, Duration) = (20, Duration::from_millis(50));
 
 pub(super) fn sweep<C: Comparison>(
@@ -51,7 +51,7 @@ pub(super) fn sweep<C: Comparison>(
 
 fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut SweepReport) -> Result<()> {
     let start = Instant::now();
-    // The length and the time of a round of the previous size.
+    // The previous memory size, and the time of one of its rounds.
     let mut before: Option<(usize, Duration)> = None;
     for &len in &plan.sizes {
         if let (Some((shorter, round)), true) = (before, plan.within_time) {
@@ -74,7 +74,7 @@ fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut 
                     return Ok(());
                 }
             }
-            // The sizes that were measured before are reported.
+            // Memory is exhausted: the benchmark ends, and reports the smaller sizes that were measured before.
             Err(error) if memory::is_out_of_memory(&error) && !report.cases.is_empty() => {
                 report.stop(&format!("{}: {error:#}", RoundedSize(len)));
                 return Ok(());
@@ -85,7 +85,7 @@ fn measure_all(comparison: &mut impl Comparison, plan: &SweepPlan, report: &mut 
     Ok(())
 }
 
-/// Measures one size. Also returns the time of a whole round, including verification.
+/// Measures one memory size. Returns the result, and the time of a whole round including verification.
 fn measure(
     comparison: &mut impl Comparison,
     len: usize,
@@ -93,7 +93,7 @@ fn measure(
 ) -> Result<(SizeResult, Duration)> {
     let label = RoundedSize(len).to_string();
     let mut once = |implementation| {
-        // Raw calls do not check the available memory.
+        // Checks the available memory first, because raw calls do not.
         memory::ensure_available(comparison.device(), len)?;
         pause(comparison.device(), len);
         comparison.once(implementation, len)
@@ -117,7 +117,7 @@ fn measure(
     Ok((SizeResult::new(len, comparison.pinned(), &paired, mismatch), round))
 }
 
-/// Bytes of freed memory for each second of pause before a round on a GPU.
+/// A pause before a round on a GPU lasts one second for this number of bytes that the previous round freed.
 const PAUSE: f64 = 200e9;
 
 /// Pauses before a round on a GPU, in proportion to the memory that the previous round freed.
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::sample::{Implementation, TimedRun};
 
-    /// Takes a constant time, and fails or returns a mismatch from certain sizes on.
+    /// A fake operation that takes a constant time, and from certain sizes on fails or returns a mismatch.
     struct FakeComparison {
         device: Device,
         full_from: usize,

@@ -14,30 +14,30 @@ use wholemem_command::ranks::{RankProcesses, RankRole};
 use wholemem_command::{backend, failure};
 use wholemem_hal::BackendKind;
 
-/// Timeout of a rank's operations. Other ranks may be verifying results meanwhile.
+/// The timeout of a rank's operations. It is long, because other ranks may be verifying results meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A message of a rank about the progress of its cases.
+/// A message of a rank about the progress of its benchmark cases.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum RankMessage<Round, Case> {
-    /// The next round is prepared.
+    /// The next benchmark round is prepared.
     Ready,
-    /// A round has ended.
+    /// A benchmark round has ended.
     Round(Round),
-    /// A case has ended.
+    /// A benchmark case has ended.
     Done(Case),
-    /// The rank has failed.
+    /// The rank has failed with an error.
     Failed { message: String, hint: Option<String> },
 }
 
-/// The cases that ranks run.
+/// The benchmark cases that ranks run, and whether on a GPU.
 #[derive(Debug, Serialize, Deserialize)]
 struct WorkerPlan<C> {
     on_gpu: bool,
     cases: Vec<C>,
 }
 
-/// Starts ranks that run cases, and passes the messages of rank 0 to `on_message`.
+/// Starts processes as ranks, which run the benchmark cases, and passes the messages of rank 0 to `on_message`.
 pub(super) fn run<C, R, D>(
     (role, ranks): (RankRole, u32),
     kind: BackendKind,
@@ -65,13 +65,13 @@ where
                 done += usize::from(matches!(message, RankMessage::Done(_)));
                 on_message(message)?;
             }
-            None => bail!("rank 0 exited before its cases were done"),
+            None => bail!("rank 0 exited before its benchmark cases were done"),
         }
     }
     for (rank, output) in outputs.iter_mut().enumerate() {
         if let Some(message) = read(output)? {
             on_message(message)?;
-            bail!("rank {rank} sent an unexpected message");
+            bail!("rank {rank} sent an unexpected message after its last benchmark case");
         }
     }
     workers.wait_for_exit()
@@ -89,7 +89,7 @@ fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
 /// A function to which a rank passes its messages.
 pub(super) type Reporter<'a, R, D> = &'a mut dyn FnMut(RankMessage<R, D>) -> Result<()>;
 
-/// Runs one rank.
+/// Runs the benchmark cases of `plan` as one rank.
 pub(super) fn rank<C, R, D>(
     plan: &str,
     run_cases: impl FnOnce(&Communicator, &[C], Reporter<'_, R, D>) -> Result<()>,

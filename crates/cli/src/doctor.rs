@@ -85,7 +85,7 @@ impl From<DeviceFindings> for DeviceReport {
 }
 
 impl DoctorReport {
-    /// Whether memory can be allocated on every device of the host backend.
+    /// Returns true if memory can be allocated on every device of the host backend.
     fn host_works(&self) -> bool {
         let host = BackendKind::Host.to_string();
         let creates = |device: &DeviceReport| {
@@ -106,7 +106,7 @@ fn render(report: &DoctorReport, colour: Colour) -> String {
         let reason = backend.reason.as_ref().map(|reason| format!(": {reason}"));
         let available = colour.paint(tone, available);
         let _ = write!(text, "\n{title} {available}{}\n", reason.unwrap_or_default());
-        // Consecutive devices with equal capabilities share one table.
+        // Consecutive devices with equal capabilities are printed with one common table.
         let groups = backend.devices.chunk_by(|a, b| a.capabilities == b.capabilities);
         for (index, group) in groups.enumerate() {
             if index > 0 {

@@ -13,7 +13,7 @@ use wholemem_os::signal::Signals;
 
 use crate::cli::{TableArgs, TableCommand, TableSource};
 
-/// The description of a table that is printed, as text or JSON.
+/// The description of a table file, which is printed as text or JSON.
 #[derive(Debug, Serialize)]
 struct TableSummary {
     path: String,
@@ -21,9 +21,9 @@ struct TableSummary {
     shape: Vec<u64>,
     bytes: u64,
     files: usize,
-    /// Whether rows have checksums.
+    /// True if the table file has checksums of its rows.
     checksums: bool,
-    /// The operation that has succeeded.
+    /// The operation on the table file that has succeeded, such as `saved`.
     #[serde(skip_serializing_if = "Option::is_none")]
     done: Option<&'static str>,
 }
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &TableArgs) -> Result<()> {
             with_progress("export", |progress| stored.export_npy(&export.to, progress))?;
             let written =
                 TableSource { path: export.to.clone(), json: export.source.json, ..TableSource::default() };
-            // The written file is not opened again: its extension may not be `.npy`.
+            // The exported file is not opened again to describe it, because its extension may not be `.npy`.
             let summary = TableSummary {
                 files: 1,
                 checksums: false,
@@ -71,12 +71,13 @@ fn open(source: &TableSource) -> Result<StoredTensor, wholemem::Error> {
     StoredTensor::open(&source).map_err(|error: FileError| error.into())
 }
 
-/// Runs a long operation with a progress bar. SIGINT, SIGTERM and SIGHUP abort it, and it removes its temporary files.
+/// Runs a long operation on files with a progress bar. If SIGINT, SIGTERM or SIGHUP arrives, the operation is aborted and
+/// removes its temporary files.
 fn with_progress(
     label: &str,
     work: impl FnOnce(wholemem::files::ProgressCallback<'_>) -> wholemem::Result<()>,
 ) -> Result<()> {
-    // Blocked before another thread exists, so that no thread is killed by a signal while temporary files exist.
+    // Signals are blocked before another thread exists, so that no signal kills the process while temporary files exist.
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let bar = ProgressDisplay::bytes(label, 0);
     work(&|CopyProgress { done, total }| {

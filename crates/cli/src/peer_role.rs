@@ -1,4 +1,4 @@
-//! The tasks of the second process, which the demo and some benchmarks start.
+//! The tasks of the second process that the demo and some benchmarks start.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use wholemem_os::pidfd;
 use crate::cli::PeerArgs;
 use crate::demo;
 
-/// Runs the second process until the first one closes the connection.
+/// Runs the task of the second process of the demo or of a benchmark, until the first process closes the connection.
 pub(crate) fn run(args: &PeerArgs) -> Result<()> {
     let link = PeerLink::adopt(io::stdin().as_fd().try_clone_to_owned()?)
         .context("this command is internal: only wholemem starts it")?;

@@ -49,7 +49,7 @@ class Twice(Mapping[str, Any]):
         (lambda client: client.create_pack("x", {"z": (1, "float1")}), errors.WrongType, "^`z`: the element type `float1`"),
         (lambda client: client.create("x", (-1,), "int8"), errors.WrongValue, "-1 is out of range"),
         (lambda client: client.create("x", (1,), "float1"), errors.WrongType, "the element type `float1`"),
-        (lambda client: client.put("x" * 201, b""), errors.WrongValue, "a name of 201 bytes is too long"),
+        (lambda client: client.put("x" * 201, b""), errors.WrongValue, "an object name of 201 bytes is too long"),
         (lambda client: client.get("x", timeout=-1), errors.WrongValue, "a timeout of -1 seconds is not valid"),
         (lambda client: client.put("x", b"", timeout=float("nan")), errors.WrongValue, "a timeout of NaN"),
         (lambda client: client.create("x", (1 << 40,), "int8"), errors.OverQuota, "cannot allocate 1 TiB"),
@@ -126,8 +126,8 @@ def test_calls_without_a_timeout_do_not_suggest_one(client: store.Client) -> Non
         (lambda client: client.create("x", b"abc", "int8"), errors.WrongType, "^b'abc' is not a shape"),
         (lambda client: client.put("x", Twice(b"")), errors.WrongValue, "^two arrays are named `y`"),
         (lambda client: client.create_pack("x", Twice((2, "int8"))), errors.WrongValue, "^two arrays are named `y`"),
-        (lambda client: store.Client("x" * 300), errors.WrongValue, "^cannot use the socket `x*`: `bind` failed: File name too long"),
-        (lambda client: store.Client("a\0b"), errors.WrongValue, "^cannot use the socket `a\0b`: `bind` failed: Invalid"),
+        (lambda client: store.Client("x" * 300), errors.WrongValue, "^cannot use the store's socket `x*`: `bind` failed: File name too long"),
+        (lambda client: store.Client("a\0b"), errors.WrongValue, "^cannot use the store's socket `a\0b`: `bind` failed: Invalid"),
     ],
 )
 def test_malformed_arguments_raise_with_a_hint(client: store.Client, call: Any, kind: type, message: str) -> None:

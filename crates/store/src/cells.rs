@@ -1,4 +1,4 @@
-//! Memory that the server shares with its clients, as atomic cells of eight bytes.
+//! Memory that the server of a store shares with its clients, accessed as atomic cells of eight bytes.
 //!
 //! [`Cells`] is a trait so that tests can record all stores, replay any prefix of them, and run every interleaving under loom.
 
@@ -7,39 +7,42 @@ use std::sync::atomic::{Ordering, fence};
 
 use wholemem_os::SharedMap;
 
-/// The sequentially consistent fences of the protocols between processes. Tests remove each of them by its name.
+/// The points of the pin and index protocols at which a process executes a sequentially consistent fence. Tests remove each of
+/// these fences by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FencePoint {
-    /// A reader has written its pin and next checks that the object is still sealed.
+    /// A reader has written its pin (a mark that it uses an object) and next checks that the object is still sealed.
     Pin,
-    /// A reader has cleared its pin and next checks whether the server waits for that.
+    /// A reader has cleared its pin of an object and next checks whether the object was deleted, so that it must notify the
+    /// server.
     Unpin,
-    /// The server has marked an object as deleted and next scans the pins.
+    /// The server has marked an object as deleted and next scans the pins of all clients.
     Retire,
-    /// The server is about to overwrite a record, or a reader has read a record and next checks that it is still valid (seqlock).
+    /// The server is about to overwrite an object's record, or a reader has read a record and next checks that the record is
+    /// still valid (seqlock).
     Record,
 }
 
-/// Cells of eight bytes that are shared with other processes.
+/// A sequence of eight-byte cells in memory that is shared with other processes.
 ///
 /// # Panics
 /// Every access panics if the index is out of bounds, as a slice does; a store panics if the memory is mapped read-only.
 pub(crate) trait Cells {
-    /// Returns the number of cells.
+    /// Returns the number of eight-byte cells.
     fn count(&self) -> usize;
-    /// Loads a cell with relaxed ordering.
+    /// Loads an eight-byte cell of shared memory with relaxed ordering.
     fn load(&self, at: usize) -> u64;
-    /// Loads a cell with acquire ordering.
+    /// Loads an eight-byte cell of shared memory with acquire ordering.
     fn load_acquire(&self, at: usize) -> u64;
-    /// Stores to a cell with relaxed ordering.
+    /// Stores to an eight-byte cell of shared memory with relaxed ordering.
     fn store(&self, at: usize, value: u64);
-    /// Stores to a cell with release ordering.
+    /// Stores to an eight-byte cell of shared memory with release ordering.
     fn store_release(&self, at: usize, value: u64);
-    /// A sequentially consistent fence.
+    /// Executes a sequentially consistent fence; `place` is the name of the fence for tests.
     fn fence(&self, place: FencePoint);
 }
 
-/// The cells of a mapped memory file.
+/// The eight-byte cells of a mapped memory file.
 #[derive(Debug, Clone)]
 pub(crate) struct MappedCells(Arc<SharedMap>);
 
@@ -85,7 +88,7 @@ pub(crate) mod recorded {
 
     use super::{Cells, FencePoint};
 
-    /// Clones share the same cells.
+    /// A handle of cells that record every store; clones share the same cells.
     #[derive(Debug, Clone)]
     pub(crate) struct RecordedCells(Rc<RefCell<CellRecording>>);
 
@@ -104,7 +107,7 @@ pub(crate) mod recorded {
             Self(Rc::new(RefCell::new(CellRecording { cells, stores: Vec::new() })))
         }
 
-        /// The stores since the last call. `before` is left empty.
+        /// Returns the stores that were recorded since the last call of this function. The field `before` of the result is empty.
         pub(crate) fn take(&self) -> Prefixes {
             let mut recording = self.0.borrow_mut();
             let stores = std::mem::take(&mut recording.stores);
@@ -116,7 +119,7 @@ pub(crate) mod recorded {
         }
     }
 
-    /// A sequence of stores, any prefix of which can be replayed.
+    /// A recorded sequence of stores to cells, any prefix of which can be replayed.
     #[derive(Debug)]
     pub(crate) struct Prefixes {
         pub(crate) before: Vec<u64>,

@@ -2,7 +2,7 @@
 
 pub(crate) use wholemem_os::width::to_usize;
 
-/// The lower 32 bits of a number.
+/// Returns the lower 32 bits of a number.
 pub(crate) fn low_u32(number: u64) -> u32 {
     u32::try_from(number & u64::from(u32::MAX)).expect("the upper bits were masked out")
 }

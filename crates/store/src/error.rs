@@ -1,4 +1,4 @@
-//! Errors of the store.
+//! The errors of the object store.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,145 +7,149 @@ use wholemem_os::Visible;
 
 use crate::{IndexError, ObjectId, Refusal};
 
-/// A result whose error is [`Error`].
+/// A result of the object store, whose error type is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the store.
+/// An error of the object store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server refused the request.
+    /// The server of the store refused a request of the client.
     #[error(transparent)]
     Refused(#[from] Refusal),
 
-    /// No server listens at the socket.
+    /// No server of a store listens at the socket.
     #[error("no store is served at `{}`", path.display())]
     NotServed {
-        /// The path of the socket.
+        /// The path of the store's socket.
         path: PathBuf,
     },
 
-    /// No socket is given, and the folder of the default socket does not exist.
+    /// The caller gives no socket of a store, and the folder of the default socket does not exist.
     #[error(
         "no socket of a store is given, and the folder of the default socket, `{}`, does not exist; set `WHOLEMEM_SOCKET`",
         folder.display()
     )]
     NoSocket {
-        /// The folder of the default socket.
+        /// The folder of the default socket of a store.
         folder: PathBuf,
     },
 
-    /// Another server listens at the socket.
+    /// Another server already listens at the socket of the store.
     #[error("another server already listens at `{}`", path.display())]
     AlreadyServed {
-        /// The path of the socket.
+        /// The path of the store's socket.
         path: PathBuf,
     },
 
-    /// The path of the socket is an existing file that is not a socket.
-    #[error("`{}` exists and is not a socket", path.display())]
+    /// The path for the socket of the store is an existing file that is not a socket.
+    #[error("cannot serve a store at `{}`: the file exists and is not a socket", path.display())]
     NotASocket {
-        /// The path of the file.
+        /// The path of the existing file, which is not a socket.
         path: PathBuf,
     },
 
-    /// The socket can be neither created nor connected to.
-    #[error("cannot use the socket `{}`", path.display())]
+    /// The socket of the store could not be created or connected to.
+    #[error("cannot use the store's socket `{}`", path.display())]
     Socket {
-        /// The path of the socket.
+        /// The path of the store's socket.
         path: PathBuf,
-        /// The failed system call.
+        /// The error of the failed system call on the socket.
         source: wholemem_os::Error,
     },
 
-    /// The deadline passed before the server answered.
-    #[error("the deadline passed before the server answered")]
+    /// The deadline of a request passed before the server of the store answered.
+    #[error("the deadline passed before the server of the store answered")]
     TimedOut,
 
-    /// The wait was interrupted by [`interruptible`](wholemem_os::interrupt::interruptible).
-    #[error("the call was interrupted before the server answered")]
+    /// A wait for the server of the store was interrupted by the check of
+    /// [`interruptible`](wholemem_os::interrupt::interruptible).
+    #[error("the call was interrupted before the server of the store answered")]
     Interrupted,
 
-    /// The server has closed the connection, or the store has ended.
-    #[error("the store has closed the connection")]
+    /// The server of the store has closed the connection, or the store has ended.
+    #[error("the store has ended, or has closed the connection of this client")]
     Disconnected,
 
-    /// The server that sent events was replaced. The watch is registered with the new server; events in between may be lost.
+    /// The server that sent the events of a watch was replaced. The watch is registered with the new server; events in between
+    /// may be lost.
     #[error(
-        "the server was replaced: events of names that begin with `{}` may be lost", Visible(.prefix)
+        "the server of the store was replaced: events of names that begin with `{}` may be lost", Visible(.prefix)
     )]
     EventsMissed {
-        /// The prefix of the watched names.
+        /// The prefix of the watched object names.
         prefix: String,
     },
 
-    /// The server sent a message that violates the protocol.
+    /// The server of the store sent a message that violates the protocol.
     #[error("the store violated the protocol: {rule}")]
     Protocol {
-        /// The rule of the protocol that was violated.
+        /// The rule of the store's protocol that was violated.
         rule: &'static str,
     },
 
-    /// All pins of this client are in use.
-    #[error("this process holds {limit} objects, which is the limit")]
+    /// The client holds the maximum number of objects: all its pins are in use.
+    #[error("this client of the store holds {limit} objects, which is the limit")]
     TooManyPins {
-        /// The number of objects that a client can hold.
+        /// The maximum number of objects that one client can hold.
         limit: usize,
     },
 
-    /// The name of an object is empty where a name is required.
+    /// The name of an object is empty, although the operation requires a name.
     #[error("the name of an object must not be empty")]
     EmptyName,
 
-    /// A write exceeds the length of the object.
-    #[error("cannot write {len} bytes at offset {offset}: the object has {size} bytes")]
+    /// A range to be written or mapped exceeds the length of the object.
+    #[error("cannot write or map {len} bytes at offset {offset}: the object has {size} bytes")]
     OutOfRange {
-        /// The offset of the write, in bytes.
+        /// The offset of the range in the object, in bytes.
         offset: usize,
-        /// The length of the write, in bytes.
+        /// The length of the range to be written or mapped, in bytes.
         len: usize,
         /// The length of the object, in bytes.
         size: usize,
     },
 
     /// The object is in device memory, which the CPU cannot access directly.
-    #[error("object {object} is in device memory: copy its bytes with a stream")]
+    #[error("the CPU cannot access object {object}, which is in device memory: copy its bytes with a stream")]
     OnDevice {
-        /// The id of the object.
+        /// The id of the object in device memory.
         object: ObjectId,
     },
 
-    /// The object is on a device of the server that is not visible to this process.
-    #[error("the object is on a device that is not visible to this process; check `CUDA_VISIBLE_DEVICES`")]
+    /// The device of an object is not visible to both this process and the server of the store.
+    #[error(
+        "the device of the object is not visible to both this process and the store; check `CUDA_VISIBLE_DEVICES`"
+    )]
     DeviceHidden,
 
-    /// The client was inherited by a forked child, where it cannot be used.
+    /// A forked child used a client that it inherited from its parent; a client works only in the process that created it.
     #[error("a client of a store cannot be used in a forked child")]
     Forked,
 
-    /// The index cannot be used.
+    /// The index of the store (the table of all objects) has an unknown layout or is damaged.
     #[error(transparent)]
     Index(#[from] IndexError),
 
-    /// A process of the store could not be started.
-    #[error("cannot start the keeper or the server of the store")]
+    /// A process or a thread of the store could not be started.
+    #[error("cannot start a process or a thread of the store")]
     Launch {
-        /// The error of the launch.
+        /// The error of starting the process or the thread.
         source: io::Error,
     },
 
-    /// The server exited before it was ready. It has reported its own error.
-    #[error("the server exited before it was ready")]
+    /// The server of the store exited before it was ready for clients. The server has reported its own error.
+    #[error("the server of the store exited before it was ready")]
     NeverServed,
 
-    /// A hand-over between the processes of a store lacks a descriptor.
+    /// A hand-over of descriptors between the keeper and the server of a store lacks a descriptor.
     #[error("the hand-over between the processes of the store lacks the descriptor of {what}")]
     Incomplete {
-        /// The missing descriptor.
+        /// The resource whose descriptor is missing.
         what: &'static str,
     },
 
-    /// An operation of the memory layer failed.
+    /// An operation of the device memory layer (`wholemem-hal`) failed.
     #[error(transparent)]
     Memory(#[from] wholemem_hal::Error),
 
@@ -155,7 +159,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A stable identifier of the kind of error, for programs.
+    /// Returns a stable identifier of the kind of this error, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

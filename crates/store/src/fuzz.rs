@@ -1,4 +1,4 @@
-//! Fuzzing entry points: functions of arbitrary bytes that panic if an invariant is violated.
+//! Fuzzing entry points of the store: functions of arbitrary bytes that panic if an invariant is violated.
 //!
 //! Tests run the corpora in `fuzz/corpus`, with seeded mutations. No other code uses this module.
 
@@ -18,7 +18,7 @@ use crate::server::{
     ServerSettings, StepTime,
 };
 
-/// Splits the input into packets, each prefixed by its length in two bytes.
+/// Splits the fuzz input into packets, each prefixed by its length in two bytes.
 fn packets(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -30,7 +30,7 @@ fn packets(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Decodes the input as packets of a peer.
+/// Decodes the fuzz input as packets of a peer.
 ///
 /// # Panics
 /// If a decoded message does not survive encoding and decoding.
@@ -58,7 +58,7 @@ fn reassemble<T: serde::de::DeserializeOwned>(packets: &[Vec<u8>]) -> Option<(T,
 const POLICY: AllocationPolicy =
     AllocationPolicy { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
 
-/// The lengths of all allocations, to check that no byte is written outside of them.
+/// The lengths of all allocations, to check that the server writes no byte outside of them.
 #[derive(Default)]
 struct AllocationLens(BTreeMap<AllocationId, u64>);
 
@@ -83,7 +83,7 @@ impl ServerMemory for AllocationLens {
     }
 }
 
-/// Runs the input as requests of a client against the server's state machine. Memory is allocated at once.
+/// Runs the fuzz input as requests of a client against the server's state machine. Requested memory is allocated at once.
 ///
 /// # Panics
 /// If the server allocates more than its quota, or frees memory that does not exist.
@@ -105,14 +105,14 @@ pub fn requests(bytes: &[u8]) {
     let mut budget = Budget::new(0, BudgetLimits::of_server(POLICY.quota, 1 << 10));
     let hello = Request { id: 1, resends: 0, kind: RequestKind::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
-        // A client of the server's own user, which may send every request.
+        // The client belongs to the server's own user, so it may send every request.
         Input::Joined { client, account: budget.open(0) },
         Input::Request { client, request: hello, payload: Payload::default(), charge: None },
     ];
     let mut assembler = MessageAssembler::default();
     let messages = packets(bytes).filter_map(|packet| assembler.push(packet).ok()?);
     for message in messages {
-        // Enough time for memory to be allocated ahead.
+        // Enough time passes between two requests for the server to preallocate memory.
         now.elapsed += Duration::from_millis(7);
         inputs.push(Input::Tick);
         if let Ok((request, payload)) = Payload::split::<Request>(message) {
@@ -148,7 +148,7 @@ pub fn requests(bytes: &[u8]) {
     server.step(now, Input::Left { client }, &mut memory);
 }
 
-/// The seed corpus of both functions: encoded examples of every request.
+/// Returns the seed corpus of both fuzzing functions: encoded examples of every request.
 #[must_use]
 pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
     use crate::protocol::{Answer, ByteRange, Label, MemberSpec, Refusal};

@@ -8,16 +8,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::convert::to_usize;
 
-/// Bits of an id that encode the slot of a table.
+/// The number of low bits of an id that encode a slot of a table.
 const SLOT_BITS: u32 = 24;
 
-/// The maximum number of slots of a table. Ids encode slots from one, because zero is not an id.
+/// The maximum number of slots of a table. An id encodes slot `n` as `n + 1`, because zero is not a valid id.
 pub(crate) const MAX_SLOTS: usize = (1 << SLOT_BITS) - 2;
 
-/// Bits of an id. The bits above are free to encode the kind of an id where several kinds share one number space.
+/// The number of bits of an id. The upper bits of the 64-bit number are free, to encode the kind of an id where several kinds
+/// share one number space.
 pub(crate) const ID_BITS: u32 = 60;
 
-/// The last generation of a slot. A slot that reaches it is never used again, so that no id repeats.
+/// The last generation of a table slot. The slot is not used again after this generation, so that no id repeats.
 pub(crate) const LAST_GENERATION: u64 = (1 << (ID_BITS - SLOT_BITS)) - 1;
 
 macro_rules! slot_id {
@@ -27,26 +28,26 @@ macro_rules! slot_id {
         pub struct $name(#[serde(deserialize_with = "deserialize_number")] u64);
 
         impl $name {
-            /// The id of the object or allocation in a slot, for one generation of the slot.
+            /// Returns the id of the object or allocation in a table slot, for one generation of the slot.
             pub(crate) fn new(slot: usize, generation: u64) -> Self {
                 debug_assert!(slot < MAX_SLOTS && generation <= LAST_GENERATION);
                 Self(generation << SLOT_BITS | (slot as u64 + 1))
             }
 
-            /// Decodes an id; `None` if the number is not an id.
+            /// Decodes an id from a number; returns `None` if the number is not a valid id.
             #[must_use]
             pub fn from_u64(number: u64) -> Option<Self> {
                 is_id(number).then_some(Self(number))
             }
 
-            /// The id as a number; never zero.
+            /// Returns the id as a number, which is never zero.
             #[must_use]
             pub fn as_u64(self) -> u64 {
                 self.0
             }
 
             pub(crate) fn slot(self) -> usize {
-                // The number encodes slots from one.
+                // The low bits of the number are the slot plus one.
                 to_usize((self.0 & ((1 << SLOT_BITS) - 1)) - 1)
             }
 
@@ -61,7 +62,7 @@ macro_rules! slot_id {
             }
         }
 
-        /// Parses both textual forms of an id: the number, and `slot.generation` as displayed.
+        /// Parses an id from either of its textual forms: a number, or `slot.generation` as displayed.
         impl FromStr for $name {
             type Err = ParseIdError;
 
@@ -82,28 +83,28 @@ macro_rules! slot_id {
     };
 }
 
-/// Whether a number is a valid id.
+/// Returns true if a number is a valid id of an object or an allocation.
 fn is_id(number: u64) -> bool {
     let slot = number & ((1 << SLOT_BITS) - 1);
     number >> ID_BITS == 0 && (1..=MAX_SLOTS as u64).contains(&slot)
 }
 
-/// Deserializes the number of an id; fails if the number is not an id.
+/// Deserializes the number of an id; fails if the number is not a valid id.
 fn deserialize_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let number = u64::deserialize(deserializer)?;
     if is_id(number) { Ok(number) } else { Err(D::Error::custom(ParseIdError)) }
 }
 
-/// Encodes an id from slot and generation; `None` if either is out of range.
+/// Encodes an id from a slot and its generation; returns `None` if either is out of range.
 fn encode_id(slot: Option<u64>, generation: Option<u64>) -> Option<u64> {
     let (slot, generation) = (slot?, generation?);
     let fits = slot < MAX_SLOTS as u64 && generation <= LAST_GENERATION;
     fits.then_some(generation << SLOT_BITS | (slot + 1))
 }
 
-/// The error of a text that is not an id.
+/// The error of parsing a text that is not the id of an object or an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not an id: expected a number, or slot and generation such as `12.3`")]
+#[error("not an id of an object or allocation: expected a number, or slot and generation such as `12.3`")]
 pub struct ParseIdError;
 
 slot_id! {
@@ -113,11 +114,11 @@ slot_id! {
 }
 
 slot_id! {
-    /// The id of an allocation: memory that holds objects.
+    /// The id of an allocation: memory that holds one or more objects.
     AllocationId
 }
 
-/// The id of a client's connection; unique also across restarts of the server.
+/// The id of a client's connection to a store. No id is used twice, even if the server is restarted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ClientId(pub(crate) u64);
 
@@ -127,19 +128,19 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// The state of a slot of the index.
+/// The state of a slot of the index (the table of all objects).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SlotState {
     Free,
-    /// Created; only its creator may write it.
+    /// The object is created and not sealed yet; only its creator may write it.
     Created,
-    /// Immutable, and visible to all clients.
+    /// The object is sealed: immutable, and visible to all clients.
     Sealed,
-    /// No longer found by name; retained while a client has it pinned.
+    /// The object is deleted: no longer found by name, and retained while a client has it pinned.
     Deleted,
 }
 
-/// The word of a slot: generation and state, changed by one atomic store.
+/// The word of an index slot: its generation and state, changed together by one atomic store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotWord {
     pub(crate) generation: u64,
@@ -151,7 +152,7 @@ impl SlotWord {
         self.generation << 8 | self.state as u64
     }
 
-    /// Decodes a word. An unknown state becomes `Deleted`, so that the slot is not used.
+    /// Decodes the word of an index slot. An unknown state is decoded as `Deleted`, so that the slot is not used.
     pub(crate) fn decode(number: u64) -> Self {
         let state = match number & 0xff {
             0 => SlotState::Free,

@@ -1,4 +1,4 @@
-//! Runs a store: the keeper process, and the server process that the keeper starts.
+//! Runs an object store: the keeper process, and the server process that the keeper starts.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
@@ -18,7 +18,7 @@ const HOST_GRANULE: u64 = 64 << 10;
 const DEVICE_GRANULE: u64 = 2 << 20;
 const LARGE_PAGE: u64 = wholemem_os::vm::LARGE_PAGE as u64;
 
-/// The settings of a store, and the entry points of its processes.
+/// The settings of an object store, and the entry points of its processes.
 ///
 /// A store consists of two processes. The keeper is the process that calls [`Serve::run`]; it starts the server. Each is started
 /// by a function that gets its role and the socket that becomes its standard input; the new process calls [`Serve::run_role`]
@@ -26,25 +26,25 @@ const LARGE_PAGE: u64 = wholemem_os::vm::LARGE_PAGE as u64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Serve {
-    /// The path of the socket at which clients connect.
+    /// The path of the socket at which clients connect to the store.
     pub listen: PathBuf,
-    /// The file mode of the socket, which decides who may connect.
+    /// The file mode of the store's socket, which decides who may connect.
     pub mode: u32,
-    /// The quota of host memory, in bytes; three quarters of the available memory by default. An object of 1 MiB or more takes
-    /// whole pages of 2 MiB.
+    /// The quota of the store's host memory, in bytes; three quarters of the available memory by default. An object of 1 MiB or
+    /// more takes whole pages of 2 MiB.
     pub size: Option<u64>,
-    /// The quota of device memory, in bytes; nine tenths of the memory of all devices by default.
+    /// The quota of the store's device memory, in bytes; nine tenths of the memory of all devices by default.
     pub device_size: Option<u64>,
-    /// The backend whose device memory the store offers, if any.
+    /// The backend whose device memory the store offers to clients, if any.
     pub devices: Option<BackendKind>,
     /// The maximum number of objects of the store.
     pub objects: usize,
-    /// The process id of a process with which the store ends, if any.
+    /// The process id of a process whose exit ends the store, if any.
     pub parent: Option<u32>,
 }
 
 impl Serve {
-    /// Settings for a store at this socket, accessible to the current user only, without device memory.
+    /// Creates the settings of a store at this socket, which is accessible to the current user only and has no device memory.
     #[must_use]
     pub fn at(listen: impl AsRef<Path>) -> Self {
         let (size, device_size, devices) = (None, None, None);
@@ -59,7 +59,7 @@ impl Serve {
         }
     }
 
-    /// Runs the store until a signal stops this process. `ready` is called when clients can connect.
+    /// Runs the store until a signal stops this process. Calls `ready` when clients can connect.
     ///
     /// # Errors
     /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::Socket`]; [`Error::NeverServed`] if the server cannot start.
@@ -77,7 +77,7 @@ impl Serve {
         keeper::run(KeeperOrigin::First(listener), self.parent, launch, ready)
     }
 
-    /// Runs the given role in a process that was started by `launch`.
+    /// Runs the keeper or the server of a store in a process that was started by `launch`.
     ///
     /// # Errors
     /// [`Error::Index`] if the index has another layout; errors of system calls.
@@ -118,7 +118,8 @@ impl Serve {
             },
             devices: infos.iter().map(|info| info.uuid).collect(),
             user: rustix::process::geteuid().as_raw(),
-            // Computed from the quota when the index is opened: an existing index has its own quota.
+            // The limit of preallocated memory is computed when the index is opened, because it depends on the quota, which an
+            // existing index already contains.
             prealloc_limit: 0,
         };
         let geometry = Geometry { slots: self.objects, allocations: self.objects.min(16 << 10) };

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// The environment variable that names the socket if the caller does not.
+/// The environment variable with the path of a store's socket, used if the caller gives no path.
 const VARIABLE: &str = "WHOLEMEM_SOCKET";
 
-/// The path of a store's socket: `given`, else `WHOLEMEM_SOCKET`, else `wholemem.sock` in the current user's runtime folder,
-/// where other users cannot create files.
+/// Returns the path of a store's socket: `given`, else `WHOLEMEM_SOCKET`, else `wholemem.sock` in the current user's runtime
+/// folder, where other users cannot create files.
 ///
 /// ```
 /// use std::path::Path;

@@ -1,4 +1,4 @@
-//! Replays the corpora of the fuzz targets, as they are and with seeded mutations.
+//! Replays the fuzz corpora of the store, unchanged and with seeded mutations.
 
 use std::path::{Path, PathBuf};
 

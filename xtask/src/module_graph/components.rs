@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The strongly connected components with at least two nodes, each sorted, ordered by first node.
+/// Returns the strongly connected components with at least two nodes, each sorted, ordered by first node.
 ///
 /// The search runs from every node, which is quadratic; a crate has a few dozen modules.
 pub(super) fn strongly_connected<'a>(graph: &BTreeMap<&'a str, Vec<&'a str>>) -> Vec<Vec<&'a str>> {
@@ -25,7 +25,7 @@ pub(super) fn strongly_connected<'a>(graph: &BTreeMap<&'a str, Vec<&'a str>>) ->
     components
 }
 
-/// The nodes that are reachable from `start` by at least one edge.
+/// Returns the nodes of a graph that are reachable from `start` by at least one edge.
 fn reached_from<'a>(graph: &BTreeMap<&'a str, Vec<&'a str>>, start: &str) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut next = vec![start];

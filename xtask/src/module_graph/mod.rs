@@ -27,16 +27,16 @@ use anyhow::{Context, Result};
 
 use module_tree::ModuleTree;
 
-/// A source location at which a top module names another.
+/// A source location at which one top module of a crate names another top module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ImportSite {
     file: String,
     line: usize,
-    /// The path as written in the source, with braces expanded.
+    /// The imported path as written in the source, with braces expanded.
     path: String,
 }
 
-/// Top modules that import each other, directly or through others, with one source location for each edge.
+/// An import cycle: top modules that import each other, directly or through others, with one source location for each import.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cycle {
     modules: Vec<String>,
@@ -44,7 +44,7 @@ pub(crate) struct Cycle {
 }
 
 impl Cycle {
-    /// A cycle of these modules without edges.
+    /// Creates an import cycle of these modules, without source locations.
     #[cfg(test)]
     pub(crate) fn new(modules: &[&str]) -> Self {
         Self { modules: modules.iter().map(|name| (*name).to_owned()).collect(), edges: Vec::new() }
@@ -64,7 +64,7 @@ impl fmt::Display for Cycle {
     }
 }
 
-/// The import cycles among the top modules of the crate with this root file.
+/// Returns the import cycles among the top modules of the crate with this root file.
 pub(crate) fn cycles(root: &Path) -> Result<Vec<Cycle>> {
     cycles_in(root, &|path| match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -91,7 +91,7 @@ fn cycles_in(root: &Path, read: &dyn Fn(&Path) -> Result<Option<String>>) -> Res
     Ok(components.map(cycle).collect())
 }
 
-/// The edges between top modules, each with its first source location.
+/// Returns the imports between top modules, each with its first source location.
 fn edges(tree: &ModuleTree) -> BTreeMap<(String, String), ImportSite> {
     let mut edges = BTreeMap::new();
     for (file, named) in tree.named_paths() {
@@ -114,7 +114,7 @@ fn edges(tree: &ModuleTree) -> BTreeMap<(String, String), ImportSite> {
 mod tests {
     use super::*;
 
-    /// The edges of a crate that consists of these files, as `from -> to file:line`.
+    /// Returns the imports between the top modules of a crate that consists of these files, as `from -> to file:line`.
     fn edges_of(files: &[(&str, &str)]) -> Vec<String> {
         let tree = ModuleTree::read(Path::new("src/lib.rs"), &|path| Ok(text_of(files, path))).unwrap();
         let edges = edges(&tree);

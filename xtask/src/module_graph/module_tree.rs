@@ -1,4 +1,4 @@
-//! The modules of a crate, and the resolution of a path to the top module that defines it.
+//! Finds the modules of a crate, and the top module that defines the item of a path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,20 +7,20 @@ use anyhow::{Context, Result, anyhow};
 
 use super::names::{FileModule, ModulePath, NamedPath, ParsedFile, Scope, absolute};
 
-/// The maximum length of a chain of re-exports that is followed.
+/// The maximum length of a chain of re-exports that is followed to the definition of an item.
 const MAX_REEXPORTS: usize = 16;
 
-/// All modules of a crate that are not test-only.
+/// All modules of a crate except those for tests only.
 #[derive(Debug, Default)]
 pub(super) struct ModuleTree {
     scopes: BTreeMap<ModulePath, Scope>,
     macros: BTreeMap<String, ModulePath>,
-    /// The paths in each file.
+    /// The paths that the code of each file names.
     files: Vec<(String, Vec<NamedPath>)>,
 }
 
 impl ModuleTree {
-    /// Reads a crate from its root file. `read` returns `None` for a file that does not exist.
+    /// Reads the modules of a crate from its root file. `read` returns `None` for a file that does not exist.
     pub(super) fn read(root: &Path, read: &dyn Fn(&Path) -> Result<Option<String>>) -> Result<Self> {
         let mut tree = Self::default();
         let text = read(root)?.with_context(|| format!("{} does not exist", root.display()))?;
@@ -42,12 +42,12 @@ impl ModuleTree {
         Ok(tree)
     }
 
-    /// The paths in the code of the crate, with their files.
+    /// Returns the paths that the code of the crate names, with their files.
     pub(super) fn named_paths(&self) -> impl Iterator<Item = (&str, &NamedPath)> {
         self.files.iter().flat_map(|(file, named)| named.iter().map(move |named| (file.as_str(), named)))
     }
 
-    /// The top module that a path from the crate root refers to, if any; all top modules for a glob of the root.
+    /// Returns the top module that a path from the crate root refers to, if any, or all top modules for a glob of the root.
     pub(super) fn top_modules_of(&self, path: &[String]) -> BTreeSet<&str> {
         match path {
             [] => self
@@ -64,7 +64,7 @@ impl ModuleTree {
         }
     }
 
-    /// The module that defines the item `name` of `module`. Returns `None` for items of other crates and unknown names.
+    /// Returns the module that defines the item `name` of `module`, or `None` for items of other crates and unknown names.
     fn defining_module(&self, module: &[String], name: &str, steps: usize) -> Option<&[String]> {
         let (module, scope) = self.scopes.get_key_value(module)?;
         if scope.items.contains(name) {
@@ -81,25 +81,25 @@ impl ModuleTree {
         found.next().or_else(|| self.macros.get(name).filter(|_| module.is_empty()).map(Vec::as_slice))
     }
 
-    /// The module that an import in `module` refers to: the imported module, or the one that defines the imported item.
+    /// Returns the module that an import in `module` refers to: the imported module, or the one that defines the imported item.
     fn import_target(&self, module: &[String], segments: &[String], steps: usize) -> Option<&[String]> {
         if let Some(target) = self.module_at(module, segments) {
             return Some(target);
         }
         let (name, parent) = segments.split_last()?;
         let parent = self.module_at(module, parent)?;
-        // An unknown item, such as one that a macro generates, counts as defined in the module of the path.
+        // An unknown item, such as one that a macro generates, is taken as defined in the module of the path.
         Some(self.defining_module(parent, name, steps).unwrap_or(parent))
     }
 
-    /// The module that a path in `module` refers to.
+    /// Returns the module that a path in `module` refers to, if any.
     fn module_at(&self, module: &[String], segments: &[String]) -> Option<&[String]> {
         let path = absolute(module, segments).unwrap_or_else(|| [module, segments].concat());
         self.scopes.get_key_value(&path).map(|(module, _)| module.as_slice())
     }
 }
 
-/// The path and text of a module's file, or `None` for a file of tests.
+/// Returns the path and text of a module's source file, or `None` for a file of tests.
 fn module_file(
     file: &Path,
     module: &[String],
@@ -109,7 +109,8 @@ fn module_file(
     let Some(name) = declared.path.last() else { return Ok(None) };
     let folder = file.parent().unwrap_or_else(|| Path::new(""));
     let mut child_folder = folder.to_owned();
-    // The children of `a.rs` are in the folder `a`; those of the crate root and of `mod.rs` are in the same folder.
+    // The child modules of `a.rs` are in the folder `a`; those of the crate root and of `mod.rs` are in the same folder as
+    // their parent.
     if !module.is_empty() && !file.ends_with("mod.rs") {
         child_folder.push(file.file_stem().unwrap_or_default());
     }

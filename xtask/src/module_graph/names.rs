@@ -1,4 +1,4 @@
-//! Collects the paths in one source file, and the names that its modules define.
+//! Collects the paths that one Rust source file names, and the names that its modules define.
 //!
 //! Paths are absolute: `super` and `self` are resolved against the containing module. A path that begins with another name refers
 //! to the same module, to another crate, or to a name that a `use` has imported. Such paths are omitted, except where a module
@@ -15,48 +15,48 @@ use syn::{Attribute, Item, ItemMod, Meta, Stmt, Token, UseTree};
 /// The path segments from the crate root to a module or an item.
 pub(super) type ModulePath = Vec<String>;
 
-/// A path in the code.
+/// A path that the code of a crate names, such as `crate::a::B`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NamedPath {
-    /// The module that contains the code.
+    /// The module whose code names the path.
     pub(super) module: ModulePath,
-    /// The path from the crate root; empty for a glob of the root.
+    /// The path from the crate root. It is empty for a glob of the root.
     pub(super) path: ModulePath,
     pub(super) line: usize,
 }
 
-/// The names that are visible under a module's path, other than its child modules.
+/// The names that a module defines or imports, except its child modules.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     pub(super) items: BTreeSet<String>,
     /// Imported names, and the path segments of the imported items.
     pub(super) imports: Vec<(String, Vec<String>)>,
-    /// The path segments of glob imports.
+    /// The path segments of the module's glob imports.
     pub(super) globs: Vec<Vec<String>>,
 }
 
-/// A module with its own file.
+/// A module that is declared as `mod name;` and has its own file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FileModule {
     pub(super) path: ModulePath,
-    /// The inline modules between the declaring file and the declaration.
+    /// The inline modules of the declaring file that enclose the declaration.
     pub(super) inline: Vec<String>,
-    /// The file in the attribute `#[path]`.
+    /// The file name in the attribute `#[path]` of the module.
     pub(super) explicit_file: Option<String>,
 }
 
-/// The paths and definitions of one source file.
+/// The paths, modules and macros in one source file.
 #[derive(Debug, Default)]
 pub(super) struct ParsedFile {
     pub(super) named_paths: Vec<NamedPath>,
     pub(super) scopes: BTreeMap<ModulePath, Scope>,
     pub(super) file_modules: Vec<FileModule>,
-    /// Macros exported to the crate root with `#[macro_export]`, with the module that defines each.
+    /// Macros that are exported to the crate root with `#[macro_export]`, with the module that defines each.
     pub(super) macros: Vec<(String, ModulePath)>,
 }
 
 impl ParsedFile {
-    /// Parses the text of `module`.
+    /// Parses `text`, the source file of `module`, and collects its names.
     pub(super) fn read(module: &[String], text: &str) -> syn::Result<Self> {
         let file = syn::parse_file(text)?;
         let mut collector =
@@ -68,13 +68,13 @@ impl ParsedFile {
 
 struct PathCollector {
     module: ModulePath,
-    /// The number of segments of `module` that lead to the file; the rest are inline modules.
+    /// The number of first segments of `module` that lead to the file; the other segments are inline modules.
     depth: usize,
     source: ParsedFile,
 }
 
 impl PathCollector {
-    /// Collects from the items of the module `self.module`.
+    /// Collects the names and paths in the items of the module `self.module`.
     fn items(&mut self, items: &[Item]) {
         let mut scope = Scope::default();
         for item in items.iter().filter(|item| !is_for_tests(attributes_of(item))) {
@@ -102,7 +102,7 @@ impl PathCollector {
         self.source.scopes.insert(self.module.clone(), scope);
     }
 
-    /// Records a path if its first segment refers to a module of this crate.
+    /// Records a path that the code names, if its first segment refers to a module of this crate.
     fn record(&mut self, segments: &[&Ident]) {
         let Some(last) = segments.last() else { return };
         let names: Vec<_> = segments.iter().map(ToString::to_string).collect();
@@ -112,7 +112,7 @@ impl PathCollector {
         }
     }
 
-    /// Records the paths in unparsed tokens, those of macros and attributes.
+    /// Records the paths in unparsed tokens, which are those of macro calls and attributes.
     fn record_token_paths(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let is_colon =
@@ -144,7 +144,7 @@ impl PathCollector {
         }
     }
 
-    /// Records the branches of a `use` tree in braces in the tokens of a macro. Other tokens in braces have no paths.
+    /// Records the paths of a `use` tree in braces in the tokens of a macro. Other tokens in braces contain no paths.
     fn record_use_branches(&mut self, prefix: &[&Ident], tokens: TokenStream) {
         let trees = Punctuated::<UseTree, Token![,]>::parse_terminated.parse2(tokens);
         for (path, _) in trees.iter().flatten().flat_map(flatten) {
@@ -194,7 +194,7 @@ impl<'ast> Visit<'ast> for PathCollector {
         visit::visit_path(self, path);
     }
 
-    /// Ignored: a visibility refers to the module itself or an ancestor.
+    /// Ignores visibilities: their paths refer to the module itself or an ancestor.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
@@ -202,7 +202,8 @@ impl<'ast> Visit<'ast> for PathCollector {
         self.record_token_paths(call.tokens.clone());
     }
 
-    /// Documentation is also an attribute, but its value is a literal and not a list.
+    /// Records the paths in an attribute with a list of tokens. Documentation is also an attribute, but has a literal and no
+    /// list.
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
         if let Meta::List(list) = &attribute.meta {
             self.record_token_paths(list.tokens.clone());
@@ -259,7 +260,7 @@ impl<'ast> Visit<'ast> for PathCollector {
     }
 }
 
-/// Resolves a path in `module` to a path from the crate root, if it begins with `crate`, `self` or `super`.
+/// Converts a path in `module` to a path from the crate root, if it begins with `crate`, `self` or `super`.
 pub(super) fn absolute(module: &[String], segments: &[String]) -> Option<ModulePath> {
     let (first, mut rest) = segments.split_first()?;
     let mut base = match first.as_str() {
@@ -278,13 +279,13 @@ fn is_root(name: &Ident) -> bool {
     ["crate", "self", "super"].iter().any(|root| name == root)
 }
 
-/// The branches of a `use` tree, each with the imported name, or `None` for a glob.
+/// Returns the imported paths of a `use` tree, each with the name that it is imported as, or `None` for a glob.
 fn flatten(tree: &UseTree) -> Vec<(Vec<&Ident>, Option<&Ident>)> {
     match tree {
         UseTree::Path(path) => flatten(&path.tree)
             .into_iter()
             .map(|(rest, name)| {
-                // `a::{self}` imports `a`.
+                // A path that ends with `self`, such as `a::{self}`, imports the module `a`.
                 let (rest, name) = match rest.as_slice() {
                     [only] if *only == "self" => {
                         (Vec::new(), name.map(|name| if name == "self" { &path.ident } else { name }))
@@ -335,7 +336,7 @@ fn attributes_of(item: &Item) -> &[Attribute] {
     }
 }
 
-/// The attributes of expressions that are used as statements.
+/// Returns the attributes of an expression that is used as a statement.
 fn attributes_of_expression(expression: &syn::Expr) -> &[Attribute] {
     use syn::Expr;
     match expression {
@@ -356,7 +357,7 @@ fn attributes_of_expression(expression: &syn::Expr) -> &[Attribute] {
     }
 }
 
-/// Whether an item with these attributes is compiled for tests only.
+/// Returns true if an item with these attributes is compiled for tests only.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
@@ -367,7 +368,7 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Whether a `cfg` predicate is true in test builds only.
+/// Returns true if a `cfg` predicate is true in test builds only.
 fn needs_test(predicate: &Meta) -> bool {
     let parts = |list: &syn::MetaList| {
         list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Turns the Rust blocks of a README into programs: one package for each README, one program for each block.
+//! Turns the Rust code blocks of a README into programs: one package for each README, one program for each block.
 //!
 //! A package depends only on the published crates that its blocks name, so a block that needs other dependencies does not
 //! compile.
@@ -11,24 +11,24 @@ use anyhow::{Context, Result};
 
 use super::tarballs::PublishedCrate;
 
-/// A Rust code block.
+/// A Rust code block of a README.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ReadmeBlock {
-    /// The line number of its first line of code.
+    /// The line number of the first line of code of the block.
     line: usize,
-    /// Whether the program is run, or only compiled.
+    /// True if the program is run, false if it is only compiled.
     pub(crate) runs: bool,
     code: String,
 }
 
 impl ReadmeBlock {
-    /// The name of its program in the package of a README.
+    /// Returns the name of the program for the code block in the package of a README.
     pub(crate) fn program(&self, package: &str) -> String {
         format!("{package}-line-{}", self.line)
     }
 }
 
-/// The Rust blocks of a README, without `ignore` and `compile_fail` blocks.
+/// Returns the Rust code blocks of a README, without `ignore` and `compile_fail` blocks.
 pub(crate) fn blocks(text: &str) -> Vec<ReadmeBlock> {
     let mut blocks = Vec::new();
     let mut lines = text.lines().enumerate();
@@ -49,7 +49,7 @@ pub(crate) fn blocks(text: &str) -> Vec<ReadmeBlock> {
     blocks
 }
 
-/// A block as a program: hidden lines of rustdoc are included, and a `main` is added if there is none.
+/// Returns a code block as a program: hidden lines of rustdoc are included, and a `main` is added if there is none.
 fn program(lines: &[&str]) -> String {
     let shown = |line: &&str| match line.strip_prefix("# ") {
         Some(hidden) => hidden.to_owned(),
@@ -66,7 +66,7 @@ fn program(lines: &[&str]) -> String {
     format!("fn block() -> {name} {{\n{code}\n{result}}}\n\nfn main() {{\n    block().unwrap();\n}}\n")
 }
 
-/// The published libraries that blocks name.
+/// Returns the published libraries that code blocks name.
 fn crates_named_in<'a>(blocks: &[ReadmeBlock], published: &'a [PublishedCrate]) -> Vec<&'a PublishedCrate> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let names = |krate: &&PublishedCrate| {
@@ -78,7 +78,7 @@ fn crates_named_in<'a>(blocks: &[ReadmeBlock], published: &'a [PublishedCrate]) 
     published.iter().filter(names).collect()
 }
 
-/// Writes the package of a README's programs.
+/// Writes a package with the programs of a README's code blocks.
 pub(crate) fn write_package(
     folder: &Path,
     package: &str,

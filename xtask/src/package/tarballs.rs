@@ -10,21 +10,21 @@ use serde_json::Value;
 
 use crate::command;
 
-/// A workspace crate that is published.
+/// A crate of the workspace that is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedCrate {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// Its features, without `default`.
+    /// The features of the crate, without `default`.
     pub(crate) features: Vec<String>,
-    /// Whether it has a library; otherwise it has programs only.
+    /// True if the crate has a library, false if it has programs only.
     pub(crate) is_library: bool,
 }
 
-/// The debug setting of the workspace's `dev` profile, so that compiled dependencies are reused.
+/// The environment variable with the debug setting of the workspace's `dev` profile, so that compiled dependencies are reused.
 const DEBUG_INFO: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
 
-/// The workspace crates without `publish = false`, in alphabetical order.
+/// Returns the workspace crates without `publish = false`, in alphabetical order.
 pub(crate) fn published() -> Result<Vec<PublishedCrate>> {
     let arguments = ["metadata", "--format-version=1", "--no-deps", "--locked"];
     let metadata = command::capture(command::cargo().args(arguments))?;
@@ -35,7 +35,7 @@ pub(crate) fn published() -> Result<Vec<PublishedCrate>> {
 fn read_published(metadata: &Value) -> Option<Vec<PublishedCrate>> {
     let mut published = Vec::new();
     for package in metadata["packages"].as_array()? {
-        // `publish = false` is reported as an empty list of registries.
+        // cargo reports `publish = false` as an empty list of registries.
         if package["publish"].as_array().is_some_and(Vec::is_empty) {
             continue;
         }
@@ -52,10 +52,10 @@ fn read_published(metadata: &Value) -> Option<Vec<PublishedCrate>> {
     Some(published)
 }
 
-/// Packs the tarballs with cargo, and returns their paths in the order of the crates.
+/// Packs the published crates as tarballs with cargo, and returns their paths in the order of the crates.
 pub(crate) fn pack(published: &[PublishedCrate], target: &Path, arguments: &[&str]) -> Result<Vec<PathBuf>> {
-    // All dependencies are downloaded first; packing is then offline, so that crates of the workspace are not looked up in a
-    // registry.
+    // All dependencies are downloaded first. The crates are then packed offline, so that cargo does not look up crates of the
+    // workspace in a registry.
     command::run(command::cargo().args(["fetch", "--quiet", "--locked"]))?;
     let mut cargo = command::cargo();
     cargo
@@ -70,24 +70,24 @@ pub(crate) fn pack(published: &[PublishedCrate], target: &Path, arguments: &[&st
     Ok(published.iter().map(|krate| target.join("package").join(archive(krate))).collect())
 }
 
-/// Unpacked tarballs that form one workspace.
+/// Unpacked crate tarballs that form one workspace.
 #[derive(Debug)]
 pub(crate) struct UnpackedCrates {
     pub(crate) root: PathBuf,
-    /// The folders, in the order of the tarballs.
+    /// The folders of the unpacked crates, in the order of the tarballs.
     pub(crate) folders: Vec<PathBuf>,
 }
 
 impl UnpackedCrates {
-    /// Unpacks tarballs into subfolders of `root`. A folder with the same tarball is not unpacked again.
+    /// Unpacks crate tarballs into subfolders of `root`. A tarball that is already unpacked there is not unpacked again.
     pub(crate) fn create(root: &Path, archives: &[PathBuf]) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
         let folders = archives.iter().map(|archive| unpack(root, archive)).collect::<Result<_>>()?;
         Ok(Self { root: root.to_owned(), folders })
     }
 
-    /// Writes the manifest of a workspace with the unpacked folders and `packages`, which are in the same root. Dependencies on
-    /// `published` crates are resolved to the unpacked folders.
+    /// Writes the manifest of a workspace with the unpacked crates and `packages`, which are in the same root folder.
+    /// Dependencies on `published` crates are resolved to the unpacked crates.
     pub(crate) fn write_workspace(&self, packages: &[&str], published: &[PublishedCrate]) -> Result<()> {
         let folder = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let folders: Vec<_> = self.folders.iter().map(folder).collect();
@@ -102,17 +102,17 @@ impl UnpackedCrates {
         }
         let (path, lock) = (self.root.join("Cargo.toml"), self.root.join("Cargo.lock"));
         fs::write(&path, manifest).with_context(|| format!("cannot write {}", path.display()))?;
-        // Uses the dependency versions of the other checks.
+        // Copies the lock file of the repository, so that the dependencies have the same versions as in the other checks.
         fs::copy("Cargo.lock", &lock).with_context(|| format!("cannot write {}", lock.display()))?;
         Ok(())
     }
 
-    /// Builds every package of the workspace.
+    /// Builds every package of the workspace of unpacked crates.
     pub(crate) fn build(&self, target: &Path) -> Result<()> {
         command::run(self.cargo(target).args(["build", "--quiet", "--workspace", "--offline"]))
     }
 
-    /// A cargo command in the workspace with the given target folder.
+    /// Returns a cargo command that runs in the workspace of unpacked crates, with the given target folder.
     pub(crate) fn cargo(&self, target: &Path) -> Command {
         let mut cargo = command::cargo();
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", target).env(DEBUG_INFO.0, DEBUG_INFO.1);
@@ -120,8 +120,8 @@ impl UnpackedCrates {
     }
 }
 
-/// Unpacks a tarball into the folder of its name, and returns the folder. Files get the current time (`-m`), because all tarballs
-/// have the same file times and cargo would miss changes.
+/// Unpacks a crate tarball into the folder of its name, and returns the folder. Files get the current time (`-m`), because all
+/// tarballs have the same file times and cargo would miss changes.
 fn unpack(root: &Path, archive: &Path) -> Result<PathBuf> {
     let name = archive.file_stem().context("the path of a tarball has no file name")?.to_string_lossy();
     let (folder, archive_copy) = (root.join(&*name), root.join(format!("{name}.crate")));

@@ -12,7 +12,7 @@ pub(crate) fn add_release(text: &str, version: Version, date: &str) -> Result<St
     ensure!(!text.contains(&heading), "the changelog already has a section `{heading}`");
     let (before, after) = text.split_once(UNRELEASED).context("the changelog has no `## [Unreleased]`")?;
     let changes = after.split("\n## ").next().unwrap_or_default();
-    ensure!(!changes.trim().is_empty(), "the section `## [Unreleased]` is empty");
+    ensure!(!changes.trim().is_empty(), "the section `## [Unreleased]` of the changelog is empty");
     Ok(format!("{before}{UNRELEASED}\n{heading} - {date}\n{after}"))
 }
 
@@ -38,7 +38,7 @@ mod tests {
     fn empty_releases_and_existing_versions_are_rejected() {
         let released = add_release_to(CHANGELOG, "0.2.0").unwrap();
         let error = add_release_to(&released, "0.3.0").unwrap_err();
-        assert_eq!(error.to_string(), "the section `## [Unreleased]` is empty");
+        assert_eq!(error.to_string(), "the section `## [Unreleased]` of the changelog is empty");
         let error = add_release_to(CHANGELOG, "0.1.0").unwrap_err();
         assert_eq!(error.to_string(), "the changelog already has a section `## [0.1.0]`");
         let error = add_release_to("# Changelog\n", "0.1.0").unwrap_err();

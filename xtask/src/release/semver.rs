@@ -15,10 +15,10 @@ use crate::package::tarballs::{self, PublishedCrate, UnpackedCrates};
 
 const INSTALL: &str = "cargo install cargo-semver-checks@0.51.0 --locked";
 
-/// The release type that allows breaking changes.
+/// The cargo-semver-checks name of the release type that allows breaking changes.
 const MAJOR: &str = "major";
 
-/// Fails if a library has changes that the step from its previous version to `version` does not allow.
+/// Returns an error if a library has interface changes that the step from its previous version to `version` does not allow.
 pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     ensure!(
         command::succeeds(command::cargo().args(["semver-checks", "--version"])),
@@ -66,7 +66,7 @@ pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     Ok(())
 }
 
-/// The unpacked crates of one release.
+/// The unpacked crate tarballs of one release.
 struct ReleaseCrates {
     unpacked: UnpackedCrates,
     crates: Vec<PublishedCrate>,
@@ -85,7 +85,8 @@ impl ReleaseCrates {
         Ok(Self { unpacked, crates })
     }
 
-    /// The public interface of a library as rustdoc JSON, an unstable output that `RUSTC_BOOTSTRAP` allows on stable Rust.
+    /// Writes the public interface of a library as rustdoc JSON, and returns the path of the file. `RUSTC_BOOTSTRAP` allows
+    /// this unstable output on stable Rust.
     fn rustdoc(&self, name: &str) -> Result<PathBuf> {
         let target = self.unpacked.root.join("target");
         let mut cargo = self.unpacked.cargo(&target);
@@ -101,7 +102,7 @@ impl ReleaseCrates {
     }
 }
 
-/// The names, versions and paths of the tarballs in a folder.
+/// Returns the crate names, versions and paths of the tarballs in a folder.
 fn archives(folder: &Path) -> Result<Vec<(String, String, PathBuf)>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
@@ -112,27 +113,28 @@ fn archives(folder: &Path) -> Result<Vec<(String, String, PathBuf)>> {
             found.push((name, version.to_string(), path));
         }
     }
-    ensure!(!found.is_empty(), "no tarball in {}", folder.display());
+    ensure!(!found.is_empty(), "no crate tarball in {}", folder.display());
     found.sort();
     for pair in found.windows(2) {
-        ensure!(pair[0].0 != pair[1].0, "two versions of {} in {}", pair[0].0, folder.display());
+        ensure!(pair[0].0 != pair[1].0, "tarballs of two versions of {} in {}", pair[0].0, folder.display());
     }
     Ok(found)
 }
 
-/// Splits the file name of a tarball into crate and version.
+/// Splits the file name of a crate tarball into crate name and version.
 fn name_and_version(file: &str) -> Option<(String, Version)> {
     let (name, version) = file.strip_suffix(".crate")?.rsplit_once('-')?;
     Some((name.to_owned(), version.parse().ok()?))
 }
 
-/// The release type between two versions, as cargo-semver-checks names it. Below 1.0 a minor version may break, as in cargo.
+/// Returns the release type between two versions, as cargo-semver-checks names it. Below 1.0 a minor version may break, as in
+/// cargo.
 fn release_type(before: Version, after: Version) -> Result<&'static str> {
     let index = match after.first_difference(before) {
         Some(0) => 0,
         Some(part) if after.is_unstable() => part - 1,
         Some(part) => part,
-        None => bail!("the previous tarballs also have version {after}"),
+        None => bail!("the tarballs of the previous release also have version {after}"),
     };
     Ok([MAJOR, "minor", "patch"][index])
 }
@@ -165,6 +167,6 @@ mod tests {
             assert_eq!(step(before, after).unwrap(), name, "{before} to {after}");
         }
         let error = step("0.1.0", "0.1.0").unwrap_err();
-        assert_eq!(error.to_string(), "the previous tarballs also have version 0.1.0");
+        assert_eq!(error.to_string(), "the tarballs of the previous release also have version 0.1.0");
     }
 }

@@ -14,13 +14,13 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// The index of the first part in which two versions differ: 0 is major, 1 minor, 2 patch.
+    /// Returns the index of the first part in which two versions differ: 0 is major, 1 minor, 2 patch.
     pub(crate) fn first_difference(self, other: Self) -> Option<usize> {
         let parts = |version: Self| [version.major, version.minor, version.patch];
         parts(self).iter().zip(parts(other)).position(|(&one, other)| one != other)
     }
 
-    /// Whether the version is below 1.0.
+    /// Returns true if the version is below 1.0.
     pub(crate) fn is_unstable(self) -> bool {
         self.major == 0
     }
@@ -32,7 +32,7 @@ impl FromStr for Version {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |part: &str| {
             let number = part.parse().ok()?;
-            // Rejects leading zeros and signs.
+            // Parts of a version with leading zeros or signs are rejected.
             (u32::to_string(&number) == part).then_some(number)
         };
         let parts: Option<Vec<u32>> = text.split('.').map(number).collect();
@@ -49,7 +49,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Reads the version of the workspace from its manifest.
+/// Reads the version of the workspace from its `Cargo.toml`.
 pub(crate) fn current(manifest: &str) -> Result<Version> {
     let mut section = "";
     for line in manifest.lines() {
@@ -61,10 +61,11 @@ pub(crate) fn current(manifest: &str) -> Result<Version> {
             return text.parse().map_err(anyhow::Error::msg);
         }
     }
-    bail!("no `version` in [workspace.package]")
+    bail!("the manifest has no `version` in [workspace.package]")
 }
 
-/// Returns the manifest with a new version, for the workspace and for the dependencies between its crates.
+/// Returns the text of the workspace's `Cargo.toml` with a new version, for the workspace and for the dependencies between its
+/// crates.
 pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
     let before = format!("version = \"{}\"", current(manifest)?);
     let after = format!("version = \"{version}\"");
@@ -77,7 +78,10 @@ pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
         let is_workspace_version = match section {
             "[workspace.package]" => line == before,
             "[workspace.dependencies]" if line.contains("path = ") && line.contains("version = ") => {
-                ensure!(line.contains(&before), "the version differs from that of the workspace: {line}");
+                ensure!(
+                    line.contains(&before),
+                    "the version of a dependency differs from that of the workspace: {line}"
+                );
                 crates += 1;
                 true
             }
@@ -132,12 +136,15 @@ mod tests {
     fn a_crate_version_that_differs_from_the_workspace_is_rejected() {
         let manifest = MANIFEST.replace("\"ours\", version = \"0.1.0\"", "\"ours\", version = \"0.0.9\"");
         let error = set(&manifest, version("0.2.0")).unwrap_err().to_string();
-        assert!(error.starts_with("the version differs from that of the workspace: ours = "), "{error}");
+        assert!(
+            error.starts_with("the version of a dependency differs from that of the workspace: ours = "),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_manifest_without_a_version_is_rejected() {
         let error = current("[package]\nversion = \"0.1.0\"\n").unwrap_err();
-        assert_eq!(error.to_string(), "no `version` in [workspace.package]");
+        assert_eq!(error.to_string(), "the manifest has no `version` in [workspace.package]");
     }
 }

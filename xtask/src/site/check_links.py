@@ -1,4 +1,5 @@
-"""Checks that every link in the pages of a site leads to an existing file of the site, and to an existing fragment of it.
+"""Checks that every link in the HTML pages of a site leads to an existing file of the site, and to an existing fragment of that
+file.
 
     python3 check_links.py FOLDER IGNORED-FOLDER...
 
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """The links of an HTML page, and its fragments (element ids).
+    """The links and the fragments (element ids) of an HTML page.
 
     >>> page = Page('<h1 id="top">A</h1> href="no" <a href="b.html#c"><img src="../p.svg"></a>')
     >>> page.links, page.fragments
@@ -43,7 +44,7 @@ def read(file: Path) -> Page:
 
 
 def broken(site: Path, file: Path) -> Iterator[str]:
-    """Yields the broken links of a page.
+    """Yields a message for each broken link of an HTML page.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:

@@ -7,17 +7,17 @@ use std::collections::BTreeSet;
 
 use pulldown_cmark::{Event, Options, Parser, Tag};
 
-/// A page of the site with rewritten links.
+/// A page of the documentation site with rewritten links.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct LinkedPage {
     pub(crate) text: String,
     /// The files of the repository that the page links to.
     pub(crate) files: BTreeSet<String>,
-    /// A finding for each broken link.
+    /// One finding for each broken link of the page.
     pub(crate) broken: Vec<String>,
 }
 
-/// Rewrites the links of `text`, the content of the repository's file `page`, to pages of the site.
+/// Rewrites the links of `text`, the content of the Markdown file `page`, to pages of the documentation site.
 pub(crate) fn rewrite_links(page: &str, text: &str, files: &BTreeSet<String>) -> LinkedPage {
     let mut linked = LinkedPage { text: text.to_owned(), files: BTreeSet::new(), broken: Vec::new() };
     let mut changes = Vec::new();
@@ -31,7 +31,7 @@ pub(crate) fn rewrite_links(page: &str, text: &str, files: &BTreeSet<String>) ->
             linked.broken.push(format!("{page}: `{dest_url}` is not a file or folder of the repository"));
             continue;
         };
-        // A reference-style link has its address elsewhere in the text.
+        // A reference-style link has its address elsewhere in the text, and is not rewritten here.
         if let Some(at) = text[range.clone()].rfind(&*dest_url) {
             let up = "../".repeat(page.matches('/').count());
             let start = range.start + at;
@@ -45,8 +45,8 @@ pub(crate) fn rewrite_links(page: &str, text: &str, files: &BTreeSet<String>) ->
     linked
 }
 
-/// The path of a repository file among the sources of the site: a `README.md` is the index of its folder, and source code is
-/// shown on a generated page.
+/// Returns the path of a repository file among the sources of the site: a `README.md` is the index of its folder, and source
+/// code is shown on a generated page.
 pub(crate) fn staged_path(path: &str) -> String {
     match path.strip_suffix("README.md") {
         Some(folder) if folder.is_empty() || folder.ends_with('/') => format!("{folder}index.md"),
@@ -55,12 +55,12 @@ pub(crate) fn staged_path(path: &str) -> String {
     }
 }
 
-/// Whether a file is copied to the site unchanged: Markdown or an image.
+/// Returns true if a file is copied to the documentation site unchanged: Markdown or an image.
 pub(crate) fn is_copied_verbatim(path: &str) -> bool {
     [".md", ".svg", ".png"].iter().any(|end| path.ends_with(end))
 }
 
-/// Resolves a link of `page` to a file of the repository; for a folder, to its `README.md`.
+/// Resolves a link of `page` to a file of the repository. A link to a folder leads to its `README.md`.
 fn resolve_path(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
     if path.starts_with('/') {
         return None;

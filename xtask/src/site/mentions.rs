@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 
-/// The prefixes that identify a repository path.
+/// The prefixes by which a repository path in Markdown text is recognized.
 const ROOTS: [&str; 4] = ["crates/", "docs/", "examples/", "xtask/"];
 
-/// A finding for each path in `text`, the content of `page`, that is neither one of `files` nor a folder of one.
+/// Returns a finding for each repository path in `text`, the content of `page`, that is neither one of `files` nor a folder of
+/// one.
 pub(crate) fn missing(page: &str, text: &str, files: &BTreeSet<String>) -> Vec<String> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || "_-./*".contains(letter);
     text.split(|letter| !is_part(letter))

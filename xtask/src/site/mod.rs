@@ -30,12 +30,12 @@ use crate::{cargo, command, python, report, source_rules};
 const FOLDER: &str = "xtask/src/site";
 const SUMMARY: &str = include_str!("SUMMARY.md");
 
-/// The Python packages that build the site.
+/// The Python packages that build the documentation site.
 const PACKAGES: [Wheel; 4] = [MDBOOK, GRIFFE2MD, GRIFFELIB, BLACK];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds the site and returns the path of its index; fails if a link is broken.
+/// Builds the documentation site and returns the path of its index. A broken link is an error.
 pub(crate) fn build() -> Result<PathBuf> {
     let target = command::target_folder()?;
     let book = target.join("book");
@@ -52,7 +52,7 @@ pub(crate) fn build() -> Result<PathBuf> {
 
     let script = |name: &str, arguments: &[&OsStr]| {
         let script = Path::new(FOLDER).join(name);
-        // `-B`: Python writes no bytecode next to the script.
+        // With `-B`, Python writes no bytecode files next to the script.
         command::run(Command::new(&python).args(["-B", "-m", "doctest"]).arg(&script))?;
         command::run(Command::new(&python).arg(&script).args(arguments))
     };
@@ -71,12 +71,13 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(site.join("index.html"))
 }
 
-/// Opens the site in a browser.
+/// Opens the documentation site in a browser.
 pub(crate) fn open(index: &Path) -> Result<()> {
     command::run(Command::new("xdg-open").arg(index))
 }
 
-/// Writes the sources of the site that come from the repository, and returns the findings.
+/// Copies the repository files that are sources of the documentation site to a folder, with rewritten links, and returns the
+/// findings.
 fn stage(sources: &Path) -> Result<Vec<String>> {
     let files: BTreeSet<String> =
         source_rules::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
@@ -90,7 +91,7 @@ fn stage(sources: &Path) -> Result<Vec<String>> {
     let mut shown = BTreeSet::new();
     for path in pages.iter().filter(|path| files.contains(*path)) {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-        // The changelog and the measurements refer to files of earlier versions.
+        // Paths in the changelog and the measurements are not checked, because they refer to files of earlier versions.
         if path != "CHANGELOG.md" && !path.starts_with("docs/measured/") {
             findings.extend(mentions::missing(path, &text, &files));
         }
@@ -118,7 +119,7 @@ fn stage(sources: &Path) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The paths of the pages in a table of contents.
+/// Returns the paths of the pages in the table of contents of the documentation site.
 fn listed_pages(summary: &str) -> BTreeSet<String> {
     summary
         .split("](")
@@ -128,12 +129,12 @@ fn listed_pages(summary: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The name of the Python module that a page describes, if it is a reference page.
+/// Returns the name of the Python module that a page describes, if it is a reference page.
 fn python_module(page: &str) -> Option<String> {
     page.strip_prefix("python/")?.strip_suffix(".md").map(str::to_owned)
 }
 
-/// A finding for each Markdown file in the root, `docs/` or `examples/` that is not on the site.
+/// Returns a finding for each Markdown file in the root, `docs/` or `examples/` that is not on the documentation site.
 fn unlisted_pages<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTreeSet<String>) -> Vec<String> {
     let belongs_on_site = |path: &str| {
         path.ends_with(".md")

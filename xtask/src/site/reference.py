@@ -43,7 +43,7 @@ def add_overloads(owner: Union[griffe.Module, griffe.Class]) -> None:
 
 
 def add_private_bases(module: griffe.Module) -> None:
-    """Adds the members of private base classes, which have no entry of their own, to their subclasses."""
+    """Adds the members of private base classes, which have no page entry of their own, to their subclasses."""
     for one in list(module.classes.values()):
         for base in (module.classes.get(str(name)) for name in one.bases if str(name).startswith("_")):
             for name, member in base.members.items() if base else []:
@@ -52,7 +52,7 @@ def add_private_bases(module: griffe.Module) -> None:
 
 
 def members(page: griffe.Module, pages: list[str]) -> Iterator[Object]:
-    """Yields the exported members of a module that no other page describes in their defining module."""
+    """Yields the exported members of a module, except those that another page describes because their module is there."""
     for name in page.exports or []:
         member = page.members[str(name)]
         if not member.is_module and (not member.is_alias or member.target.module.path not in pages):
@@ -77,7 +77,8 @@ def to_markdown(docstring: str, link: Link) -> str:
 
 
 def linker(urls: dict[str, str], page: str, inside: str) -> Link:
-    """Returns a function that turns references in the docstring of ``inside`` into links to the nearest object of that name.
+    """Returns a function that turns a reference in the docstring of object ``inside`` into a link to the nearest object of that
+    name.
 
     >>> linker({"a.B": "a.md#a.B", "a.B.c": "a.md#a.B.c"}, "a", "a.B")("~B.c")
     '[`c`](a.md#a.B.c)'
@@ -91,7 +92,7 @@ def linker(urls: dict[str, str], page: str, inside: str) -> Link:
         shown = target.split(".")[-1] if name.startswith("~") else target
         near = [f"{inside}.{target}", f"{page}.{target}", f"{page.split('.')[0]}.{target}", target]
         found = [path for path in near if path in urls]
-        # Otherwise any object with that name, if it is the only one.
+        # If no near object has the name, the reference may be to any object with that name, if there is only one.
         found = found or [path for path in urls if path.endswith(f".{target}")]
         if len(found) == 0 or (found[0] not in near and len(found) > 1):
             raise SystemExit(f"error: `{name}` in the docstring of `{inside}` cannot be resolved")
@@ -101,7 +102,7 @@ def linker(urls: dict[str, str], page: str, inside: str) -> Link:
 
 
 def objects(member: Object) -> Iterator[Object]:
-    """Yields an object and, for a class, its public members."""
+    """Yields a documented object and, if it is a class, its public members."""
     yield member
     if member.is_class:
         for inner in member.all_members.values():
@@ -110,7 +111,7 @@ def objects(member: Object) -> Iterator[Object]:
 
 
 def resolve_links(text: str, urls: dict[str, str]) -> str:
-    """Adds anchors to headings, resolves links to documented objects, and removes links to others.
+    """Adds anchors to headings, turns links to documented objects into URLs, and removes other links.
 
     >>> resolve_links("### `a.B.c`\\n[B](#a.B) [int](#int)\\n", {"a.B": "a.md#a.B"})
     '### `a.B.c` {#a.B.c}\\n[B](a.md#a.B) int\\n'
@@ -139,7 +140,7 @@ def main() -> None:
             parts.append(to_markdown(module.docstring.value, linker(urls, page, page)))
         for member in all_members:
             for one in objects(member):
-                # Subclasses share inherited docstrings; each is converted once.
+                # Subclasses share inherited docstrings, so each docstring is converted only once.
                 if one.docstring and id(one.docstring) not in done:
                     one.docstring.value = to_markdown(one.docstring.value, linker(urls, page, member.path))
                     done.add(id(one.docstring))

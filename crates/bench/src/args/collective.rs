@@ -12,7 +12,7 @@ pub(crate) struct BarrierArgs {
     /// Memory to use: GPU or host
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// Numbers of ranks
+    /// Numbers of ranks to measure
     #[arg(
         long,
         value_delimiter = ',',
@@ -21,16 +21,16 @@ pub(crate) struct BarrierArgs {
         value_parser = clap::value_parser!(u32).range(1..=64)
     )]
     pub(crate) ranks: Vec<u32>,
-    /// How calls are enqueued [default: eager on a host, both on a GPU]
+    /// How collective calls are enqueued [default: eager on a host, both on a GPU]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODES")]
     pub(crate) mode: Vec<LaunchMode>,
     /// Do not pin each rank to its own core
     #[arg(long)]
     pub(crate) any_core: bool,
-    /// Calls that are timed together [default: as many as take about a millisecond, 100 on a GPU]
+    /// Consecutive calls that are timed together as one round [default: as many as take about a millisecond, 100 on a GPU]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) calls: Option<u32>,
-    /// Rounds for each case
+    /// Timed rounds for each combination of options
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Print one JSON object instead of a table
@@ -38,7 +38,7 @@ pub(crate) struct BarrierArgs {
     pub(crate) json: bool,
 }
 
-/// The options of collectives that move data.
+/// The options of the benchmarks of collectives that move data: all-reduce, all-gather and broadcast.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DataArgs {
     #[command(flatten)]
@@ -46,30 +46,30 @@ pub(crate) struct DataArgs {
     /// Lengths of each rank's input [default: from 8B to 64MiB, on a GPU to 256MiB, or less if memory is short]
     #[arg(long, value_delimiter = ',', value_name = "SIZES")]
     pub(crate) sizes: Vec<ByteCount>,
-    /// Memory of inputs and outputs
+    /// Kinds of memory that hold inputs and outputs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "window,staged", value_name = "BUFFERS")]
     pub(crate) buffers: Vec<BufferKind>,
-    /// Algorithms to force where they are supported [default: chosen by wholemem] [possible values: packets, one-shot,
-    /// two-shot]
+    /// Collective algorithms to force where they are supported [default: chosen by wholemem] [possible values: packets,
+    /// one-shot, two-shot]
     #[arg(long, value_delimiter = ',', value_name = "ALGORITHMS")]
     pub(crate) algorithm: Vec<Algorithm>,
 }
 
-/// The options of `allreduce`.
+/// The options of `wholemem bench allreduce`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReduceArgs {
     #[command(flatten)]
     pub(crate) moves: DataArgs,
-    /// Whether calls are in place
+    /// Whether the output is another buffer or the input buffer
     #[arg(long, value_enum, value_delimiter = ',', default_value = "out,in", value_name = "PLACES")]
     pub(crate) place: Vec<OutputPlace>,
-    /// Types of the elements [default: f32 on a host, bf16 on a GPU]
+    /// Types of the elements to reduce [default: f32 on a host, bf16 on a GPU]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub(crate) dtype: Vec<Dtype>,
-    /// Operations that combine elements
+    /// Reduction operations that combine elements
     #[arg(long, value_delimiter = ',', default_value = "sum", value_name = "OPS")]
     pub(crate) op: Vec<ReduceOp>,
-    /// Measure every algorithm at every size, and print the thresholds between the algorithms
+    /// Measure every algorithm at every size, and print the sizes up to which each algorithm should be used
     #[arg(long, conflicts_with_all = ["algorithm", "place", "buffers"])]
     pub(crate) tune: bool,
 }
@@ -77,26 +77,26 @@ pub(crate) struct ReduceArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LaunchMode {
-    /// Each call is enqueued separately
+    /// Each collective call is enqueued separately
     Eager,
-    /// 100 calls in a CUDA graph
+    /// All collective calls of a round are enqueued as one CUDA graph
     Graph,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum BufferKind {
-    /// In windows, which the other ranks have mapped
+    /// Inputs and outputs are in windows: memory of each rank that the other ranks have mapped
     Window,
-    /// In memory that only this rank has mapped
+    /// Inputs and outputs are in memory that only their own rank has mapped
     Staged,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OutputPlace {
-    /// The output is another buffer
+    /// The output is another buffer than the input (out of place)
     Out,
-    /// The output is the input buffer
+    /// The output is the input buffer (in place)
     In,
 }

@@ -1,4 +1,4 @@
-//! Cases of the collective benchmarks: their parameters, and how they follow from the options.
+//! Cases of the collective benchmarks: their parameters, and how they are derived from the command line options.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,44 +9,44 @@ use wholemem_hal::BackendKind;
 use super::CollectiveOp;
 use crate::args::{BarrierArgs, BufferKind, DataArgs, LaunchMode, OutputPlace, ReduceArgs};
 
-/// Bytes that the calls of a round on the host move on all ranks, and the bytes that a short call counts for. A round then
-/// takes about a millisecond.
+/// `ROUND` bytes are moved by the calls of one round on a host, on all ranks together. A call counts for at least `SHORT`
+/// bytes. A round then takes about a millisecond.
 const ROUND: usize = 32 << 20;
 const SHORT: usize = 4 << 10;
 
-/// Calls in a graph, and in a round on a GPU.
+/// The default number of collective calls in a round on a GPU, and thus in a CUDA graph.
 const GRAPH: u32 = 100;
 
-/// Default sizes. On a host the last one is left out.
+/// The default lengths of each rank's input. The last one is measured on GPUs only.
 const SIZES: [usize; 12] =
     [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
 
-/// Default sizes use at most this fraction (one third) of the available memory.
+/// The default sizes are limited so that all buffers use at most the available memory divided by `PART`, one third.
 const PART: usize = 3;
 
-/// The parameters of one measurement.
+/// The parameters of one case of a collective benchmark.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CollectiveCase {
     pub(super) what: CollectiveOp,
     pub(super) ranks: u32,
     /// Length of each rank's input in bytes.
     pub(super) len: usize,
-    /// Codes of the element type and of the operation.
+    /// Numeric codes of the element type (`dtype`) and of the reduction operation (`op`).
     dtype: u32,
     op: u32,
-    /// Name of the forced algorithm.
+    /// The name of the collective algorithm that the case forces, or `None` if wholemem chooses.
     algorithm: Option<String>,
     pub(super) mode: LaunchMode,
     pub(super) buffers: BufferKind,
     pub(super) place: OutputPlace,
-    /// Calls in a round.
+    /// The number of collective calls in a round.
     pub(super) calls: u32,
-    /// Calls in a round that the user or the device sets, instead of a number that depends on the length.
+    /// The number of calls in a round if the user or the device sets it, or `None` if it depends on the input length.
     asked: Option<u32>,
-    /// Buffers that the calls of a round use cyclically.
+    /// The number of buffers that the calls of a round use cyclically.
     pub(super) slots: u32,
     pub(super) rounds: u32,
-    /// Whether each rank is pinned to its own core.
+    /// True if each rank is pinned to its own core.
     pub(super) bound: bool,
 }
 
@@ -73,7 +73,7 @@ impl CollectiveCase {
         Ok(cases)
     }
 
-    /// Creates the cases of a benchmark that moves data, sorted by the number of ranks and then by algorithm.
+    /// Creates the cases of a collective benchmark that moves data, sorted by the number of ranks and then by algorithm.
     pub(super) fn of_data(what: CollectiveOp, args: &DataArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let algorithms = match &args.algorithm[..] {
             [] => vec![None],
@@ -94,7 +94,7 @@ impl CollectiveCase {
         Ok(cases)
     }
 
-    /// Creates the cases of `bench barrier`, which are the base of all other cases.
+    /// Creates the cases of `bench barrier`. The cases of the other collective benchmarks are derived from them.
     pub(super) fn barriers(args: &BarrierArgs, machine: &MachineInfo) -> Result<Vec<Self>> {
         let modes = match (&args.mode[..], machine.on_gpu()) {
             ([], true) => vec![LaunchMode::Eager, LaunchMode::Graph],
@@ -126,7 +126,7 @@ impl CollectiveCase {
         Ok(args.ranks.iter().flat_map(|ranks| modes.iter().map(|mode| case(*ranks, *mode))).collect())
     }
 
-    /// Creates the case of the demo: all-reduces in windows, in place.
+    /// Creates the case for `wholemem demo`: all-reduces in windows, in place.
     pub(super) fn for_demo(ranks: u32, len: usize) -> Self {
         let (calls, rounds) = (10, 3);
         let case = Self {
@@ -148,7 +148,8 @@ impl CollectiveCase {
         case.of(Dtype::F32, ReduceOp::Sum, OutputPlace::In)
     }
 
-    /// Sets the element type, the operation and the place of the output, and the number of calls and buffers that follow.
+    /// Returns the case with another element type, reduction operation and output buffer, and with the numbers of calls and
+    /// buffers that follow from them.
     fn of(mut self, dtype: Dtype, op: ReduceOp, place: OutputPlace) -> Self {
         (self.dtype, self.op, self.place) = (dtype.code(), op.code(), place);
         self.calls = self.asked.unwrap_or_else(|| calls(self.ranks, self.len));
@@ -167,17 +168,17 @@ impl CollectiveCase {
         ReduceOp::from_code(self.op).unwrap_or(ReduceOp::Sum)
     }
 
-    /// The algorithm that the options force.
+    /// Returns the collective algorithm that the case forces, if any.
     pub(super) fn forced_algorithm(&self) -> Option<Algorithm> {
         self.algorithm.as_deref().and_then(|name| name.parse().ok())
     }
 
-    /// Whether both cases force the same algorithm.
+    /// Returns true if both cases force the same collective algorithm, or none.
     pub(super) fn has_same_algorithm(&self, other: &Self) -> bool {
         self.algorithm == other.algorithm
     }
 
-    /// Length of each rank's output in bytes.
+    /// Returns the length of each rank's output in bytes.
     pub(super) fn output_len(&self) -> usize {
         match self.what {
             CollectiveOp::Allgather => self.len * self.ranks as usize,
@@ -185,13 +186,13 @@ impl CollectiveCase {
         }
     }
 
-    /// Bytes of memory that all ranks use together.
+    /// Returns the bytes of memory that the buffers of a case use on all ranks together.
     pub(super) fn footprint(&self) -> usize {
         let buffers = match self.place {
             OutputPlace::In => self.len,
             OutputPlace::Out => self.len + self.output_len(),
         };
-        // The last term is the target of the plain copy.
+        // The last `output_len` is the target of the plain copy that the collective is compared with.
         buffers
             .saturating_mul(self.slots as usize)
             .saturating_add(self.output_len())
@@ -207,7 +208,7 @@ impl CollectiveCase {
     }
 }
 
-/// Properties of the machine that the cases depend on.
+/// The properties of a machine that determine the default cases of a collective benchmark.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MachineInfo {
     pub(super) kind: BackendKind,
@@ -221,7 +222,7 @@ impl MachineInfo {
     }
 }
 
-/// Returns the requested sizes, or the default sizes that fit in the available memory.
+/// Returns the requested input lengths, or the default lengths whose buffers fit in the available memory.
 fn sizes(what: CollectiveOp, asked: &[ByteCount], ranks: u32, machine: &MachineInfo) -> Vec<usize> {
     if !asked.is_empty() {
         return asked.iter().map(|size| size.0).collect();
@@ -235,13 +236,13 @@ fn sizes(what: CollectiveOp, asked: &[ByteCount], ranks: u32, machine: &MachineI
     all.iter().copied().filter(|len| *len <= most).collect()
 }
 
-/// Returns the number of calls that take about a millisecond on a host.
+/// Returns the number of collective calls on inputs of `len` bytes that take about a millisecond on a host.
 fn calls(ranks: u32, len: usize) -> u32 {
     let calls = ROUND / ranks.max(1) as usize / len.max(SHORT);
     u32::try_from(calls).unwrap_or(u32::MAX).max(1)
 }
 
-/// Returns how many times elements can be combined in place before they overflow or become zero.
+/// Returns how many in-place reductions can be repeated on a buffer before its elements overflow or become zero.
 fn lifetime(dtype: Dtype, op: ReduceOp, ranks: u32) -> u32 {
     let bits: u32 = match dtype {
         Dtype::F16 => 15,

@@ -11,30 +11,30 @@ use wholemem_hal::{Span, Stream};
 
 const SEED: u64 = 0x0b57_ac1e_0000_0006;
 
-/// Elements in a period.
+/// The number of elements after which the test data repeats, a prime.
 const PERIOD: usize = 1021;
 
-/// Approximate number of bytes that are written or compared at a time. Few enough to stay in the caches; longer copies use
-/// non-temporal stores.
+/// Approximate number of bytes of test data that are written or compared at a time. They are few enough to stay in the caches;
+/// longer copies would use non-temporal stores.
 const PIECE: usize = 64 << 10;
 
-/// One period of elements, as bytes.
+/// The bytes of one period of the elements that fill a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ElementPeriod(Vec<u8>);
 
 impl ElementPeriod {
-    /// Returns the input of a rank in a round.
+    /// Returns the test data that a rank contributes to the collective calls of a round.
     pub(super) fn of(dtype: Dtype, round: u64, rank: u32) -> Self {
         let seed = word(word(SEED, round), u64::from(rank));
         let number = |at: u64| u8::try_from(word(seed, at) >> 61).unwrap_or(0) + 1;
         Self((0..PERIOD as u64).flat_map(|at| element(dtype, number(at))).collect())
     }
 
-    /// Returns the result of combining the inputs of all ranks `times` times in place.
+    /// Returns the expected result after the inputs of all ranks were combined `times` times in place.
     pub(super) fn combined(all: &[Self], dtype: Dtype, op: ReduceOp, times: u32) -> Self {
         let sources: Vec<&[u8]> = all.iter().map(|period| &period.0[..]).collect();
         let mut once = combine_naive(&sources, dtype, op);
-        // Few distinct values exist: the result is computed once for each of them.
+        // The inputs have few distinct values, so repeated reductions are computed only once for each value.
         let mut numbers: Vec<&[u8]> = once.chunks_exact(dtype.len()).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -51,13 +51,13 @@ impl ElementPeriod {
         Self(once)
     }
 
-    /// Repeats the period to about `PIECE` bytes or `len` bytes, whichever is less.
+    /// Repeats the period of test data up to about `PIECE` bytes or `len` bytes, whichever is less.
     fn repeated(&self, len: usize) -> Vec<u8> {
         let count = len.min(PIECE).div_ceil(self.0.len()).max(1);
         self.0.repeat(count)
     }
 
-    /// Fills memory with repeated periods.
+    /// Fills `to` with repetitions of the period.
     pub(super) fn write(&self, stream: &Stream, to: &Span) -> Result<()> {
         let piece = self.repeated(to.len());
         for at in (0..to.len()).step_by(piece.len()) {
@@ -67,7 +67,7 @@ impl ElementPeriod {
         Ok(())
     }
 
-    /// Checks that memory contains repeated periods.
+    /// Checks that `from` contains repetitions of the period.
     pub(super) fn check(&self, stream: &Stream, from: &Span) -> Result<()> {
         let piece = self.repeated(from.len());
         let mut seen = vec![0; piece.len().min(from.len())];
@@ -76,14 +76,14 @@ impl ElementPeriod {
             stream.read(&from.part(at, len)?, &mut seen[..len])?;
             if seen[..len] != piece[..len] {
                 let wrong = seen.iter().zip(&piece).position(|(seen, expected)| seen != expected);
-                bail!("byte {} is wrong", at + wrong.unwrap_or(0));
+                bail!("byte {} of the result of a collective is wrong", at + wrong.unwrap_or(0));
             }
         }
         Ok(())
     }
 }
 
-/// Encodes a small number as an element.
+/// Encodes a small number as an element of type `dtype`.
 fn element(dtype: Dtype, number: u8) -> Vec<u8> {
     match dtype {
         Dtype::F16 => f16::from(number).to_ne_bytes().to_vec(),
@@ -130,7 +130,7 @@ mod tests {
             period.check(&stream, &buffer.all()).unwrap();
             buffer.bytes().unwrap().write_at(len - 3, &[0xEE]).unwrap();
             let error = period.check(&stream, &buffer.all()).unwrap_err();
-            assert_eq!(error.to_string(), format!("byte {} is wrong", len - 3));
+            assert_eq!(error.to_string(), format!("byte {} of the result of a collective is wrong", len - 3));
         }
     }
 

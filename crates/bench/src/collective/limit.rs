@@ -1,4 +1,5 @@
-//! Lower limits of a collective call: the round trip of a flag between two ranks, and a plain copy of as many bytes.
+//! Lower limits of the time of a collective call: the round trip of a flag between two ranks, and a plain copy of as many
+//! bytes.
 
 use std::hint::spin_loop;
 use std::os::fd::AsFd;
@@ -16,35 +17,35 @@ use wholemem_os::Deadline;
 use super::run::capture;
 use crate::alloc::raw_error;
 
-/// Round trips in a run, and runs, of which the fastest counts.
+/// A flag makes `TRIPS` round trips in a run. The fastest of `RUNS` runs counts.
 const TRIPS: u64 = 2000;
 const RUNS: u32 = 7;
 
-/// Polls after which a rank yields its core, for machines with one core.
+/// The number of polls of a flag after which a rank yields its core, for machines with one core.
 const SPINS: u32 = 100_000;
 
-/// Offsets of the two flags, in different cache lines.
+/// The offsets of the two flags of a round trip, which are in different cache lines.
 const THERE: usize = 0;
 const BACK: usize = 256;
 
-/// Calls in a graph.
+/// The number of barriers in the CUDA graph that is timed.
 const CALLS: u32 = 100;
 
-/// Bytes of the copy that measures the copy speed of a GPU.
+/// The length of the copy with which the copy speed of a GPU is measured.
 const LARGE: usize = 256 << 20;
 
-/// Copies on a host, of which the fastest counts.
+/// The number of plain copies that are timed on a host. The fastest one counts.
 const COPIES: u32 = 30;
 
-/// Measured limits, equal on all ranks.
+/// The measured lower limits of collective calls, equal on all ranks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) flag: FlagTime,
-    /// Seconds for each byte of a long copy, on a GPU, where short copies cannot be timed.
+    /// On a GPU, where short copies cannot be timed: the seconds that a long copy takes for each byte.
     seconds_per_byte: Option<f64>,
 }
 
-/// The time of a flag's round trip, and how it was measured.
+/// The measured time of a flag's round trip between two ranks, and the method of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct FlagTime {
     pub(super) took: Duration,
@@ -54,14 +55,14 @@ pub(super) struct FlagTime {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum FlagMethod {
-    /// Ranks 0 and 1 exchange a word in shared memory.
+    /// Ranks 0 and 1 take turns in writing words in shared memory and polling for them.
     PingPong,
-    /// Barrier kernels in a graph.
+    /// All ranks launch a CUDA graph of barrier kernels. The time of one barrier is used.
     BarrierKernel,
 }
 
 impl Limits {
-    /// Measures the limits. Collective.
+    /// Measures the lower limits of collective calls. Collective: all ranks must call it.
     pub(super) fn measure(symmetric: &SymmetricMemory) -> Result<Self> {
         let group = symmetric.group();
         if group.device().backend().kind() == BackendKind::Host {
@@ -72,7 +73,8 @@ impl Limits {
         Ok(Self { flag, seconds_per_byte: Some(large_copy(group)?) })
     }
 
-    /// Returns the time of the slowest rank for a plain copy that all ranks make at the same time. Collective.
+    /// Returns the time of the slowest rank for a plain copy that all ranks make at the same time. Collective: all ranks must
+    /// call it.
     pub(super) fn copy(&self, group: &Communicator, to: &Span, from: &Span) -> Result<Duration> {
         if let Some(second) = self.seconds_per_byte {
             return Ok(Duration::from_secs_f64(second * from.len() as f64));
@@ -83,7 +85,7 @@ impl Limits {
     }
 }
 
-/// Returns the longest time of all ranks. Collective.
+/// Returns the longest of the times that the ranks pass as `own`. Collective: all ranks must call it.
 pub(super) fn slowest(group: &Communicator, own: Duration) -> Result<Duration> {
     let own = u64::try_from(own.as_nanos()).expect("shorter than 584 years");
     let all = group.bootstrap().all_gather(&own.to_le_bytes())?;
@@ -91,7 +93,7 @@ pub(super) fn slowest(group: &Communicator, own: Duration) -> Result<Duration> {
     Ok(Duration::from_nanos(times.max().unwrap_or(0)))
 }
 
-/// Measures the round trip of a word between ranks 0 and 1 in shared memory, while the other ranks wait in a barrier.
+/// Measures the round trip of a flag between ranks 0 and 1 in shared memory, while the other ranks wait in a barrier.
 fn ping_pong(group: &Communicator) -> Result<Duration> {
     let (comm, device) = (group.bootstrap(), group.device());
     let len = memory::whole_granules(device, 2 * BACK)?;
@@ -142,7 +144,7 @@ fn wait_for_word(word: &AtomicU64, wanted: u64) {
     }
 }
 
-/// Returns the time of one of many barriers in a graph. A flag's round trip cannot be shorter than half of it.
+/// Returns the average time of the barriers in a CUDA graph, which is used as the time of a flag's round trip on GPUs.
 fn barriers(symmetric: &SymmetricMemory) -> Result<Duration> {
     let group = symmetric.group();
     let stream = group.device().stream()?;
@@ -163,7 +165,7 @@ fn barriers(symmetric: &SymmetricMemory) -> Result<Duration> {
     slowest(group, best / CALLS)
 }
 
-/// Returns the seconds for each byte when all ranks copy at the same time.
+/// Returns the seconds that a long copy takes for each byte when all ranks copy at the same time.
 fn large_copy(group: &Communicator) -> Result<f64> {
     let device = group.device();
     let map = || -> Result<Span> { Ok(device.allocate(LARGE)?.map(Rights::ReadWrite)?.all()) };

@@ -1,5 +1,5 @@
-//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`: collectives, compared with a flag's round trip and a
-//! plain copy.
+//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`: measures collectives, compared with a flag's round trip
+//! and a plain copy.
 //!
 //! ```text
 //!   a round   fill inputs, poison outputs -> barrier -> timed calls -> compare every byte
@@ -36,7 +36,7 @@ use self::report::{CollectiveResult, print_report};
 use super::workers;
 use crate::args::{BarrierArgs, DataArgs, ReduceArgs};
 
-/// The collective that is measured.
+/// The collective that a benchmark measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CollectiveOp {
@@ -57,10 +57,10 @@ impl fmt::Display for CollectiveOp {
     }
 }
 
-/// The measurements of a case.
+/// The measurements of one case of a collective benchmark.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct CaseOutcome {
-    /// Time of a call, for each round.
+    /// The time of one collective call in each round.
     rounds: Vec<Duration>,
     algorithm: Option<String>,
     flag: FlagTime,
@@ -91,14 +91,14 @@ pub(super) fn barrier(args: &BarrierArgs) -> Result<()> {
     print_report(CollectiveOp::Barrier, &device, &measured, None, args.json)
 }
 
-/// Runs the all-reduce of the demo, in windows and in place, and returns the time of a call.
+/// Runs the all-reduce of `wholemem demo`, in windows and in place, and returns the time of one call.
 ///
 /// # Errors
 /// If a rank fails or a sum is wrong.
 pub fn demo(device: &Device, ranks: u32, len: usize) -> Result<Duration> {
     let case = CollectiveCase::for_demo(ranks, len);
     let measured = measure(device, &[case])?;
-    let first = measured.first().context("nothing was measured")?;
+    let first = measured.first().context("the benchmark measured nothing")?;
     Ok(Duration::from_secs_f64(first.value / 1e6))
 }
 
@@ -109,7 +109,7 @@ fn open(choice: BackendChoice) -> Result<(Device, MachineInfo)> {
     Ok((device, MachineInfo { kind, available, cores }))
 }
 
-/// Starts ranks for each number of ranks, and has them run its cases.
+/// Runs benchmark cases: starts as many ranks as the next cases need, lets them run these cases, and returns the results.
 fn measure(device: &Device, cases: &[CollectiveCase]) -> Result<Vec<CollectiveResult>> {
     let most = cases.iter().map(CollectiveCase::footprint).max().unwrap_or(0);
     memory::ensure_available(device, most)?;
@@ -138,7 +138,12 @@ fn measure(device: &Device, cases: &[CollectiveCase]) -> Result<Vec<CollectiveRe
         let role = (RankRole::Collective, first.ranks);
         workers::run(role, device.backend().kind(), same, &mut on_message)?;
     }
-    ensure!(measured.len() == cases.len(), "only {} of {} cases were measured", measured.len(), cases.len());
+    ensure!(
+        measured.len() == cases.len(),
+        "only {} of {} benchmark cases were measured",
+        measured.len(),
+        cases.len()
+    );
     Ok(measured)
 }
 
@@ -150,7 +155,7 @@ pub fn rank(plan: &str) -> Result<()> {
     workers::rank(plan, run_cases)
 }
 
-/// Runs cases as one rank and reports the progress.
+/// Runs benchmark cases as one rank, and reports the progress.
 fn run_cases(group: &Communicator, cases: &[CollectiveCase], report: Reporter<'_>) -> Result<()> {
     if cases.first().is_some_and(|case| case.bound) {
         bind(group.rank().index())?;
@@ -174,13 +179,13 @@ fn run_cases(group: &Communicator, cases: &[CollectiveCase], report: Reporter<'_
     Ok(())
 }
 
-/// The cores that this process may run on.
+/// Returns the CPU cores that this process may run on.
 fn cores() -> Result<Vec<usize>> {
     let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     Ok((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
 }
 
-/// Pins this thread to the core with this index.
+/// Pins this thread to the core number `rank` of those that this process may run on.
 fn bind(rank: usize) -> Result<()> {
     let core = cores()?.into_iter().nth(rank).context("there are fewer cores than ranks")?;
     let mut one = CpuSet::new();

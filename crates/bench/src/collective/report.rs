@@ -15,11 +15,11 @@ use super::tune::Thresholds;
 use super::{CaseOutcome, CollectiveOp};
 use crate::args::{BufferKind, LaunchMode, OutputPlace};
 
-/// The result of one case: the time of a call on the slowest rank.
+/// The result of one case of a collective benchmark: the time of a call on the slowest rank.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CollectiveResult {
     pub(super) ranks: u32,
-    /// Length of each rank's input.
+    /// The length of each rank's input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bytes: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub(super) struct CollectiveResult {
     pub(super) place: Option<OutputPlace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pinned: Option<&'static str>,
-    /// Calls that were timed together, and buffers that they used cyclically.
+    /// The number of calls that were timed together (`calls`), and of buffers that they used cyclically (`slots`).
     calls: u32,
     slots: u32,
     pub(super) value: f64,
@@ -43,11 +43,11 @@ pub(super) struct CollectiveResult {
     limit: f64,
     of_limit: f64,
     best: f64,
-    /// The two terms of the limit.
+    /// The two terms of the limit: the time of a flag's round trip, and the time of a plain copy.
     flag: f64,
     copy: f64,
     rounds: usize,
-    /// How the flag's round trip was measured.
+    /// The method by which the flag's round trip was measured.
     flag_by: FlagMethod,
 }
 
@@ -84,7 +84,7 @@ impl CollectiveResult {
     }
 }
 
-/// Converts to microseconds, rounded to nanoseconds.
+/// Converts a time to microseconds, rounded to nanoseconds.
 fn micros(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e9).round() / 1e3
 }
@@ -97,12 +97,12 @@ struct CollectiveReport<'a> {
     ranks: u32,
     verified: bool,
     cases: &'a [CollectiveResult],
-    /// Thresholds between the algorithms, with `--tune`.
+    /// The thresholds between the all-reduce algorithms, if `--tune` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     tuning: Option<&'a [Thresholds]>,
 }
 
-/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
+/// Prints the results of benchmark cases, all of which have been verified: a wrong result ends the benchmark with an error.
 pub(super) fn print_report(
     what: CollectiveOp,
     device: &Device,
@@ -123,7 +123,7 @@ pub(super) fn print_report(
     if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
 }
 
-/// Names the devices of the ranks, and whether ranks share them.
+/// Returns the name of the ranks' devices, and whether ranks share a device.
 fn place(device: &Device, ranks: u32) -> String {
     let (name, devices) = (&device.info().name, device.backend().devices().len());
     match device.backend().kind() {
@@ -189,7 +189,7 @@ impl CollectiveReport<'_> {
     }
 }
 
-/// Formats the kind and the place of the buffers: `window`, `staged, in place`.
+/// Formats the kind of the buffers, and whether calls are in place, such as `window` or `staged, in place`.
 fn buffers_label(buffers: BufferKind, place: Option<OutputPlace>) -> String {
     let at = if buffers == BufferKind::Window { "window" } else { "staged" };
     let place = if place == Some(OutputPlace::In) { ", in place" } else { "" };
@@ -210,7 +210,7 @@ pub(super) mod tests {
     use super::super::limit::FlagTime;
     use super::*;
 
-    /// Returns the result of a case whose fastest round took `took` microseconds for a call.
+    /// Returns the result of a case in which a call took `took` microseconds in the fastest of three rounds.
     pub(in super::super) fn measured(case: &CollectiveCase, algorithm: &str, took: u64) -> CollectiveResult {
         let flag = FlagTime { took: Duration::from_micros(1), by: FlagMethod::PingPong };
         let rounds = [took, took + 2, 1000].map(Duration::from_micros).to_vec();

@@ -1,4 +1,4 @@
-//! Runs a case of a collective benchmark on one rank: rounds that all ranks start together, and whose results each rank
+//! Runs one case of a collective benchmark on one rank: rounds that all ranks start together, and whose results each rank
 //! verifies.
 
 use std::ops::Range;
@@ -16,13 +16,13 @@ use super::limit::{Limits, slowest};
 use super::{CaseOutcome, CollectiveOp, RankMessage, Reporter};
 use crate::args::{BufferKind, LaunchMode, OutputPlace};
 
-/// The value of output bytes before a round.
+/// The value that output bytes have before a round, so that bytes that are not written are detected.
 const POISON: u8 = 0xEE;
 
-/// Rounds before the measured rounds.
+/// The number of warm-up rounds before the measured rounds.
 const WARM_UP: u32 = 2;
 
-/// Runs a case as one rank, and reports each measured round.
+/// Runs a benchmark case as one rank, and reports each measured round.
 pub(super) fn run_case(
     symmetric: &SymmetricMemory,
     case: &CollectiveCase,
@@ -42,7 +42,7 @@ pub(super) fn run_case(
     Ok(CaseOutcome { rounds, algorithm: runner.algorithm(), flag: limits.flag, copy })
 }
 
-/// The state of a rank while it runs a case.
+/// The state of a rank while it runs a case of a collective benchmark.
 struct CollectiveRunner<'a> {
     symmetric: &'a SymmetricMemory,
     case: &'a CollectiveCase,
@@ -50,20 +50,20 @@ struct CollectiveRunner<'a> {
     events: [Event; 2],
     /// Buffers that the calls of a round use cyclically.
     slots: Vec<BufferSlot>,
-    /// The captured calls of a round, in graph mode.
+    /// The captured calls of a round, if calls are enqueued as a CUDA graph.
     graph: Option<Graph>,
     /// A window in which each rank writes the number of its round before the barrier.
     word: Window,
     rounds: u64,
 }
 
-/// An input buffer, and an output buffer unless calls are in place.
+/// An input buffer of collective calls, and an output buffer unless the calls are in place.
 struct BufferSlot {
     input: CallMemory,
     output: Option<CallMemory>,
 }
 
-/// Memory of a call: a part of a window, or memory that only this rank has mapped.
+/// The memory of an input or output of a collective call: a range of a window, or memory that only this rank has mapped.
 enum CallMemory {
     Window(Window, Range<usize>),
     Own(Span),
@@ -77,7 +77,7 @@ impl CallMemory {
         }
     }
 
-    /// The memory of this rank.
+    /// Returns this rank's bytes of the buffer.
     fn local(&self) -> Result<Span> {
         Ok(match self {
             Self::Window(window, range) => local(window).part(range.start, range.len())?,
@@ -86,7 +86,8 @@ impl CallMemory {
     }
 }
 
-/// Returns this rank's part of a window. All windows of the benchmarks have the same length on every rank.
+/// Returns this rank's part of a window. Every rank has one, because all windows of the benchmarks have the same length on
+/// every rank.
 fn local(window: &Window) -> &Span {
     window.local().expect("every rank has a part of the window")
 }
@@ -119,7 +120,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(runner)
     }
 
-    /// The algorithm of the calls, if the collective has several.
+    /// Returns the name of the algorithm of the collective calls, or `None` for a barrier, which has only one.
     fn algorithm(&self) -> Option<String> {
         let CollectiveCase { what, len, buffers, place, .. } = *self.case;
         let (window, in_place) = (buffers == BufferKind::Window, place == OutputPlace::In);
@@ -128,7 +129,7 @@ impl<'a> CollectiveRunner<'a> {
         (what != CollectiveOp::Barrier).then(|| algorithm().to_string())
     }
 
-    /// Runs and verifies a round that all ranks start together. Returns the time of a call on the slowest rank.
+    /// Runs and verifies a round that all ranks start together. Returns the time of one call on the slowest rank.
     fn round(&mut self) -> Result<Duration> {
         self.rounds += 1;
         self.prepare()?;
@@ -173,7 +174,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(start.elapsed())
     }
 
-    /// Makes one call through the public API.
+    /// Makes one collective call through the public API.
     fn call(&self, number: usize) -> Result<()> {
         let (symmetric, stream, case) = (self.symmetric, &self.stream, self.case);
         let Some(slot) = self.slots.get(number % self.slots.len().max(1)) else {
@@ -189,7 +190,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(called?)
     }
 
-    /// Verifies the outputs of a round.
+    /// Verifies the outputs of all collective calls of a round.
     fn check(&self) -> Result<()> {
         let case = self.case;
         let ranks = || (0..case.ranks).map(Rank);
@@ -199,7 +200,8 @@ impl<'a> CollectiveRunner<'a> {
             let seen = slot.output().local()?;
             match case.what {
                 CollectiveOp::Allreduce => {
-                    // In place, the output of a call is the input of the next one.
+                    // If calls are in place, the output of a call is the input of a later call, so elements were combined
+                    // several times.
                     let times = match case.place {
                         OutputPlace::In => (case.calls - number).div_ceil(case.slots),
                         OutputPlace::Out => 1,
@@ -231,7 +233,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(())
     }
 
-    /// Returns the time of a plain copy of the output.
+    /// Returns the time of a plain copy of one output buffer.
     fn copy(&self, limits: &Limits) -> Result<Duration> {
         let Some(slot) = self.slots.first() else { return Ok(Duration::ZERO) };
         let (group, from) = (self.symmetric.group(), slot.output().local()?);
@@ -244,7 +246,7 @@ impl<'a> CollectiveRunner<'a> {
 /// The source rank of broadcasts.
 const ROOT: Rank = Rank(0);
 
-/// Allocates `count` buffers of `len` bytes. Collective.
+/// Allocates `count` buffers of `len` bytes. Collective: all ranks must call it.
 fn parts(
     symmetric: &SymmetricMemory,
     buffers: BufferKind,
@@ -271,7 +273,7 @@ fn parts(
     })
 }
 
-/// Allocates memory that only this rank maps.
+/// Allocates memory that only this rank has mapped.
 fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     let device = symmetric.group().device();
     if device.backend().kind() == BackendKind::Host {
@@ -281,7 +283,7 @@ fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     Ok(map.span(0, len)?)
 }
 
-/// Captures enqueued work in a graph. Returns the error of `work` if it fails.
+/// Captures the work that `work` enqueues in a graph. Returns the error of `work` if it fails.
 pub(super) fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
     let mut outcome = Ok(());
     let graph = stream.capture(|stream| {

@@ -1,4 +1,5 @@
-//! `--tune`: measures every algorithm at every size, and computes the thresholds between the algorithms.
+//! `wholemem bench allreduce --tune`: measures every algorithm at every size, and computes the size thresholds between the
+//! algorithms.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ use super::report::{CollectiveResult, print_report};
 use super::{CollectiveOp, measure};
 use crate::args::{BufferKind, LaunchMode, OutputPlace, ReduceArgs};
 
-/// Exponents of the default sizes, which are powers of two.
+/// The exponents of the default input lengths, which are powers of two.
 const SIZES: std::ops::RangeInclusive<u32> = 6..=23;
 
 pub(super) fn run(args: &ReduceArgs, device: &Device, machine: &MachineInfo) -> Result<()> {
@@ -31,8 +32,8 @@ pub(super) fn run(args: &ReduceArgs, device: &Device, machine: &MachineInfo) -> 
     print_report(CollectiveOp::Allreduce, device, &measured, Some(&best), args.moves.all.json)
 }
 
-/// The fields of `wholemem::Tuning`: the length in bytes up to which an algorithm is the best, or `None` if it is the best at
-/// every size.
+/// Thresholds for the fields of `wholemem::Tuning`: the length in bytes up to which an algorithm is the best, or `None` if it
+/// is the best at every length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Thresholds {
     ranks: u32,
@@ -60,10 +61,10 @@ impl Thresholds {
     }
 }
 
-/// Returns the size up to which `ones` should be used instead of `others` so that the summed slowdown is minimal, or `None` if
-/// at every size.
+/// Returns the size up to which the algorithms `ones` should be used instead of `others` so that the summed slowdown is
+/// minimal, or `None` if they should be used at every size.
 fn threshold(measured: &[&CollectiveResult], ones: &[Algorithm], others: &[Algorithm]) -> Option<usize> {
-    // The slowdown of `ones` against `others` at a size, as a logarithm of the ratio of their times.
+    // `loss` is the slowdown of the algorithms `ones` against `others` at a size, as a logarithm of the ratio of their times.
     let mut sizes: Vec<_> = measured.iter().filter_map(|one| one.bytes).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -121,8 +122,8 @@ mod tests {
     #[test]
     fn thresholds_are_where_the_next_algorithm_is_faster() {
         let cases = reductions(&["--ranks", "2", "--sizes", "64,1KiB,64KiB,1MiB", "--place", "out"]);
-        // Packets are the fastest up to 1 KiB. One-shot is always the fastest when staged; in windows it is up to 64 KiB,
-        // except at 1 KiB.
+        // In these times, packets are the fastest up to 1 KiB. If staged, one-shot is faster than two-shot at every size; in
+        // windows up to 64 KiB, except at 1 KiB.
         let times = |case: &CollectiveCase| match (case.len, case.buffers) {
             (64, _) => [1, 3, 9],
             (1024, BufferKind::Window) => [3, 7, 6],

@@ -1,4 +1,4 @@
-//! Cases of gather and scatter: their parameters, and how they follow from the options.
+//! Cases of the gather and scatter benchmarks: their parameters, and how they are derived from the command line options.
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,28 +9,29 @@ use wholemem_os::width::to_usize;
 use super::RowOp;
 use crate::args::{IndexChoice, IndexDistribution, KindChoice, LocationChoice, RowShare, RowsArgs};
 
-/// Ranks' parts of the table are multiples of this number of rows, so that they are whole words for any row length.
+/// Each rank's part of a table has a multiple of `STEP` rows, so that its length is a multiple of 8 bytes for any row length.
 const STEP: u64 = 8;
 
-/// Short calls are timed together: as many as move `BATCH_LEN` bytes or the length of the table, and at most `MAX_CALLS`.
+/// Short gather or scatter calls are timed together: as many as move `BATCH_LEN` bytes or the length of the table, and at most
+/// `MAX_CALLS`.
 const BATCH_LEN: usize = 8 << 20;
 const MAX_CALLS: u64 = 2048;
 
-/// Default sizes of a measurement, which depend on the device.
+/// The default sizes of a gather or scatter benchmark, which depend on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DefaultSizes {
-    /// Length of the table, unless an option sets it.
+    /// The length of the table, unless an option sets it.
     pub(super) table: usize,
-    /// Bytes that a call moves, unless an option sets the number of rows.
+    /// The bytes that one call gathers or scatters, unless an option sets the number of rows.
     pub(super) payload: usize,
-    /// The most rows of a call, unless an option sets the number.
+    /// The maximum number of rows in one call, unless an option sets the number.
     pub(super) max_rows: u64,
-    /// Bytes that are moved between two uses of the same memory, so that the memory has left the caches.
+    /// The bytes that are moved before a buffer is used again, so that the buffer has left the caches by then.
     pub(super) ring: usize,
 }
 
 impl DefaultSizes {
-    /// Returns the sizes for a kind of device with `available` bytes of memory.
+    /// Returns the default sizes for a kind of device with `available` bytes of memory.
     pub(super) fn for_device(kind: BackendKind, available: usize) -> Self {
         let power_below = |len: usize| 1_usize << len.max(1).ilog2();
         match kind {
@@ -50,7 +51,7 @@ impl DefaultSizes {
     }
 }
 
-/// The parameters of one measurement.
+/// The parameters of one case of a gather or scatter benchmark.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowsCase {
     pub(super) op: RowOp,
@@ -63,17 +64,17 @@ pub(super) struct RowsCase {
     pub(super) ranks: u32,
     pub(super) first_only: bool,
     pub(super) table_rows: u64,
-    /// Rows in a call.
+    /// The number of rows in one gather or scatter call.
     pub(super) rows: u64,
-    /// Calls that are timed together.
+    /// The number of gather or scatter calls that are timed together as one round.
     pub(super) calls: u64,
-    /// Buffer pairs in a run.
+    /// The number of buffer pairs, one for each round that is prepared in advance.
     pub(super) pairs: u32,
     pub(super) rounds: u32,
 }
 
 impl RowsCase {
-    /// Creates the cases of the options, sorted by the number of ranks and then by table.
+    /// Creates the benchmark cases for the command line options, sorted by the number of ranks and then by table.
     pub(super) fn all(op: RowOp, args: &RowsArgs, defaults: &DefaultSizes) -> Result<Vec<Self>> {
         let defaults = match args.table {
             Some(ByteCount(table)) => DefaultSizes { table, ..*defaults },
@@ -99,7 +100,7 @@ impl RowsCase {
         Ok(cases)
     }
 
-    /// Creates the case of the demo: rows of 1 KiB, in a table that is divided evenly.
+    /// Creates the case for `wholemem demo`: rows of 1 KiB, in a table that is divided evenly among the ranks.
     pub(super) fn for_demo(op: RowOp, ranks: u32, defaults: &DefaultSizes) -> Self {
         let case = Self {
             op,
@@ -121,7 +122,8 @@ impl RowsCase {
         Self { calls: 1, ..case.of_rows(case.row_len, rows, defaults.table) }
     }
 
-    /// Returns the case with another row length, and with the numbers of rows and calls that the options set.
+    /// Returns the case with another row length, and with the numbers of rows and calls that the options set or that follow
+    /// from the defaults.
     fn sized(
         &self,
         row_len: usize,
@@ -148,7 +150,8 @@ impl RowsCase {
         Ok(Self { pairs: u32::try_from(pairs).unwrap_or(u32::MAX).min(self.rounds), ..sized })
     }
 
-    /// Returns the case with `rows` rows in a call, and as many rows in the table as fit in `table` bytes.
+    /// Returns the case with rows of `row_len` bytes, `rows` rows in a call, and as many rows in the table as fit in `table`
+    /// bytes.
     pub(super) fn of_rows(&self, row_len: usize, rows: u64, table: usize) -> Self {
         let step = STEP * u64::from(self.ranks);
         let table_rows = ((table / row_len) as u64 / step * step).max(step);
@@ -157,22 +160,23 @@ impl RowsCase {
         Self { row_len, rows, table_rows, calls, ..self.clone() }
     }
 
-    /// Whether both cases use the same table.
+    /// Returns true if both cases can use the same table.
     pub(super) fn has_same_table(&self, other: &Self) -> bool {
         let table =
             |case: &Self| (case.row_len, case.kind, case.location, case.share, case.ranks, case.table_rows);
         table(self) == table(other)
     }
 
-    /// Number of ranks that move rows.
+    /// Returns the number of ranks that gather or scatter rows.
     pub(super) fn movers(&self) -> u32 {
         if self.first_only { 1 } else { self.ranks }
     }
 
-    /// Number of rows of each rank.
+    /// Returns the number of table rows that each rank stores.
     pub(super) fn rows_of_each(&self) -> Vec<u64> {
         let ranks = u64::from(self.ranks);
-        // Weights are a permutation of 1..=ranks unless 7 divides the number of ranks, and adjacent weights differ.
+        // The weights of uneven parts are a permutation of 1..=ranks, and those of adjacent ranks differ, unless 7 divides the
+        // number of ranks.
         let weights: Vec<u64> = match self.share {
             RowShare::Even => vec![1; self.ranks as usize],
             RowShare::Uneven => (0..ranks).map(|rank| rank * 7 % ranks + 1).collect(),
@@ -182,7 +186,7 @@ impl RowsCase {
         let sum: u64 = weights.iter().sum();
         let mut rows: Vec<_> =
             weights.iter().map(|weight| self.table_rows / STEP * weight / sum * STEP).collect();
-        // The remainder of the rounding is added to the largest part.
+        // The rows that remain after rounding down are added to the largest part.
         let left = self.table_rows - rows.iter().sum::<u64>();
         if let Some(most) = rows.iter_mut().max() {
             *most += left;
@@ -190,7 +194,8 @@ impl RowsCase {
         rows
     }
 
-    /// Exclusive upper bound of the indices: the number of rows, or 2^31 for 32-bit indices.
+    /// Returns the exclusive upper bound of the row indices: the number of rows, or 2^31 for 32-bit indices if the table has
+    /// more rows.
     pub(super) fn row_bound(&self) -> u64 {
         match self.index {
             IndexChoice::I32 => self.table_rows.min(1 << 31),
@@ -205,17 +210,17 @@ impl RowsCase {
         }
     }
 
-    /// Rows that one rank moves in a round.
+    /// Returns the number of rows that one rank moves in a round.
     pub(super) fn batch_rows(&self) -> u64 {
         self.rows * self.calls
     }
 
-    /// Bytes that one rank moves in a round.
+    /// Returns the number of bytes that one rank moves in a round.
     pub(super) fn batch_len(&self) -> usize {
         length(self.batch_rows(), self.row_len)
     }
 
-    /// Length of the contiguous rows of a round, in whole words.
+    /// Returns the length of the contiguous rows of a round, rounded up to a multiple of 8 bytes.
     pub(super) fn dense_len(&self) -> usize {
         self.batch_len().next_multiple_of(size_of::<u64>())
     }
@@ -224,7 +229,7 @@ impl RowsCase {
         length(self.table_rows, self.row_len)
     }
 
-    /// Approximate memory of the case on all ranks.
+    /// Returns the approximate number of bytes that the case allocates on all ranks together.
     pub(super) fn footprint(&self) -> usize {
         let indices = length(self.batch_rows(), self.index_len());
         let run = (2 * self.dense_len() + indices).saturating_mul(self.pairs as usize);
@@ -242,12 +247,12 @@ impl RowsCase {
     }
 }
 
-/// Returns the length of rows in bytes. Lengths that overflow have been rejected before.
+/// Returns the length of `rows` rows in bytes. The lengths that options request were checked for overflow before.
 fn length(rows: u64, row_len: usize) -> usize {
     to_usize(rows).saturating_mul(row_len)
 }
 
-/// Returns the Cartesian product.
+/// Returns all pairs of an item of `these` and an item of `those`.
 fn pairs<'a, A, B>(these: &'a [A], those: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     these.iter().flat_map(move |this| those.iter().map(move |that| (this, that)))
 }

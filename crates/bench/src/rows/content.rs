@@ -1,26 +1,26 @@
-//! Content of rows: the bytes of the pattern at the offset of the row, generated and summed by all cores.
+//! The expected content of table rows: the bytes of a pattern at the offset of each row, generated and summed by all cores.
 
 use std::num::NonZero;
 use std::thread;
 
 use wholemem_hal::pattern::{checksum_term, word};
 
-/// The value of memory before rows are moved to it.
+/// The value that bytes have before rows are copied to them, so that bytes that are not copied are detected.
 pub(super) const POISON: u8 = 0xEE;
 
 const WORD: usize = size_of::<u64>();
 
-/// Blocks of rows that are generated at a time: multiples of `ROWS` rows, so that they are whole words, and about `BYTES`
-/// bytes.
+/// Rows are generated in blocks of about `BYTES` bytes, whose number of rows is a multiple of `ROWS`, so that a block is a
+/// multiple of 8 bytes.
 const ROWS: usize = 8;
 const BYTES: usize = 32 << 10;
 
-/// Number of cores.
+/// Returns the number of cores.
 pub(super) fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Writes one row of a table that contains the pattern of `seed`.
+/// Writes row number `row` of a table that contains the pattern of `seed` to `target`.
 fn write_row(seed: u64, row: u64, target: &mut [u8]) {
     let start = row.wrapping_mul(target.len() as u64);
     let (mut index, mut skipped) = (start / WORD as u64, usize::try_from(start % WORD as u64).unwrap_or(0));
@@ -34,7 +34,8 @@ fn write_row(seed: u64, row: u64, target: &mut [u8]) {
     }
 }
 
-/// Writes rows. `row_of` returns the row number of a position.
+/// Fills `target` with rows of a table that contains the pattern of `seed`. `row_of` returns the number of the row to write at
+/// a position.
 pub(super) fn write_rows(seed: u64, row_len: usize, row_of: impl Fn(u64) -> u64 + Sync, target: &mut [u8]) {
     in_parallel(target, row_len, |first, part| {
         let rows = (first..).zip(part.chunks_exact_mut(row_len));
@@ -42,7 +43,7 @@ pub(super) fn write_rows(seed: u64, row_len: usize, row_of: impl Fn(u64) -> u64 
     });
 }
 
-/// Returns the checksum of `count` contiguous rows, padded with poison bytes to a whole word.
+/// Returns the checksum of `count` contiguous rows, padded with poison bytes to a multiple of 8 bytes.
 pub(super) fn sum_rows(seed: u64, row_len: usize, count: u64, row_of: impl Fn(u64) -> u64 + Sync) -> u64 {
     let parts = cores() as u64;
     let step = count.div_ceil(parts).next_multiple_of(ROWS as u64).max(ROWS as u64);
@@ -103,7 +104,7 @@ fn sum_bytes(
     sum
 }
 
-/// Returns the first wrong row of `seen` and the first wrong byte in it.
+/// Returns the position of the first wrong row in `seen`, and of the first wrong byte in that row.
 pub(super) fn first_difference(
     seed: u64,
     row_len: usize,
@@ -123,7 +124,8 @@ pub(super) fn join_thread<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Divides `target`, which has items of `len` bytes, among all cores. `work` gets the index of its first item.
+/// Divides `target`, which has items of `len` bytes, among all cores. `work` gets the index of the first item of its part, and
+/// the part.
 pub(super) fn in_parallel(target: &mut [u8], len: usize, work: impl Fn(u64, &mut [u8]) + Sync) {
     let items = target.len() / len;
     let step = items.div_ceil(cores()).max(1);
@@ -139,7 +141,7 @@ pub(super) fn in_parallel(target: &mut [u8], len: usize, work: impl Fn(u64, &mut
 mod tests {
     use super::*;
 
-    /// Generates the bytes of a table, word by word.
+    /// Generates the first `len` bytes of a table that contains the pattern of `seed`, word by word.
     fn table(seed: u64, len: usize) -> Vec<u8> {
         (0..).flat_map(|index| word(seed, index).to_ne_bytes()).take(len).collect()
     }

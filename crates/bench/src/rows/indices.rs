@@ -1,4 +1,4 @@
-//! Random indices that are a function of their position, so that they can be generated again and need not be stored.
+//! Random row indices that are a function of their position, so that they can be generated again and need not be stored.
 
 use wholemem_hal::pattern::word;
 use wholemem_os::width::to_usize;
@@ -9,14 +9,15 @@ use crate::args::{IndexChoice, IndexDistribution};
 /// Exponent of the Zipf distribution, as in the Yahoo! Cloud Serving Benchmark (YCSB).
 const EXPONENT: f64 = 0.99;
 
-/// A prime larger than any number of rows: the products with 0..rows are a permutation modulo the number of rows.
+/// A prime larger than any number of rows, so that multiplying 0..rows by it modulo the number of rows gives a permutation of
+/// 0..rows.
 const STRIDE: u64 = (1 << 61) - 1;
 
-/// The indices of one round.
+/// The random row indices of one benchmark round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IndexSequence {
     seed: u64,
-    /// Exclusive upper bound of the indices.
+    /// The exclusive upper bound of the row indices.
     row_bound: u64,
     zipf: Option<ZipfSampler>,
 }
@@ -27,12 +28,12 @@ impl IndexSequence {
         Self { seed, row_bound, zipf }
     }
 
-    /// Returns the index at a position.
+    /// Returns the row index at a position of the sequence.
     pub(super) fn at(&self, position: u64) -> u64 {
         let random = word(self.seed, position);
         match &self.zipf {
             None => below(random, self.row_bound),
-            // The permutation distributes the frequent rows over the table.
+            // The permutation spreads the frequent rows over the whole table.
             Some(zipf) => {
                 let place = u128::from(zipf.pick(random)) * u128::from(STRIDE % self.row_bound);
                 u64::try_from(place % u128::from(self.row_bound)).unwrap_or(0)
@@ -40,7 +41,7 @@ impl IndexSequence {
         }
     }
 
-    /// Returns the bytes of the first `count` indices.
+    /// Returns the first `count` row indices as bytes.
     pub(super) fn bytes(&self, kind: IndexChoice, count: u64) -> Vec<u8> {
         let len = match kind {
             IndexChoice::I32 => size_of::<i32>(),
@@ -49,7 +50,7 @@ impl IndexSequence {
         let mut bytes = vec![0; to_usize(count).saturating_mul(len)];
         in_parallel(&mut bytes, len, |first, part| {
             for (position, place) in (first..).zip(part.chunks_exact_mut(len)) {
-                // The low bytes: a 32-bit index is below 2^31.
+                // The low bytes are the whole index, because a 32-bit index is below 2^31.
                 place.copy_from_slice(&self.at(position).to_le_bytes()[..len]);
             }
         });
@@ -57,23 +58,23 @@ impl IndexSequence {
     }
 }
 
-/// Maps a random word to a number below a bound.
+/// Maps a random 64-bit word to a number below `bound`.
 fn below(random: u64, bound: u64) -> u64 {
     u64::try_from((u128::from(random) * u128::from(bound)) >> 64).unwrap_or(0)
 }
 
-/// Samples numbers from 0 with a Zipf distribution, by rejection inversion (Hörmann and Derflinger, 1996). It needs no table,
-/// and little more than one attempt on average.
+/// Samples numbers from 0 with a Zipf distribution, by rejection inversion (Hörmann and Derflinger, 1996). The method needs no
+/// table, and little more than one attempt on average.
 #[derive(Debug, Clone, Copy)]
 struct ZipfSampler {
     count: f64,
-    /// Integrals of the density up to the first and up to the last number.
+    /// The integrals of the Zipf density up to the first and up to the last number.
     areas: [f64; 2],
-    /// Samples at most this far below a number are always accepted.
+    /// A sample that is at most this far below the number that it is rounded to is always accepted.
     near: f64,
 }
 
-/// Integral of `x^-EXPONENT` up to `x`, and its inverse.
+/// Returns the integral of `x^-EXPONENT` up to `x`. Its inverse is `area_to`.
 fn area(x: f64) -> f64 {
     x.powf(1.0 - EXPONENT) / (1.0 - EXPONENT)
 }
@@ -89,11 +90,11 @@ impl ZipfSampler {
         Self { count, areas: [area(1.5) - 1.0, area(count + 0.5)], near }
     }
 
-    /// Returns the number for a random word.
+    /// Returns the Zipf-distributed number for a random 64-bit word.
     fn pick(&self, random: u64) -> u64 {
         let [least, most] = self.areas;
         for attempt in 0.. {
-            // 53 bits, as many as a double has.
+            // The fraction has 53 random bits, as many as a double has.
             let fraction = (word(random, attempt) >> 11) as f64 / (1_u64 << 53) as f64;
             let under = most + fraction * (least - most);
             let x = area_to(under);
@@ -134,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Counts how often each of `row_bound` rows is drawn.
+    /// Counts how often each of `row_bound` rows occurs in `draws` random indices.
     fn counts(spread: IndexDistribution, row_bound: u64, draws: u64) -> Vec<u64> {
         let draw = IndexSequence::new(spread, row_bound, 3);
         let mut counts = vec![0; usize::try_from(row_bound).unwrap()];

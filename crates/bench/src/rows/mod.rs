@@ -1,4 +1,4 @@
-//! `wholemem bench gather` and `scatter`: gather and scatter, compared with a plain copy of as many bytes.
+//! `wholemem bench gather` and `scatter`: measures gather and scatter, compared with a plain copy of as many bytes.
 //!
 //! ```text
 //!   buffer pair   [ contiguous rows | indices ]   [ contiguous rows ]     for wholemem, and for the plain copy
@@ -35,7 +35,7 @@ use super::sample::{Summary, TimePair};
 use super::workers;
 use crate::args::{LocationChoice, RowsArgs};
 
-/// The measured operation.
+/// The operation that a benchmark measures: gather or scatter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowOp {
     /// Copies rows of the table to contiguous memory.
@@ -44,7 +44,7 @@ pub enum RowOp {
     Scatter,
 }
 
-/// Messages about the progress of cases.
+/// A message of a rank about the progress of its gather or scatter cases.
 type RankMessage = workers::RankMessage<TimePair, Summary>;
 
 pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
@@ -60,17 +60,17 @@ pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
     report::print_report(op, &device, &measured, args.json || args.in_turns)
 }
 
-/// Runs the gather or scatter of the demo, with rows of 1 KiB.
+/// Runs the gather or scatter of `wholemem demo`, with rows of 1 KiB.
 ///
 /// # Errors
 /// If a rank fails or a row is wrong.
 pub fn demo(op: RowOp, device: &Device, ranks: u32, table: usize) -> Result<RowsResult> {
     let defaults = DefaultSizes { table, ..default_sizes(device, &[])? };
     let mut measured = measure(device, &[RowsCase::for_demo(op, ranks, &defaults)], None)?;
-    measured.pop().ok_or_else(|| anyhow!("nothing was measured"))
+    measured.pop().ok_or_else(|| anyhow!("the benchmark measured nothing"))
 }
 
-/// Returns the default sizes for the available memory of the device, and of the host if the table is there.
+/// Returns the default sizes for the available memory of the device, and of the host if the table is in host memory.
 fn default_sizes(device: &Device, locations: &[LocationChoice]) -> Result<DefaultSizes> {
     let kind = device.backend().kind();
     let mut defaults = DefaultSizes::for_device(kind, device.available()?);
@@ -82,7 +82,7 @@ fn default_sizes(device: &Device, locations: &[LocationChoice]) -> Result<Defaul
     Ok(defaults)
 }
 
-/// Measures cases with the same number of ranks.
+/// Runs benchmark cases that have the same number of ranks, and returns their results.
 fn measure(device: &Device, cases: &[RowsCase], alternate: Option<Alternate>) -> Result<Vec<RowsResult>> {
     let mut measured = Vec::new();
     let mut shown: Option<ProgressDisplay> = None;
@@ -109,16 +109,22 @@ fn measure(device: &Device, cases: &[RowsCase], alternate: Option<Alternate>) ->
     let most = cases.iter().map(RowsCase::footprint).max().unwrap_or(0);
     memory::ensure_available(device, most)?;
     if first.ranks == 1 {
-        let comm = Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("the group has no rank"))?;
+        let comm =
+            Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("the group of this process has no rank"))?;
         run_cases(&Communicator::create(comm, device)?, cases, &mut on_message)?;
     } else {
         workers::run((RankRole::Rows, first.ranks), device.backend().kind(), cases, &mut on_message)?;
     }
-    ensure!(measured.len() == cases.len(), "only {} of {} cases were measured", measured.len(), cases.len());
+    ensure!(
+        measured.len() == cases.len(),
+        "only {} of {} benchmark cases were measured",
+        measured.len(),
+        cases.len()
+    );
     Ok(measured)
 }
 
-/// Runs one rank of a benchmark of gather or scatter.
+/// Runs one rank of a gather or scatter benchmark.
 ///
 /// # Errors
 /// If the plan is invalid. Errors of the benchmark are sent to the process that started this one.
@@ -126,7 +132,7 @@ pub fn rank(plan: &str) -> Result<()> {
     workers::rank(plan, |group, cases: &[RowsCase], mut report| run_cases(group, cases, &mut report))
 }
 
-/// Runs cases as one rank and reports the progress.
+/// Runs benchmark cases as one rank, and reports the progress.
 fn run_cases(
     group: &Communicator,
     cases: &[RowsCase],
@@ -158,7 +164,7 @@ mod tests {
         RowsCase { rounds: 3, ..RowsCase::for_demo(op, ranks, &defaults) }
     }
 
-    /// Runs cases with threads as ranks, and counts the rounds and cases that rank 0 reports.
+    /// Runs benchmark cases with threads as ranks, and counts the rounds and cases that rank 0 reports.
     fn run_by_threads(ranks: u32, cases: &[RowsCase]) -> Result<(usize, usize)> {
         let groups = Communicator::local(&devices(ranks as usize))?;
         let message = std::thread::scope(|scope| {
@@ -216,10 +222,10 @@ mod tests {
         assert_eq!(run_by_threads(3, &cases).unwrap(), (3 * cases.len(), cases.len()));
     }
 
-    /// Runs a case on a table in which one row has the content of another, and returns the error.
+    /// Runs a benchmark case on a table in which row `wrong` has the content of the row before it, and returns the error.
     fn error_on_a_wrong_table(op: RowOp, wrong: u64) -> String {
         let group = &Communicator::local(&devices(1)).unwrap()[0];
-        // 2000 indices of 40 rows: every row is accessed.
+        // With 2000 random indices of 40 rows, every row is accessed.
         let case = case(op, 1).of_rows(100, 2000, 1 << 12);
         let table = table::BenchTable::create(group, &case).unwrap();
         let stream = group.device().stream().unwrap();
@@ -244,7 +250,7 @@ mod tests {
         let table = table::BenchTable::create(group, &case).unwrap();
         let stream = group.device().stream().unwrap();
         run::run_case(&table, &case, &mut |_| Ok(())).unwrap();
-        // Ten of about 2600 rows, which the scatter of one row does not write.
+        // Overwrites ten of about 2600 rows, which the next scatter of one row does not write.
         table.tensor.write_rows_on(&stream, 1000, &[7; 1000]).unwrap();
         let error = run::run_case(&table, &case, &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.starts_with("rows in 0.."), "{error}");

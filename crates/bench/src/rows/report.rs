@@ -1,4 +1,4 @@
-//! Results and reports of gather and scatter, as JSON and as text.
+//! Results and reports of the gather and scatter benchmarks, as JSON and as text.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use super::{RowOp, RowsCase};
 use crate::args::{IndexChoice, IndexDistribution, KindChoice, LocationChoice, RowShare};
 use crate::sample::Summary;
 
-/// The result of one case. Rates count the bytes of moved rows once, although they are read and written.
+/// The result of one case of a gather or scatter benchmark. Rates count the bytes of moved rows once, although they are read
+/// and written.
 #[derive(Debug, Clone, Serialize)]
 pub struct RowsResult {
     row_bytes: usize,
@@ -23,15 +24,15 @@ pub struct RowsResult {
     spread: IndexDistribution,
     share: RowShare,
     ranks: u32,
-    /// Ranks that move rows at the same time.
+    /// The number of ranks that gather or scatter rows at the same time.
     movers: u32,
-    /// Devices of all ranks. If there are fewer than ranks, ranks share them.
+    /// The number of devices of all ranks. If it is below the number of ranks, ranks share devices.
     devices: u32,
-    /// Rows in a call.
+    /// The number of rows in one gather or scatter call.
     pub rows: u64,
-    /// Calls that were timed together.
+    /// The number of gather or scatter calls that were timed together.
     calls: u64,
-    /// Length of the table.
+    /// The length of the table in bytes.
     pub table_bytes: usize,
     value: f64,
     unit: &'static str,
@@ -41,13 +42,13 @@ pub struct RowsResult {
     limit_median: f64,
     best: f64,
     limit_best: f64,
-    /// Time of a call.
+    /// The time of one gather or scatter call in microseconds.
     call_us: f64,
     rounds: u32,
-    /// Time of a round.
+    /// The time of one round of calls.
     #[serde(skip)]
     pub took: Duration,
-    /// Bytes that all ranks moved in a round.
+    /// The bytes that all ranks together moved in a round.
     #[serde(skip)]
     pub moved: usize,
 }
@@ -90,7 +91,7 @@ impl RowsResult {
     }
 }
 
-/// Rounds to a thousandth, or to a millionth for values below 0.1.
+/// Rounds a number to a thousandth, or to a millionth if it is below 0.1.
 fn rounded(value: f64) -> f64 {
     let scale = if value.abs() < 0.1 { 1e6 } else { 1e3 };
     (value * scale).round() / scale
@@ -106,7 +107,7 @@ struct RowsReport<'a> {
     cases: &'a [RowsResult],
 }
 
-/// Prints the results of the cases. All of them have been verified: a wrong result is an error before.
+/// Prints the results of benchmark cases, all of which have been verified: a wrong result ends the benchmark with an error.
 pub(super) fn print_report(op: RowOp, device: &Device, cases: &[RowsResult], json: bool) -> Result<()> {
     let report = RowsReport {
         bench: match op {
@@ -122,7 +123,7 @@ pub(super) fn print_report(op: RowOp, device: &Device, cases: &[RowsResult], jso
     if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
 }
 
-/// Returns the JSON string of an enum value.
+/// Returns the name of an enum value in JSON.
 fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -187,7 +188,7 @@ impl RowsReport<'_> {
 }
 
 impl RowsResult {
-    /// Formats the ranks: `1`, `4 on one device`, `2, one moves`.
+    /// Formats the number of ranks, and how they share devices or rows: `1`, `4 on one device`, `2, one moves`.
     fn ranks_label(&self) -> String {
         let on = match self.devices {
             devices if devices == self.ranks => String::new(),

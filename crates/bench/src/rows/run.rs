@@ -1,4 +1,4 @@
-//! Runs a case of gather or scatter on one rank: runs of buffer pairs that are prepared, timed and verified.
+//! Runs one case of a gather or scatter benchmark on one rank: rounds whose buffers are prepared, timed and verified in groups.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -21,17 +21,17 @@ use crate::alloc::raw_error;
 use crate::args::IndexChoice;
 use crate::sample::{Implementation, PairedTimes, Summary, TimedRun};
 
-/// Plain copies on a host of this length or more are divided among all cores, as gathers are.
+/// The least length of a plain copy on a host that is divided among all cores, as gathers are.
 const PARALLEL_MIN: usize = 16 << 20;
 
-/// Runs a case as one rank. Reports the begin and the end of each measured round.
+/// Runs a benchmark case as one rank. Reports the beginning and the end of each measured round.
 pub(super) fn run_case(
     table: &BenchTable,
     case: &RowsCase,
     report: &mut impl FnMut(RankMessage) -> Result<()>,
 ) -> Result<Summary> {
     let mut runner = RowsRunner::new(table, case)?;
-    // One round is a warm-up.
+    // The first round is a warm-up, and its time is discarded.
     runner.run(&mut PairedTimes::default(), 1, &mut |_| Ok(()))?;
     let mut paired = PairedTimes::default();
     while paired.rounds() < case.rounds {
@@ -44,7 +44,7 @@ pub(super) fn run_case(
     Ok(paired.summary())
 }
 
-/// The state of a rank while it runs a case.
+/// The state of a rank while it runs a case of a gather or scatter benchmark.
 struct RowsRunner<'a> {
     table: &'a BenchTable,
     case: &'a RowsCase,
@@ -53,20 +53,20 @@ struct RowsRunner<'a> {
     pattern: Pattern,
     events: [Event; 2],
     pairs: Vec<BufferPair>,
-    /// Memory to which scattered rows are gathered for verification.
+    /// Memory to which scattered rows are gathered again for verification.
     check: Option<Span>,
-    /// Host buffer for rows that are written to the device.
+    /// Host buffer for row contents that are written to the device.
     rows: Vec<u8>,
     runs: u64,
     draws: u64,
 }
 
-/// The buffers of a round.
+/// The buffers of one round: those of gather or scatter, and that of the plain copy.
 struct BufferPair {
     dense: Span,
     indices: Span,
     draw: IndexSequence,
-    /// Memory of the plain copy.
+    /// The contiguous memory that the plain copy reads or writes.
     plain: Span,
     pieces: Vec<TablePart>,
 }
@@ -79,8 +79,8 @@ impl<'a> RowsRunner<'a> {
         let index_len = usize::try_from(case.batch_rows())? * case.index_len();
         let map = |len: usize| -> Result<Mapping> {
             let map = device.allocate(memory::whole_granules(device, len)?)?.map(Rights::ReadWrite)?;
-            // Maps all pages at once, about twenty times faster than a page fault for each. On an error, pages are mapped on
-            // use.
+            // Maps all pages at once, which is about twenty times faster than a page fault for each. If populating fails, pages
+            // are mapped on first use.
             let _ = map.populate();
             Ok(map)
         };
@@ -116,7 +116,7 @@ impl<'a> RowsRunner<'a> {
         !case.first_only || table.group.rank().0 == 0
     }
 
-    /// Runs some rounds: prepares their buffers, measures each, and verifies the moved bytes.
+    /// Runs some rounds: prepares the buffers of all of them, measures each round, and then verifies all moved bytes.
     fn run(
         &mut self,
         paired: &mut PairedTimes,
@@ -157,13 +157,14 @@ impl<'a> RowsRunner<'a> {
         Ok(())
     }
 
-    /// The seed of the rows that this run scatters. It is equal on all ranks, so that the order of concurrent writes does not
-    /// matter.
+    /// Returns the seed of the row contents that this run scatters. It is equal on all ranks, so that ranks that write a row at
+    /// the same time write the same bytes.
     fn version(&self) -> u64 {
         word(SEED, !self.runs)
     }
 
-    /// Gives a pair new indices, and a new range of the table for the plain copy, and fills both.
+    /// Prepares the buffers of a round: chooses new row indices, and a new range of the table for the plain copy, and fills the
+    /// sources.
     fn prepare(&mut self, pair: usize) -> Result<()> {
         self.draws += 1;
         let seed = word(word(!SEED, u64::from(self.table.group.rank().0)), self.draws);
@@ -172,7 +173,7 @@ impl<'a> RowsRunner<'a> {
         let BufferPair { dense, indices, plain, .. } = &self.pairs[pair];
         self.stream.write(indices, &draw.bytes(case.index, case.batch_rows()))?;
 
-        // A random range of whole pages.
+        // The plain copy uses a random range of the table that begins at a page.
         let place = (u128::from(seed) * self.table.tensor.memory().len() as u128) >> 64;
         let pieces = self.table.pieces(usize::try_from(place)? & !4095, plain.len())?;
         match case.op {
@@ -194,8 +195,8 @@ impl<'a> RowsRunner<'a> {
         Ok(())
     }
 
-    /// Runs `work` on all ranks at the same time, and returns the time from the first begin to the last end. With one rank, or
-    /// one that moves rows, it is the time that `work` returns.
+    /// Runs `work` on all ranks at the same time, and returns the time from the first beginning to the last end. If only one
+    /// rank moves rows, returns the time that `work` returns.
     fn time_on_all_ranks(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
         let comm = self.table.group.bootstrap();
         if self.case.ranks == 1 {
@@ -214,13 +215,13 @@ impl<'a> RowsRunner<'a> {
         let (mut first, mut last) = (u64::MAX, 0);
         for (rank, bytes) in all.iter().enumerate() {
             let (words, _) = bytes.as_chunks::<8>();
-            let [start, end] = words else { anyhow::bail!("rank {rank} sent no timings") };
+            let [start, end] = words else { anyhow::bail!("rank {rank} sent no start and end times") };
             (first, last) = (first.min(u64::from_le_bytes(*start)), last.max(u64::from_le_bytes(*end)));
         }
         Ok(Duration::from_nanos(last.saturating_sub(first)))
     }
 
-    /// Moves rows through the public API. Operands are created before the measured time.
+    /// Gathers or scatters the rows of a round through the public API. The operands are created before the measured time.
     fn run_wholemem(&self, pair: &BufferPair) -> Result<Duration> {
         let (tensor, stream, [begin, end]) = (&self.table.tensor, &self.stream, &self.events);
         let on_device = stream.device().backend().kind() == BackendKind::Cuda;
@@ -242,7 +243,7 @@ impl<'a> RowsRunner<'a> {
         Ok(if on_device { begin.elapsed(end)? } else { start.elapsed() })
     }
 
-    /// Copies as many bytes between the table and contiguous memory.
+    /// Runs the plain copy of a round: copies as many bytes as the gather or scatter between the table and contiguous memory.
     fn run_copy(&self, pair: &BufferPair) -> Result<Duration> {
         let mut took = Duration::ZERO;
         for TablePart { at, span, .. } in &pair.pieces {
@@ -290,7 +291,7 @@ impl<'a> RowsRunner<'a> {
         Ok(ended.zip(began).map(|(ended, began)| ended.saturating_duration_since(began)).unwrap_or_default())
     }
 
-    /// Verifies all bytes that a pair moved.
+    /// Verifies all bytes that were moved with a buffer pair.
     fn check(&self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         let (seed, seen) = match (case.op, &self.check) {
@@ -321,12 +322,12 @@ impl<'a> RowsRunner<'a> {
             let first = seed_at(seed, *offset);
             let expected = sum_rows(first, 8, (span.len() / 8) as u64, |position| position);
             let seen = self.pattern.checksum(&self.stream, &copied)?;
-            ensure!(seen == expected, "the plain copy of {} bytes is wrong", span.len());
+            ensure!(seen == expected, "the plain copy of {} bytes has wrong bytes", span.len());
         }
         Ok(())
     }
 
-    /// Scatters the original rows.
+    /// Restores the original content of the rows that a round has overwritten.
     fn restore(&mut self, pair: usize) -> Result<()> {
         let (case, pair) = (self.case, &self.pairs[pair]);
         write_rows(SEED, case.row_len, |position| pair.draw.at(position), &mut self.rows);
@@ -352,7 +353,7 @@ fn dense(span: Span) -> RowBuffer {
     RowBuffer::new(span, Dtype::U8)
 }
 
-/// Divides the memory of a round into the operands of its calls.
+/// Divides the buffers of a round into the operands of its gather or scatter calls.
 fn calls(case: &RowsCase, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
     let count = usize::try_from(case.rows)?;
     (0..usize::try_from(case.calls)?)
@@ -364,7 +365,7 @@ fn calls(case: &RowsCase, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, R
         .collect()
 }
 
-/// Returns the time of the monotonic clock, which all processes of a machine share.
+/// Returns the time of the monotonic clock, which is the same in all processes of a machine.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }

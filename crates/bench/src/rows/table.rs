@@ -1,4 +1,4 @@
-//! The table of a benchmark: a tensor of bytes on all ranks that contains a pattern.
+//! The table of a gather or scatter benchmark: a tensor of bytes that is divided among the ranks and contains a pattern.
 
 use std::ops::Range;
 
@@ -13,15 +13,15 @@ use super::case::RowsCase;
 use super::content::{cores, join_thread, sum_rows};
 use crate::args::{KindChoice, LocationChoice};
 
-/// The seed of the pattern in the table.
+/// The seed of the pattern that a benchmark table contains.
 pub(super) const SEED: u64 = 0x0b57_ac1e_0000_0001;
 
 const WORD: usize = size_of::<u64>();
 
-/// Host memory of this length or more is filled by all cores.
+/// The least length of host memory that is filled by all cores in parallel.
 const PARALLEL_MIN: usize = 32 << 20;
 
-/// One rank's handle of a table that contains the pattern of [`SEED`].
+/// One rank's handle of a benchmark table, which contains the pattern of [`SEED`].
 #[derive(Debug)]
 pub(super) struct BenchTable {
     pub(super) group: Communicator,
@@ -29,7 +29,7 @@ pub(super) struct BenchTable {
 }
 
 impl BenchTable {
-    /// Creates and fills the table. Collective.
+    /// Creates a benchmark table, and fills it with the pattern of [`SEED`]. Collective: all ranks must call it.
     pub(super) fn create(group: &Communicator, case: &RowsCase) -> Result<Self> {
         let spec = TensorSpec::new(Dtype::U8, &[case.table_rows, case.row_len as u64]);
         let kind = match case.kind {
@@ -47,18 +47,19 @@ impl BenchTable {
             let (stream, pattern) = (group.device().stream()?, Pattern::load(group.device())?);
             fill(&own.span, &stream, &pattern, SEED, table.offset_of(own.rows.start))?;
         }
-        // Maps all pages now, so that gathers have no page faults.
+        // Maps all pages of the table now, so that gathers have no page faults.
         table.tensor.memory().populate()?;
         group.barrier_on(&group.device().stream()?)?;
         Ok(table)
     }
 
-    /// Returns the offset of a row.
+    /// Returns the offset of a row in the table, in bytes.
     pub(super) fn offset_of(&self, row: u64) -> usize {
         to_usize(row).saturating_mul(self.tensor.row_len())
     }
 
-    /// Returns the `len` bytes from `offset` on, cyclically, in parts that are each on one rank.
+    /// Returns the `len` bytes of the table from `offset` on, as parts that are each on one rank. The first byte of the table
+    /// follows the last.
     pub(super) fn pieces(&self, offset: usize, len: usize) -> Result<Vec<TablePart>> {
         let memory = self.tensor.memory();
         let ranks = (0..memory.partition().ranks()).map(Rank);
@@ -70,7 +71,9 @@ impl BenchTable {
         let (mut pieces, mut done, mut from) = (Vec::new(), 0, offset % memory.len());
         while done < len {
             let part = parts.iter().find(|part| part.contains(&from));
-            let Some(part) = part else { anyhow::bail!("no rank has the byte at offset {from}") };
+            let Some(part) = part else {
+                anyhow::bail!("no rank has the byte at offset {from} of the table")
+            };
             let now = (part.end - from).min(len - done);
             pieces.push(TablePart { at: done, offset: from, span: memory.span(from, now)? });
             done += now;
@@ -79,18 +82,19 @@ impl BenchTable {
         Ok(pieces)
     }
 
-    /// Verifies that this rank's part contains the original pattern.
+    /// Verifies that this rank's part of the table contains the original pattern.
     pub(super) fn check(&self, stream: &Stream, pattern: &Pattern) -> Result<()> {
         let Some(own) = self.tensor.local() else { return Ok(()) };
         let (first, count) = (own.rows.start, own.rows.end - own.rows.start);
         let expected = sum_rows(SEED, self.tensor.row_len(), count, |position| first + position);
         let seen = pattern.checksum(stream, &own.span)?;
-        ensure!(seen == expected, "rows in {:?} have changed that were not scattered to", own.rows);
+        ensure!(seen == expected, "rows in {:?} have changed, although no call scattered to them", own.rows);
         Ok(())
     }
 }
 
-/// A contiguous part of the table on one rank: its position in the requested range, its offset in the table, and its memory.
+/// A contiguous part of the table on one rank: its position in a requested range (`at`), its offset in the table, and its
+/// memory.
 #[derive(Debug)]
 pub(super) struct TablePart {
     pub(super) at: usize,
@@ -98,12 +102,12 @@ pub(super) struct TablePart {
     pub(super) span: Span,
 }
 
-/// Returns the seed whose pattern begins with the pattern of `seed` at `offset`.
+/// Returns the seed of the pattern that equals the pattern of `seed` from `offset` on.
 pub(super) fn seed_at(seed: u64, offset: usize) -> u64 {
     seed.wrapping_add((offset / WORD) as u64)
 }
 
-/// Fills memory with the pattern of `seed` from `offset` on, and waits.
+/// Fills memory with the pattern of `seed` from `offset` on, and waits until it is filled.
 pub(super) fn fill(to: &Span, stream: &Stream, pattern: &Pattern, seed: u64, offset: usize) -> Result<()> {
     let device = stream.device();
     if device.backend().kind() != BackendKind::Host || to.len() < PARALLEL_MIN {

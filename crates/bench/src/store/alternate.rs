@@ -1,4 +1,4 @@
-//! `--in-turns` of the store benchmark: rounds that alternate with those of another program, which starts each round.
+//! `wholemem bench store --in-turns`: rounds that alternate with those of another program, which starts each round.
 //!
 //! ```text
 //!   wholemem  "ready"       ---->  the other program runs a round, while wholemem is idle
@@ -17,7 +17,7 @@ use super::{BATCH, check, timed};
 use crate::args::StoreArgs;
 use crate::case_report::median;
 
-/// The times of a round in microseconds. With several objects they are medians.
+/// The times of the store operations in a round, in microseconds. If a round creates several objects, the times are medians.
 #[derive(Debug, Serialize)]
 struct StoreRound {
     bytes: usize,
@@ -29,7 +29,7 @@ struct StoreRound {
     delete: f64,
 }
 
-/// Runs all rounds of all sizes.
+/// Runs all rounds of `bench store --in-turns` for all object sizes.
 pub(super) fn run(args: &StoreArgs) -> Result<()> {
     let store = TemporaryStore::start()?;
     for size in &args.sizes {
@@ -37,7 +37,10 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         for round in 0..args.rounds {
             terminal::print("\"ready\"\n")?;
             let mut line = String::new();
-            ensure!(std::io::stdin().read_line(&mut line)? > 0, "stdin was closed before the next round");
+            ensure!(
+                std::io::stdin().read_line(&mut line)? > 0,
+                "stdin was closed before the other program started the next round"
+            );
             bytes.fill(round.to_le_bytes()[0]);
             terminal::print_json(&once(&store, &bytes, args.burst)?)?;
         }

@@ -1,4 +1,5 @@
-//! Packs on a GPU: the time until a client with an initialized CUDA context has mapped all objects of a pack.
+//! Measures packs (several objects in one memory) on a GPU: the time until a client with an initialized CUDA context has mapped
+//! all objects of a pack.
 
 use std::time::Duration;
 
@@ -62,7 +63,7 @@ fn name(object: u32) -> String {
     format!("pack/layers.{object}.weight")
 }
 
-/// Returns the time until a client without mappings has mapped all objects.
+/// Returns the time until a new client, which has mapped nothing before, has mapped all objects of a pack on a GPU.
 fn attach(
     store: &TemporaryStore,
     backend: &Backend,
@@ -81,7 +82,11 @@ fn attach(
     for object in [0, objects / 2, objects - 1] {
         let mut seen = [0];
         stream.read(&held.span(&name(object))?.part(len - 1, 1)?, &mut seen)?;
-        ensure!(seen[0] == object.to_le_bytes()[0], "object {object} contains {}", seen[0]);
+        ensure!(
+            seen[0] == object.to_le_bytes()[0],
+            "object {object} of the pack ends with the wrong byte {}",
+            seen[0]
+        );
     }
     Ok(took)
 }

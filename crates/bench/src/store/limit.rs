@@ -1,4 +1,5 @@
-//! The limit of a store's requests: a round trip over a socket between two processes, with as many bytes in the request.
+//! The lower limit of the time of a store request: a round trip over a socket between two processes, with as many bytes in the
+//! request.
 //!
 //! A client sends the bytes of a small object to the server, which is another process. The limit does the same: it sends a
 //! packet of that length to a process that replies with one byte. Both are pinned to the core of the store's processes. Two
@@ -17,10 +18,10 @@ use wholemem_os::packet::MAX_PACKET;
 
 const WARM_UP: u32 = 10;
 
-/// The longest object that is sent in a packet.
+/// The maximum length of an object whose bytes the round trip sends in a packet.
 const LONGEST: usize = 64 << 10;
 
-/// The second process, which replies to packets.
+/// The second process of a round trip, which replies to packets.
 #[derive(Debug)]
 pub(super) struct EchoPeer(PeerProcess);
 
@@ -29,7 +30,7 @@ impl EchoPeer {
         Ok(Self(PeerProcess::start(PeerRole::Echo, BackendKind::Host)?))
     }
 
-    /// Measures a round trip with these bytes, or with one byte if they do not fit in a packet.
+    /// Measures a round trip that sends `bytes`, or one byte if `bytes` is empty or does not fit in a packet.
     pub(super) fn round_trip(&mut self, bytes: &[u8]) -> Result<Duration> {
         let packet = if bytes.is_empty() || bytes.len() > LONGEST { &[7] } else { bytes };
         self.0.with_link(|link| {
@@ -38,12 +39,12 @@ impl EchoPeer {
             link.socket().send(packet, &[], Deadline::NEVER)?;
             let got = link.socket().recv(&mut answer, Deadline::NEVER)?;
             let took = start.elapsed();
-            ensure!(got == 1, "the reply has {got} bytes instead of 1");
+            ensure!(got == 1, "the reply to a packet has {got} bytes instead of 1");
             Ok(took)
         })
     }
 
-    /// Measures round trips of one byte.
+    /// Returns the times of `rounds` round trips of one byte.
     pub(super) fn round_trips(&mut self, rounds: u32) -> Result<Vec<Duration>> {
         for _ in 0..WARM_UP {
             self.round_trip(&[])?;

@@ -1,4 +1,4 @@
-//! `wholemem bench store`: the time of clients' requests, compared with a round trip over a socket.
+//! `wholemem bench store`: measures the time of clients' requests to a store, compared with a round trip over a socket.
 //!
 //! Server, keeper, clients and both ends of the round trip are pinned to one core: a wake-up across cores takes many times
 //! longer, and its time varies. The round trip is between two processes and carries the same bytes as the request ([`limit`]).
@@ -23,7 +23,7 @@ use crate::args::StoreArgs;
 
 pub use self::limit::echo;
 
-/// Gets of a cached object that are timed together, because one takes no longer than reading the clock.
+/// The number of gets of a cached object that are timed together, because one get takes no longer than reading the clock.
 const BATCH: u32 = 1000;
 
 pub(super) fn run(args: &StoreArgs) -> Result<()> {
@@ -47,7 +47,7 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         let _progress = ProgressDisplay::step(&format!("objects of {} bytes", size.0));
         let ObjectTimes { kinds, limits } = by_size(&store, &client, &mut limit, size.0, args.rounds)?;
         for (what, times) in ["create+write+seal", "get first", "get cached", "delete"].iter().zip(&kinds) {
-            // Only the creation sends the bytes of the object.
+            // Of the measured operations, only the creation of an object sends its bytes.
             let limits = if *what == "create+write+seal" { &limits[0] } else { &limits[1] };
             add(1, what, Some(size.0), times, limits);
         }
@@ -68,7 +68,7 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         let times = (0..args.rounds).map(|_| timed(|| Ok(client.status()?)));
         let times = times.collect::<Result<Vec<_>>>()?;
         let seen = client.status()?.clients;
-        ensure!(seen == others.len() as u64 + 1, "the store has {seen} clients");
+        ensure!(seen == others.len() as u64 + 1, "the store reports a wrong number of clients: {seen}");
         let times: Vec<_> = times.iter().map(|(took, _)| *took).collect();
         add(clients, "status", None, &times, &limits);
     }
@@ -85,7 +85,8 @@ fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
     Ok((start.elapsed(), outcome))
 }
 
-/// Times of the four operations on an object of one size, and of the round trips with as many bytes and with one byte.
+/// The times of the four measured operations on objects of one size (`kinds`), and of the round trips with as many bytes and
+/// with one byte (`limits`).
 #[derive(Debug, Default)]
 struct ObjectTimes {
     kinds: [Vec<Duration>; 4],
@@ -105,8 +106,8 @@ fn by_size(
     let mut all = ObjectTimes::default();
     let (times, limits) = (&mut all.kinds, &mut all.limits);
     let mut bytes = vec![0; len];
-    // No other client connects or disconnects while these are measured. The limit is measured in every round, because the speed
-    // of the machine changes.
+    // While these operations are measured, no other client connects or disconnects. The round trip is measured in every round,
+    // because the speed of the machine changes.
     for round in 0..WARM_UP + rounds {
         bytes.fill(round.to_le_bytes()[0]);
         let (put, sealed) = timed(|| Ok(client.put("bench", &bytes)?))?;
@@ -124,7 +125,7 @@ fn by_size(
     bytes.fill(7);
     let sealed = client.put("bench", &bytes)?;
     for _ in 0..rounds {
-        // A client that has mapped nothing.
+        // A new client has not mapped any memory of the store.
         let other = store.connect()?;
         let (took, object) = timed(|| Ok(other.get("bench")?))?;
         times[1].push(took);
@@ -139,17 +140,21 @@ fn by_size(
 }
 
 fn check(object: &Object, len: usize, value: u8) -> Result<()> {
-    ensure!(object.len() == len, "an object of {len} bytes has {} bytes", object.len());
+    ensure!(object.len() == len, "the store returned {} bytes for an object of {len} bytes", object.len());
     let mut seen = [value; 2];
     if len > 0 {
         object.bytes()?.read_at(0, &mut seen[..1])?;
         object.bytes()?.read_at(len - 1, &mut seen[1..])?;
     }
-    ensure!(seen == [value; 2], "an object of {len} bytes contains {seen:?} instead of {value}");
+    ensure!(
+        seen == [value; 2],
+        "the first and last byte of an object of {len} bytes are {seen:?} instead of {value}"
+    );
     Ok(())
 }
 
-/// Returns the times until a client without mappings has mapped all objects of a pack.
+/// Returns the times until a new client, which has mapped nothing before, has mapped all objects of a pack (several objects in
+/// one memory).
 fn attach(store: &TemporaryStore, client: &Client, objects: u32, rounds: u32) -> Result<Vec<Duration>> {
     const LEN: usize = 1024;
     let mut pack = Pack::new("pack");
@@ -173,14 +178,18 @@ fn attach(store: &TemporaryStore, client: &Client, objects: u32, rounds: u32) ->
         let last = objects as usize - 1;
         let mut seen = [0];
         held.bytes(&format!("pack/layers.{last}.weight"))?.read_at(LEN - 1, &mut seen)?;
-        ensure!(seen[0] == last.to_le_bytes()[0], "the last object contains {}", seen[0]);
+        ensure!(
+            seen[0] == last.to_le_bytes()[0],
+            "the last object of the pack ends with the wrong byte {}",
+            seen[0]
+        );
         times.push(took);
     }
     client.delete(sealed.id)?;
     Ok(times)
 }
 
-/// Returns the times from a put until a client that waits for the name has the object.
+/// Returns the times from the put of an object until a client that waits for the object's name has it.
 fn publish(store: &TemporaryStore, client: &Client, rounds: u32) -> Result<Vec<Duration>> {
     let mut times = Vec::new();
     for round in 0..rounds {
@@ -194,13 +203,13 @@ fn publish(store: &TemporaryStore, client: &Client, rounds: u32) -> Result<Vec<D
                 Ok(Instant::now())
             })
         };
-        // Wait until the client is connected.
+        // Waits until the client that will get the object is connected.
         while client.status()?.clients < 3 && !waiting.is_finished() {
             std::thread::yield_now();
         }
         let start = Instant::now();
         let sealed = client.put(&name, b"here")?;
-        let seen = waiting.join().map_err(|_| anyhow!("the waiter panicked"))??;
+        let seen = waiting.join().map_err(|_| anyhow!("the thread that waits for the object panicked"))??;
         times.push(seen.saturating_duration_since(start));
         client.delete(sealed.id)?;
     }

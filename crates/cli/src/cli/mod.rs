@@ -27,7 +27,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Try every feature on this machine, and report which work and why others do not
     Doctor(DoctorArgs),
-    /// Demonstrate the features, and verify every result
+    /// Demonstrate the features of wholemem, and verify every result
     ///
     /// A second process creates memory, fills it and sends its file descriptor. This process maps the memory, verifies every
     /// byte, kills the second process, and verifies every byte again. Then four processes join as ranks, and one of them is
@@ -48,7 +48,8 @@ pub(crate) enum Command {
     /// Two processes run: this process, the keeper, holds the descriptors of all memory. It starts the server and restarts it
     /// if it is killed. SIGTERM to this process ends both, and frees all objects.
     Serve(ServeArgs),
-    /// Put a file into a store as an object; a .safetensors file as a pack with an object for each tensor
+    /// Put a file into a store as an object; a .safetensors file as a pack (several objects in one memory) with an object for
+    /// each tensor
     Put(PutArgs),
     /// Write an object of a store to a file
     Get(GetArgs),
@@ -60,7 +61,7 @@ pub(crate) enum Command {
     Rm(RemoveArgs),
     /// Print events of a store: published and deleted objects
     Watch(WatchArgs),
-    /// Run a benchmark, compared with the same work by raw system calls
+    /// Run a benchmark that compares wholemem with raw system calls or plain copies
     Bench(BenchArgs),
     /// Run as the second process of another command (internal)
     #[command(hide = true)]
@@ -72,13 +73,13 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArgs {
-    /// Number of ranks
+    /// Number of ranks to start
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ranks: u32,
     /// Also write the output of each rank to files in this folder: `rank-N.out` and `rank-N.err`
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// The command and its arguments
+    /// The command that every rank runs, and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
@@ -91,28 +92,28 @@ pub(crate) struct TableArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TableCommand {
-    /// Show the type and the shape of a file or a saved table
+    /// Show the element type and the shape of a table file or a saved table
     Info(TableSource),
-    /// Save the rows of a file as a folder of files with checksums, which any number of ranks can load in parallel
+    /// Save the rows of a table file as a folder of files with checksums, which any number of ranks can load in parallel
     Import(TableImport),
     /// Read a saved table and verify its checksums
     Check(TableSource),
-    /// Write the rows to a .npy file
+    /// Write the rows of a table to a .npy file
     Export(TableExport),
 }
 
 /// The file or folder that a table is read from.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TableSource {
-    /// A saved table, a .npy file, a .safetensors file, or raw rows
+    /// The table to read: a saved table, a .npy file, a .safetensors file, or a file of raw rows
     pub(crate) path: PathBuf,
-    /// Name of the tensor in a .safetensors file
+    /// Name of the tensor to read from a .safetensors file
     #[arg(long, value_name = "NAME", conflicts_with_all = ["dtype", "row_shape"])]
     pub(crate) tensor: Option<String>,
-    /// Element type of raw rows, such as `f32`
+    /// Element type of the table in a file of raw rows, such as `f32`
     #[arg(long, requires = "row_shape")]
     pub(crate) dtype: Option<Dtype>,
-    /// Shape of a raw row, such as `128` or `3,224,224`
+    /// Shape of each row in a file of raw rows, such as `128` or `3,224,224`
     #[arg(long, value_delimiter = ',', requires = "dtype")]
     pub(crate) row_shape: Vec<u64>,
     /// Print one JSON object instead of text
@@ -126,7 +127,7 @@ pub(crate) struct TableImport {
     pub(crate) source: TableSource,
     /// The folder to save the table in
     pub(crate) to: PathBuf,
-    /// Number of files
+    /// Number of files to save the table in
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=99999))]
     pub(crate) parts: u32,
     /// Replace an existing saved table
@@ -144,19 +145,19 @@ pub(crate) struct TableExport {
 
 #[derive(Debug, Args)]
 pub(crate) struct RankArgs {
-    /// Task of this rank
+    /// Task of this rank in a launch, in a benchmark or in the demo
     #[arg(value_enum)]
     pub(crate) role: RankRole,
     /// Process id of the process that started this one
     #[arg(long)]
     pub(crate) parent: u32,
-    /// Bytes of resident memory to hold until the process is killed
+    /// Bytes of resident memory that this rank holds until it is killed
     #[arg(long, default_value_t = 0)]
     pub(crate) resident: usize,
-    /// Cases to measure, as JSON
+    /// Benchmark cases that this rank runs, as JSON
     #[arg(long, default_value = "")]
     pub(crate) plan: String,
-    /// Command to execute
+    /// Command that this rank executes
     #[arg(last = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -186,7 +187,7 @@ pub(crate) struct DemoArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PeerArgs {
-    /// Task of this process
+    /// Task of this second process in a benchmark or in the demo
     #[arg(value_enum)]
     pub(crate) role: PeerRole,
     /// Process id of the process that started this one

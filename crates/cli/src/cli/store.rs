@@ -1,4 +1,4 @@
-//! The options of the store's commands.
+//! The options of the commands `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch` of an object store.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use wholemem_store::ObjectId;
 
 #[derive(Debug, Args)]
 pub(crate) struct SocketArgs {
-    /// Socket of the store [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
+    /// Socket on which the store serves [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
@@ -33,30 +33,30 @@ pub(crate) struct ServeArgs {
     /// Device memory of the store: `auto` serves it if CUDA is available, `host` does not, `cuda` requires it
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
-    /// End when the process with this id ends; for commands that start a temporary store
+    /// Stop serving when the process with this id ends; for commands that start a temporary store
     #[arg(long, hide = true)]
     pub(crate) parent: Option<u32>,
-    /// Run as one of the two processes (internal)
+    /// Run as one of the two processes of a store (internal)
     #[arg(long, value_enum, hide = true)]
     pub(crate) role: Option<ServeRole>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ServeRole {
-    /// Holds the descriptors of all memory, and starts the server
+    /// The keeper of a store: the process that holds the descriptors of all memory, and starts the server
     Keeper,
-    /// Serves the clients
+    /// The server of a store: the process that answers the requests of clients
     Server,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PutArgs {
-    /// Name of the object or of the pack
+    /// Name of the new object, or of the pack of a .safetensors file
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: String,
     /// File to read: .npy and .safetensors are parsed, the bytes of other files are stored unchanged
     pub(crate) file: PathBuf,
-    /// If the quota is reached, wait up to this many seconds until other objects are deleted
+    /// If the store's quota is reached, wait up to this many seconds until other objects are deleted
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub(crate) wait: f64,
     #[command(flatten)]
@@ -68,11 +68,11 @@ pub(crate) struct PutArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct GetArgs {
-    /// Name of the object or of the pack
+    /// Name of the object, or of the pack (several objects in one memory), to write to a file
     pub(crate) name: String,
     /// File to write: .npy and .safetensors get the header of that format, other files get only the bytes of the object
     pub(crate) file: PathBuf,
-    /// If no object has the name, wait up to this many seconds for one
+    /// If the store has no object of this name, wait up to this many seconds until one is published
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub(crate) wait: f64,
     #[command(flatten)]
@@ -84,7 +84,7 @@ pub(crate) struct GetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Prefix of the names
+    /// List only objects whose names have this prefix
     #[arg(default_value = "")]
     pub(crate) prefix: String,
     /// List drafts instead: objects that are created but not sealed
@@ -99,7 +99,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
-    /// Name of an object [default: show the store]
+    /// Name of the object to show [default: show the state of the store]
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
@@ -110,7 +110,7 @@ pub(crate) struct StatArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
-    /// Names of objects or packs; a pack is deleted with all of its objects
+    /// Names of the objects or packs to delete; a pack is deleted with all of its objects
     #[arg(required_unless_present = "ids")]
     pub(crate) names: Vec<String>,
     /// Delete the object with this id, which `stat` and `ls --drafts` print; the user of the server can delete drafts too
@@ -122,7 +122,7 @@ pub(crate) struct RemoveArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// Prefix of the names
+    /// Print only events of objects whose names have this prefix
     #[arg(default_value = "")]
     pub(crate) prefix: String,
     /// Exit after this many events
@@ -135,7 +135,7 @@ pub(crate) struct WatchArgs {
     pub(crate) json: bool,
 }
 
-/// Parses a waiting time in seconds.
+/// Parses the value of `--wait`, a time in seconds.
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if (0.0..=1e9).contains(&seconds) { Ok(seconds) } else { Err("not between 0 and 1e9".to_owned()) }

@@ -28,14 +28,14 @@ pub(crate) use self::sharing::creator;
 
 type DemoPart = fn(&mut StepRecorder, &DemoContext) -> Result<()>;
 
-/// The parts of the demo, in order.
+/// The parts of `wholemem demo`, in the order in which they run.
 const PARTS: &[DemoPart] = &[sharing::run, ranks::run, rows::run, reduce::run, store::run];
 
-/// The parameters of all parts.
+/// The parameters of all parts of the demo.
 #[derive(Debug)]
 struct DemoContext {
     device: Device,
-    /// Bytes of memory to use.
+    /// The length of the memory that each part of the demo uses, in bytes.
     len: usize,
     pattern: Pattern,
 }
@@ -88,7 +88,7 @@ fn render(recorder: &StepRecorder, context: &DemoContext, ok: bool, colour: Colo
     format!("\n{}\n{}; {repeat}\n", recorder.table().render(colour), colour.paint(style, summary))
 }
 
-/// Reduces the requested size to half of the available memory, in whole granules.
+/// Rounds the requested size up to whole granules, and reduces it to half of the available memory if it is more.
 fn fitting_len(device: &Device, requested: usize) -> Result<usize> {
     let len = memory::whole_granules(device, requested)?;
     match memory::ensure_available(device, len.saturating_mul(2)) {
@@ -107,10 +107,10 @@ fn fitting_len(device: &Device, requested: usize) -> Result<usize> {
     }
 }
 
-/// Returns a seed that differs between runs.
+/// Returns a random seed, which differs between runs of the program.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    // 53 bits: JSON readers that use doubles keep the exact value.
+    // The seed has 53 bits, so that JSON readers that use doubles keep its exact value.
     std::hash::RandomState::new().build_hasher().finish() >> 11
 }
 

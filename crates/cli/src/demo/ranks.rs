@@ -11,10 +11,11 @@ use super::step::{StepRecorder, StepResult};
 const RANKS: u32 = 4;
 const VICTIM: u32 = 2;
 
-/// Far above the usual detection time. A survivor that needs longer did not detect the death but ran into a timeout.
+/// A limit far above the usual detection time. A survivor that needs longer did not detect the death of the rank but ran into a
+/// timeout.
 const MAX_DETECTION: Duration = Duration::from_secs(10);
 
-/// Runs this part.
+/// Runs part 2 of the demo: ranks join, and one of them is killed.
 pub(super) fn run(recorder: &mut StepRecorder, _: &DemoContext) -> Result<()> {
     let group = recorder.step("join", || {
         let group = VictimGroup::start(RANKS, VICTIM, 0)?;
@@ -24,7 +25,10 @@ pub(super) fn run(recorder: &mut StepRecorder, _: &DemoContext) -> Result<()> {
     })?;
     recorder.step("lose", || {
         let detected = group.kill()?;
-        ensure!(detected < MAX_DETECTION, "the survivors detected the death only after {detected:?}");
+        ensure!(
+            detected < MAX_DETECTION,
+            "the surviving ranks detected the death of a rank only after {detected:?}"
+        );
         let text =
             format!("rank {VICTIM} got SIGKILL; all other ranks reported it, the last after {detected:.1?}");
         Ok(((), StepResult::new(text).took(detected)))

@@ -1,4 +1,4 @@
-//! Part 4 of the demo: an all-reduce of buffers in a window, by several processes.
+//! Part 4 of the demo: an all-reduce of buffers in a window (memory that all ranks have mapped), by several processes.
 
 use anyhow::Result;
 use wholemem_command::size::RoundedSize;
@@ -8,10 +8,10 @@ use super::step::{StepRecorder, StepResult};
 
 const RANKS: u32 = 4;
 
-/// The longest buffer of a rank.
+/// The maximum length of each rank's buffer in the all-reduce.
 const LEN: usize = 4 << 20;
 
-/// Runs this part.
+/// Runs part 4 of the demo: an all-reduce by several processes.
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     recorder.step("reduce", || {
         let len = context.len.min(LEN);

@@ -11,7 +11,7 @@ use super::step::{StepRecorder, StepResult};
 
 const RANKS: u32 = 4;
 
-/// Runs this part.
+/// Runs part 3 of the demo: gather and scatter by several processes.
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     for (name, op) in [("gather", RowOp::Gather), ("scatter", RowOp::Scatter)] {
         recorder.step(name, || {

@@ -23,7 +23,7 @@ use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
 use super::step::{StepRecorder, StepResult};
 use super::{DemoContext, Pattern};
 
-/// Requests to the creator, in this order.
+/// A request to the second process of the demo, the creator of the memory. The requests are sent in this order.
 #[derive(Debug, Serialize, Deserialize)]
 enum CreatorRequest {
     Create { len: usize },
@@ -31,7 +31,7 @@ enum CreatorRequest {
     Fill { seed: u64 },
 }
 
-/// The reply to a request: how long it took.
+/// The reply of the second process to a request: the time that the request took.
 #[derive(Debug, Serialize, Deserialize)]
 struct CreatorReply {
     nanos: u64,
@@ -47,7 +47,7 @@ impl CreatorReply {
     }
 }
 
-/// Runs the second process, which creates the memory.
+/// Runs the second process of the demo, which creates the memory.
 pub(crate) fn creator(link: &PeerLink, device: &Device) -> Result<()> {
     let CreatorRequest::Create { len } = link.receive()? else { return unexpected_request() };
     let start = Instant::now();
@@ -68,20 +68,21 @@ pub(crate) fn creator(link: &PeerLink, device: &Device) -> Result<()> {
     Pattern::new(seed).write(&stream, &map)?;
     link.send(&CreatorReply::since(start))?;
 
-    // Waits, with the memory mapped, until the process is killed.
+    // Waits, with the memory mapped, until this process is killed.
     link.receive::<()>()
 }
 
 fn unexpected_request() -> Result<()> {
-    anyhow::bail!("the creator got an unexpected request")
+    anyhow::bail!("the process that creates the memory got an unexpected request")
 }
 
-/// Maps all pages at once, about twenty times faster than a page fault for each. Errors are ignored: pages are then mapped on use.
+/// Maps all pages of a mapping at once, about twenty times faster than a page fault for each. Errors are ignored: the pages are
+/// then mapped on first use.
 fn populate(map: &Mapping) {
     let _ = map.populate();
 }
 
-/// Runs this part.
+/// Runs part 1 of the demo: memory is shared with a second process, and outlives it.
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     let DemoContext { device, len, pattern } = context;
     let len = *len;
@@ -147,7 +148,7 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     recorder.step("give-back", || {
         drop((stream, map));
         let left = device.backend().collect();
-        ensure!(left == 0, "{left} resources could not be released");
+        ensure!(left == 0, "{left} resources of the backend could not be released");
         let after = ResourceCount::count()?;
         let ResourceCount { files, maps } = after;
         ensure!(
@@ -161,11 +162,11 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     })
 }
 
-/// Open files and mappings of this process.
+/// The numbers of open files and of wholemem's mappings in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ResourceCount {
     files: usize,
-    /// Mappings of wholemem's memory files, which are found by name.
+    /// The number of mappings of wholemem's memory files, which are found by name.
     maps: usize,
 }
 
@@ -173,7 +174,7 @@ impl ResourceCount {
     fn count() -> Result<Self> {
         let files = fs::read_dir("/proc/self/fd").context("cannot count open files")?.count();
         let maps = fs::read_to_string("/proc/self/maps").context("cannot count mappings")?;
-        // The descriptor of /proc/self/fd itself is counted in every call.
+        // The descriptor with which /proc/self/fd is read is counted too, in every call.
         Ok(Self { files, maps: count_own_maps(&maps) })
     }
 }
@@ -233,7 +234,7 @@ mod tests {
         here.send(&CreatorRequest::Map).unwrap();
         assert_eq!(
             creator(&there, &device).unwrap_err().to_string(),
-            "the creator got an unexpected request"
+            "the process that creates the memory got an unexpected request"
         );
     }
 }

@@ -8,14 +8,14 @@ use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::table::{Align, TextTable};
 use wholemem_command::terminal::TextStyle;
 
-/// The result of a step whose check passed.
+/// The result of a demo step whose check passed.
 #[derive(Debug, Default)]
 pub(super) struct StepResult {
-    /// Description of what the step did, for the table.
+    /// A description of what the step did, which the table shows.
     text: String,
-    /// The measured time, if it is not the time of the whole step.
+    /// The time that was measured within the step, or `None` to report the time of the whole step.
     took: Option<Duration>,
-    /// Bytes that were moved.
+    /// The number of bytes that the step moved, from which its rate is computed.
     moved: Option<usize>,
 }
 
@@ -24,18 +24,18 @@ impl StepResult {
         Self { text: text.into(), ..Self::default() }
     }
 
-    /// Sets a time that was measured elsewhere.
+    /// Sets the time to report instead of the time of the whole step.
     pub(super) fn took(self, time: Duration) -> Self {
         Self { took: Some(time), ..self }
     }
 
-    /// Sets the number of bytes that were moved.
+    /// Sets the number of bytes that the step moved.
     pub(super) fn moved(self, len: usize) -> Self {
         Self { moved: Some(len), ..self }
     }
 }
 
-/// A step that has run.
+/// The record of a demo step that has run.
 #[derive(Debug, Serialize)]
 pub(super) struct StepRecord {
     step: &'static str,
@@ -47,14 +47,14 @@ pub(super) struct StepRecord {
     moved: Option<usize>,
 }
 
-/// Runs steps and records their results.
+/// Runs the steps of the demo and records their results.
 #[derive(Debug, Default)]
 pub(super) struct StepRecorder {
     steps: Vec<StepRecord>,
 }
 
 impl StepRecorder {
-    /// Runs a step and returns its value, which later steps use.
+    /// Runs a step of the demo and returns its value, which later steps use.
     ///
     /// # Errors
     /// The error of the step. The step is recorded as failed.

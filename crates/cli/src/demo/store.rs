@@ -1,4 +1,4 @@
-//! Part 5 of the demo: a named object outlives the server of its store.
+//! Part 5 of the demo: a named object in a store outlives the store's server process.
 
 use anyhow::{Result, ensure};
 use wholemem_command::size::RoundedSize;
@@ -8,12 +8,12 @@ use wholemem_os::Deadline;
 use super::DemoContext;
 use super::step::{StepRecorder, StepResult};
 
-/// The longest object.
+/// The maximum length of the object that the demo puts into a store.
 const MAX_LEN: usize = 64 << 20;
 
 const NAME: &str = "tour/weights";
 
-/// Runs this part.
+/// Runs part 5 of the demo: an object is put into a store, and the store's server is killed.
 pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<()> {
     let len = context.len.min(MAX_LEN);
     let mut bytes = vec![0; len];
@@ -25,14 +25,14 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     })?;
     recorder.step("put", || {
         let sealed = client.put(NAME, &bytes)?;
-        ensure!(sealed.version == 1, "`{NAME}` has version {} instead of 1", sealed.version);
+        ensure!(sealed.version == 1, "the new object `{NAME}` has version {} instead of 1", sealed.version);
         let text = format!("{} are sealed as `{NAME}`: no process can write them", RoundedSize(len));
         Ok(((), StepResult::new(text).moved(len)))
     })?;
     recorder.step("kill-server", || {
         let server = store.server()?;
         server.kill()?;
-        ensure!(server.wait_exit(Deadline::NEVER)?, "the server did not exit");
+        ensure!(server.wait_exit(Deadline::NEVER)?, "the killed server of the store did not exit");
         Ok((
             (),
             StepResult::new(
@@ -43,9 +43,9 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     recorder.step("get", || {
         let other = store.connect()?;
         let object = other.get(NAME)?;
-        ensure!(object.to_vec()? == bytes, "the bytes of `{NAME}` have changed");
+        ensure!(object.to_vec()? == bytes, "the bytes of the object `{NAME}` have changed");
         let epoch = other.status()?.epoch;
-        ensure!(epoch == 2, "the epoch of the server is {epoch}, expected 2");
+        ensure!(epoch == 2, "the store has had {epoch} servers, expected 2");
         let text =
             format!("a new client read `{NAME}` from the second server: all {len} bytes are unchanged");
         Ok(((), StepResult::new(text).moved(len)))

@@ -39,14 +39,14 @@ use crate::cli::LaunchArgs;
 
 pub(crate) use self::rank::run_role;
 
-/// Signals that are forwarded to the ranks.
+/// The signals that the launcher forwards to all ranks.
 const FORWARDED: [Signal; 6] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
-/// Time between SIGTERM and SIGKILL for the other ranks, after one has failed.
+/// After a rank has failed, the time between SIGTERM and SIGKILL for the other ranks.
 const GRACE_PERIOD: Duration = Duration::from_secs(5);
 
-/// The ranks of a launch, which are killed on drop.
+/// The rank processes of a launch, which are killed on drop.
 #[derive(Debug)]
 struct RankGroup(Vec<LaunchedRank>);
 
@@ -60,7 +60,7 @@ struct LaunchedRank {
 }
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
-    // Before another thread exists: every thread inherits the signal mask.
+    // Signals are blocked before another thread exists, because threads inherit the signal mask.
     let signals = Signals::block(&[&FORWARDED[..], &[Signal::CHILD]].concat())?;
     let id = UniqueId::create()?;
     if let Some(folder) = &args.log_dir {
@@ -88,13 +88,14 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     })
 }
 
-/// The exit code of the launcher for a rank's status: as in a shell, 128 plus the signal if a signal killed it.
+/// Returns the exit code of the launcher for the exit status of a rank: as in a shell, 128 plus the signal if a signal killed
+/// the rank.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(1)
 }
 
-/// Raises the soft limit on open files, whose default is 1024, to five for each rank: two pipes, two logs and a pidfd.
+/// Raises the soft limit on open files, whose default is 1024, to 64 and five for each rank: two pipes, two logs and a pidfd.
 ///
 /// The limit is not raised further, because the ranks inherit it.
 fn raise_file_limit(ranks: u32) {
@@ -102,7 +103,7 @@ fn raise_file_limit(ranks: u32) {
     let needed = 64 + 5 * u64::from(ranks);
     if limit.current.is_some_and(|current| current < needed) {
         let current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
-        // If this fails, starting a rank fails with the error of `pipe` or `open`.
+        // If the limit on open files cannot be raised, starting a rank fails with the error of `pipe` or `open`.
         let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
     }
 }
@@ -140,13 +141,14 @@ impl LaunchedRank {
         Ok(Self { rank, child, pidfd, output, status: None })
     }
 
-    /// The process id and group id of the rank, or `None` if it has been reaped: the kernel may then reuse the id.
+    /// Returns the process id of the rank, which is also its process group id, or `None` if the rank has been reaped: the
+    /// kernel may then reuse the id.
     fn pid(&self) -> Option<Pid> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         pid.filter(|_| self.status.is_none())
     }
 
-    /// Sends a signal to the process group of the rank.
+    /// Sends a signal to the process group of the rank, unless the rank has been reaped.
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.pid() {
             let _ = kill_process_group(group, signal);
@@ -157,7 +159,7 @@ impl LaunchedRank {
         }
     }
 
-    /// Kills the rest of the rank's process group, and reaps the rank.
+    /// Kills what is left of an exited rank's process group, and reaps the rank.
     fn reap(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::KILL);
         let status = self.child.wait()?;
@@ -167,7 +169,7 @@ impl LaunchedRank {
 }
 
 impl RankGroup {
-    /// Waits for all ranks and returns the first that failed.
+    /// Waits until all ranks have exited, and returns the first rank that failed, if any, with its exit status.
     fn supervise(&mut self, signals: &Signals) -> Result<Option<(u32, ExitStatus)>> {
         let mut failure = None;
         let mut kill_at: Option<Instant> = None;
@@ -204,9 +206,11 @@ impl RankGroup {
         Ok(failure)
     }
 
-    /// Forwards the output that ended ranks left in their pipes. A signal ends the wait for a reader that does not read.
+    /// Forwards the output that exited ranks left in their pipes. If the reader of the launcher's output does not read, a
+    /// signal ends the wait.
     fn finish(&mut self, signals: &Signals, queues: &mut [OutputQueue; 2]) -> Result<()> {
-        // First: orphans hold the pipes open, and must not run or remain zombies while a reader of stdout is blocked.
+        // Orphans are killed first: they hold the pipes of the ranks open, and must not run or remain zombies while a reader of
+        // stdout is blocked.
         orphans::kill_all();
         let mut is_finished = false;
         loop {
@@ -214,7 +218,7 @@ impl RankGroup {
             for rank in &mut self.0 {
                 any |= rank.output.forward(queues)?;
             }
-            // Once, after all other output: it terminates the last lines.
+            // After all other output, terminates the last lines of the ranks, which may have no line break. This is done once.
             if !any && !is_finished && !queues.iter().any(OutputQueue::is_full) {
                 self.0.iter_mut().for_each(|rank| rank.output.finish(queues));
                 is_finished = true;
@@ -234,7 +238,7 @@ impl RankGroup {
         }
     }
 
-    /// Waits for a signal, for output, for space in an output, for the exit of a rank, or until `kill_at`.
+    /// Waits until a signal arrives, a rank writes output or exits, queued output can be written, or `kill_at` has passed.
     fn poll(&self, signals: &Signals, queues: &[OutputQueue; 2], kill_at: Option<Instant>) {
         let living = self.0.iter().filter(|rank| rank.status.is_none());
         let mut polls = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];

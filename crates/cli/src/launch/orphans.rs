@@ -5,12 +5,13 @@ use std::fs;
 use rustix::process::{Pid, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use wholemem_os::pidfd::Signal;
 
-/// Limit of the rounds in [`kill_all`]: killing one generation orphans the next.
+/// The maximum number of rounds in [`kill_all`], each of which kills a generation of processes and thereby orphans the next
+/// one.
 const MAX_GENERATIONS: usize = 1000;
 
 /// Makes this process the parent of orphaned descendants, in any session or process group (PR_SET_CHILD_SUBREAPER).
 pub(crate) fn become_subreaper() {
-    // Supported since Linux 3.4. Without it, descendants that leave a rank's process group would not be found.
+    // The call fails before Linux 3.4. Descendants that leave a rank's process group are then not found.
     let _ = set_child_subreaper(Some(getpid()));
 }
 
@@ -21,11 +22,12 @@ pub(crate) fn reap(is_rank: impl Fn(Pid) -> bool) {
     }
 }
 
-/// Kills all children of this process, and the descendants that become its children. All ranks have been reaped before.
+/// Kills all children of this process, and their descendants, which become children when they are orphaned. The ranks must have
+/// been reaped before.
 pub(crate) fn kill_all() {
     for _ in 0..MAX_GENERATIONS {
         let killed = children().into_iter().filter(|child| kill_process(*child, Signal::KILL).is_ok());
-        // A process of another user cannot be killed, and is not waited for.
+        // Processes of another user cannot be killed, so they are not waited for.
         if killed.filter(|child| waitpid(Some(*child), WaitOptions::empty()).is_ok()).count() == 0 {
             return;
         }

@@ -1,4 +1,4 @@
-//! The output of a rank: lines with the rank as prefix, and log files with `--log-dir`.
+//! Reads the output of a rank: its lines are printed with the rank as prefix, and written to log files with `--log-dir`.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,14 +11,14 @@ use rustix::event::PollFlags;
 
 use super::output_queue::{OutputQueue, is_ready};
 
-/// A longer line is split.
+/// The maximum length of a line in the output of a rank. A longer line is split.
 const MAX_LINE: usize = 64 << 10;
 
-/// Reads from one stream before other streams, signals and exits are handled. A full pipe needs fewer reads, so all output
-/// that a rank wrote before its exit is forwarded.
+/// The maximum number of reads from one output pipe of a rank before other pipes, signals and exits are handled. A full pipe
+/// needs fewer reads, so all output that a rank wrote before its exit is forwarded.
 const MAX_READS: usize = 64;
 
-/// The stdout and stderr of a rank.
+/// The pipes from the stdout and stderr of a rank, with their log files.
 #[derive(Debug)]
 pub(super) struct RankOutput {
     prefix: String,
@@ -52,14 +52,15 @@ impl RankOutput {
         Ok(Self { prefix: format!("[{rank:width$}] "), streams: streams? })
     }
 
-    /// The pipes that are open and whose queue is not full.
+    /// Returns the open pipes of a rank to poll: those whose output queue is not full.
     pub(super) fn fds(&self, queues: &[OutputQueue; 2]) -> impl Iterator<Item = BorrowedFd<'_>> {
         let is_read =
             |stream: &&OutputStream| !stream.ended && !queues[usize::from(stream.is_error)].is_full();
         self.streams.iter().filter(is_read).map(|stream| stream.from.as_fd())
     }
 
-    /// Reads available output and appends it to the queues until they are full. Returns whether anything was read.
+    /// Reads available output of a rank and appends it to the launcher's queues until they are full. Returns true if anything
+    /// was read.
     pub(super) fn forward(&mut self, queues: &mut [OutputQueue; 2]) -> Result<bool> {
         let mut any = false;
         for stream in &mut self.streams {
@@ -75,7 +76,7 @@ impl RankOutput {
         Ok(any)
     }
 
-    /// Forwards the last lines that have no line break.
+    /// Forwards the last lines of a rank's output that have no line break.
     pub(super) fn finish(&mut self, queues: &mut [OutputQueue; 2]) {
         for stream in self.streams.iter_mut().filter(|stream| !stream.partial.is_empty()) {
             stream.partial.push(b'\n');

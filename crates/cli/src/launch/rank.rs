@@ -16,7 +16,7 @@ use wholemem_os::{pidfd, signal};
 
 use crate::cli::RankArgs;
 
-/// Runs the task of a rank.
+/// Runs the task of a rank: the command of `launch`, or a task of a benchmark or of the demo.
 pub(crate) fn run_role(args: &RankArgs) -> Result<()> {
     pidfd::die_with_parent(args.parent).context("this command is internal: only wholemem starts it")?;
     match args.role {
@@ -32,13 +32,14 @@ pub(crate) fn run_role(args: &RankArgs) -> Result<()> {
 
 fn exec_command(command: &[OsString]) -> Result<()> {
     let (program, rest) = command.split_first().context("no command was given")?;
-    // The launcher blocks the signals that it reads from a descriptor, and the signal mask is inherited.
+    // Unblocks all signals, because the command would inherit the signal mask of the launcher, which blocks the signals that it
+    // reads from a descriptor.
     signal::unblock_all()?;
     let error = Command::new(program).args(rest).exec();
     Err(error).with_context(|| format!("cannot run `{}`", program.display()))
 }
 
-/// Joins the group, writes the number of connections, and leaves when stdin is closed.
+/// Joins the group of ranks, writes the number of this rank's connections to stdout, and leaves the group when stdin is closed.
 fn join() -> Result<()> {
     let comm = Bootstrap::from_env()?;
     write_stdout(&[u8::try_from(comm.connections())?])?;
@@ -47,28 +48,31 @@ fn join() -> Result<()> {
     Ok(())
 }
 
-/// Joins the group and verifies an all-gather.
+/// Joins the group of ranks and verifies an all-gather.
 fn join_and_check() -> Result<Bootstrap> {
     let comm = Bootstrap::from_env()?;
     let all = comm.all_gather(&comm.rank().0.to_le_bytes())?;
-    ensure!(all.iter().zip(0u32..).all(|(got, rank)| *got == rank.to_le_bytes()), "all_gather is wrong");
+    ensure!(
+        all.iter().zip(0u32..).all(|(got, rank)| *got == rank.to_le_bytes()),
+        "all_gather returned wrong bytes"
+    );
     Ok(comm)
 }
 
-/// Waits in a barrier until another rank is killed, and writes its number and the time of detection.
+/// Waits in a barrier until another rank is killed, and writes the number of that rank and the time of detection to stdout.
 fn survive() -> Result<()> {
     let comm = join_and_check()?;
     write_stdout(b"r")?;
     let outcome = comm.barrier();
     let now = clock_gettime(ClockId::Monotonic);
     let Err(Error::PeerLost { rank }) = outcome else {
-        anyhow::bail!("the barrier returned {outcome:?}, expected the loss of a rank");
+        anyhow::bail!("the barrier returned {outcome:?} instead of the loss of the killed rank");
     };
     let nanos = now.tv_sec * 1_000_000_000 + now.tv_nsec;
     write_stdout(format!("{rank} {nanos}\n").as_bytes())
 }
 
-/// Holds `resident` bytes of memory and waits to be killed.
+/// Joins the group of ranks, holds `resident` bytes of memory and waits to be killed.
 fn wait_to_be_killed(resident: usize) -> Result<()> {
     let _comm = join_and_check()?;
     let mut memory = vec![0u8; resident];

@@ -1,4 +1,4 @@
-//! `wholemem ls`, `stat`, `rm` and `watch`: lists, shows and deletes objects, and prints events.
+//! `wholemem ls`, `stat`, `rm` and `watch`: lists, shows and deletes objects of a store, and prints its events.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use wholemem_store::{Entry, Error, Event, EventKind};
 
 use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
 
-/// The properties of an object in JSON.
+/// The properties of an object of a store, printed as JSON.
 #[derive(Debug, Serialize)]
 struct ObjectSummary<'a> {
     name: &'a str,
@@ -76,7 +76,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
     terminal::print(&table.render(Colour::of_stdout()))
 }
 
-/// Prints drafts. Unlike sealed objects they have no version, so their ids are printed.
+/// Prints a list of drafts, objects that are not sealed yet. Drafts have no version, so their ids are printed.
 fn list_drafts(drafts: &[Entry], json: bool) -> Result<()> {
     if json {
         #[derive(Serialize)]
@@ -177,7 +177,7 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
             Ok(Event { name, object, .. }) => {
                 EventLine { event: "deleted", name, id: Some(object.as_u64()), version: None }
             }
-            // Not an event, so it is not counted. Readers should list the objects again.
+            // Missed events are printed, but not counted as an event. The user should list the objects again.
             Err(Error::EventsMissed { prefix }) => {
                 EventLine { event: "missed", name: prefix, id: None, version: None }
             }

@@ -1,4 +1,4 @@
-//! The commands of a store: `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch`.
+//! The commands of an object store: `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch`.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! `wholemem serve`: the daemon, whose keeper and server are processes of this program.
+//! `wholemem serve`: the daemon of an object store, whose keeper and server are processes of this program.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -33,7 +33,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     };
     let mut part = serve.clone();
     if role == ProcessRole::Server {
-        // Only in the server: the keeper must not initialize CUDA.
+        // Only the server of the store opens CUDA: the keeper must not initialize it.
         part.devices = match args.backend {
             BackendChoice::Host => None,
             BackendChoice::Cuda => Some(BackendKind::Cuda),
@@ -43,7 +43,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     Ok(part.run_role(role, socket, &launch)?)
 }
 
-/// Starts a process of this program in a role, with the same options.
+/// Starts the keeper or the server of a store as a process of this program, with the same options.
 fn start(args: &ServeArgs, serve: &Serve, role: ProcessRole, socket: OwnedFd) -> std::io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("wholemem").arg("serve").arg("--listen").arg(&serve.listen);

@@ -1,4 +1,4 @@
-//! Descriptions of objects that were tensors in files, from which the file headers are written again.
+//! Descriptions of store objects that were tensors in files, from which the headers of files are created again.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -7,22 +7,24 @@ use wholemem::files::npy;
 use wholemem::files::safetensors::TensorEntry;
 use wholemem_command::terminal;
 
-/// Prefix of the description of an object that was a .npy file. The header of the file follows.
+/// The prefix of the description of an object that was a .npy file. The header of the file follows the prefix.
 const NPY: &str = "npy ";
 
-/// Prefix of the description of a pack that was a .safetensors file. The file's `__metadata__` follows.
+/// The prefix of the description of a pack that was a .safetensors file. The file's `__metadata__` follows the prefix.
 const SAFETENSORS: &str = "safetensors";
 
-/// The longest `__metadata__` that fits in a description, in bytes.
+/// The maximum length of a .safetensors file's `__metadata__` that fits in the description of a pack, in bytes.
 const MAX_METADATA: usize = 216 - SAFETENSORS.len() - 1;
 
-/// Parses the header of a .npy file of `file_len` bytes. Returns the offset of the elements and the description.
+/// Parses the header of a .npy file of `file_len` bytes. Returns the offset of the elements, and the description of the store
+/// object for the file.
 pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
     let (text, offset) = npy::header(start, file_len)?;
     Ok((usize::try_from(offset)?, format!("{NPY}{text}")))
 }
 
-/// Returns the header of a .npy file for a description, if the object was a .npy file or a tensor of a type that numpy has.
+/// Returns the header of the .npy file for an object's description `meta`, or `None` unless the object was a .npy file or a
+/// tensor of a type that numpy has.
 pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     match std::str::from_utf8(meta).ok()?.strip_prefix(NPY) {
         Some(text) => npy::encode_header(text).ok(),
@@ -30,14 +32,14 @@ pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Returns the header dictionary of a .npy file for a tensor.
+/// Returns the header dictionary of a .npy file for a tensor, or `None` if numpy lacks the tensor's element type.
 fn npy_text(tensor: &TensorEntry) -> Option<String> {
     let descr = Dtype::from_safetensors(&tensor.type_name)?.info().npy?;
     let shape: String = tensor.shape.iter().map(|len| format!("{len}, ")).collect();
     Some(format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", shape.trim_end()))
 }
 
-/// Returns the description of a pack whose file has this `__metadata__`.
+/// Returns the description of the pack for a .safetensors file with this `__metadata__`.
 pub(super) fn pack_description(metadata: Option<&str>) -> String {
     match metadata {
         None => SAFETENSORS.to_owned(),
@@ -52,18 +54,18 @@ pub(super) fn pack_description(metadata: Option<&str>) -> String {
     }
 }
 
-/// Returns the `__metadata__` in the description of a pack, or `None` if the pack was not a .safetensors file.
+/// Returns the `__metadata__` in the description of a pack, or the outer `None` if the pack was not a .safetensors file.
 pub(super) fn parse_pack_description(meta: &[u8]) -> Option<Option<&str>> {
     let rest = std::str::from_utf8(meta).ok()?.strip_prefix(SAFETENSORS)?;
     if rest.is_empty() { Some(None) } else { rest.strip_prefix(' ').map(Some) }
 }
 
-/// Returns the description of the object of a tensor.
+/// Returns the description of the store object for a tensor: its element type and shape as JSON.
 pub(super) fn description(tensor: &TensorEntry) -> String {
     json!({ "dtype": tensor.type_name, "shape": tensor.shape }).to_string()
 }
 
-/// Parses the description of an object into the tensor that a file to be written contains.
+/// Parses the description of a store object into the entry of a tensor in the header of a file.
 pub(super) fn parse_description(name: &str, meta: &[u8], len: usize) -> Result<TensorEntry> {
     let problem = || format!("the description of `{name}` has no type and shape");
     let value: Value = serde_json::from_slice(meta).with_context(problem)?;
@@ -102,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_tensor_has_a_npy_header_if_numpy_has_its_type() {
-        // 24 bytes: enough elements for each of the shapes below.
+        // The file has 24 bytes of elements, enough for each of the shapes below.
         let read = |front: Vec<u8>| read_npy(&front, front.len() as u64 + 24).unwrap().1;
         let written = |meta: &str| write_npy(meta.as_bytes()).map(read);
         let text = |descr: &str, shape: &str| {

@@ -1,4 +1,4 @@
-//! `wholemem put` and `get`: copies files to objects and objects to files.
+//! `wholemem put` and `get`: copies files to objects of a store, and objects to files.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -19,7 +19,7 @@ use wholemem_store::{Client, Entry, Error, Object, Pack, Sealed};
 use super::tensors;
 use crate::cli::{GetArgs, PutArgs};
 
-/// Bytes that are copied at a time.
+/// The number of bytes of a file or object that are copied at a time.
 const COPY_LEN: usize = 1 << 20;
 
 #[derive(Debug, Serialize)]
@@ -52,7 +52,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
 }
 
 fn put_file(client: &Client, name: &str, path: &Path) -> Result<(Sealed, usize, usize)> {
-    // Checked before `open`, which blocks on a FIFO without a writer.
+    // The file type is checked before `open`, which would block on a FIFO without a writer.
     let is_regular = std::fs::metadata(path)?.is_file();
     ensure!(is_regular, "not a regular file: its length is not known in advance");
     let mut file = File::open(path)?;
@@ -85,7 +85,7 @@ fn put_bytes(
     Ok((draft.seal().map_err(Error::from)?, len, 1))
 }
 
-/// Puts a .safetensors file as a pack with an object `NAME/TENSOR` for each tensor.
+/// Puts a .safetensors file into a store as a pack with an object `NAME/TENSOR` for each tensor.
 fn put_safetensors(
     client: &Client,
     name: &str,
@@ -93,7 +93,10 @@ fn put_safetensors(
     len: usize,
 ) -> Result<(Sealed, usize, usize)> {
     let mut start = [0; 8];
-    ensure!(len >= start.len(), "not a .safetensors file: it is shorter than the length of its header");
+    ensure!(
+        len >= start.len(),
+        "not a .safetensors file: it is shorter than the 8 bytes with the length of its header"
+    );
     file.read_exact(&mut start)?;
     let mut header = vec![0; safetensors::header_len(start, len as u64)?];
     file.read_exact(&mut header)?;
@@ -138,7 +141,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     let client = super::connect(&args.socket)?;
     let deadline = wholemem_os::Deadline::after(std::time::Duration::from_secs_f64(args.wait));
     let object = client.get_within(&args.name, deadline)?;
-    // Read while the object is held: another object may have the name when the file is written.
+    // The object's properties are read while the object is held: after the file is written, another object may have the name.
     let entry = object.entry()?;
     let context = || format!("cannot write {}", args.file.display());
     let (len, objects) = match extension(&args.file) {
@@ -153,7 +156,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     terminal::print(&format!("{} version {version}, {}\n", terminal::escaped(&args.name), RoundedSize(len)))
 }
 
-/// The error that an object cannot be written as a .npy or .safetensors file, because it was not put as one.
+/// Returns the error that an object cannot be written as a .npy or .safetensors file, because it was not put as one.
 fn not_put_as(entry: &Entry, kind: &str) -> anyhow::Error {
     let name = terminal::escaped(&entry.name);
     anyhow!(
@@ -208,33 +211,35 @@ fn copy_out(bytes: &SharedSlice<'_>, file: &mut OutputFile, progress: &ProgressD
     Ok(())
 }
 
-/// The file that an object is written to. It is replaced atomically when all bytes are written.
+/// The output file of `wholemem get`. An existing file is replaced atomically when all bytes are written.
 struct OutputFile {
     file: Replacement,
-    /// Signals that are blocked while a temporary file exists, which an abort removes.
+    /// Blocks signals while a temporary file exists, so that the file is removed before the process ends. `None` if the output
+    /// is not a regular file.
     signals: Option<Signals>,
 }
 
 impl OutputFile {
     fn create(path: &Path) -> Result<Self> {
-        // Signals are not blocked for a FIFO: they interrupt an `open` that waits for a reader.
+        // If the output is a FIFO, signals are not blocked, because they must interrupt an `open` that waits for a reader.
         let is_file = std::fs::metadata(path).map_or(true, |found| found.is_file());
-        // SIGXFSZ would kill this process if the file exceeds RLIMIT_FSIZE; blocked, the write fails with EFBIG.
+        // If a file exceeds RLIMIT_FSIZE, SIGXFSZ would kill this process. If the signal is blocked, the write fails with EFBIG
+        // instead.
         let blocked = [Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ];
         let signals = is_file.then(|| Signals::block(&blocked)).transpose()?;
         Ok(Self { file: Replacement::create(path)?, signals })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        // As text, without the source: ENOSPC of a full disk must not be classified as out of memory.
+        // The error is converted to text without its source, so that ENOSPC of a full disk is not classified as out of memory.
         self.file.write_all(bytes).map_err(|error| anyhow!("{error}"))?;
         self.check()
     }
 
-    /// Fails if a signal is pending.
+    /// Returns an error if a blocked signal, such as SIGINT, is pending.
     fn check(&self) -> Result<()> {
         let signal = self.signals.as_ref().map(Signals::next).transpose()?.flatten();
-        ensure!(signal.is_none(), "interrupted");
+        ensure!(signal.is_none(), "interrupted by a signal");
         Ok(())
     }
 

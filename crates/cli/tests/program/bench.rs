@@ -1,4 +1,4 @@
-//! `wholemem bench`.
+//! Tests of `wholemem bench`: the keys of the JSON output, the measured times and the errors.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -24,7 +24,7 @@ fn assert_times(case: &Value) {
         assert!(number(best) > 0.0 && number(best) <= number(typical), "{case}");
         assert!(number(best) <= number(median), "{case}");
     }
-    // All three are rounded to a thousandth.
+    // The limit, the value and their ratio are each rounded to a thousandth.
     let ratio = number("limit") / number("value");
     assert!((number("of_limit") - ratio).abs() < 0.002, "{case}");
 }
@@ -100,7 +100,7 @@ fn a_sweep_that_runs_out_of_memory_reports_the_measured_sizes() {
     assert!(report["stopped"].as_str().unwrap().starts_with("4096 TiB: cannot fill 4096 TiB"));
 }
 
-/// The keys of a case of ranks.
+/// The JSON keys of a case of `bench bootstrap`, `comm` and `death`.
 const RANKS_CASE: [&str; 9] = ["ranks", "what", "value", "unit", "limit", "of_limit", "p99", "max", "rounds"];
 
 #[test]
@@ -138,7 +138,7 @@ fn a_death_is_timed_until_the_last_survivor_detects_it() {
     assert_eq!((&case["rounds"], &case["bytes"]), (&3.into(), &(1 << 20).into()));
 }
 
-/// The keys of a case of gather and scatter.
+/// The JSON keys of a case of `bench gather` and `bench scatter`.
 const ROWS_CASE: [&str; 22] = [
     "row_bytes",
     "index",
@@ -172,7 +172,7 @@ fn assert_rates(case: &Value) {
         assert!(number(typical) > 0.0 && number(best) >= number(typical), "{case}");
         assert!(number(best) >= number(median), "{case}");
     }
-    // All three are rounded to three digits or more.
+    // The limit, the value and their ratio are each rounded to three digits or more.
     let ratio = number("value") / number("limit");
     assert!((number("of_limit") - ratio).abs() <= 0.01 * ratio + 0.001, "{case}");
 }
@@ -304,5 +304,5 @@ fn a_closed_stdin_is_an_error_of_in_turns() {
         ["bench", "gather", "--backend", "host", "--row-bytes", "100", "--table", "64KiB", "--in-turns"];
     let run = run(&args);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), "\"ready\"\n"));
-    assert_eq!(run.stderr, "error: stdin was closed before the next round\n");
+    assert_eq!(run.stderr, "error: stdin was closed before the other program started the next round\n");
 }

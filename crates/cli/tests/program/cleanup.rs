@@ -1,4 +1,4 @@
-//! The second process of a command ends when the program is killed.
+//! Tests that the second process of a command ends when the program is killed.
 
 use std::fs;
 use std::io::Read;
@@ -9,7 +9,7 @@ use wholemem_os::pidfd::Signal;
 
 use crate::run::{program, timeout};
 
-/// Waits until a process has a child and returns it, or `None` if the process exits first.
+/// Waits until process `pid` has a child, and returns the child, or `None` if the process exits first.
 fn wait_for_child(parent: &PidFd, pid: u32) -> Option<u32> {
     while !parent.has_exited().unwrap() {
         if let Some(child) = child_of(pid) {
@@ -24,7 +24,7 @@ fn child_of(parent: u32) -> Option<u32> {
     let processes =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     processes.filter_map(|name| name.parse().ok()).find(|&pid: &u32| {
-        // `pid (name) state parent ...`, where the name may contain any character.
+        // The line in /proc/PID/stat is `pid (name) state parent ...`, where the name may contain any character.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let parent_of = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
         parent_of == Some(parent.to_string().as_str())
@@ -40,7 +40,7 @@ impl Drop for KillOnDrop {
     }
 }
 
-/// Starts the program, and returns pidfds of it and of its second process.
+/// Starts the program, and returns pidfds of the program and of its second process.
 fn start(args: &[&str]) -> (KillOnDrop, PidFd, PidFd) {
     let first = KillOnDrop(program(args).spawn().unwrap());
     let pid = first.0.id();
@@ -58,7 +58,7 @@ fn assert_both_end(args: &[&str], signal: Signal) {
     assert!(child.wait_exit(timeout()).unwrap(), "the second process of {args:?} outlives it");
 }
 
-/// So many rounds that only a signal ends the benchmark.
+/// The arguments of a benchmark with so many rounds that only a signal ends it.
 const ENDLESS: [&str; 8] =
     ["bench", "share", "--backend", "host", "--sizes", "64KiB", "--rounds", "4000000000"];
 
@@ -71,7 +71,7 @@ fn a_benchmark_ended_by_a_signal_leaves_no_process() {
 
 #[test]
 fn a_killed_demo_leaves_no_process() {
-    // Large enough that the second process still runs when it is found.
+    // The size is large enough that the demo's second process still runs when the test has found it.
     assert_both_end(&["demo", "--backend", "host", "--size", "256MiB"], Signal::KILL);
 }
 

@@ -1,4 +1,4 @@
-//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`.
+//! Tests of `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::run::run;
 
 const REPORT: [&str; 6] = ["bench", "backend", "device", "ranks", "verified", "cases"];
 
-/// The keys of every case; then the further keys of cases that move bytes, and of cases that reduce.
+/// The JSON keys of every case (`CASE`), and the further keys of cases that move bytes (`MOVES`) and that reduce (`REDUCES`).
 const CASE: [&str; 13] = [
     "ranks", "mode", "calls", "slots", "value", "unit", "limit", "of_limit", "best", "flag", "copy",
     "rounds", "flag_by",
@@ -44,7 +44,7 @@ fn assert_times(case: &Value) {
     );
     assert!(number("best") > 0.0 && number("best") <= number("value"), "{case}");
     assert!(number("flag") > 0.0, "{case}");
-    // Each is rounded to a thousandth.
+    // Each of these numbers is rounded to a thousandth.
     assert!((number("limit") - number("flag") - number("copy")).abs() < 0.002, "{case}");
     assert!((number("of_limit") - number("limit") / number("value")).abs() < 0.01, "{case}");
 }
@@ -89,7 +89,7 @@ fn tuning_measures_every_algorithm_and_prints_thresholds() {
     assert_keys(&report, &[&REPORT[..], &["tuning"]].concat());
     let [best] = list(&report["tuning"]) else { panic!("{report}") };
     assert_keys(best, &["ranks", "packets", "one_shot_staged", "one_shot_window"]);
-    // Packets have a smaller maximum length.
+    // The packets algorithm supports only short inputs, so its threshold is below 128 KiB.
     assert!(best["packets"].as_u64().unwrap() < 128 << 10, "{best}");
     assert_eq!(list(&report["cases"]).len(), 3 * 3 * 2);
 }

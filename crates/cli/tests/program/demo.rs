@@ -1,4 +1,4 @@
-//! `wholemem demo`.
+//! Tests of `wholemem demo`.
 
 use crate::json::{assert_keys, list, object};
 use crate::run::run;

@@ -1,4 +1,4 @@
-//! `wholemem doctor`.
+//! Tests of `wholemem doctor`.
 
 use serde_json::{Value, json};
 use wholemem_hal::{Backend, BackendKind, Capability};
@@ -30,7 +30,7 @@ fn json_has_the_documented_keys() {
             assert!(device["memory_bytes"].as_u64().unwrap() > 0);
             for tried in list(&device["capabilities"]) {
                 assert_keys(tried, &["name", "ok", "reason"]);
-                // A failed capability has a reason; one that works may have a version there.
+                // A capability that fails has a reason. For one that works, the reason may be a version or null.
                 assert!(tried["ok"].as_bool().unwrap() || tried["reason"].is_string(), "{tried}");
             }
         }

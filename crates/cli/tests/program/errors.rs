@@ -1,4 +1,4 @@
-//! Error messages, hints and exit codes of the program.
+//! Tests of the error messages, hints and exit codes of the program.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! Runs the examples and compares their output with `examples/README.md`.
+//! Runs the Rust examples and compares their output with `examples/README.md`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::run::{finish, program};
 
 const README: &str = include_str!("../../../../examples/README.md");
 
-/// A command in the readme, and its output.
+/// A command in `examples/README.md`, and its expected output.
 #[derive(Debug, PartialEq, Eq)]
 struct DocumentedRun {
     command: String,
@@ -25,7 +25,7 @@ fn documented_runs() -> Vec<DocumentedRun> {
     runs.collect()
 }
 
-/// Builds the examples, unless they are up to date, and returns their paths by name.
+/// Builds the Rust examples, unless they are up to date, and returns their paths by name.
 fn examples() -> BTreeMap<String, PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--locked", "--package", "wholemem", "--examples", "--message-format=json"]);
@@ -65,7 +65,7 @@ fn every_example_prints_its_documented_output() {
         let run = finish(command);
         assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{name}");
         let mut lines: Vec<_> = run.stdout.lines().map(str::to_owned).collect();
-        // The order of the ranks' lines is not defined.
+        // Lines are sorted, because the order of the output of different ranks is not defined.
         lines.sort();
         expected.sort();
         assert_eq!(lines, expected, "{name}");

@@ -11,7 +11,7 @@ pub(crate) fn object(run: &Run) -> Value {
     serde_json::from_str(&run.stdout).unwrap()
 }
 
-/// Checks that an object has exactly these keys.
+/// Asserts that a JSON object has exactly the expected keys.
 pub(crate) fn assert_keys(value: &Value, expected: &[&str]) {
     let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
     let mut expected = expected.to_vec();

@@ -1,4 +1,4 @@
-//! `wholemem launch`.
+//! Tests of `wholemem launch`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use wholemem_os::pidfd::Signal;
 
 use crate::run::{finish, program, run, timeout};
 
-/// Launches a shell script as ranks.
+/// Launches a shell script as several ranks.
 fn launch(ranks: &str, script: &str) -> crate::run::Run {
     run(&["launch", "-n", ranks, "--", "sh", "-c", script])
 }
@@ -70,16 +70,17 @@ fn log_dir_receives_the_output_of_each_rank() {
 
 #[test]
 fn the_secret_is_not_on_any_command_line() {
-    // The script uses shell builtins only: a `grep` for the secret would have the secret on its own command line.
+    // The script searches with shell builtins only: a `grep` for the secret would have the secret on its own command line.
     let script = "all=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ')\n\
                   case \"$all\" in *wm1-*) echo visible;; *) echo hidden;; esac\n\
                   case \"$WHOLEMEM_ID\" in wm1-*) echo known;; esac";
-    // A pattern that does not match itself: the script is on the command line of its shell.
+    // The pattern `[w]m1-` does not match itself, because the script is on the command line of its shell.
     let run = launch("2", &script.replace("wm1-", "[w]m1-"));
     assert_eq!(sorted(&run.stdout), ["[0] hidden", "[0] known", "[1] hidden", "[1] known"], "{run:?}");
 }
 
-/// Launches three ranks that print their process ids and wait, and returns the launcher and the pidfds of all.
+/// Launches three ranks that print their process ids and wait. Returns the launcher, its output, its pidfd and the pidfds of
+/// the ranks.
 fn launch_waiting(
     script: &str,
 ) -> (std::process::Child, BufReader<std::process::ChildStdout>, PidFd, Vec<PidFd>) {
@@ -111,7 +112,7 @@ fn ranks_end_when_a_signal_ends_the_launcher() {
 
 #[test]
 fn stopped_ranks_are_terminated_too() {
-    // A child of each rank stops it, waits until it is stopped, and only then prints its process id.
+    // A child of each rank stops the rank, waits until the rank is stopped, and only then prints its process id.
     let until_stopped = "until grep -q 'State:.T' /proc/$$/status; do sleep 0.01; done";
     let script = format!("(kill -STOP $$; {until_stopped}; echo $$) & wait; exec sleep 1000");
     let (mut launcher, _output, watch, _ranks) = launch_waiting(&script);
@@ -134,13 +135,13 @@ fn signals_are_forwarded_to_ranks() {
 
 #[test]
 fn processes_that_a_rank_leaves_behind_are_killed() {
-    // In the rank's process group, and in a new session whose leader has exited.
+    // The rank leaves a process in its process group, or in a new session whose leader has exited.
     let daemon = "setsid sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!'";
     for script in ["sleep 1000 & echo $!", daemon] {
         let run = launch("1", script);
         assert_eq!(run.code, Some(0));
         let left: u32 = run.stdout.trim().rsplit(' ').next().unwrap().parse().unwrap();
-        // The exit may take a moment, or the process may be reaped already.
+        // The killed process may take a moment to exit, or may be reaped already.
         if let Ok(left) = PidFd::open(left) {
             assert!(left.wait_exit(timeout()).unwrap(), "the process still runs: {script}");
         }
@@ -175,7 +176,7 @@ fn the_launcher_raises_the_soft_limit_on_open_files() {
 
 #[test]
 fn exited_orphans_are_reaped_while_ranks_run() {
-    // The process is orphaned before it exits. Its /proc entry disappears when it is reaped.
+    // The process that each rank starts is orphaned before it exits. Its /proc entry disappears when the launcher reaps it.
     let script = "orphan=$(sh -c 'sleep 0.1 >&- 2>&- & echo $!'); \
                   while [ -e /proc/$orphan ]; do sleep 0.05; done; echo gone";
     let run = launch("2", script);
@@ -192,8 +193,8 @@ fn arguments_of_the_command_may_be_invalid_utf8() {
 
 #[test]
 fn a_blocked_reader_of_stdout_delays_neither_failures_nor_signals() {
-    // Rank 0 writes more than the pipe and the launcher's queue hold, and the test does not read it. Then rank 1 fails, and
-    // leaves a process in another session, which is killed as well.
+    // Rank 0 writes more than the pipe and the launcher's queue hold, while the test does not read. Rank 1 then fails, and
+    // leaves a process in another session, which must be killed as well.
     let script = "if [ $RANK = 1 ]; then setsid sleep 1000 & read line < $FIFO; exit 7; fi; \
                   yes | head -c 4000000; sleep 1000";
     let folder = tempfile::tempdir().unwrap();
@@ -201,7 +202,7 @@ fn a_blocked_reader_of_stdout_delays_neither_failures_nor_signals() {
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let mut command = program(&["launch", "-n", "2", "--", "sh", "-c", script]);
     let mut launcher = command.env("FIFO", &fifo).spawn().unwrap();
-    // Rank 1 continues when the pipe is full.
+    // When the launcher's stdout pipe is full, the test lets rank 1 continue.
     let stdout = launcher.stdout.take().unwrap();
     let pipe = rustix::pipe::fcntl_getpipe_size(&stdout).unwrap() as u64;
     let deadline = timeout();
@@ -212,7 +213,7 @@ fn a_blocked_reader_of_stdout_delays_neither_failures_nor_signals() {
     fs::write(&fifo, "go\n").unwrap();
     let mut stderr = String::new();
     let watch = PidFd::open(launcher.id()).unwrap();
-    // The launcher has killed its children and waits for the reader of stdout; a signal ends that wait.
+    // When the launcher has killed its children, it waits for the reader of stdout. The signal ends that wait.
     let children = format!("/proc/{0}/task/{0}/children", launcher.id());
     while !fs::read_to_string(&children).unwrap().trim().is_empty() {
         assert!(!deadline.has_passed(), "the ranks still run");

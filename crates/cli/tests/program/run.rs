@@ -1,16 +1,16 @@
-//! Runs the program with a timeout.
+//! Runs the program `wholemem` in a test, with a timeout.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use wholemem_os::{Deadline, PidFd};
 
-/// A deadline that only a hang exceeds.
+/// Returns a deadline so late that only a program that hangs misses it.
 pub(crate) fn timeout() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
-/// The command of the program, without the caller's stdin and colour settings.
+/// Returns the command that runs the program, without the stdin and the colour settings of the test process.
 pub(crate) fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wholemem"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -18,7 +18,7 @@ pub(crate) fn program(args: &[&str]) -> Command {
     command
 }
 
-/// The exit code and the output of a run.
+/// The exit code and the output of one run of the program.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -26,7 +26,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// Runs the program until it exits. Its output must fit in a pipe.
+/// Runs the program until it exits. The output of the program must fit in a pipe.
 pub(crate) fn run(args: &[&str]) -> Run {
     finish(program(args))
 }

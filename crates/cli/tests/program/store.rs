@@ -160,7 +160,9 @@ fn drafts_are_listed_and_deleted_by_their_id() {
     assert_eq!(draft.seal().map(drop).unwrap_err().error.code(), "nothing-to-seal");
     let run = store.run(&["rm", "--id", "1.x"]);
     assert!(
-        run.stderr.contains("not an id: expected a number, or slot and generation such as `12.3`"),
+        run.stderr.contains(
+            "not an id of an object or allocation: expected a number, or slot and generation such as `12.3`"
+        ),
         "{}",
         run.stderr
     );

@@ -1,4 +1,4 @@
-//! Creates objects from existing memory of this process, without a copy.
+//! Creates objects of a store from existing memory of this process, without a copy.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use crate::protocol::{ByteRange, RequestKind};
 use crate::{Error, Result};
 
 impl Client {
-    /// Creates an object from a range of memory, with up to 216 bytes of metadata. The store holds the memory from now on, even
-    /// if this process exits, and all of it counts against the quota.
+    /// Creates an object from a range of existing memory, without a copy and with up to 216 bytes of metadata. The store holds
+    /// the memory from now on, even if this process exits, and all of the memory counts against the quota.
     ///
     /// Host memory must not be mapped for writing by any process: it is sealed and becomes immutable. Device memory cannot be
     /// protected: processes that have it mapped must not write it while the object exists.
@@ -68,7 +68,8 @@ impl Client {
         self.core.request_sealed(RequestKind::Publish { label, object, part: Some(part(&range)) }, &[])
     }
 
-    /// Whether an object was deleted and no process holds it, so that adopted memory may be reused. Sends no request.
+    /// Returns true if an object was deleted and no process holds it, so that the memory adopted for it may be reused. Sends no
+    /// request.
     #[must_use]
     pub fn is_freed(&self, object: ObjectId) -> bool {
         self.core.index.state(object).is_none()

@@ -1,4 +1,4 @@
-//! The connection of a client to the server: one request at a time, sent again if the server is replaced.
+//! The connection of a client to the server of a store: one request at a time, which is sent again if the server is replaced.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,21 +16,22 @@ use crate::protocol::frame::{self, MAX_FDS, MessageAssembler};
 use crate::protocol::{Answer, Event, PROTOCOL, Request, RequestKind, Response};
 use crate::{Error, Result};
 
-/// The delay between two attempts to connect.
+/// The delay between two attempts to connect to the server of a store.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// A connection to the server. It survives a replacement of the server. Dropping it sends a goodbye; if a client closes its
-/// connection without one, the server waits for its process to exit.
+/// A client's connection to the server of a store, which survives a replacement of the server. Dropping the connection sends a
+/// goodbye message; if a client closes the connection without one, the server waits for the client's process to exit.
 pub(super) struct Connection {
     socket: PacketSocket,
     assembler: MessageAssembler,
     packet: Vec<u8>,
     last_id: u64,
-    /// Requests that timed out, whose answers may still arrive.
+    /// The ids of requests that timed out, whose answers may still arrive.
     timed_out: BTreeSet<u64>,
-    /// A forked child must not use the connection, which belongs to its parent.
+    /// The process generation that opened the connection. A forked child must not use the connection, which belongs to its
+    /// parent.
     epoch: ForkEpoch,
-    /// Whether dropping the connection sends a goodbye to the server.
+    /// True if dropping the connection sends a goodbye message to the server.
     sends_goodbye: bool,
 }
 
@@ -45,12 +46,12 @@ pub(super) struct Welcome {
 }
 
 impl Connection {
-    /// Connects and sends a hello. If the server is being replaced, this waits for the next one.
+    /// Connects to the server of a store and sends a hello message. If the server is being replaced, waits for the next server.
     pub(super) fn connect(path: &Path, deadline: Deadline) -> Result<(Self, Welcome)> {
         loop {
             match Self::connect_once(path, deadline) {
-                // The server died before the keeper held this connection (the socket exists while the keeper lives), or the
-                // backlog of the socket is full.
+                // The server died before the keeper held this connection, or the backlog of the socket is full. The client
+                // connects again, because the socket exists while the keeper lives.
                 Err(Error::Disconnected) if !deadline.has_passed() => std::thread::sleep(RETRY),
                 outcome => return outcome,
             }
@@ -73,7 +74,8 @@ impl Connection {
             Self { socket, assembler, packet, last_id: 0, timed_out, epoch, sends_goodbye: true };
         let (answer, mut fds) =
             match connection.request(RequestKind::Hello { protocol: PROTOCOL }, &[], deadline) {
-                // If the server refused the connection before it received the hello, the refusal can still be read.
+                // If the server refused the connection before it received the hello message, the client can still read the
+                // refusal.
                 Err(Error::Disconnected) => match connection.receive(Deadline::NOW)?.0.answer {
                     Answer::Refused(refusal) => return Err(refusal.into()),
                     _ => return Err(Error::Disconnected),
@@ -90,7 +92,7 @@ impl Connection {
         Ok((connection, Welcome { client, index, index_len, pins, devices }))
     }
 
-    /// Extracts the socket, without sending a goodbye.
+    /// Extracts the socket from the connection, without sending a goodbye message.
     pub(super) fn into_socket(mut self) -> Result<PacketSocket> {
         let socket = PacketSocket::adopt(memfd::share_fd(self.socket.as_fd())?)?;
         self.sends_goodbye = false;
@@ -101,12 +103,12 @@ impl Connection {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// The id of the last request on this connection.
+    /// Returns the id of the last request on this connection.
     pub(super) fn last_id(&self) -> u64 {
         self.last_id
     }
 
-    /// Sends a request and waits for its answer. If the server is replaced meanwhile, the request is sent again.
+    /// Sends a request to the server and waits for its answer. If the server is replaced meanwhile, sends the request again.
     pub(super) fn request(
         &mut self,
         kind: RequestKind,
@@ -116,7 +118,7 @@ impl Connection {
         self.request_with_fds(kind, payload, &[], deadline)
     }
 
-    /// As [`Self::request`], with descriptors.
+    /// Sends a request with file descriptors and waits for its answer, as [`Self::request`] does.
     pub(super) fn request_with_fds(
         &mut self,
         kind: RequestKind,
@@ -149,29 +151,30 @@ impl Connection {
                     request.resends = request.resends.saturating_add(1);
                     self.send(&request, payload, fds, deadline)?;
                 }
-                // A refusal with an id of zero concerns the whole connection.
+                // A refusal with the id zero concerns the whole connection, not one request.
                 Answer::Refused(refusal) if [0, request.id].contains(&response.id) => {
                     return Err(refusal.into());
                 }
                 answer if response.id == request.id => return Ok((answer, received)),
-                // The answer has created an object for a request that timed out: abandon it.
+                // The server has created an object for an earlier request that timed out, so the client abandons the object.
                 Answer::Created { .. } if self.timed_out.remove(&response.id) => {
                     self.notify(RequestKind::Abandon { create: response.id });
                 }
-                // A second answer: both the old and the new server have processed the request.
+                // Ignores an answer to an earlier request, and a second answer if both the old and the new server have processed
+                // a request.
                 _ => {}
             }
         }
     }
 
-    /// Sends a message that has no answer. If the socket is full, the message is dropped.
+    /// Sends a message that the server does not answer. If the socket is full, the message is dropped.
     pub(super) fn notify(&mut self, kind: RequestKind) {
         self.last_id += 1;
         let request = Request { id: self.last_id, resends: 0, kind };
         let _ = frame::send_message(&self.socket, &request, &[], &[], Deadline::NOW);
     }
 
-    /// The next event; `None` if a new server has taken over, which does not know the watch yet.
+    /// Returns the next event of a watch; `None` if a new server has taken over, which does not know the watch yet.
     pub(super) fn event(&mut self, deadline: Deadline) -> Result<Option<Event>> {
         self.check_fork()?;
         loop {
@@ -183,12 +186,12 @@ impl Connection {
         }
     }
 
-    /// Whether keeper and server have both exited, or the server has closed this connection.
+    /// Returns true if the keeper and the server of the store have both exited, or if the server has closed this connection.
     pub(super) fn is_closed(&self) -> bool {
         self.socket.is_closed() == Ok(true)
     }
 
-    /// The user id of the server's process.
+    /// Returns the user id of the server's process.
     pub(super) fn server_user(&self) -> Result<u32> {
         Ok(self.socket.peer_uid()?)
     }
@@ -233,7 +236,7 @@ impl Drop for Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The packet buffer is omitted, because it is long.
+        // The debug output omits the packet buffer, because it is long.
         f.debug_struct("Connection")
             .field("socket", &self.socket)
             .field("last_id", &self.last_id)

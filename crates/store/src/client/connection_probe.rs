@@ -1,4 +1,4 @@
-//! Detects the end of a store by checking the connection from time to time.
+//! Detects the end of a store by checking a client's connection from time to time.
 //!
 //! An index can be read even if no process writes it any more. A store that ends normally marks its index; one that is killed
 //! does not. But when the keeper and the server are both gone, the kernel closes the connection (it stays open while the keeper
@@ -11,24 +11,24 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Error, Result};
 
-/// The minimum interval between two checks, in milliseconds.
+/// The minimum interval between two checks of the connection to a store, in milliseconds.
 const CHECK_INTERVAL_MS: i64 = 100;
 
 #[derive(Debug, Default)]
 pub(super) struct ConnectionProbe {
     is_lost: AtomicBool,
-    /// The time of the last check of the connection, in milliseconds.
+    /// The time of the last check of the connection to the store, in milliseconds.
     checked_at: AtomicI64,
 }
 
 impl ConnectionProbe {
-    /// Whether a call has found that the store has ended.
+    /// Returns true if an earlier call has found that the store has ended.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Whether the store has ended; checks the connection if the last check is too long ago.
+    /// Returns true if the store has ended. Checks the connection if the last check was at least 100 ms ago.
     #[inline]
     pub(super) fn check(&self, is_closed: impl FnOnce() -> bool) -> bool {
         let now = clock_gettime(ClockId::MonotonicCoarse);
@@ -42,7 +42,7 @@ impl ConnectionProbe {
         self.is_lost()
     }
 
-    /// Records whether a request has found the connection closed.
+    /// Returns the outcome of a request, and records that the connection is lost if the error is [`Error::Disconnected`].
     pub(super) fn observe<T>(&self, outcome: Result<T>) -> Result<T> {
         if matches!(outcome, Err(Error::Disconnected)) {
             self.is_lost.store(true, Ordering::Relaxed);
@@ -59,7 +59,7 @@ mod tests {
     fn a_connection_is_checked_once_per_interval() {
         let probe = ConnectionProbe::default();
         assert!(!probe.check(|| false));
-        // The last check seems to be in the future.
+        // The time of the last check is in the future, so the connection is not checked.
         probe.checked_at.store(i64::MAX / 2, Ordering::Relaxed);
         assert!(!probe.check(|| panic!("the connection must not be checked")));
         probe.checked_at.store(0, Ordering::Relaxed);

@@ -26,26 +26,27 @@ use crate::pin::{MAX_PINS, PINS_LEN, PinOutcome, PinPage};
 use crate::protocol::{Answer, RequestKind, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
-/// If this environment variable is `1`, a signal handler reports the object of an access fault on standard error.
+/// The environment variable that installs a signal handler if its value is `1`. At an access fault, the handler reports the name
+/// of the object on standard error.
 const FAULT_HANDLER: &str = "WHOLEMEM_FAULT_HANDLER";
 
-/// How often a lookup is retried while the name changes, before the client asks the server.
+/// The maximum number of lookups in the index while a name changes, before the client asks the server for the object.
 const MAX_LOOKUPS: usize = 8;
 
-/// The state that all clones of a client share.
+/// The state that all clones of a [`Client`] share.
 #[derive(Debug)]
 pub(crate) struct ClientCore {
     pub(super) path: PathBuf,
     pub(super) index: ObjectIndex<MappedCells>,
-    /// The identity of the index file, which is unique to the store.
+    /// The identity of the index file, which is different for each store.
     pub(super) identity: FileIdentity,
     pub(super) pins: PinPage<MappedCells>,
     pub(super) maps: MappingCache,
-    /// The number of freed allocations at the last trim.
+    /// The number of allocations that the server had freed when this client last unmapped freed memory.
     seen_freed: AtomicU64,
     connection: Mutex<Connection>,
     probe: ConnectionProbe,
-    /// Unanswered messages that could not be sent because another thread used the connection. They are sent later, so that
+    /// Messages without an answer that could not be sent because another thread used the connection. They are sent later, so that
     /// dropping an object never blocks.
     unsent: Mutex<Vec<RequestKind>>,
     pub(super) epoch: ForkEpoch,
@@ -80,17 +81,17 @@ impl ClientCore {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Whether the peer has closed the connection, because keeper and server are dead. Does not block; false if another thread
-    /// uses the connection.
+    /// Returns true if the connection is closed because the keeper and the server are dead. Does not block; returns false if
+    /// another thread uses the connection.
     pub(super) fn is_peer_closed(&self) -> bool {
         self.probe.is_lost() || self.connection.try_lock().is_ok_and(|connection| connection.is_closed())
     }
 
-    /// Checks that the store is usable, and unmaps memory that was freed since the last call.
+    /// Checks that the store is usable, and unmaps memory of objects that was freed since the last call.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         self.check_cached()?;
-        // If another thread uses the connection, that thread notices the close.
+        // If another thread uses the connection, that thread finds that the connection is closed.
         if self.probe.check(|| self.connection.try_lock().is_ok_and(|connection| connection.is_closed())) {
             return Err(Error::Disconnected);
         }
@@ -98,37 +99,38 @@ impl ClientCore {
         Ok(())
     }
 
-    /// Checks that the store is usable by what is known without a system call.
+    /// Checks that the store is usable as far as this client knows without a system call.
     #[inline]
     fn check_cached(&self) -> Result<()> {
         self.check_fork()?;
         if self.index.is_superseded() || self.probe.is_lost() { Err(Error::Disconnected) } else { Ok(()) }
     }
 
-    /// Whether the store has ended, as far as this process can see: then the memory of its objects is never overwritten. Sends no
-    /// request.
+    /// Returns true if the store has ended, as far as this process can see. The memory of its objects is then never overwritten.
+    /// Sends no request.
     pub(super) fn has_ended(&self) -> bool {
         let is_closed = || self.connection.try_lock().is_ok_and(|connection| connection.is_closed());
         self.index.is_superseded() || self.probe.is_lost() || (self.epoch.is_current() && is_closed())
     }
 
-    /// Unmaps memory of allocations that were freed since the last call.
+    /// Unmaps allocations (memory of objects) that the server has freed since the last call.
     #[inline]
     pub(super) fn trim(&self) {
         let freed = self.index.freed_allocations();
         if self.seen_freed.load(Ordering::Relaxed) != freed {
-            // Stored first: an allocation that is freed during the scan is found by the next one.
+            // The number is stored before the scan, so that an allocation that is freed during the scan is found by the next
+            // scan.
             self.seen_freed.store(freed, Ordering::Relaxed);
             self.maps.trim(&self.index);
         }
     }
 
-    /// Looks up a name in the index. Only the memory of the object may be requested from the server.
+    /// Looks up a name in the index, and returns the object. Only the object's memory may be requested from the server.
     pub(super) fn get_from_index(self: &Arc<Self>, name: &str) -> Result<Option<Object>> {
         self.pin_named(name)?.map(|(guard, location)| self.with_memory(guard, location)).transpose()
     }
 
-    /// Looks up a name in the index, and pins the object.
+    /// Looks up a name in the index, and pins the object that has the name.
     pub(super) fn pin_named(self: &Arc<Self>, name: &str) -> Result<Option<(PinGuard, ObjectLocation)>> {
         for _ in 0..MAX_LOOKUPS {
             let mut has_changed = false;
@@ -152,7 +154,7 @@ impl ClientCore {
         Ok(None)
     }
 
-    /// Requests the object of a name from the server, until the returned object can be pinned.
+    /// Asks the server for the object that has a name, again and again until the object can be pinned.
     pub(super) fn get_from_server(
         self: &Arc<Self>,
         name: &str,
@@ -167,7 +169,8 @@ impl ClientCore {
         }
     }
 
-    /// As [`ClientCore::get_from_server`], on a separate connection, so that other threads can use this one meanwhile.
+    /// Works as [`ClientCore::get_from_server`], on a separate connection, so that other threads can use the shared connection
+    /// meanwhile.
     pub(super) fn get_on_new_connection(
         self: &Arc<Self>,
         name: &str,
@@ -184,20 +187,21 @@ impl ClientCore {
         }
     }
 
-    /// Opens another connection to the same store.
+    /// Opens another connection to the store of this client.
     pub(super) fn connect_again(&self, deadline: Deadline) -> Result<(Connection, Welcome)> {
         let (connection, welcome) = Connection::connect(&self.path, deadline)?;
-        // Another store may use the same path by now.
+        // Another store may use the same socket path by now.
         let is_same = memfd::identity(welcome.index.as_fd())? == self.identity;
         if is_same { Ok((connection, welcome)) } else { Err(Error::Disconnected) }
     }
 
-    /// Asks the server for the object of a name, which may be created until `until`; waits for the answer until `timeout`.
+    /// Asks the server for the object that has a name. The server waits until `until` for the object to exist, and the client
+    /// waits until `timeout` for the answer.
     pub(super) fn find(&self, name: &str, until: Deadline, timeout: Deadline) -> Result<ObjectId> {
         find(name, until, |kind| self.request(kind, &[], timeout))
     }
 
-    /// The description of the object that has a name, without pinning it.
+    /// Returns the description of the object that has a name, without pinning the object.
     pub(super) fn look_up(&self, name: &str) -> Result<Entry> {
         let named = |id: ObjectId| match self.index.read(id) {
             Some((SlotState::Sealed, record)) if record.name == name => self.entry(id, record),
@@ -207,7 +211,7 @@ impl ClientCore {
             let cached = self.index.candidates(name).find_map(|found| named(found.id));
             let entry = match cached {
                 Some(entry) => Some(entry),
-                // If the object was freed in the meantime, the name is looked up again.
+                // If the object was freed in the meantime, the client looks the name up again.
                 None => named(self.find(name, Deadline::NOW, Deadline::after(Client::TIMEOUT))?),
             };
             if let Some(entry) = entry {
@@ -216,7 +220,7 @@ impl ClientCore {
         }
     }
 
-    /// Pins an object and maps its memory; `None` if the object was freed.
+    /// Pins an object and maps its memory; returns `None` if the object was freed or is not sealed.
     pub(super) fn pin(self: &Arc<Self>, id: ObjectId) -> Result<Option<Object>> {
         match self.pins.pin(&self.index, id) {
             PinOutcome::Pinned(pin_at) => {
@@ -231,7 +235,7 @@ impl ClientCore {
         }
     }
 
-    /// A guard for a pin that was taken, and the location of the object.
+    /// Creates a guard that releases a pin on drop, and returns it with the location of the pinned object.
     fn guard_pin(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<(PinGuard, ObjectLocation)> {
         let guard = PinGuard::new(self, id, pin_at);
         let location = self
@@ -241,7 +245,7 @@ impl ClientCore {
         Ok((guard, location))
     }
 
-    /// Builds an object from a pin, and maps its memory if necessary.
+    /// Creates an [`Object`] from a pin, and maps the object's memory if necessary.
     fn with_memory(&self, guard: PinGuard, location: ObjectLocation) -> Result<Object> {
         let mapping = match self.maps.get(location.allocation) {
             Some(mapping) => mapping,
@@ -260,11 +264,12 @@ impl ClientCore {
     }
 
     pub(super) fn unpin(&self, id: ObjectId, pin_at: usize) {
-        // Read before the pin is released: the record is only valid while the object is pinned.
+        // The location is read before the pin is released, because the record is only valid while the object is pinned.
         let location = self.index.location(id);
         let must_notify = self.pins.unpin(&self.index, id, pin_at);
         if must_notify && let Some(location) = location {
-            // The object is deleted: unmap its memory, unless this process still uses it or it is an arena.
+            // The object is deleted, so its memory is unmapped, unless this process still uses it or it is an arena (shared by
+            // small objects).
             self.maps.evict(&self.index, location.allocation);
         }
         self.notify_if(must_notify, id);
@@ -277,7 +282,7 @@ impl ClientCore {
         }
     }
 
-    /// Sends a message that has no answer, now or when another thread has finished its request.
+    /// Sends a message that the server does not answer: now, or when another thread has finished its request.
     pub(super) fn notify(&self, kind: RequestKind) {
         self.unsent.lock().unwrap_or_else(PoisonError::into_inner).push(kind);
         match self.connection.try_lock() {
@@ -307,7 +312,7 @@ impl ClientCore {
         self.request_with_id(kind, payload, deadline).map(|(_, answer, fds)| (answer, fds))
     }
 
-    /// Sends a request that is answered by a sealed object.
+    /// Sends a request whose answer is a sealed object.
     pub(super) fn request_sealed(&self, kind: RequestKind, payload: &[u8]) -> Result<Sealed> {
         match self.request(kind, payload, Deadline::after(Client::TIMEOUT))? {
             (Answer::Sealed { object, version }, _) => Ok(Sealed { id: object, version }),
@@ -315,7 +320,8 @@ impl ClientCore {
         }
     }
 
-    /// As [`ClientCore::request_sealed`], with a descriptor. The server accepts descriptors from its own user only.
+    /// Sends a request with the descriptor of memory, whose answer is a sealed object. The server accepts descriptors from its
+    /// own user only.
     pub(super) fn request_adoption(&self, kind: RequestKind, fd: BorrowedFd<'_>) -> Result<Sealed> {
         self.check_cached()?;
         let mut connection = self.connection();
@@ -336,7 +342,7 @@ impl ClientCore {
         }
     }
 
-    /// Runs a request that allocates memory. If the quota is reached, waits for free space and tries again.
+    /// Runs a request that allocates memory. If the memory quota is reached, waits for free space and runs the request again.
     pub(super) fn with_space<T>(
         &self,
         len: usize,
@@ -350,7 +356,7 @@ impl ClientCore {
                 Err(Error::Refused(Refusal::OverQuota { .. })) if !deadline.has_passed() => {}
                 outcome => return outcome,
             }
-            // On a separate connection, so that other threads can delete objects meanwhile.
+            // The client waits for space on a separate connection, so that other threads can delete objects meanwhile.
             let (mut separate, _) = self.connect_again(Deadline::after(Client::TIMEOUT))?;
             let left = deadline.remaining().unwrap_or(Duration::MAX);
             let wait = wait_millis(left);
@@ -360,7 +366,7 @@ impl ClientCore {
         }
     }
 
-    /// As [`ClientCore::request`]; also returns the id of the request.
+    /// Sends a request, and returns its id, its answer and the received descriptors.
     pub(super) fn request_with_id(
         &self,
         kind: RequestKind,
@@ -377,7 +383,8 @@ impl ClientCore {
         outcome.map(|(answer, fds)| (id, answer, fds))
     }
 
-    /// Builds the description of an object from its record; `None` if its memory was freed since the record was read.
+    /// Creates the description of an object from its record; returns `None` if the object's memory was freed since the record was
+    /// read.
     pub(super) fn entry(&self, id: ObjectId, record: ObjectRecord) -> Option<Entry> {
         let place = self.index.allocation(record.region.allocation)?.place;
         Some(Entry {
@@ -394,13 +401,13 @@ impl ClientCore {
     }
 }
 
-/// The timeout of a request in milliseconds. The maximum is more than half a billion years.
+/// Converts the wait of a request to milliseconds, limited to 64 bits, which are more than half a billion years.
 fn wait_millis(left: Duration) -> u64 {
     const MAX_MILLIS: u128 = u64::MAX as u128;
     u64::try_from(left.as_millis().min(MAX_MILLIS)).expect("the value is limited to 64 bits")
 }
 
-/// Asks the server for the object of a name, until a deadline.
+/// Asks the server for the object that has a name, until the object exists or the deadline `until` passes.
 fn find(
     name: &str,
     until: Deadline,
@@ -408,7 +415,7 @@ fn find(
 ) -> Result<ObjectId> {
     check_name(name)?;
     loop {
-        // An unlimited wait is a sequence of limited ones.
+        // A wait without a deadline is a sequence of waits with a limit.
         let left = until.remaining().unwrap_or(Client::TIMEOUT).min(Client::TIMEOUT);
         let wait = wait_millis(left);
         match request(RequestKind::Find { name: name.to_owned(), wait }) {

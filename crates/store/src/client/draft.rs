@@ -1,4 +1,4 @@
-//! Drafts: objects that are being written, visible to their creator only.
+//! Drafts: objects of a store that are being written, visible to their creator only.
 
 use std::fmt;
 use std::num::NonZero;
@@ -16,17 +16,17 @@ use crate::convert::to_usize;
 use crate::protocol::{Answer, Label, MemberSpec, RequestKind, SMALL, check_labels};
 use crate::{Error, ObjectId, Refusal, Result};
 
-/// The result of sealing an object.
+/// The result of sealing an object: its id and its version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sealed {
     /// The id of the sealed object.
     pub id: ObjectId,
-    /// The version of the object among those with the same name.
+    /// The version of the object, one more than that of the object that had the same name before.
     pub version: u64,
 }
 
-/// The error of a failed seal, with the draft. Converting it into an [`Error`] drops the draft.
+/// The error of a failed seal, with the draft that was not sealed. Converting this error into an [`Error`] drops the draft.
 ///
 /// ```no_run
 /// use wholemem_store::{Client, Error, Refusal};
@@ -47,8 +47,8 @@ pub struct SealError<D> {
     /// The reason for which the draft was not sealed.
     pub error: Error,
     /// The draft, which can be written further and sealed again. A small draft is always returned; if the server did not answer,
-    /// it may have sealed it nevertheless. A larger draft is returned if its memory is still mapped or if servers died while it
-    /// was being sealed ([`Refusal::ServersDied`]); otherwise it is abandoned.
+    /// the server may have sealed the object nevertheless. A larger draft is returned if its memory is still mapped or if servers
+    /// died during the seal ([`Refusal::ServersDied`]); otherwise the draft is abandoned.
     pub draft: Option<Box<D>>,
 }
 
@@ -70,26 +70,26 @@ impl<D> From<SealError<D>> for Error {
     }
 }
 
-/// The memory of a draft, of an object or of a pack.
+/// The memory of a draft: of an object or a pack that is being written.
 #[derive(Debug)]
 pub(super) enum DraftMemory {
-    /// A small object in host memory: its bytes are sent to the server with the request.
+    /// A small object in host memory. Its bytes are sent to the server with the request that seals it.
     Small { label: Label, members: Vec<MemberSpec>, bytes: Vec<u8>, wait: Duration },
-    /// A large object, or one on a device: shared memory, mapped in this process.
+    /// A large object, or an object on a device, in shared memory that is mapped in this process.
     MappedDraft(MappedDraft),
 }
 
 #[derive(Debug)]
 pub(super) struct MappedDraft {
-    /// The id of the request that created the draft, by which the server identifies it.
+    /// The id of the request that created the draft, by which the server identifies the draft; zero once the draft is sealed.
     create: u64,
     object: ObjectId,
-    /// The memory, which is mapped again if sealing fails.
+    /// The memory of the draft, which is mapped again if sealing fails.
     allocation: Allocation,
-    /// `None` once the draft is sealed or abandoned.
+    /// The map of the draft's memory; `None` once the draft is sealed or abandoned.
     mapping: Option<Mapping>,
-    /// Whether forked children do not inherit the map, which would prevent sealing. True until an address of the map is handed
-    /// out.
+    /// True if forked children do not inherit the map of the draft, because an inherited map would prevent sealing. False once an
+    /// address of the map is handed out.
     is_fork_private: AtomicBool,
     offset: usize,
     is_cpu: bool,
@@ -111,7 +111,7 @@ impl DraftMemory {
         if is_cpu && (len as u64) < SMALL {
             return Ok(Self::Small { label, members, bytes: vec![0; len], wait });
         }
-        // The length of a pack follows from its members.
+        // The length of a pack is not sent, because the server computes it from the objects of the pack.
         let single = if members.is_empty() { len as u64 } else { 0 };
         let kind = RequestKind::Create { label, len: single, members, place };
         let (create, answer, fds) = core.with_space(len, place, wait, || {
@@ -127,7 +127,7 @@ impl DraftMemory {
         };
         let allocation = core.maps.import(&memory, fd).map_err(timed_out)?;
         let (is_fork_private, core) = (AtomicBool::new(false), Arc::clone(core));
-        // Constructed before the map, so that its `Drop` abandons the object if mapping fails.
+        // The draft is constructed before its memory is mapped, so that `Drop` abandons the object if mapping fails.
         let mut mapped =
             MappedDraft { create, object, allocation, mapping: None, is_fork_private, offset, is_cpu, core };
         mapped.map()?;
@@ -166,7 +166,7 @@ impl DraftMemory {
         }
     }
 
-    /// Seals the draft. If that fails, returns the error, and the draft if it is still usable.
+    /// Seals the draft. If sealing fails, returns the error, and the draft if it is still usable.
     pub(super) fn seal(mut self, core: &ClientCore) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         self.try_seal(core).map_err(|error| {
             let is_lost = matches!(&self, Self::MappedDraft(mapped) if mapped.mapping.is_none());
@@ -188,11 +188,12 @@ impl DraftMemory {
     }
 }
 
-/// Copies bytes to shared memory. Long copies use several threads: one core does not reach the memory bandwidth.
+/// Copies bytes to the shared memory of a draft. Long copies use several threads, because one core does not reach the memory
+/// bandwidth.
 fn copy_in(to: SharedSlice<'_>, offset: usize, source: SharedSlice<'_>) -> wholemem_os::Result<()> {
     const BYTES_PER_THREAD: usize = 4 << 20;
     const MAX_THREADS: usize = 4;
-    // Counting cores takes longer than a short copy.
+    // The number of cores is cached, because counting them takes longer than a short copy.
     static CORES: OnceLock<usize> = OnceLock::new();
     let cores = || *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get));
     let threads = match source.len() / BYTES_PER_THREAD {
@@ -214,14 +215,16 @@ impl MappedDraft {
     fn map(&mut self) -> Result<()> {
         let map = || -> Result<_> {
             let mapping = self.core.maps.map_once(&self.allocation, Rights::ReadWrite)?;
-            // If the kernel does not support this, sealing fails until children that were forked meanwhile exit.
+            // If the kernel does not support maps that children do not inherit, sealing fails until children that were forked
+            // meanwhile exit.
             let is_fork_private = self.is_cpu && mapping.set_inherited(false).is_ok();
             Ok((mapping, is_fork_private))
         };
         let (mapping, is_fork_private) = if self.is_cpu { without_forks(map)?? } else { map()? };
         self.is_fork_private = is_fork_private.into();
         if self.is_cpu {
-            // 20 times faster than page faults. If the kernel does not support it, pages are faulted in one by one.
+            // Populating the map is 20 times faster than page faults. If the kernel does not support it, pages are faulted in one
+            // by one.
             let _ = mapping.populate();
         }
         self.mapping = Some(mapping);
@@ -231,7 +234,8 @@ impl MappedDraft {
     fn seal(&mut self) -> Result<Sealed> {
         self.unmap()?;
         let outcome = self.core.request_sealed(RequestKind::Seal { create: self.create }, &[]);
-        // A child that maps the memory may exit, or the next server may succeed: until then the draft stays writable.
+        // The draft stays writable and can be sealed later, when a child that maps the memory has exited or the next server
+        // succeeds.
         if matches!(outcome, Err(Error::Refused(Refusal::StillMapped | Refusal::ServersDied { .. }))) {
             self.map()?;
         }
@@ -240,8 +244,8 @@ impl MappedDraft {
         Ok(sealed)
     }
 
-    /// Unmaps the memory: host memory that is still writable cannot be sealed. Device memory cannot be protected; there, a stream
-    /// may hold the mapping until its work has completed.
+    /// Unmaps the memory of the draft, because host memory that is mapped for writing cannot be sealed. Device memory cannot be
+    /// protected, so a stream may hold its map until the stream's work has completed.
     fn unmap(&mut self) -> Result<()> {
         if self.is_cpu && self.mapping()?.is_in_use() {
             return Err(Refusal::StillMapped.into());
@@ -252,7 +256,7 @@ impl MappedDraft {
         }
     }
 
-    /// The mapping, for a caller that may use it in a forked child too.
+    /// Returns the map of the draft's memory, for a caller that may also use the map in a forked child.
     fn inheritable_mapping(&self) -> Result<&Mapping> {
         let mapping = self.mapping()?;
         if self.is_fork_private.load(Ordering::Relaxed) {
@@ -276,7 +280,7 @@ impl Drop for MappedDraft {
     }
 }
 
-/// An object that is being written. Dropping it abandons the object.
+/// An object of a store that is being written. Dropping the draft abandons the object.
 ///
 /// ```no_run
 /// # let client = wholemem_store::Client::connect("socket")?;
@@ -296,13 +300,13 @@ pub struct Draft {
     core: Arc<ClientCore>,
 }
 
-/// A draft that is sealed in the background as soon as a stream reaches a point.
+/// A draft that is sealed in the background as soon as a stream has completed its submitted work.
 #[derive(Debug)]
 #[must_use = "dropping this does not cancel the seal, but its error is lost"]
 pub struct PendingSeal(JoinHandle<Result<Sealed>>);
 
 impl PendingSeal {
-    /// Waits until the object is sealed.
+    /// Waits until the draft is sealed in the background, and returns the result.
     ///
     /// # Errors
     /// As [`Draft::seal`]; errors of the stream's work.
@@ -323,31 +327,31 @@ impl Draft {
         Ok(Self { memory, len, is_cpu: place == 0, core: Arc::clone(core) })
     }
 
-    /// The length of the draft in bytes.
+    /// Returns the length of the draft in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the draft has no bytes.
+    /// Returns true if the draft has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the draft is in host memory.
+    /// Returns true if the draft is in host memory.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         self.is_cpu
     }
 
-    /// Always true: a draft can be written until it is sealed.
+    /// Returns true, because a draft can be written until it is sealed.
     #[must_use]
     pub fn is_mutable(&self) -> bool {
         true
     }
 
-    /// Writes bytes to an object in host memory.
+    /// Writes bytes to a draft in host memory, at an offset in bytes.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::OnDevice`].
@@ -355,7 +359,8 @@ impl Draft {
         self.copy_at(offset, source.into())
     }
 
-    /// As [`Draft::write_at`], from bytes that may change during the copy; then any mixture of old and new bytes may be written.
+    /// Writes bytes that may change during the copy, as [`Draft::write_at`] does; then any mixture of old and new bytes may be
+    /// written.
     ///
     /// # Errors
     /// As [`Draft::write_at`].
@@ -363,8 +368,8 @@ impl Draft {
         self.memory.copy_at(offset, source, self.len)
     }
 
-    /// The memory of an object of 1 MiB or more in host memory; `None` for a smaller object, whose bytes are sent to the server
-    /// when it is sealed.
+    /// Returns the writable memory of a draft of 1 MiB or more in host memory; `None` for a smaller draft, whose bytes are sent
+    /// to the server when it is sealed.
     ///
     /// # Errors
     /// [`Error::OnDevice`].
@@ -378,7 +383,7 @@ impl Draft {
         }
     }
 
-    /// The memory as a span, for copies by streams and for kernels; `None` for a small object in host memory.
+    /// Returns the memory of the draft as a span, for copies by streams and for kernels; `None` for a small draft in host memory.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -387,13 +392,14 @@ impl Draft {
         self.memory.span(0, self.len)
     }
 
-    /// The device of the memory; `None` for a small object in host memory.
+    /// Returns the device of the draft's memory; `None` for a small draft in host memory.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         self.memory.device()
     }
 
-    /// Seals the object: it becomes immutable and visible to all clients under its name. Writes by streams must have completed.
+    /// Seals the draft: the object becomes immutable and visible to all clients under its name. Streams must have completed their
+    /// writes before.
     ///
     /// # Errors
     /// [`Refusal::StillMapped`] if its memory is still mapped for writing: by a [`Span`] that is not
@@ -408,8 +414,8 @@ impl Draft {
         })
     }
 
-    /// Seals the object as soon as the stream has completed the work submitted so far. If this process dies earlier, the object
-    /// is never sealed.
+    /// Seals the draft as soon as the stream has completed the work submitted so far. If this process dies earlier, the object is
+    /// never sealed.
     ///
     /// # Errors
     /// [`Error::Memory`] if the event cannot be recorded on the stream.

@@ -1,4 +1,5 @@
-//! Pins of forked children: a child holds the objects that it inherits from the moment at which `fork` returns in it.
+//! The pins of forked children (marks that an object is in use): a child holds the objects of its parent from the moment at which
+//! `fork` returns in the child.
 //!
 //! ```text
 //!   parent, before the fork     opens another connection, sends `await child`: its pin page is valid while this connection is
@@ -35,16 +36,16 @@ use crate::pin::{self, PINS_LEN};
 use crate::protocol::{Answer, Request, RequestKind, Response, frame};
 use crate::{Error, Refusal, Result};
 
-/// The timeout for the server, before the fork and after it.
+/// The time that a fork waits for the server: in the parent before the fork, and in the child after it.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The delay between two attempts to connect.
+/// The delay between two attempts to connect to the server of a store.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// The id of the only request of a child's connection.
+/// The id of the claim, the only request on the connection of a forked child.
 const CLAIM_ID: u64 = 1;
 
-/// The number of rounds for clients that take their first pin during the preparation of the fork.
+/// The maximum number of rounds in which a fork prepares clients that take their first pin during the preparation.
 const MAX_ROUNDS: usize = 4;
 
 static HOOKS: ForkHooks = ForkHooks { before, in_parent, in_child };
@@ -53,75 +54,75 @@ static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { cores: Vec::new(), private: Vec::new(), inherited: Vec::new() });
 
 thread_local! {
-    /// The fork that this thread is executing.
+    /// The state of the fork that this thread is executing.
     static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
 }
 
-/// The connections and maps that children inherit. The hooks hold the lock during the fork, so that it is not held by another
-/// thread in a child.
+/// The connections and maps of this process that forked children inherit. The fork hooks hold the lock of the registry during a
+/// fork, so that no other thread holds it in the child.
 #[derive(Debug)]
 struct Registry {
     cores: Vec<Weak<ClientCore>>,
-    /// Copy-on-write maps of small objects.
+    /// The copy-on-write maps of small objects, with their connections.
     private: Vec<(Weak<ClientCore>, Weak<PrivateMap>)>,
-    /// Pages that this process has inherited itself.
+    /// The pin pages that this process has inherited from its own parent.
     inherited: Vec<PinHolder>,
 }
 
-/// A connection with pins and its pin page: the process's own, or one that it has inherited and claimed.
+/// A connection that holds pins, and its pin page: opened by this process, or inherited from its parent and claimed.
 #[derive(Debug, Clone)]
 struct PinHolder {
     core: Arc<ClientCore>,
     page: MappedCells,
-    /// The arenas of the inherited objects. They are stored here because finding them takes a lock, which a thread that does not
-    /// exist in the child may hold.
+    /// The arenas (memory that small objects share) of the inherited objects. They are stored here because finding them takes a
+    /// lock, which a thread that does not exist in the child may hold.
     arenas: Arc<[Arc<Mapping>]>,
 }
 
 impl PinHolder {
-    /// The arenas that contain the pinned objects.
+    /// Returns the arenas (memory that small objects share) that contain the pinned objects.
     fn arenas(&self) -> Arc<[Arc<Mapping>]> {
         let core = &self.core;
         if core.epoch.is_current() { core.maps.arenas(&core.index).into() } else { Arc::clone(&self.arenas) }
     }
 }
 
-/// The state of a fork in progress, from `before` to `in_parent` or `in_child`.
+/// The state of a fork in progress, from the hook `before` to the hook `in_parent` or `in_child`.
 #[derive(Debug)]
 struct Fork {
     registry: MutexGuard<'static, Registry>,
     accesses: Vec<ChildAccess>,
-    /// The pages that the child will have inherited.
+    /// The pin pages that the child inherits.
     inherited: Vec<PinHolder>,
     /// The connections on which new pins are blocked until the fork is complete.
     paused: Vec<Arc<ClientCore>>,
 }
 
-/// How a child gets access to the pinned objects of one connection.
+/// The access of a forked child to the pinned objects of one connection.
 #[derive(Debug)]
 struct ChildAccess {
     transfer: PinTransfer,
-    /// The memory that is made inaccessible in the child if it does not get its pins.
+    /// The memory of small objects, which is made inaccessible in the child if the child does not get its pins.
     arenas: Arc<[Arc<Mapping>]>,
     private: Vec<Arc<PrivateMap>>,
 }
 
-/// How the pinned objects stay valid for the child.
+/// The way in which pinned objects stay valid for a forked child.
 #[derive(Debug)]
 enum PinTransfer {
-    /// A pin page that the child claims.
+    /// The child claims a pin page that the parent has prepared.
     Claim(PageClaim),
-    /// The store has ended, so that its memory is never overwritten.
+    /// No pins are needed, because the store has ended and its memory is never overwritten.
     NotNeeded,
-    /// No pins could be obtained: the child must not read small objects.
+    /// The parent could not get pins for the child, so the child must not read small objects.
     Failed,
 }
 
-/// The data that a child needs to claim its page, all prepared before the fork.
+/// The data that a forked child needs to claim its pin page, all prepared before the fork.
 #[derive(Debug)]
 struct PageClaim {
     page: MappedCells,
-    /// The connection that keeps the pin page valid until it is claimed.
+    /// The connection that keeps the pin page valid until the child claims the page.
     connection: PacketSocket,
     address: EncodedAddress,
     request: Vec<u8>,
@@ -136,13 +137,13 @@ fn registry() -> MutexGuard<'static, Registry> {
 pub(super) fn add(core: &Arc<ClientCore>) -> Result<()> {
     fork::register(&HOOKS)?;
     let mut registry = registry();
-    // Connections that were inherited from a parent do not belong to this process.
+    // Connections that this process inherited from its parent do not belong to this process.
     registry.cores.retain(|core| core.upgrade().is_some_and(|core| core.epoch.is_current()));
     registry.cores.push(Arc::downgrade(core));
     Ok(())
 }
 
-/// Registers a copy-on-write map of an object.
+/// Registers a copy-on-write map of a small object, which is made inaccessible in forked children that get no pins.
 pub(super) fn add_private(core: &Arc<ClientCore>, map: &Arc<PrivateMap>) {
     let mut registry = registry();
     registry.private.retain(|(_, map)| map.strong_count() > 0);
@@ -150,7 +151,7 @@ pub(super) fn add_private(core: &Arc<ClientCore>, map: &Arc<PrivateMap>) {
 }
 
 impl Registry {
-    /// All connections with pins: those of this process, and inherited ones.
+    /// Returns all connections that hold pins: those of this process, and those inherited from its parent.
     fn holders(&self) -> Vec<PinHolder> {
         let cores = self.cores.iter().filter_map(Weak::upgrade).filter(|core| core.epoch.is_current());
         let own = cores.filter(|core| core.pins.in_use() > 0).map(|core| {
@@ -160,13 +161,13 @@ impl Registry {
         own.chain(self.inherited.iter().cloned()).filter(|holder| !holder.core.has_ended()).collect()
     }
 
-    /// Prepares the access of a child to the objects of one connection.
+    /// Prepares the access of a forked child to the objects of one connection.
     fn access(&self, holder: &PinHolder, deadline: Deadline) -> ChildAccess {
         let socket = &holder.core.path;
         let transfer = match PageClaim::create(&holder.core, deadline) {
             Ok(claim) => PinTransfer::Claim(claim),
-            // The store was killed, so its memory is never overwritten. `NotServed` alone does not prove that: the file at the
-            // path may belong to another store.
+            // The store was killed, so its memory is never overwritten. The error `NotServed` alone does not prove this: the
+            // socket file at the path may belong to another store.
             Err(Error::NotServed { .. }) if holder.core.is_peer_closed() => PinTransfer::NotNeeded,
             Err(error) => {
                 let socket = socket.display();
@@ -182,9 +183,9 @@ impl Registry {
     }
 }
 
-/// Fork hook in the parent, before the fork: gets pin pages for the child and copies the pins.
+/// Fork hook that runs in the parent before the fork: gets pin pages for the child and copies the pins to them.
 fn before() {
-    // May run twice for one fork. In a thread that is exiting, whose thread-local data is destroyed, it cannot run.
+    // This hook may run twice for one fork. It cannot run in a thread that is exiting, whose thread-local data is destroyed.
     if !FORK.try_with(|fork| fork.borrow().is_none()).unwrap_or(false) {
         return;
     }
@@ -201,7 +202,7 @@ fn before() {
         if round > 0 && fresh.is_empty() {
             break;
         }
-        // In the last round, new pins stay blocked while the server answers.
+        // New pins are allowed while the server answers, except in the last round.
         if round + 1 < MAX_ROUNDS {
             paused.drain(..).for_each(|core| core.pins.resume());
         }
@@ -226,20 +227,21 @@ fn before() {
     FORK.set(Some(Fork { registry, accesses, inherited, paused }));
 }
 
-/// Takes the fork that `before` has prepared in this thread.
+/// Takes the state of the fork that the hook `before` has prepared in this thread.
 fn take_fork() -> Option<Fork> {
     FORK.try_with(RefCell::take).ok().flatten()
 }
 
-/// Fork hook in the parent, after the fork: allows new pins again.
+/// Fork hook that runs in the parent after the fork: allows new pins again.
 fn in_parent() {
     let Some(fork) = take_fork() else { return };
     fork.paused.iter().for_each(|core| core.pins.resume());
-    // Releases the lock before the rest is dropped, which may close the last clone of a connection.
+    // The lock of the registry is released before the rest of the fork state is dropped, which may close the last clone of a
+    // connection.
     drop(fork.registry);
 }
 
-/// Fork hook in the child, before `fork` returns: claims the pin pages.
+/// Fork hook that runs in the child before `fork` returns: claims the child's pin pages.
 fn in_child() {
     let Some(mut fork) = take_fork() else { return };
     let deadline = Deadline::after(TIMEOUT);
@@ -253,10 +255,10 @@ fn in_child() {
             access.revoke();
         }
     }
-    // Nothing is freed here: another thread may have held the allocator's locks at the fork.
+    // The child frees no memory here, because another thread may have held the allocator's locks at the fork.
     std::mem::swap(&mut fork.registry.inherited, &mut fork.inherited);
     let Fork { registry, accesses, inherited, paused } = fork;
-    // The buffer of the list is leaked, because freeing it could deadlock.
+    // The buffer of the list `accesses` is leaked, because freeing it could deadlock in the child.
     let mut accesses = std::mem::ManuallyDrop::new(accesses);
     for access in accesses.drain(..) {
         let ChildAccess { transfer, arenas, private } = access;
@@ -275,18 +277,18 @@ impl ChildAccess {
         let arenas = self.arenas.iter().map(|arena| arena.revoke_in_child().is_ok());
         let private = self.private.iter().map(|map| map.revoke().is_ok());
         if !arenas.chain(private).all(|is_revoked| is_revoked) {
-            // The child must not read the bytes of other objects in place of these.
+            // The child must not read the bytes of other objects in place of the inherited ones.
             std::process::abort();
         }
     }
 }
 
 impl PageClaim {
-    /// Obtains a pin page for a child. Runs in the parent.
+    /// Obtains a pin page for a forked child from the server. Runs in the parent before the fork.
     fn create(core: &ClientCore, deadline: Deadline) -> Result<Self> {
         let (mut connection, welcome) = loop {
             match core.connect_again(deadline) {
-                // Connections of other children may be about to close.
+                // The parent tries again, because connections of other forked children may be about to close.
                 Err(Error::Refused(Refusal::ClientLimit { .. } | Refusal::NoDescriptors))
                     if !deadline.has_passed() =>
                 {
@@ -300,7 +302,7 @@ impl PageClaim {
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| wholemem_os::Error::Call { call: "getrandom", errno })?;
-        // Zero means that there is no secret.
+        // A secret of zero means that the pin page has no secret.
         let secret = u64::from_ne_bytes(bytes).max(1);
         pin::set_secret(&page, secret);
         connection.request(RequestKind::AwaitChild, &[], deadline)?;
@@ -314,15 +316,15 @@ impl PageClaim {
         })
     }
 
-    /// Claims the page. Runs in the child. Returns whether the child's objects are safe to read.
+    /// Claims the pin page of a forked child. Runs in the child. Returns true if the child's objects are safe to read.
     fn claim(&self, deadline: Deadline) -> bool {
         loop {
             match self.try_claim(deadline) {
                 Ok(is_granted) => return is_granted,
-                // A store that has ended never overwrites memory.
+                // A store that has ended never overwrites the memory of its objects.
                 Err(_) if self.connection.is_closed() == Ok(true) => return true,
                 Err(_) if deadline.has_passed() => return false,
-                // The server is being replaced, or the backlog of its socket is full.
+                // The child tries again: the server is being replaced, or the backlog of its socket is full.
                 Err(_) => std::thread::sleep(RETRY),
             }
         }
@@ -331,18 +333,18 @@ impl PageClaim {
     fn try_claim(&self, deadline: Deadline) -> Result<bool, wholemem_os::Error> {
         let socket = PacketSocket::connect_encoded(&self.address)?;
         socket.send(&self.request, &[], deadline)?;
-        // The buffer is longer than any response that rejects a page claim.
+        // The buffer is longer than any response of the server that rejects the claim of a pin page.
         let mut answer = [0; 1024];
         let len = socket.recv(&mut answer, deadline)?;
         match frame::peek_id(&answer[..len]) {
             Some(CLAIM_ID) => Ok(answer[..len] == self.granted[..]),
-            // The connection was refused before the claim was read, because the server cannot accept another one now.
+            // The server refused the connection before it read the claim, because it cannot accept another connection now.
             _ => Err(wholemem_os::Error::Closed),
         }
     }
 }
 
-/// Encodes a short message as one packet.
+/// Encodes a short message of the store's protocol as one packet.
 fn packet(message: &impl serde::Serialize) -> Result<Vec<u8>> {
     let packets = frame::encode(message, &[]).map_err(|malformed| Error::Protocol { rule: malformed.0 })?;
     let [packet] =

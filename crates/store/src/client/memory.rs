@@ -1,4 +1,4 @@
-//! The cache of this process's maps of allocations, which are shared by all objects in an allocation.
+//! The cache of this process's maps of allocations. All objects in an allocation share its map.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,14 +16,14 @@ use crate::index::ObjectIndex;
 use crate::protocol::MemoryRef;
 use crate::{Error, Result};
 
-/// Maps of allocations by id, and the devices to map on.
+/// A cache of maps of allocations by id, and the devices on which memory is mapped.
 #[derive(Debug)]
 pub(super) struct MappingCache {
     cached: Mutex<HashMap<AllocationId, Arc<Mapping>>>,
     host: Device,
-    /// The UUIDs of the server's devices, in the server's order.
+    /// The UUIDs of the server's devices, in the order in which the server numbers the devices.
     uuids: Vec<[u8; 16]>,
-    /// The backend of those devices: given, or opened for the first object on a device.
+    /// The backend of the server's devices: given by the caller, or opened for the first object on a device.
     devices: OnceLock<Option<Backend>>,
 }
 
@@ -38,23 +38,23 @@ impl MappingCache {
         self.lock().get(&allocation).cloned()
     }
 
-    /// Maps memory for reading, and caches the map.
+    /// Maps an allocation for reading, and caches the map.
     pub(super) fn map(&self, memory: &MemoryRef, fd: OwnedFd) -> Result<Arc<Mapping>> {
         let mapping = Arc::new(self.map_once(&self.import(memory, fd)?, Rights::Read)?);
-        // If another thread was faster, its map is used.
+        // If another thread has mapped the allocation meanwhile, the map of that thread is used.
         Ok(self.lock().entry(memory.allocation).or_insert(mapping).clone())
     }
 
-    /// Imports memory that the server has sent.
+    /// Imports an allocation from the descriptor that the server has sent.
     pub(super) fn import(&self, memory: &MemoryRef, fd: OwnedFd) -> Result<Allocation> {
         let len = to_usize(memory.allocation_len);
         Ok(Allocation::import(&self.device(memory.place)?, fd.into(), len)?)
     }
 
-    /// Maps memory without caching the map.
+    /// Maps an allocation without caching the map.
     pub(super) fn map_once(&self, allocation: &Allocation, rights: Rights) -> Result<Mapping> {
         let (device, len) = (allocation.device(), allocation.len());
-        // Aligned to large pages, so that the kernel maps them as such.
+        // The address of the map is aligned to large pages, so that the kernel uses large pages.
         let align = allocation.granularity().recommended.len();
         if len < align {
             return Ok(allocation.map(rights)?);
@@ -63,7 +63,7 @@ impl MappingCache {
         Ok(Mapping::create(&reservation, 0, allocation, &[Grant { device: device.id(), rights }])?)
     }
 
-    /// The device of this process for a place of the server.
+    /// Returns the device of this process for a place of the server (0 is the host, `n + 1` is the server's device `n`).
     fn device(&self, place: u32) -> Result<Device> {
         let Some(number) = place.checked_sub(1) else { return Ok(self.host.clone()) };
         let open = || Backend::open(BackendKind::Cuda).ok();
@@ -73,14 +73,14 @@ impl MappingCache {
         Ok(backend.device(info.id)?)
     }
 
-    /// The place of a device of this process, as the server numbers it.
+    /// Returns the place of a device of this process (`n + 1` for the server's device `n`).
     pub(super) fn place(&self, device: &Device) -> Result<u32> {
         let uuid = device.info().uuid;
         let number = self.uuids.iter().position(|cached| *cached == uuid).ok_or(Error::DeviceHidden)?;
         Ok(u32::try_from(number + 1).expect("a server has fewer than 2^32 devices"))
     }
 
-    /// The maps of host arenas, whose memory is reused for other objects.
+    /// Returns the maps of host arenas (memory that small objects share), which are reused for other objects.
     pub(super) fn arenas(&self, index: &ObjectIndex<MappedCells>) -> Vec<Arc<Mapping>> {
         let is_arena = |id: AllocationId| index.allocation(id).is_none_or(|record| record.is_arena);
         let is_host = |mapping: &Mapping| mapping.device().backend().kind() == BackendKind::Host;
@@ -89,12 +89,13 @@ impl MappingCache {
         arenas.map(|(_, mapping)| Arc::clone(mapping)).collect()
     }
 
-    /// Drops cached maps of freed allocations that are not in use.
+    /// Drops the cached maps of freed allocations that this process does not use.
     pub(super) fn trim(&self, index: &ObjectIndex<MappedCells>) {
         self.lock().retain(|id, mapping| index.allocation(*id).is_some() || Arc::strong_count(mapping) > 1);
     }
 
-    /// Drops the cached map of an allocation whose object was deleted, unless it is in use or is an arena.
+    /// Drops the cached map of an allocation whose object was deleted, unless the map is in use or the allocation is an arena
+    /// (shared by small objects).
     pub(super) fn evict(&self, index: &ObjectIndex<MappedCells>, allocation: AllocationId) {
         let is_shared = index.allocation(allocation).is_some_and(|record| record.is_arena);
         if let Entry::Occupied(cached) = self.lock().entry(allocation)

@@ -1,4 +1,4 @@
-//! A copy of device memory in pinned host memory, written back to the device when it is dropped.
+//! Mirrors: copies of device memory in pinned host memory, which are written back to the device when they are dropped.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,20 +8,21 @@ use wholemem_os::{Deadline, SharedSlice};
 use super::{Draft, Object};
 use crate::{Error, Result};
 
-/// A host copy of the bytes of a draft or an object. The copy of a draft is written back when it is dropped, unless it was
-/// abandoned.
+/// A host copy of the bytes of a draft or an object. Dropping the copy of a draft writes it back to the draft, unless the copy
+/// was abandoned.
 #[derive(Debug)]
 #[doc(alias = "CUDABufferMirror")]
 pub struct Mirror {
     buffer: PinnedBuffer,
     stream: Stream,
-    /// The destination of the write-back, until that is done or abandoned.
+    /// The memory to which the copy is written back; `None` for the copy of an object, or once the copy is written back or
+    /// abandoned.
     destination: Mutex<Option<Span>>,
     len: usize,
 }
 
 impl Mirror {
-    /// Creates a host copy of a draft; with its present bytes if `copy_in`, else uninitialized.
+    /// Creates a host copy of a draft, with the draft's present bytes if `copy_in`, else uninitialized.
     ///
     /// # Errors
     /// [`Error::Memory`]; [`Error::Protocol`] for a small draft in host memory, which can be written directly.
@@ -31,7 +32,7 @@ impl Mirror {
         Self::of_span(span, &device, copy_in)
     }
 
-    /// As [`Mirror::of_draft`], for the [span](Draft::span) of a draft on its device.
+    /// Creates a host copy of a draft from its [span](Draft::span) and its device, as [`Mirror::of_draft`] does.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -41,7 +42,7 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// Creates a host copy of an object.
+    /// Creates a read-only host copy of an object.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -64,7 +65,7 @@ impl Mirror {
         Ok(self.buffer.all().part(0, self.len)?)
     }
 
-    /// The bytes: read-only for an object, writable for a draft.
+    /// Returns the bytes of the host copy: read-only for an object, writable for a draft.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -76,7 +77,7 @@ impl Mirror {
         Ok(if is_written { bytes } else { bytes.read_only() })
     }
 
-    /// Writes the copy of a draft back, and returns errors. Dropping does the same, but only logs errors.
+    /// Writes the host copy back to its draft, and returns errors. Dropping the mirror does the same, but only logs errors.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -84,7 +85,8 @@ impl Mirror {
         self.flush()
     }
 
-    /// Discards the changes: the draft is not modified, and its memory is released even while the bytes are still borrowed.
+    /// Discards the changes to the host copy: the draft is not modified, and its memory is released even while the bytes of the
+    /// copy are still borrowed.
     pub fn abandon(&self) {
         drop(self.take_destination());
     }

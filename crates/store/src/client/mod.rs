@@ -1,4 +1,4 @@
-//! The client: how a process creates, finds and holds objects.
+//! The client of a store, with which a process creates, finds and holds objects.
 //!
 //! | item | purpose |
 //! |---|---|
@@ -47,10 +47,11 @@ pub use object::Object;
 pub use pack::{Pack, PackDraft, PackMember, PackObject};
 pub use watch::Watch;
 
-/// How long after the deadline of a request the client waits for its answer, because the server may be busy or being replaced.
+/// The time for which the client waits for an answer after the deadline of a request, because the server may be busy or being
+/// replaced.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A connection to a store.
+/// A connection of a process to an object store.
 ///
 /// Clones share the connection, and threads may share a client. The connection closes when the last clone and the last object
 /// obtained from it are dropped. A forked child cannot use an inherited client and has to connect by itself; objects that the
@@ -69,7 +70,7 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Client {
     core: Arc<ClientCore>,
-    /// How long a request to create an object waits for free space.
+    /// The time for which a request to create an object waits for free space.
     wait: Duration,
 }
 
@@ -82,11 +83,11 @@ impl PartialEq for Client {
 
 impl Eq for Client {}
 
-/// The description of an object: everything but its memory.
+/// The description of an object: its id, name, metadata, length and origin, but not its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
-    /// The id of the object.
+    /// The id of the object in the store.
     pub id: ObjectId,
     /// The name of the object; empty if it has none.
     pub name: String,
@@ -94,23 +95,23 @@ pub struct Entry {
     pub meta: Vec<u8>,
     /// The length of the object in bytes.
     pub len: usize,
-    /// The version of the object among those with the same name.
+    /// The version of the object, one more than that of the object that had the same name before.
     pub version: u64,
-    /// The user who created the object.
+    /// The user id of the creator of the object.
     pub owner: u32,
-    /// The time of creation, in milliseconds since the Unix epoch.
+    /// The time at which the object was created, in milliseconds since the Unix epoch.
     pub created: u64,
-    /// Whether the object is in host memory.
+    /// True if the object is in host memory.
     pub is_cpu: bool,
-    /// The first object of the pack, which may be this object; `None` outside a pack.
+    /// The first object of the pack that contains this object, which may be this object itself; `None` outside a pack.
     pub pack: Option<ObjectId>,
 }
 
 impl Client {
-    /// The timeout of an answer where the caller gives none.
+    /// The time for which a client waits for an answer of the server if the caller gives no deadline.
     pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Connects to the store at a socket.
+    /// Connects to the store that is served at a socket.
     ///
     /// # Errors
     /// [`Error::NotServed`]; [`Error::Socket`]; [`Refusal::OtherProtocol`].
@@ -118,8 +119,8 @@ impl Client {
         Self::connect_with(path, None)
     }
 
-    /// Connects to the store at a socket, and uses a given backend for objects in device memory. By default, the CUDA backend is
-    /// opened for the first such object.
+    /// Connects to the store that is served at a socket, and uses the given backend for objects in device memory. By default, the
+    /// CUDA backend is opened for the first such object.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -130,8 +131,8 @@ impl Client {
         Ok(Self { core, wait: Duration::ZERO })
     }
 
-    /// The same connection, through which requests to create an object wait up to `wait` for free space if the quota is reached.
-    /// By default they do not wait.
+    /// Returns a client of the same connection whose requests to create an object wait up to `wait` for free space if the memory
+    /// quota is reached. By default, these requests do not wait.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -145,7 +146,7 @@ impl Client {
         Self { core: Arc::clone(&self.core), wait }
     }
 
-    /// Creates an object in host memory, to be written and sealed. An object with an empty name is found by its id only.
+    /// Creates an object in host memory, which the caller writes and seals. An object with an empty name is found by its id only.
     ///
     /// # Errors
     /// [`Refusal::OverQuota`], [`Refusal::NameTooLong`], [`Refusal::NoMemory`]; [`Refusal::NameTaken`] if an object of another
@@ -163,7 +164,7 @@ impl Client {
         Draft::create(&self.core, label(name, meta), len, 0, self.wait)
     }
 
-    /// Creates an object in device memory.
+    /// Creates an object in device memory, which the caller writes and seals.
     ///
     /// # Errors
     /// As [`Client::create`]; [`Error::DeviceHidden`] if the server does not have the device.
@@ -182,7 +183,7 @@ impl Client {
         Draft::create(&self.core, label(name, meta), len, place, self.wait)
     }
 
-    /// Creates a pack: several objects in one allocation, sealed together and found together or each by its name.
+    /// Creates a pack: several objects in one allocation, which are sealed together and found together or each by its name.
     ///
     /// # Errors
     /// As [`Client::create`]; [`Refusal::TooManyMembers`]; [`Refusal::Malformed`] if two objects of the pack have the same name.
@@ -190,7 +191,7 @@ impl Client {
         PackDraft::create(&self.core, pack, self.wait)
     }
 
-    /// Creates and seals an object with these bytes in host memory.
+    /// Creates and seals an object in host memory with the given bytes.
     ///
     /// # Errors
     /// As [`Client::create`].
@@ -208,7 +209,7 @@ impl Client {
         Ok(draft.seal()?)
     }
 
-    /// Returns the object that has a name.
+    /// Returns the object that has the given name.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`]; [`Error::TooManyPins`]; [`Error::Disconnected`] if the store has ended.
@@ -221,8 +222,8 @@ impl Client {
         self.core.get_from_server(name, Deadline::NOW, Deadline::after(Self::TIMEOUT))
     }
 
-    /// The object that has a name, if this process has already mapped its memory. Sends no request and never blocks.
-    /// [`Client::get`] tries this first.
+    /// Returns the object that has the given name if this process has already mapped its memory. Sends no request and never
+    /// blocks. [`Client::get`] does the same first.
     ///
     /// # Errors
     /// [`Error::TooManyPins`]; [`Error::Disconnected`] if the store has ended.
@@ -238,7 +239,7 @@ impl Client {
         }
     }
 
-    /// The object that has a name; waits until the deadline for it to exist.
+    /// Returns the object that has the given name; waits until the deadline for the object to exist.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`] if no object had the name before the deadline; [`Error::TimedOut`] if the server does not answer
@@ -257,7 +258,7 @@ impl Client {
         self.core.get_on_new_connection(name, deadline, timeout)
     }
 
-    /// Returns the object with an id.
+    /// Returns the object with the given id.
     ///
     /// # Errors
     /// [`Refusal::NoSuchObject`]; [`Error::TooManyPins`].
@@ -268,7 +269,7 @@ impl Client {
         self.core.pin(id)?.ok_or_else(|| Refusal::NoSuchObject { object: id }.into())
     }
 
-    /// Returns the objects with these names, in the given order.
+    /// Returns the objects that have the given names, in the given order.
     ///
     /// # Errors
     /// As [`Client::get`], for the first name that fails.
@@ -278,7 +279,7 @@ impl Client {
         names.into_iter().map(|name| self.get(name)).collect()
     }
 
-    /// Returns all objects of a pack, held by one pin.
+    /// Returns the pack that has the given name; one pin holds all its objects.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -286,13 +287,14 @@ impl Client {
         self.get(name)?.into_pack()
     }
 
-    /// Whether the object was obtained through this connection or a clone of it. Ids are only valid within one store.
+    /// Returns true if the object was obtained through this client's connection. Ids of objects are only valid within one store.
     #[must_use]
     pub fn is_source_of(&self, object: &Object) -> bool {
         Arc::ptr_eq(&self.core, object.core())
     }
 
-    /// Gives another name to a sealed object. If another object has the name, it is deleted; processes that hold it keep it.
+    /// Gives another name to a sealed object. If another object already has the name, that object is deleted; processes that hold
+    /// it keep it.
     ///
     /// # Errors
     /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`]; [`Error::EmptyName`].
@@ -314,8 +316,8 @@ impl Client {
         self.core.request_sealed(RequestKind::Publish { label, object, part: None }, &[])
     }
 
-    /// Deletes an object. Its name is removed at once; its memory is freed when the last pin is released. Deleting the first
-    /// object of a pack deletes the whole pack.
+    /// Deletes an object. Its name is removed at once; its memory is freed when no process holds the object any more. Deleting
+    /// the first object of a pack deletes the whole pack.
     ///
     /// # Errors
     /// [`Refusal::NoSuchObject`], [`Refusal::NotYours`]; [`Refusal::NotSealed`] for a draft, unless the caller is the server's
@@ -337,8 +339,8 @@ impl Client {
         Ok(self.entries(prefix, SlotState::Sealed))
     }
 
-    /// Lists drafts, objects that were created and not sealed yet, by their future names. A pack is listed once, by its first
-    /// object. Sends no request.
+    /// Lists the drafts (objects that are created and not sealed yet) whose future names begin with `prefix`. A pack is listed
+    /// once, by its first object. Sends no request.
     ///
     /// A draft belongs to the connection that created it, and is deleted when the process of that connection exits. The user who
     /// runs the server can delete it earlier with [`Client::delete`]; `seal` then fails for its writer.
@@ -352,7 +354,7 @@ impl Client {
         Ok(drafts)
     }
 
-    /// The objects in a state whose names begin with `prefix`, sorted by name.
+    /// Returns the objects in the given state whose names begin with `prefix`, sorted by name.
     fn entries(&self, prefix: &str, state: SlotState) -> Vec<Entry> {
         let objects = self.core.index.objects().filter(|(_, found, _)| *found == state);
         let named = objects.filter(|(_, _, record)| record.name.starts_with(prefix));
@@ -361,7 +363,7 @@ impl Client {
         entries
     }
 
-    /// The description of the object that has a name. The object is neither pinned nor mapped.
+    /// Returns the description of the object that has the given name. The object is neither pinned nor mapped.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`]; [`Error::Disconnected`] if the store has ended.
@@ -370,7 +372,7 @@ impl Client {
         self.core.look_up(name)
     }
 
-    /// Subscribes to the events of names that begin with `prefix`.
+    /// Subscribes to the events of objects whose names begin with `prefix`.
     ///
     /// # Errors
     /// As [`Client::connect`]; [`Error::Disconnected`] if the store has ended.
@@ -391,8 +393,8 @@ impl Client {
         }
     }
 
-    /// Unmaps memory of freed objects. Every other call does this too; a process that makes no calls for a long time may call it
-    /// to release the memory.
+    /// Unmaps the memory of freed objects. Every other call of the client does this too; a process that makes no calls for a long
+    /// time may call this function to release the memory.
     pub fn trim(&self) {
         if self.core.epoch.is_current() {
             self.core.trim();

@@ -1,4 +1,4 @@
-//! Sealed objects, held by pins.
+//! Sealed objects of a store, held by pins (marks in shared memory that an object is in use).
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::index::ObjectLocation;
 use crate::protocol::SMALL;
 use crate::{Error, ObjectId, Result};
 
-/// A pin that is released on drop.
+/// A pin of an object that is released on drop.
 #[derive(Debug)]
 pub(super) struct PinGuard {
     core: Arc<ClientCore>,
@@ -32,20 +32,20 @@ impl PinGuard {
 
 impl Drop for PinGuard {
     fn drop(&mut self) {
-        // In a forked child the pin belongs to the parent.
+        // In a forked child the pin belongs to the parent, so the child does not release it.
         if self.core.epoch.is_current() {
             self.core.unpin(self.id, self.pin_at);
         }
     }
 }
 
-/// A sealed object. Its bytes never change and stay valid while this value lives, even if its creator exits, its name is removed
-/// or the server is replaced.
+/// A sealed object of a store. Its bytes never change and stay valid while this value lives, even if its creator exits, its name
+/// is removed or the server is replaced.
 #[derive(Debug)]
 pub struct Object {
-    /// The registration of the object's name with the fault handler, if that is installed.
+    /// The registration of the object's name with the access fault handler, if the handler is installed.
     _fault_name: Option<NamedRange>,
-    // Fields are dropped in this order: the memory must not be used after the pin is released.
+    // Fields are dropped in this order, the map before the pin: the memory must not be used after the pin is released.
     mapping: Arc<Mapping>,
     offset: usize,
     len: usize,
@@ -65,7 +65,7 @@ impl Object {
         Ok(object)
     }
 
-    /// Registers the memory of the object with the fault handler.
+    /// Registers the name and the memory of the object with the access fault handler.
     #[cold]
     fn fault_name(&self) -> Result<Option<NamedRange>> {
         let at = self.mapping.bytes()?.part(self.offset, self.len)?.as_ptr();
@@ -74,38 +74,38 @@ impl Object {
         Ok(NamedRange::register(at, self.len, &name))
     }
 
-    /// The id of the object.
+    /// Returns the id of the object.
     #[must_use]
     #[doc(alias = "ObjectID")]
     pub fn id(&self) -> ObjectId {
         self.guard.id
     }
 
-    /// The length of the object in bytes.
+    /// Returns the length of the object in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the object has no bytes.
+    /// Returns true if the object has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the object is in host memory.
+    /// Returns true if the object is in host memory.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         self.mapping.device().backend().kind() == BackendKind::Host
     }
 
-    /// Always false: a sealed object cannot be written.
+    /// Returns false, because a sealed object cannot be written.
     #[must_use]
     pub fn is_mutable(&self) -> bool {
         false
     }
 
-    /// The description of the object.
+    /// Returns the description of the object: its id, name, metadata, length and origin.
     ///
     /// # Errors
     /// [`Error::Protocol`].
@@ -117,19 +117,20 @@ impl Object {
         entry.ok_or(Error::Protocol { rule: "the memory of a pinned object is in the index" })
     }
 
-    /// The metadata of the object. Faster than [`Object::entry`].
+    /// Returns the metadata of the object. Faster than [`Object::entry`].
     #[must_use]
     pub fn meta(&self) -> Vec<u8> {
         self.guard.core.index.meta(self.id())
     }
 
-    /// Whether the object is a pack, which contains other objects.
+    /// Returns true if the object is a pack, which contains other objects.
     #[must_use]
     pub fn is_pack(&self) -> bool {
         self.guard.core.index.pack(self.id()) == Some(self.id())
     }
 
-    /// The bytes of an object in host memory. Not a `&[u8]`, because a process of the server's user could still modify them.
+    /// Returns the bytes of an object in host memory. The result is not a `&[u8]`, because a process of the server's user could
+    /// still modify the bytes.
     ///
     /// # Errors
     /// [`Error::OnDevice`].
@@ -141,7 +142,7 @@ impl Object {
     }
 
     /// Creates a private, writable map (copy-on-write) of some bytes of an object in host memory, for code that requires writable
-    /// memory. Writes are not visible outside of the new map. It shows the object's bytes only while this object is held.
+    /// memory. Writes are not visible outside of the new map. The map shows the object's bytes only while this object is held.
     ///
     /// # Errors
     /// [`Error::OnDevice`]; [`Error::OutOfRange`]; [`Error::Memory`] if `len` is zero or the mapping fails.
@@ -154,14 +155,15 @@ impl Object {
             return Err(Error::OutOfRange { offset, len, size: self.len });
         }
         let map = Arc::new(self.mapping.map_private(self.offset + offset, len)?);
-        // The memory of large objects is never reused, so a forked child may read it without a pin.
+        // Only maps of small objects are registered: the memory of large objects is never reused, so a forked child may read it
+        // without a pin.
         if (self.len as u64) < SMALL {
             inherit::add_private(self.core(), &map);
         }
         Ok(map)
     }
 
-    /// Copies the bytes of an object in host memory.
+    /// Returns a copy of the bytes of an object in host memory.
     ///
     /// # Errors
     /// [`Error::OnDevice`].
@@ -171,7 +173,7 @@ impl Object {
         Ok(bytes)
     }
 
-    /// The memory as a span, for copies by streams and for kernels.
+    /// Returns the memory of the object as a span, for copies by streams and for kernels.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -180,7 +182,7 @@ impl Object {
         Ok(self.mapping.span(self.offset, self.len)?)
     }
 
-    /// All objects of the pack of which this is the first object, held by the same pin.
+    /// Returns all objects of the pack of which this is the first object, held by the same pin.
     ///
     /// # Errors
     /// [`Error::Protocol`].
@@ -188,7 +190,7 @@ impl Object {
         PackObject::open(self)
     }
 
-    /// The device of the memory; the host device for host memory.
+    /// Returns the device of the object's memory, which is the host device for host memory.
     #[must_use]
     pub fn device(&self) -> Device {
         self.mapping.device()

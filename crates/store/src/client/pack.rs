@@ -14,7 +14,7 @@ use crate::id::SlotState;
 use crate::protocol::{Label, MemberSpec, Refusal, pack_layout};
 use crate::{ObjectId, Result};
 
-/// The specification of a pack to be created.
+/// The specification of a pack (several objects in one memory) to be created.
 ///
 /// ```
 /// use wholemem_store::Pack;
@@ -55,25 +55,25 @@ impl Pack {
         self.add_with_meta(name, &[], len)
     }
 
-    /// Adds an object of `len` bytes with metadata to the pack.
+    /// Adds an object of `len` bytes, with metadata, to the pack.
     #[must_use]
     pub fn add_with_meta(mut self, name: &str, meta: &[u8], len: usize) -> Self {
         self.members.push(MemberSpec { label: label(name, meta), len: len as u64 });
         self
     }
 
-    /// The number of objects of the pack.
+    /// Returns the number of objects of the pack.
     #[must_use]
     pub fn count(&self) -> usize {
         self.members.len()
     }
 }
 
-/// A pack that is being written. Dropping it abandons the pack.
+/// A pack (several objects in one memory) that is being written. Dropping this value abandons the pack.
 #[derive(Debug)]
 pub struct PackDraft {
     memory: DraftMemory,
-    /// Offset and length of each object of the pack, in bytes.
+    /// The offset and the length of each object of the pack, in bytes.
     ranges: Vec<(usize, usize)>,
     len: usize,
     core: Arc<ClientCore>,
@@ -93,7 +93,7 @@ impl PackDraft {
         Ok(Self { memory, ranges, len, core: Arc::clone(core) })
     }
 
-    /// Writes bytes to the object with index `member`, in host memory.
+    /// Writes bytes to the object with the index `member` of a pack in host memory.
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange), [`Error::OnDevice`](crate::Error::OnDevice).
@@ -101,8 +101,8 @@ impl PackDraft {
         self.copy_at(member, offset, source.into())
     }
 
-    /// As [`PackDraft::write_at`], from bytes that may change during the copy; then any mixture of old and new bytes may be
-    /// written.
+    /// Writes bytes that may change during the copy, as [`PackDraft::write_at`] does; then any mixture of old and new bytes may
+    /// be written.
     ///
     /// # Errors
     /// As [`PackDraft::write_at`].
@@ -114,7 +114,7 @@ impl PackDraft {
         self.memory.copy_at(start + offset, source, self.len)
     }
 
-    /// The memory of one object as a span, for streams and kernels; `None` for a small pack in host memory.
+    /// Returns the memory of one object of the pack as a span, for streams and kernels; `None` for a small pack in host memory.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory).
@@ -123,7 +123,7 @@ impl PackDraft {
         self.memory.span(start, len)
     }
 
-    /// The device of the memory; `None` for a small pack in host memory.
+    /// Returns the device of the pack's memory; `None` for a small pack in host memory.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         self.memory.device()
@@ -141,29 +141,29 @@ impl PackDraft {
         })
     }
 
-    /// The range of an object; empty if there is no object with this index.
+    /// Returns the offset and the length of an object in the pack; zeros if no object has this index.
     fn range(&self, member: usize) -> (usize, usize) {
         self.ranges.get(member).copied().unwrap_or((0, 0))
     }
 }
 
-/// The description of an object of a pack.
+/// The description of one object of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PackMember {
-    /// The id of the object.
+    /// The id of this object of the pack.
     pub id: ObjectId,
-    /// The index of the object in the pack, in the order in which objects were added.
+    /// The index of the object in its pack, in the order in which objects were added.
     pub number: usize,
     /// The metadata that the creator of the object attached to it.
     pub meta: Vec<u8>,
-    /// The offset of the object in the pack, in bytes.
+    /// The offset of the object in its pack, in bytes.
     pub offset: usize,
-    /// The length of the object in bytes.
+    /// The length of this object of the pack, in bytes.
     pub len: usize,
 }
 
-/// A sealed pack, held by one pin.
+/// A sealed pack (several objects in one memory), held by one pin.
 #[derive(Debug)]
 pub struct PackObject {
     object: Object,
@@ -178,7 +178,7 @@ impl PackObject {
             .read(object.id())
             .ok_or(crate::Error::Protocol { rule: "a pinned object has a record" })?;
         let others = core.index.objects().filter(|(id, state, record)| {
-            // An object stays part of the pack if another object replaces it under its name.
+            // An object stays part of the pack even if another object has taken its name.
             record.pack == Some(object.id()) && *id != object.id() && *state != SlotState::Created
         });
         let members = others.map(|(id, _, record)| {
@@ -191,18 +191,18 @@ impl PackObject {
         Ok(Self { object, members: members.into_iter().collect() })
     }
 
-    /// The objects of the pack, sorted by name.
+    /// Returns the names and descriptions of the objects of the pack, sorted by name.
     pub fn members(&self) -> impl Iterator<Item = (&str, &PackMember)> {
         self.members.iter().map(|(name, member)| (name.as_str(), member))
     }
 
-    /// Returns the object of the pack that has a name.
+    /// Returns the description of the object of the pack that has the given name.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<&PackMember> {
         self.members.get(name)
     }
 
-    /// The bytes of the object with a name, in host memory.
+    /// Returns the bytes of the object that has the given name, in a pack in host memory.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`]; [`Error::OnDevice`](crate::Error::OnDevice).
@@ -211,7 +211,7 @@ impl PackObject {
         Ok(self.object.bytes()?.part(member.offset, member.len)?)
     }
 
-    /// The memory of the object with a name as a span, for streams and kernels.
+    /// Returns the memory of the object of the pack that has the given name as a span, for streams and kernels.
     ///
     /// # Errors
     /// [`Refusal::NoSuchName`]; [`Error::Memory`](crate::Error::Memory).
@@ -220,7 +220,7 @@ impl PackObject {
         Ok(self.object.span()?.part(member.offset, member.len)?)
     }
 
-    /// The object that covers the memory of all members of the pack.
+    /// Returns the object that covers the memory of the whole pack.
     #[must_use]
     pub fn whole(&self) -> &Object {
         &self.object

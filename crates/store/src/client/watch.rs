@@ -1,4 +1,4 @@
-//! Watches: streams of events of names.
+//! Watches: streams of events of objects whose names begin with a prefix.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use super::connection::Connection;
 use crate::protocol::{Event, RequestKind};
 use crate::{Error, Result};
 
-/// A connection on which the server sends the events of names with one prefix.
+/// A connection on which the server sends the events of objects whose names begin with one prefix.
 #[derive(Debug)]
 pub struct Watch {
     connection: Connection,
     prefix: String,
-    /// Whether the watch is not registered with the current server.
+    /// True if the watch is not registered with the current server.
     is_unregistered: bool,
 }
 
@@ -26,7 +26,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Waits for the next event.
+    /// Waits for the next event of the watched names.
     ///
     /// Events between the death of a server and the next call are lost; that call returns [`Error::EventsMissed`] once. No event
     /// after that is lost, so a caller that lists the objects then has the current state.

@@ -1,4 +1,5 @@
-//! The layout of the index: positions of its sections, its header, and the words of its slots.
+//! The layout of the index (the table of a store's objects): the positions of its sections, its header, and the words of its
+//! slots.
 
 use wholemem_os::Size;
 
@@ -8,16 +9,16 @@ use crate::id::{AllocationId, MAX_SLOTS, ObjectId, SlotState, SlotWord};
 
 use super::record::RECORD_CELLS;
 
-/// The first eight bytes of an index: `wmindex1`.
+/// The first eight bytes of an index (the table of a store's objects): `wmindex1`.
 const MAGIC: u64 = u64::from_le_bytes(*b"wmindex1");
 
-/// The version of the layout; changes if the meaning of any cell changes.
+/// The version of the index layout, which changes if the meaning of any cell changes.
 pub(crate) const LAYOUT: u64 = 3;
 
 const HEADER_CELLS: usize = 64;
 const ALLOCATION_CELLS: usize = 4;
 
-/// Positions of the fields in the header, as cell numbers.
+/// Positions of the fields in the header of the index, as cell numbers.
 const AT_MAGIC: usize = 0;
 const AT_LAYOUT: usize = 1;
 const AT_RECORD_CELLS: usize = 2;
@@ -29,34 +30,34 @@ const AT_SUPERSEDED: usize = 7;
 const AT_FREED_ALLOCATIONS: usize = 8;
 const AT_QUOTA: usize = 9;
 
-/// The error of an index that cannot be used.
+/// The error of a store's index that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The memory does not begin with the magic number of an index.
-    #[error("the memory does not contain an index")]
+    /// The memory does not begin with the magic number of a store's index.
+    #[error("the memory does not contain the index of a store")]
     NotAnIndex,
-    /// The index has a layout of another version of this library.
-    #[error("the index has layout {found}; this version supports layout {known}")]
+    /// The index of the store has the layout of another version of this library.
+    #[error("the index of the store has layout version {found}; this library supports version {known}")]
     UnknownLayout {
-        /// The layout of the index.
+        /// The layout version of the index.
         found: u64,
-        /// The layout that this version supports.
+        /// The layout version that this library supports.
         known: u64,
     },
-    /// The memory is too short for the header's numbers, or the numbers are invalid.
-    #[error("the index is damaged: {slots} slots and {allocations} allocations do not fit {}", Size(*len))]
+    /// The memory is too short for the numbers in the header of the index, or these numbers are invalid.
+    #[error("the index of the store is damaged: {slots} slots and {allocations} allocations do not fit {}", Size(*len))]
     Damaged {
-        /// The number of slots according to the header.
+        /// The number of object slots according to the header of the index.
         slots: u64,
-        /// The number of allocations according to the header.
+        /// The number of allocation slots according to the header of the index.
         allocations: u64,
-        /// The length of the memory, in bytes.
+        /// The length of the index memory, in bytes.
         len: usize,
     },
 }
 
-/// The capacity of an index.
+/// The capacity of an index: its numbers of slots for objects and for allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
     pub(crate) slots: usize,
@@ -64,7 +65,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// At least half of the buckets are empty.
+    /// Returns the number of buckets in the hash table of names. At least half of the buckets are empty.
     pub(super) fn buckets(self) -> usize {
         (2 * self.slots).next_power_of_two()
     }
@@ -89,23 +90,23 @@ impl Geometry {
         self.first_record() + self.slots * RECORD_CELLS
     }
 
-    /// The length of the index file, in bytes: a multiple of the largest page size (64 KiB).
+    /// Returns the length of the index file in bytes, a multiple of the largest page size (64 KiB).
     pub(crate) fn len(self) -> usize {
         (self.cells() * size_of::<u64>()).next_multiple_of(64 << 10)
     }
 }
 
-/// The record of an allocation.
+/// The record of an allocation (memory that holds objects) in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AllocationRecord {
     pub(crate) len: u64,
-    /// The place of the memory: 0 is the host, `n + 1` is device `n` of the server.
+    /// The place of the allocation: 0 is the host, `n + 1` is device `n` of the server.
     pub(crate) place: u32,
-    /// Whether the allocation is an arena, which many small objects share.
+    /// True if the allocation is an arena, which many small objects share.
     pub(crate) is_arena: bool,
 }
 
-/// The location of an object's bytes.
+/// The location of an object's bytes: an allocation, and the range of the bytes in the allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ObjectLocation {
     pub(crate) allocation: AllocationId,
@@ -113,7 +114,8 @@ pub(crate) struct ObjectLocation {
     pub(crate) len: u64,
 }
 
-/// The index over a set of cells. The server writes it; clients use the functions that read.
+/// The index of a store (the table of all objects), stored in a sequence of cells. The server writes the index; clients only read
+/// it.
 #[derive(Debug, Clone)]
 pub(crate) struct ObjectIndex<C> {
     pub(super) cells: C,
@@ -121,7 +123,7 @@ pub(crate) struct ObjectIndex<C> {
 }
 
 impl<C: Cells> ObjectIndex<C> {
-    /// Formats zeroed cells as an empty index. The magic number is stored last.
+    /// Formats zeroed cells as an empty index. The magic number is stored last, so that an incomplete index is rejected.
     pub(crate) fn format(cells: C, geometry: Geometry) -> Self {
         assert!(
             cells.count() >= geometry.cells() && geometry.slots <= MAX_SLOTS,
@@ -135,7 +137,7 @@ impl<C: Cells> ObjectIndex<C> {
         Self { cells, geometry }
     }
 
-    /// Opens cells that already contain an index.
+    /// Opens an index in cells that were formatted before.
     pub(crate) fn open(cells: C) -> Result<Self, IndexError> {
         if cells.count() < HEADER_CELLS || cells.load_acquire(AT_MAGIC) != MAGIC {
             return Err(IndexError::NotAnIndex);
@@ -165,49 +167,50 @@ impl<C: Cells> ObjectIndex<C> {
         self.geometry
     }
 
-    /// The number of servers that have written this index so far.
+    /// Returns the number of servers that have written this index so far.
     pub(crate) fn epoch(&self) -> u64 {
         self.cells.load(AT_EPOCH)
     }
 
-    /// Counts a new server that has taken over the index.
+    /// Counts a new server that has taken over the index, and returns the new number of servers.
     pub(crate) fn begin_epoch(&self) -> u64 {
         let epoch = self.epoch() + 1;
         self.cells.store(AT_EPOCH, epoch);
         epoch
     }
 
-    /// Marks the index as abandoned: no process writes it from here on, so its names may be out of date.
+    /// Marks the index as superseded: no process writes it from now on, so its names may be out of date.
     pub(crate) fn supersede(&self) {
         self.cells.store_release(AT_SUPERSEDED, 1);
     }
 
-    /// Whether the index is no longer written.
+    /// Returns true if the index is superseded: no process writes it any more.
     pub(crate) fn is_superseded(&self) -> bool {
         self.cells.load_acquire(AT_SUPERSEDED) != 0
     }
 
-    /// The quota of host memory in bytes, as set by the first server and used by its successors.
+    /// Returns the quota of host memory in bytes, which the first server of a store sets and its successors use.
     pub(crate) fn quota(&self) -> u64 {
         self.cells.load(AT_QUOTA)
     }
 
-    /// Sets the quota of host memory. Only the first server calls this.
+    /// Sets the quota of host memory in the index. Only the first server of a store calls this function.
     pub(crate) fn set_quota(&self, quota: u64) {
         self.cells.store(AT_QUOTA, quota);
     }
 
-    /// The number of allocations that were freed so far. If it changes, clients check the allocations that they have mapped.
+    /// Returns the number of allocations that were freed so far. If the number changes, clients check whether allocations that
+    /// they have mapped were freed.
     pub(crate) fn freed_allocations(&self) -> u64 {
         self.cells.load(AT_FREED_ALLOCATIONS)
     }
 
-    /// The number of slots that were ever used; later slots are unused.
+    /// Returns the number of index slots up to the last one that was ever used. All later slots are unused.
     pub(crate) fn used_slots(&self) -> usize {
         to_usize(self.cells.load_acquire(AT_USED_SLOTS)).min(self.geometry.slots)
     }
 
-    /// The cell of a slot's word.
+    /// Returns the position of the cell that holds the word of an object's slot: its generation and state.
     pub(crate) fn word_cell(&self, slot: usize) -> usize {
         self.geometry.words() + slot
     }
@@ -216,20 +219,20 @@ impl<C: Cells> ObjectIndex<C> {
         SlotWord::decode(self.cells.load_acquire(self.word_cell(slot)))
     }
 
-    /// The state of an object; `None` if its slot is free, holds a later object or does not exist.
+    /// Returns the state of an object; `None` if the slot of its id is free, holds a later object or does not exist.
     pub(crate) fn state(&self, id: ObjectId) -> Option<SlotState> {
         let word = (id.slot() < self.geometry.slots).then(|| self.word(id.slot()))?;
         (word.generation == id.generation() && word.state != SlotState::Free).then_some(word.state)
     }
 
-    /// Commits a change of an object's state by one release store: earlier stores are visible to a reader that sees the new
-    /// state.
+    /// Commits a change of an object's state by one release store. A reader that sees the new state also sees all earlier stores.
     pub(crate) fn commit(&self, id: ObjectId, state: SlotState) {
-        // A free slot has the next generation already.
+        // A free slot already has the generation of its next object.
         let generation = id.generation() + u64::from(state == SlotState::Free);
         let used = (id.slot() + 1) as u64;
         if self.cells.load(AT_USED_SLOTS) < used {
-            // Stored before the word: a reader that scans the used slots never misses a used one.
+            // The number of used slots is stored before the word of the slot, so that a reader that scans the used slots never
+            // misses one.
             self.cells.store_release(AT_USED_SLOTS, used);
         }
         self.cells.store_release(self.word_cell(id.slot()), SlotWord { generation, state }.encode());
@@ -242,12 +245,12 @@ impl<C: Cells> ObjectIndex<C> {
         self.geometry.first_allocation() + slot * ALLOCATION_CELLS
     }
 
-    /// The word of an allocation's slot.
+    /// Returns the word of an allocation's slot: its generation and state.
     pub(crate) fn allocation_word(&self, slot: usize) -> SlotWord {
         SlotWord::decode(self.cells.load_acquire(self.allocation_cell(slot)))
     }
 
-    /// The record of an allocation; `None` if it was freed.
+    /// Returns the record of an allocation; `None` if the allocation was freed.
     pub(crate) fn allocation(&self, id: AllocationId) -> Option<AllocationRecord> {
         let live = SlotWord { generation: id.generation(), state: SlotState::Sealed };
         if id.slot() >= self.geometry.allocations || self.allocation_word(id.slot()) != live {
@@ -263,7 +266,7 @@ impl<C: Cells> ObjectIndex<C> {
         Some(AllocationRecord { len, place, is_arena: kind >> 32 == 1 })
     }
 
-    /// Writes and commits the record of an allocation.
+    /// Writes the record of an allocation to the index and commits it.
     pub(crate) fn add_allocation(&self, id: AllocationId, record: &AllocationRecord) {
         let at = self.allocation_cell(id.slot());
         self.cells.fence(FencePoint::Record);
@@ -273,15 +276,16 @@ impl<C: Cells> ObjectIndex<C> {
         self.cells.store_release(at, word.encode());
     }
 
-    /// Removes the record of an allocation.
+    /// Removes the record of an allocation from the index.
     pub(crate) fn remove_allocation(&self, id: AllocationId) {
         let word = SlotWord { generation: id.generation() + 1, state: SlotState::Free };
         self.cells.store_release(self.allocation_cell(id.slot()), word.encode());
-        // If the server dies before this store, clients keep their map of the allocation until the next allocation is freed.
+        // If the server dies before it increments the number of freed allocations, clients keep their map of this allocation
+        // until another allocation is freed.
         self.cells.store(AT_FREED_ALLOCATIONS, self.freed_allocations() + 1);
     }
 
-    /// Iterates over all allocations of the index.
+    /// Iterates over the records of all allocations in the index.
     pub(crate) fn allocations(&self) -> impl Iterator<Item = (AllocationId, AllocationRecord)> {
         (0..self.geometry.allocations).filter_map(|slot| {
             let word = self.allocation_word(slot);
@@ -320,7 +324,10 @@ pub(crate) mod tests {
         newer.cells().store(AT_LAYOUT, 4);
         let unknown = IndexError::UnknownLayout { found: 4, known: 3 };
         assert_eq!(refused(newer.cells().clone()), unknown);
-        assert_eq!(unknown.to_string(), "the index has layout 4; this version supports layout 3");
+        assert_eq!(
+            unknown.to_string(),
+            "the index of the store has layout version 4; this library supports version 3"
+        );
         for slots in [0, 9, u64::MAX] {
             let damaged = small();
             damaged.cells().store(AT_SLOTS, slots);

@@ -1,4 +1,4 @@
-//! The hash table from names to objects: one process writes it, many read it.
+//! The hash table from names to objects in the index of a store: the server writes the table, and many processes read it.
 //!
 //! Open addressing with at most [`PROBES`] probes. A hit is final. A miss is not: a reader may miss a name while the table
 //! changes, and a name whose buckets are full is not in the table. After a miss the client asks the server.
@@ -9,13 +9,13 @@ use crate::id::ObjectId;
 
 use super::layout::ObjectIndex;
 
-/// The number of buckets that a lookup probes.
+/// The maximum number of hash table buckets that a lookup of a name probes.
 const PROBES: usize = 32;
 
-/// Marks a bucket whose entry was removed: a probe continues behind it.
+/// Marks a bucket of the hash table whose entry was removed. A probe continues behind such a bucket.
 const TOMBSTONE: u64 = u64::MAX;
 
-/// A bucket that may hold the object of a name.
+/// An object that may have the name that is looked up, and the bucket of the hash table that contains its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NameCandidate {
     pub(crate) id: ObjectId,
@@ -23,7 +23,7 @@ pub(crate) struct NameCandidate {
 }
 
 impl<C: Cells> ObjectIndex<C> {
-    /// The objects that may have a name; their records decide.
+    /// Returns the objects that may have a name. The caller compares the name with the record of each object.
     pub(crate) fn candidates(&self, name: &str) -> impl Iterator<Item = NameCandidate> {
         let buckets = self.buckets(name);
         buckets
@@ -35,30 +35,31 @@ impl<C: Cells> ObjectIndex<C> {
             })
     }
 
-    /// Sets the object of a name to `id` by one store; replaces `before` if that is in the table.
+    /// Sets the object of a name to `id` by one store, which replaces the former object `before` if the hash table contains it.
     pub(crate) fn set_name(&self, name: &str, before: Option<ObjectId>, id: ObjectId) {
         let existing = before.and_then(|before| self.candidates(name).find(|found| found.id == before));
         let free = || {
             let is_free = |bucket: &usize| [0, TOMBSTONE].contains(&self.cells().load(*bucket));
             self.buckets(name).find(is_free)
         };
-        // If no bucket is free, clients ask the server for the name.
+        // If no bucket is free, the name is not in the hash table, and clients ask the server for it.
         if let Some(bucket) = existing.map(|found| found.bucket).or_else(free) {
             self.cells().store_release(bucket, id.as_u64());
         }
     }
 
-    /// Removes a name if its object is `id`.
+    /// Removes a name from the hash table if the object of the name is `id`.
     pub(crate) fn remove_name(&self, name: &str, id: ObjectId) {
         if let Some(found) = self.candidates(name).find(|found| found.id == id) {
-            // A probe ends at an empty bucket, so this bucket may become empty only if the next one is empty.
+            // A probe ends at an empty bucket, so the removed bucket becomes empty only if the next bucket is empty, and a
+            // tombstone otherwise.
             let next = self.next_bucket(found.bucket);
             let empty = if self.cells().load(next) == 0 { 0 } else { TOMBSTONE };
             self.cells().store_release(found.bucket, empty);
         }
     }
 
-    /// Empties the table. Recovery fills it again.
+    /// Empties the hash table of names. Recovery fills the table again.
     pub(crate) fn clear_names(&self) {
         let first = self.geometry().first_bucket();
         for bucket in first..first + self.geometry().buckets() {
@@ -81,8 +82,8 @@ impl<C: Cells> ObjectIndex<C> {
     }
 }
 
-/// FNV-1a with one more multiplication, because the table uses the low bits only. If many names collide, clients ask the server
-/// for them; a lookup does not slow down.
+/// Hashes a name by FNV-1a and one more multiplication, which mixes the low bits that the hash table uses. If many names collide,
+/// clients ask the server for some of them; lookups do not become slower.
 fn hash(name: &str) -> u64 {
     let mixed = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -122,7 +123,7 @@ mod tests {
                 } else if let Some(before) = before {
                     index.remove_name(&text, before);
                 }
-                // Sixteen names in 32 buckets, all of which are probed: no name is missed.
+                // The hash table has 32 buckets, all of which are probed, so no name is missed.
                 for name in 0..12 {
                     let text = format!("name-{name}");
                     let own = index.candidates(&text).filter(|found| found.id.slot() == name);
@@ -151,7 +152,7 @@ mod tests {
     #[test]
     fn a_full_table_keeps_its_entries() {
         let index = index(256);
-        // More names than one lookup probes, all with the same hash.
+        // The test adds more entries than one lookup probes, all with the same hash.
         for slot in 0..200 {
             index.set_name("name", None, ObjectId::new(slot, 0));
         }

@@ -1,4 +1,4 @@
-//! The index: the table of all objects, in memory that the server writes and clients map read-only.
+//! The index: the table of all objects of a store, in memory that the server writes and clients map read-only.
 //!
 //! ```text
 //!   header | words | buckets | allocations | records

@@ -1,4 +1,5 @@
-//! The records of objects: written while their slot is free, immutable while it is in use.
+//! The records of objects in the index. A record is written while its slot is free; later, only the version is set, before the
+//! object is sealed.
 
 use crate::cells::{Cells, FencePoint};
 use crate::convert::{low_u32, to_usize};
@@ -6,7 +7,7 @@ use crate::id::{AllocationId, ClientId, ObjectId, SlotState, SlotWord};
 
 use super::layout::{ObjectIndex, ObjectLocation};
 
-/// The maximum length of a name, in bytes.
+/// The maximum length of an object's name, in bytes.
 pub(crate) const MAX_NAME: usize = 200;
 
 /// The maximum length of the metadata that users attach to an object, in bytes.
@@ -16,7 +17,7 @@ const CELL: usize = size_of::<u64>();
 const AT_NAME: usize = 12;
 const AT_META: usize = AT_NAME + MAX_NAME / CELL;
 
-/// The number of cells of one record.
+/// The number of eight-byte cells of one object record in the index.
 pub(super) const RECORD_CELLS: usize = AT_META + MAX_META / CELL;
 
 const AT_ID: usize = 0;
@@ -32,7 +33,8 @@ const AT_CLIENT: usize = 9;
 const AT_REQUEST: usize = 10;
 const AT_PACK: usize = 11;
 
-/// A range of an allocation that is allocated and freed as a unit. The objects of a pack share one region.
+/// A range of an allocation that the server allocates and frees as a unit. The objects of a pack (several objects in one memory)
+/// share one region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Region {
     pub(crate) allocation: AllocationId,
@@ -40,27 +42,29 @@ pub(crate) struct Region {
     pub(crate) len: u64,
 }
 
-/// The record of an object: everything but its state.
+/// The record of an object in the index: its name, metadata, location and origin, but not its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ObjectRecord {
-    /// Empty for an object that is only found by its id.
+    /// The name of the object; empty if the object is only found by its id.
     pub(crate) name: String,
-    /// Metadata of the users; the store does not interpret it.
+    /// The metadata that users attach to the object; the store does not interpret it.
     pub(crate) meta: Vec<u8>,
     pub(crate) region: Region,
-    /// The offset of the object in the allocation, in bytes.
+    /// The offset of the object in its allocation, in bytes.
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// The version of the object among those with the same name. Set when it is sealed, zero before.
+    /// The version of the object, one more than that of the object that had the same name before; zero until the object is
+    /// sealed.
     pub(crate) version: u64,
-    /// The time of creation, in milliseconds since the Unix epoch.
+    /// The time at which the object was created, in milliseconds since the Unix epoch.
     pub(crate) created: u64,
-    /// The user who may delete the object.
+    /// The user who created the object, and may delete it.
     pub(crate) owner: u32,
-    /// The client and the request that created the object, by which a repeated request is recognized.
+    /// The client whose request created the object. The server recognizes a repeated request by the client and the id of the
+    /// request.
     pub(crate) client: ClientId,
     pub(crate) request: u64,
-    /// The first object of the pack, which may be this object; `None` outside a pack.
+    /// The first object of the pack that contains this object, which may be this object itself; `None` outside a pack.
     pub(crate) pack: Option<ObjectId>,
 }
 
@@ -69,12 +73,12 @@ impl<C: Cells> ObjectIndex<C> {
         self.geometry().first_record() + slot * RECORD_CELLS
     }
 
-    /// Writes the record of an object whose slot is free. Clients do not read it before the commit.
+    /// Writes the record of an object whose slot is free. Clients do not read the record before the object is committed.
     pub(crate) fn write_record(&self, id: ObjectId, record: &ObjectRecord) {
         debug_assert!(record.name.len() <= MAX_NAME && record.meta.len() <= MAX_META);
         let at = self.record_cell(id.slot());
         let store = |cell: usize, value: u64| self.cells().store(at + cell, value);
-        // Seqlock: a reader that sees one of these stores sees afterwards that the word has changed.
+        // Seqlock: a reader that sees one of the following stores finds a changed word when it checks the slot's word afterwards.
         self.cells().fence(FencePoint::Record);
         store(AT_ID, id.as_u64());
         store(AT_ALLOCATION, record.region.allocation.as_u64());
@@ -96,12 +100,14 @@ impl<C: Cells> ObjectIndex<C> {
         }
     }
 
-    /// Sets the version of an object that is about to be sealed. If the server dies in between, its successor sets it again.
+    /// Sets the version of an object that is about to be sealed. If the server dies before the seal, its successor sets the
+    /// version again.
     pub(crate) fn set_version(&self, id: ObjectId, version: u64) {
         self.cells().store(self.record_cell(id.slot()) + AT_VERSION, version);
     }
 
-    /// Reads an object and its state; `None` if no object has this id. The object is not pinned and may be freed at any time.
+    /// Reads the state and the record of an object; returns `None` if no object has this id. The object is not pinned and may be
+    /// freed at any time.
     pub(crate) fn read(&self, id: ObjectId) -> Option<(SlotState, ObjectRecord)> {
         let mut state = self.state(id)?;
         loop {
@@ -111,7 +117,7 @@ impl<C: Cells> ObjectIndex<C> {
             if now == state {
                 return Some((state, record?));
             }
-            // The same object has advanced to its next state. There are at most three states.
+            // The object has advanced to its next state, so its record is read again. An object has at most three states.
             state = now;
         }
     }
@@ -128,7 +134,8 @@ impl<C: Cells> ObjectIndex<C> {
         })
     }
 
-    /// Reads the record of a slot. Unless the object is pinned or its word is checked afterwards, the content may be torn.
+    /// Reads the record of a slot. Unless the object is pinned or the slot's word is checked afterwards, the record may be torn
+    /// (partly overwritten).
     fn record(&self, id: ObjectId) -> Option<ObjectRecord> {
         let at = self.record_cell(id.slot());
         let load = |cell: usize| self.cells().load(at + cell);
@@ -153,7 +160,7 @@ impl<C: Cells> ObjectIndex<C> {
         })
     }
 
-    /// Reads `len` bytes from consecutive cells.
+    /// Reads `len` bytes from consecutive cells of the index.
     fn text(&self, first: usize, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len.next_multiple_of(CELL));
         for cell in 0..len.div_ceil(CELL) {
@@ -163,19 +170,19 @@ impl<C: Cells> ObjectIndex<C> {
         bytes
     }
 
-    /// The metadata of a pinned object.
+    /// Returns the metadata of a pinned object.
     pub(crate) fn meta(&self, id: ObjectId) -> Vec<u8> {
         let at = self.record_cell(id.slot());
         let (_, len) = lengths(self.cells().load(at + AT_OWNER));
         self.text(at + AT_META, len)
     }
 
-    /// The first object of the pack of a pinned object.
+    /// Returns the first object of the pack that contains a pinned object; `None` outside a pack.
     pub(crate) fn pack(&self, id: ObjectId) -> Option<ObjectId> {
         ObjectId::from_u64(self.cells().load(self.record_cell(id.slot()) + AT_PACK))
     }
 
-    /// The location of a pinned object.
+    /// Returns the location of a pinned object: its allocation, offset and length.
     pub(crate) fn location(&self, id: ObjectId) -> Option<ObjectLocation> {
         let at = self.record_cell(id.slot());
         let allocation = AllocationId::from_u64(self.cells().load(at + AT_ALLOCATION))?;
@@ -183,13 +190,13 @@ impl<C: Cells> ObjectIndex<C> {
         Some(ObjectLocation { allocation, offset, len })
     }
 
-    /// The user who created an object. For the server, which writes the records.
+    /// Returns the user who created an object. Only the server, which writes the records, calls this function.
     pub(crate) fn owner(&self, id: ObjectId) -> Option<u32> {
         self.state(id)?;
         Some(low_u32(self.cells().load(self.record_cell(id.slot()) + AT_OWNER)))
     }
 
-    /// Whether a pinned object has this name.
+    /// Returns true if a pinned object has the given name.
     pub(crate) fn is_named(&self, id: ObjectId, name: &str) -> bool {
         let at = self.record_cell(id.slot());
         let (len, _) = lengths(self.cells().load(at + AT_OWNER));
@@ -202,13 +209,13 @@ impl<C: Cells> ObjectIndex<C> {
     }
 }
 
-/// The lengths of name and metadata, limited to the space of a record.
+/// Decodes the lengths of an object's name and metadata, limited to the space of a record.
 fn lengths(owner: u64) -> (usize, usize) {
     let part = |shift: u32, most: usize| to_usize(owner >> shift & 0xffff).min(most);
     (part(32, MAX_NAME), part(48, MAX_META))
 }
 
-/// Packs up to eight bytes into a cell, padded with zeros.
+/// Packs up to eight bytes into one cell of the index, padded with zeros.
 fn number(chunk: &[u8]) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|n| chunk.get(n).copied().unwrap_or(0)))
 }
@@ -258,7 +265,7 @@ pub(crate) mod tests {
             let pack = pack.map(|slot| ObjectId::new(slot, 7));
             let written =
                 ObjectRecord { name, meta, offset, len, version, created, owner, client: ClientId(client), request, pack, ..record("") };
-            // No byte of an earlier record remains visible.
+            // The long record that is written first must leave no visible bytes.
             index.write_record(id, &record(&"x".repeat(MAX_NAME)));
             index.write_record(id, &written);
             index.commit(id, SlotState::Created);
@@ -303,7 +310,7 @@ pub(crate) mod tests {
         assert_eq!(index.read(ObjectId::new(0, 1)), None);
     }
 
-    /// Cells whose server deletes an object while its record is being read.
+    /// Cells that simulate a server which deletes an object while a reader reads the object's record.
     #[derive(Debug)]
     struct DeletingCells {
         cells: RecordedCells,

@@ -1,8 +1,8 @@
-//! The keeper's state machine, without I/O: when a server is started, and how long the keeper waits before a restart.
+//! The keeper's state machine, without I/O: decides when a server is started, and how long the keeper waits before a restart.
 
 use std::time::Duration;
 
-/// A server that lived this long after it was ready resets the backoff.
+/// The time for which a server must have been ready so that its exit resets the restart backoff.
 const STABLE_AFTER: Duration = Duration::from_millis(100);
 
 const MIN_BACKOFF: Duration = Duration::from_millis(10);
@@ -10,7 +10,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KeeperPhase {
-    /// A server was started and is not ready yet.
+    /// The keeper has started a server, which is not ready yet.
     Starting,
     Serving {
         since: Duration,
@@ -18,31 +18,31 @@ enum KeeperPhase {
     BackingOff {
         until: Duration,
     },
-    /// The server was asked to stop.
+    /// The keeper has asked the server to stop, and waits for its exit.
     Stopping,
 }
 
-/// An input of the keeper's state machine.
+/// An input of the keeper's state machine: an event that the keeper has received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeeperInput {
     Ready,
-    /// The process of the server has exited.
+    /// The server process has exited.
     ServerDied,
-    /// A signal, or the exit of a watched process, requests the end of the store.
+    /// A signal, or the exit of the process that the store was started for, requests the end of the store.
     StopRequested,
     Tick,
 }
 
-/// An action of the keeper's state machine.
+/// An output of the keeper's state machine: an action that the keeper carries out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeeperOutput {
     StartServer,
-    /// The first server is ready.
+    /// Reports that the first server of the store is ready.
     ReportReady,
     StopServer,
-    /// The server was asked to stop before and has not exited.
+    /// Kills the server, which was asked to stop before and has not exited.
     KillServer,
-    /// The keeper exits: successfully, or because no server ever was ready.
+    /// Ends the keeper: with success, or with an error because no server ever was ready.
     End {
         success: bool,
     },
@@ -56,14 +56,15 @@ pub(super) struct KeeperMachine {
 }
 
 impl KeeperMachine {
-    /// A keeper whose server was just started, or, if `is_serving`, was taken over from another keeper.
+    /// Creates the state machine of a keeper that has just started a server or, if `is_serving`, has taken one over from another
+    /// keeper.
     pub(super) fn new(is_serving: bool) -> Self {
         let phase =
             if is_serving { KeeperPhase::Serving { since: Duration::ZERO } } else { KeeperPhase::Starting };
         Self { phase, has_served: is_serving, backoff: Duration::ZERO }
     }
 
-    /// The time of the next step if no input arrives.
+    /// Returns the time of the keeper's next step if no input arrives before; `None` if the keeper only waits for input.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         if let KeeperPhase::BackingOff { until } = self.phase { Some(until) } else { None }
     }
@@ -134,7 +135,7 @@ mod tests {
         let mut keeper = KeeperMachine::new(false);
         assert_eq!(keeper.step(at(5), KeeperInput::Ready), Some(KeeperOutput::ReportReady));
         assert_eq!(keeper.step(at(500), KeeperInput::ServerDied), Some(KeeperOutput::StartServer));
-        // From here on every server fails early, before or right after it is ready.
+        // In this loop every server fails early: before it is ready, or right after.
         let mut now = at(500);
         let mut backoffs = Vec::new();
         for round in 0..9 {

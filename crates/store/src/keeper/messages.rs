@@ -1,27 +1,28 @@
-//! The messages between keeper and server, and the keys of parked descriptors.
+//! The messages between the keeper and the server of a store, and the keys of parked descriptors (file descriptors that the
+//! keeper holds).
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{AllocationId, ClientId, ID_BITS};
 
-/// The key of a parked descriptor: the resource that it belongs to.
+/// The key of a parked descriptor (a file descriptor that the keeper holds): the resource that the descriptor belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DescriptorKey {
-    /// The memory of the index.
+    /// The descriptor of the index (the table of all objects).
     Index,
-    /// The socket that clients connect to.
+    /// The descriptor of the socket that clients connect to.
     Listener,
-    /// The process of the server, for a keeper that is not its parent.
+    /// The pidfd of the server process, for a keeper that is not its parent.
     Server,
-    /// Memory of objects.
+    /// The descriptor of an allocation, whose memory holds objects.
     Allocation(AllocationId),
-    /// The connection of a client.
+    /// The descriptor of a client's connection.
     Socket(ClientId),
-    /// The pin page of a client.
+    /// The descriptor of a client's pin page, in which the client lists the objects that it uses.
     Pins(ClientId),
-    /// The process of a client.
+    /// The pidfd of a client's process.
     Process(ClientId),
-    /// The file of the listening socket, opened with `O_PATH`.
+    /// The descriptor of the listening socket's file, opened with `O_PATH`.
     SocketFile,
 }
 
@@ -56,23 +57,23 @@ impl DescriptorKey {
     }
 }
 
-/// A message of a server to its keeper.
+/// A message from the server of a store to its keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToKeeper {
-    /// Hold the attached descriptors under these keys.
+    /// Asks the keeper to hold the attached descriptors under these keys.
     Park(Vec<u64>),
-    /// Close the descriptors with these keys.
+    /// Asks the keeper to close the descriptors with these keys.
     Unpark(Vec<u64>),
-    /// The server accepts clients.
+    /// Reports to the keeper that the server accepts clients.
     Ready,
 }
 
-/// A message of a keeper to its server.
+/// A message from the keeper of a store to its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToServer {
-    /// The descriptors with these keys are held.
+    /// Confirms that the keeper holds the descriptors with these keys.
     Parked(Vec<u64>),
-    /// The server has to stop.
+    /// Asks the server to stop.
     Stop,
 }
 

@@ -17,23 +17,23 @@ use super::machine::{KeeperInput, KeeperMachine, KeeperOutput};
 use super::messages::{DescriptorKey, ToKeeper, ToServer};
 use crate::{Error, Result};
 
-/// The timeout of a hand-over to a server or to a keeper.
+/// The timeout of a hand-over of descriptors between the keeper and the server of a store.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The maximum number of descriptors of a hand-over.
+/// The maximum number of descriptors in one hand-over between the keeper and the server of a store.
 pub(crate) const MAX_DESCRIPTORS: usize = 1 << 20;
 
-/// The role of a process of a store.
+/// The role of a process of a store: server or keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProcessRole {
-    /// The server process, which serves clients.
+    /// The server process, which serves the clients of the store.
     Server,
-    /// The keeper process, which holds the descriptors of the server.
+    /// The keeper process, which holds the file descriptors of the store and restarts the server.
     Keeper,
 }
 
-/// The table of parked descriptors, by key.
+/// The file descriptors that the keeper holds so that they survive the server, by key.
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorTable(BTreeMap<DescriptorKey, OwnedFd>);
 
@@ -50,7 +50,7 @@ impl DescriptorTable {
         self.0.into_iter()
     }
 
-    /// Adds a listening socket, and the descriptor of its file.
+    /// Adds the listening socket, and the descriptor of the socket's file, to the table of descriptors.
     fn keep_listener(&mut self, listener: &PacketListener) -> Result<()> {
         self.insert(DescriptorKey::Listener, listener.share_fd()?);
         if let Some(file) = listener.share_file()? {
@@ -59,13 +59,13 @@ impl DescriptorTable {
         Ok(())
     }
 
-    /// Sends all parked descriptors to the next server or keeper.
+    /// Sends all descriptors of the table to the next server or keeper.
     pub(crate) fn send(&self, socket: &PacketSocket) -> Result<()> {
         let fds: Vec<_> = self.0.iter().map(|(key, fd)| (key.encode(), fd.as_fd())).collect();
         Ok(socket.send_tagged(&fds, Deadline::after(HANDOVER_TIMEOUT))?)
     }
 
-    /// Receives all parked descriptors from the keeper or server.
+    /// Receives the table of all descriptors from the keeper or the server.
     pub(crate) fn receive(socket: &PacketSocket) -> Result<Self> {
         let fds = socket.recv_tagged(MAX_DESCRIPTORS, Deadline::after(HANDOVER_TIMEOUT))?;
         let keyed = fds.into_iter().filter_map(|(key, fd)| Some((DescriptorKey::decode(key)?, fd)));
@@ -73,23 +73,23 @@ impl DescriptorTable {
     }
 }
 
-/// Starts a process of the store, with this socket as its standard input.
+/// A function that starts a process of the store in a given role, with the given socket as its standard input.
 pub type Launch<'a> = dyn Fn(ProcessRole, OwnedFd) -> std::io::Result<Child> + 'a;
 
-/// How a keeper was started.
+/// The way in which a keeper was started.
 #[derive(Debug)]
 pub(crate) enum KeeperOrigin {
     /// The first keeper of the store, which has created the listening socket.
     First(PacketListener),
-    /// A replacement of a keeper that died, started by the server at the other end of this socket.
+    /// A replacement of a keeper that died. The server has started it, and is at the other end of this socket.
     Replacement { server: PacketSocket, path: PathBuf },
 }
 
-/// A running server process, and the connection to it.
+/// A running server process, and the keeper's connection to it.
 struct ServerProcess {
     socket: PacketSocket,
     process: PidFd,
-    /// Set if the server is a child of this process, which must reap it.
+    /// The child process, if the server is a child of this keeper, which must reap it.
     child: Option<Child>,
 }
 
@@ -101,7 +101,7 @@ impl ServerProcess {
         let process = PidFd::open(child.id())?;
         let running = Self { socket, process, child: Some(child) };
         match descriptors.send(&running.socket) {
-            // If the server dies during the hand-over, the loop finds its exit.
+            // If the server dies during the hand-over of descriptors, the keeper's event loop detects its exit.
             Ok(()) | Err(Error::Os(OsError::Closed)) => Ok(running),
             Err(error) => {
                 let _ = running.process.kill();
@@ -112,12 +112,12 @@ impl ServerProcess {
 
     fn send(&self, what: &ToServer) {
         if let Ok(bytes) = postcard::to_allocvec(what) {
-            // If the server does not read, it is dead or about to be killed.
+            // A server that does not read the message is dead or about to be killed, so the error is ignored.
             let _ = self.socket.send(&bytes, &[], Deadline::after(HANDOVER_TIMEOUT));
         }
     }
 
-    /// Reaps a child that has already exited.
+    /// Reaps a server that is a child of this keeper and has already exited.
     fn reap(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.wait();
@@ -125,11 +125,11 @@ impl ServerProcess {
     }
 }
 
-/// The sources of a stop: signals, and the exit of the process that the store was started for.
+/// The events that stop a keeper: signals, and the exit of the process that the store was started for.
 struct StopSources {
     signals: Signals,
     parent: Option<PidFd>,
-    /// That process had exited before the keeper started.
+    /// True if the process that the store was started for had exited before the keeper started.
     has_ended: bool,
 }
 
@@ -144,7 +144,7 @@ impl StopSources {
     }
 }
 
-/// Runs the keeper until it is stopped. Calls `ready` when the first server is ready.
+/// Runs the keeper of a store until the keeper is stopped. Calls `ready` when the first server is ready.
 pub(crate) fn run(
     origin: KeeperOrigin,
     parent: Option<u32>,
@@ -155,7 +155,7 @@ pub(crate) fn run(
     let signals = Signals::block(&[Signal::TERM, Signal::INT, Signal::HUP])?;
     let mut stops = StopSources::watch(signals, parent)?;
     let mut descriptors = DescriptorTable::default();
-    // The file of the socket is removed when this is dropped.
+    // The file of the listening socket is removed when `_listener` is dropped.
     let (mut keeper, mut running, _listener) = match origin {
         KeeperOrigin::First(listener) => {
             descriptors.keep_listener(&listener)?;
@@ -175,7 +175,7 @@ pub(crate) fn run(
             (KeeperMachine::new(true), Some(running), listener)
         }
     };
-    // The buffer of received messages.
+    // The buffer for messages of the server.
     let mut packet = vec![0; MAX_PACKET];
     let start = Instant::now();
     loop {
@@ -184,7 +184,7 @@ pub(crate) fn run(
         if input == KeeperInput::ServerDied
             && let Some(mut dead) = running.take()
         {
-            // Descriptors that were parked before the server died count.
+            // Descriptors that the server parked before it died count, so its remaining messages are received.
             while receive_message(&dead, &mut descriptors, &mut packet).is_some() {}
             dead.reap();
         }
@@ -220,7 +220,7 @@ pub(crate) fn run(
     }
 }
 
-/// Waits for the next input of the state machine, and processes parking messages meanwhile.
+/// Waits for the next input of the keeper's state machine, and meanwhile processes the server's messages about descriptors.
 fn wait(
     descriptors: &mut DescriptorTable,
     packet: &mut [u8],
@@ -263,7 +263,7 @@ fn wait(
                 }
                 PollSource::Signal => {}
                 PollSource::Parent => {
-                    // The exit of the process is reported only once.
+                    // The exit of the process that the store was started for is reported only once.
                     stops.parent = None;
                     return Ok(KeeperInput::StopRequested);
                 }
@@ -288,7 +288,7 @@ enum PollSource {
     Death,
 }
 
-/// Receives one message of the server into `packet`. Returns whether it is `Ready`; `None` if there is none.
+/// Receives one message of the server into `packet`. Returns true if the message is `Ready`; `None` if there is no message.
 fn receive_message(
     running: &ServerProcess,
     descriptors: &mut DescriptorTable,
@@ -297,7 +297,7 @@ fn receive_message(
     let (len, fds) = match running.socket.recv_with_fds(packet, MAX_FDS, Deadline::NOW) {
         Ok(received) => received,
         Err(OsError::FdsTruncated { .. }) => {
-            // The server gets no `Parked` for these descriptors, and refuses the request in the end.
+            // The server gets no `Parked` reply for these descriptors, and refuses the request of its client in the end.
             tracing::error!("the keeper has no descriptor left");
             return Some(false);
         }

@@ -1,4 +1,5 @@
-//! Pins: references to objects that a reader takes without a system call, and how the server finds them (hazard pointers).
+//! Pins: references to objects that a client takes without a system call, and that the server finds in shared memory (hazard
+//! pointers).
 //!
 //! ```text
 //!   reader                                        server
@@ -29,7 +30,7 @@ pub(crate) use page::{MAX_PINS, PINS_LEN, PinOutcome, PinPage, copy_pins, secret
 use crate::cells::{Cells, FencePoint};
 use crate::convert::to_usize;
 
-/// The cells of one pin: the object's word, its expected value, and the pin.
+/// The memory cells of one pin: the word of the object's slot, its expected value, and the pin.
 #[derive(Debug)]
 pub(crate) struct PinCells<'a, W, P> {
     pub(crate) words: &'a W,
@@ -40,8 +41,8 @@ pub(crate) struct PinCells<'a, W, P> {
 }
 
 impl<W: Cells, P: Cells> PinCells<'_, W, P> {
-    /// Pins the object if its word still has the expected value. If not, the caller must notify the server, which may have seen
-    /// the pin in between.
+    /// Pins an object if the word of its slot still has the expected value. Otherwise returns false, and the caller must notify
+    /// the server, which may have seen the pin in between.
     pub(crate) fn try_pin(&self, id: u64) -> bool {
         self.page.store(self.pin_at, id);
         self.page.fence(FencePoint::Pin);
@@ -52,8 +53,8 @@ impl<W: Cells, P: Cells> PinCells<'_, W, P> {
         false
     }
 
-    /// Releases the pin, and returns whether the caller must notify the server, which has deferred the deletion because of this
-    /// pin.
+    /// Releases a pin. Returns true if the object was deleted meanwhile: the caller must then notify the server, which may have
+    /// deferred the release of the object's memory because of this pin.
     pub(crate) fn release(&self) -> bool {
         self.page.store_release(self.pin_at, 0);
         self.page.fence(FencePoint::Unpin);
@@ -61,12 +62,13 @@ impl<W: Cells, P: Cells> PinCells<'_, W, P> {
     }
 }
 
-/// The number of cells in use according to the owner of the page, at most all cells. The first cell is not a pin.
+/// Returns the number of used cells of a pin page according to its owner, limited to the length of the page. The first cell
+/// contains this number and is not a pin.
 pub(crate) fn used(page: &impl Cells) -> usize {
     to_usize(page.load_acquire(0)).min(page.count())
 }
 
-/// The ids that a page pins according to its owner; not validated.
+/// Returns the object ids that a pin page contains according to its owner. The ids are not validated.
 pub(crate) fn pinned(page: &impl Cells) -> impl Iterator<Item = u64> {
     (1..used(page)).map(|at| page.load_acquire(at))
 }
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
     use crate::id::{SlotState, SlotWord};
 
-    /// Cells under loom, which runs every interleaving; optionally without one of the fences.
+    /// Cells for the model checker `loom`, which runs every interleaving; optionally without one of the fences.
     struct LoomCells {
         cells: Vec<AtomicU64>,
         missing: Option<FencePoint>,
@@ -125,11 +127,11 @@ mod tests {
         SlotWord { generation, state }.encode()
     }
 
-    /// One reader pins an object, reads its bytes twice and releases it, while the server deletes the object and reuses its
-    /// memory as soon as it may.
+    /// Runs all interleavings of a reader and the server: the reader pins an object, reads its bytes twice and releases it, while
+    /// the server deletes the object and reuses its memory as soon as the pins permit.
     fn run_model(missing: Option<FencePoint>) {
         loom::model(move || {
-            // The word and the bytes of one object; a page with one pin.
+            // `object` has the word and the bytes of one object; `page` is a pin page with one pin.
             let object = Arc::new(LoomCells::new(2, missing));
             let page = Arc::new(LoomCells::new(2, missing));
             object.store(BYTES, OLD);
@@ -167,7 +169,7 @@ mod tests {
                 object.store_release(WORD, word(2, SlotState::Free));
             }
             reader.join().expect("the reader finishes");
-            // A reader that released its pin without a notification was not seen by the server.
+            // If the server saw the pin and deferred the release of the memory, the reader must have notified the server.
             assert!(!deferred || notified.load(Ordering::SeqCst), "an object is retained without a pin");
         });
     }
@@ -196,11 +198,12 @@ mod tests {
         assert!(fails(FencePoint::Retire));
     }
 
-    /// A name changes from one version to the next, and the old version is deleted, while a reader looks the name up once.
+    /// Runs all interleavings of a server that replaces the object of a name and deletes the old one, and a reader that looks the
+    /// name up once.
     #[test]
     fn a_lookup_during_a_replacement_gets_the_old_or_the_new_version() {
         loom::model(|| {
-            // Two words, two contents, and the bucket of the name.
+            // The cells are the words of two objects, the contents of the objects, and the bucket of the name.
             let cells = Arc::new(LoomCells::new(5, None));
             let page = Arc::new(LoomCells::new(2, None));
             let (first, second, bucket) = (0, 1, 4);

@@ -1,4 +1,4 @@
-//! The pin page of a client: allocates pins and writes them.
+//! The pin page of a client (memory in which the client lists the objects that it uses): allocates and writes pins.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -8,50 +8,51 @@ use crate::index::ObjectIndex;
 
 use super::{PinCells, used};
 
-/// The length of a pin page in bytes: a cell with the number of cells in use, the pins, and a cell for the secret by which a
-/// forked child claims the page.
+/// The length of a pin page in bytes: a cell with the number of used cells, the pins, and a cell for the secret by which a forked
+/// child claims the page.
 pub(crate) const PINS_LEN: usize = 64 << 10;
 
-/// The number of pins of a client.
+/// The maximum number of objects that a client can pin at a time.
 pub(crate) const MAX_PINS: usize = PINS_LEN / size_of::<u64>() - 2;
 
-/// Writes the secret of a pin page, by which a forked child claims it.
+/// Writes the secret of a pin page, by which a forked child claims the page.
 pub(crate) fn set_secret(page: &impl Cells, secret: u64) {
     page.store_release(page.count() - 1, secret);
 }
 
-/// The secret of a page, if its owner has written one.
+/// Returns the secret of a pin page; `None` if its owner has not written one.
 pub(crate) fn secret(page: &impl Cells) -> Option<u64> {
     Some(page.load_acquire(page.count() - 1)).filter(|secret| *secret != 0)
 }
 
-/// The pins of this process. The lowest free pin is used first, so that the server scans few cells.
+/// The pin page of a client in this process. Released pins are used again before new ones, so that the server scans few cells.
 #[derive(Debug)]
 pub(crate) struct PinPage<P> {
     cells: P,
     free: Mutex<FreePins>,
-    /// Notified when pins may be taken again.
+    /// Notified when a fork is complete, so that pins may be taken again.
     resumed: Condvar,
 }
 
 #[derive(Debug)]
 struct FreePins {
-    /// Whether the process is being forked. No pin is taken until the fork is complete.
+    /// True while the process is being forked. No pin is taken until the fork is complete.
     is_paused: bool,
-    /// Free pins below `fresh`, the most recently released last.
+    /// The free pins with an index below `fresh`, the most recently released last.
     released: Vec<usize>,
-    /// The first pin that was never used.
+    /// The index of the first pin of the page that was never used.
     fresh: usize,
 }
 
-/// The result of an attempt to pin an object.
+/// The result of a client's attempt to pin an object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PinOutcome {
-    /// The object is pinned by the pin at this index.
+    /// The object is pinned by the pin at this index of the pin page.
     Pinned(usize),
-    /// The object does not exist or is not sealed. If `must_notify`, the server may have seen the pin and must be notified.
+    /// The object does not exist or is not sealed. If `must_notify`, the client must notify the server, which may have seen the
+    /// pin.
     NotSealed { must_notify: bool },
-    /// All pins of the page are in use.
+    /// All pins of the client's pin page are in use.
     NoFreePin,
 }
 
@@ -61,13 +62,13 @@ impl<P: Cells> PinPage<P> {
         Self { cells, free: Mutex::new(free), resumed: Condvar::new() }
     }
 
-    /// The number of pins in use.
+    /// Returns the number of pins of the page that are in use.
     pub(crate) fn in_use(&self) -> usize {
         let free = self.free();
         free.fresh - 1 - free.released.len()
     }
 
-    /// Blocks [`PinPage::pin`] until [`PinPage::resume`]. Pins can still be released.
+    /// Makes [`PinPage::pin`] wait until [`PinPage::resume`] is called. Pins can still be released.
     pub(crate) fn pause(&self) {
         self.free().is_paused = true;
     }
@@ -77,7 +78,7 @@ impl<P: Cells> PinPage<P> {
         self.resumed.notify_all();
     }
 
-    /// The cells of the pin page.
+    /// Returns the memory cells of the pin page.
     pub(crate) fn cells(&self) -> &P {
         &self.cells
     }
@@ -86,7 +87,7 @@ impl<P: Cells> PinPage<P> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins an object if it is sealed.
+    /// Pins an object of the index if the object is sealed.
     pub(crate) fn pin<C: Cells>(&self, index: &ObjectIndex<C>, id: ObjectId) -> PinOutcome {
         if id.slot() >= index.geometry().slots {
             return PinOutcome::NotSealed { must_notify: false };
@@ -100,7 +101,7 @@ impl<P: Cells> PinPage<P> {
             free = self.resumed.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
         let Some(pin_at) = self.allocate_pin(&mut free) else { return PinOutcome::NoFreePin };
-        // Under the lock: when the process forks, every pin that is taken is on the page.
+        // The pin is written while the lock is held, so that every taken pin is on the page when the process forks.
         if self.pin_cells(index, id, pin_at).try_pin(id.as_u64()) {
             PinOutcome::Pinned(pin_at)
         } else {
@@ -109,7 +110,7 @@ impl<P: Cells> PinPage<P> {
         }
     }
 
-    /// Releases a pin, and returns whether the server must be notified.
+    /// Releases a pin. Returns true if the client must notify the server, because the object was deleted meanwhile.
     pub(crate) fn unpin<C: Cells>(&self, index: &ObjectIndex<C>, id: ObjectId, pin_at: usize) -> bool {
         let must_notify = self.pin_cells(index, id, pin_at).release();
         self.free().released.push(pin_at);
@@ -134,23 +135,25 @@ impl<P: Cells> PinPage<P> {
             return Some(released);
         }
         let fresh = free.fresh;
-        // The last cell holds the secret.
+        // The last cell of a pin page holds its secret and is not a pin.
         (fresh < self.cells.count() - 1).then(|| {
             free.fresh += 1;
-            // Under the lock, so that the count never decreases. Before the pin is written, so that the server scans it.
+            // The number of used cells is stored while the lock is held, so that it never decreases, and before the pin is
+            // written, so that the server scans the pin.
             self.cells.store(0, free.fresh as u64);
             fresh
         })
     }
 }
 
-/// Copies the pins of a paused page to the page of a client with a higher id.
+/// Copies the pins of a paused pin page to the pin page of a client with a higher id.
 pub(crate) fn copy_pins(from: &impl Cells, to: &impl Cells) {
     let end = used(from).min(to.count() - 1);
     for at in 1..end {
         to.store(at, from.load_acquire(at));
     }
-    // After the pins: a pin that is released on the first page from now on is still on the second.
+    // The number of used cells is stored after the pins: a pin that is released on the first page from now on is still on the
+    // second page.
     to.store_release(0, end as u64);
 }
 
@@ -240,7 +243,7 @@ mod tests {
         assert_eq!(pinned(&copy).collect::<Vec<_>>(), [ids[0].as_u64(), 0, ids[2].as_u64()]);
         assert_eq!((secret(&cells), secret(&copy), secret(&RecordedCells::new(6))), (Some(7), Some(8), None));
         assert_eq!(page.pin(&index, ids[0]), PinOutcome::Pinned(2));
-        // A count that includes the cell of the secret is limited to the cells before it.
+        // A number of used cells that includes the cell of the secret is limited to the cells before the secret.
         cells.store(0, u64::MAX);
         copy_pins(&cells, &copy);
         assert_eq!((copy.load(0), secret(&copy)), (5, Some(8)));

@@ -1,4 +1,4 @@
-//! Splits messages into packets, and assembles packets into messages.
+//! Splits messages between a client and the server into packets, and assembles packets into messages.
 //!
 //! A packet is one byte of flags and a fragment of the message. Bit 0 is set if more packets of the message follow, bit 1 if the
 //! packet is the first of a message. A server that takes over a connection in the middle of a message waits for the next first
@@ -13,28 +13,28 @@ use serde::de::DeserializeOwned;
 use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::{Deadline, PacketSocket};
 
-/// The maximum length of a message, in bytes.
+/// The maximum length of a message between a client and the server, in bytes.
 pub(crate) const MAX_MESSAGE: usize = 8 << 20;
 
-/// The maximum number of descriptors of a message.
+/// The maximum number of file descriptors that are sent with a message.
 pub(crate) const MAX_FDS: usize = 2;
 
 const MAX_FRAGMENT: usize = MAX_PACKET - 1;
 
-/// The maximum number of bytes by which the buffer of a message grows at a time.
+/// The maximum number of bytes by which the buffer of an incomplete message grows at a time.
 const MAX_GROWTH: usize = 1 << 20;
 
 const MORE: u8 = 1;
 const FIRST: u8 = 2;
 
-/// The received bytes are not a valid message.
+/// The error of received bytes that are not a valid message, or of a message that cannot be encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct MalformedMessage(pub(crate) &'static str);
 
 const UNENCODABLE: MalformedMessage = MalformedMessage("the message cannot be encoded");
 
-/// Encodes a message as packets.
+/// Encodes a message and its payload as packets.
 pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, MalformedMessage> {
     let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
     let len = head.len() + payload.len();
@@ -46,7 +46,7 @@ pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec
         let mut packet = Vec::with_capacity(end - start + 1);
         let more = if end < len { MORE } else { 0 };
         packet.push(if start == 0 { FIRST | more } else { more });
-        // Copies the bytes from `start` to `end` of both parts, so that a long payload is copied only once.
+        // Copies the bytes from `start` to `end` of the message head and the payload, so that a long payload is copied only once.
         packet.extend_from_slice(&head[start.min(head.len())..end.min(head.len())]);
         let within = |at: usize| at.saturating_sub(head.len());
         packet.extend_from_slice(&payload[within(start)..within(end)]);
@@ -55,7 +55,7 @@ pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec
     Ok((0..len.max(1)).step_by(MAX_FRAGMENT).map(packet).collect())
 }
 
-/// The bytes that follow a request in its message, borrowed from the packet if the message has only one.
+/// The bytes that follow a request in its message, borrowed from the packet if the message consists of one packet.
 #[derive(Debug, Default)]
 pub(crate) struct Payload<'a> {
     message: Cow<'a, [u8]>,
@@ -63,14 +63,14 @@ pub(crate) struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Decodes a message, and returns its payload.
+    /// Decodes a request or a response, and returns it with the payload of its message.
     pub(crate) fn split<T: DeserializeOwned>(message: Cow<'a, [u8]>) -> Result<(T, Self), MalformedMessage> {
         let (decoded, rest) = decode(&message)?;
         let start = message.len() - rest.len();
         Ok((decoded, Self { message, start }))
     }
 
-    /// Makes the payload independent of the packet buffer, by a copy if necessary.
+    /// Makes the payload of a message independent of the packet buffer, by a copy if necessary.
     pub(crate) fn into_owned(self) -> Payload<'static> {
         Payload { message: Cow::Owned(self.message.into_owned()), start: self.start }
     }
@@ -90,18 +90,18 @@ impl From<Vec<u8>> for Payload<'_> {
     }
 }
 
-/// Decodes a message, and returns the bytes that follow it.
+/// Decodes a request or a response, and returns it with the bytes that follow it.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), MalformedMessage> {
     postcard::take_from_bytes(bytes).map_err(|_| MalformedMessage("the message cannot be decoded"))
 }
 
-/// The id at the beginning of a message of a single packet. Allocates nothing.
+/// Returns the id at the beginning of a message that consists of one packet. Allocates no memory.
 pub(crate) fn peek_id(packet: &[u8]) -> Option<u64> {
     let message = packet.split_first().filter(|(kind, _)| **kind == FIRST)?.1;
     postcard::take_from_bytes(message).ok().map(|(id, _)| id)
 }
 
-/// Whether this is the last packet of its message.
+/// Returns true if a packet is the last packet of its message.
 pub(crate) fn is_last(packet: &[u8]) -> bool {
     packet.first().is_none_or(|kind| kind & MORE == 0)
 }
@@ -115,32 +115,32 @@ pub(crate) struct MessageAssembler {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 enum AssemblyPhase {
-    /// The next packet begins a message.
+    /// No message is incomplete: the next packet begins a message.
     #[default]
     Between,
     Within,
-    /// Perhaps within a message whose first packet was read by another process.
+    /// The next packet may continue a message whose first packet was read by another process.
     Unsynchronized,
 }
 
 impl MessageAssembler {
-    /// For a connection from which another process has read before.
+    /// Creates the assembler of a connection from which another process (the previous server) has read before.
     pub(crate) fn inherited() -> Self {
         Self { bytes: Vec::new(), phase: AssemblyPhase::Unsynchronized }
     }
 
-    /// The number of bytes of the incomplete message.
+    /// Returns the number of received bytes of the incomplete message.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Adds a packet, and returns the message if it is complete. A message of a single packet is borrowed from it.
+    /// Adds a packet, and returns the message if the packet completes it. A message of one packet is borrowed from the packet.
     pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, MalformedMessage> {
         let Some((&kind, fragment)) = packet.split_first() else {
             return Err(MalformedMessage("the packet is empty"));
         };
         match (kind & !MORE, &self.phase) {
-            // If the previous message is incomplete, its sender has given up sending it.
+            // If the previous message is incomplete, its sender has given up sending it, so its bytes are dropped.
             (FIRST, _) => self.bytes.clear(),
             (0, AssemblyPhase::Within) => {}
             (0, AssemblyPhase::Unsynchronized) => return Ok(None),
@@ -153,7 +153,8 @@ impl MessageAssembler {
             self.phase = AssemblyPhase::Between;
             return Ok(Some(Cow::Borrowed(fragment)));
         }
-        // `Vec` would double its capacity, but the memory of a message is charged to its client.
+        // The buffer grows by a limited length (`Vec` would double its capacity), because the memory of a message is charged to
+        // its client.
         let spare = self.bytes.capacity() - self.bytes.len();
         if spare < fragment.len() {
             self.bytes.reserve_exact(fragment.len().max(self.bytes.len().min(MAX_GROWTH)));
@@ -165,7 +166,8 @@ impl MessageAssembler {
     }
 }
 
-/// Sends a message with descriptors. If it fits one packet, it is sent by scatter-gather, without a copy of the payload.
+/// Sends a message with file descriptors. A message that fits one packet is sent by scatter-gather, without a copy of the
+/// payload.
 pub(crate) fn send_message(
     socket: &PacketSocket,
     message: &impl Serialize,
@@ -178,12 +180,12 @@ pub(crate) fn send_message(
         return encode(message, payload).map(|packets| send(socket, &packets, fds, deadline));
     }
     let parts = [&[FIRST][..], &head, payload].map(IoSlice::new);
-    // An empty part is not allowed.
+    // An empty part of a packet is not allowed, so an empty payload is omitted.
     let count = if payload.is_empty() { 2 } else { 3 };
     Ok(socket.send_parts(&parts[..count], fds, deadline))
 }
 
-/// Sends the packets of a message, with descriptors on the last. Waits while the socket is full.
+/// Sends the packets of a message, and the file descriptors with the last packet. Waits while the socket is full.
 pub(crate) fn send(
     socket: &PacketSocket,
     packets: &[Vec<u8>],
@@ -217,7 +219,7 @@ mod tests {
         #[test]
         fn a_message_of_any_length_arrives_with_its_payload(len in 0_usize..200_000) {
             let payload = vec![5; len];
-            // Without the byte of flags.
+            // The length of the encoded request, without the byte of packet flags.
             let head = encode(&request(), &[]).unwrap()[0].len() - 1;
             let packets = encode(&request(), &payload).unwrap();
             prop_assert_eq!(packets.len(), (head + len).div_ceil(MAX_FRAGMENT));
@@ -251,7 +253,7 @@ mod tests {
 
     #[test]
     fn an_incomplete_message_is_replaced_by_the_next_one() {
-        // The sender gives up when its timeout expires in the middle of a message.
+        // The sender of the long message gives up when its timeout expires in the middle of the message.
         let long = encode(&request(), &[5; 150_000]).unwrap();
         let mut assembler = MessageAssembler::default();
         assert_eq!(assembler.push(&long[0]), Ok(None));

@@ -1,4 +1,4 @@
-//! The messages between clients and server: one type of request, one type of response.
+//! The messages between clients and the server of a store: one type of request, one type of response.
 //!
 //! A message is a request or a response encoded by [postcard](https://postcard.jamesmunns.com), followed by the bytes of a small
 //! object where the message carries one. It is sent as one or more packets ([`frame`]), with file descriptors on the last.
@@ -20,25 +20,27 @@ use crate::index::{MAX_META, MAX_NAME};
 pub use refusal::Refusal;
 pub(crate) use refusal::describe_error;
 
-/// The version of the protocol. New messages are appended to the enums, so that messages of older clients are still decoded.
+/// The version of the protocol between clients and server. New messages are appended to the enums, so that the server still
+/// decodes the messages of older clients.
 pub(crate) const PROTOCOL: u32 = 5;
 
-/// The oldest protocol version that the server supports.
+/// The oldest version of the client protocol that the server supports.
 pub(crate) const OLDEST_PROTOCOL: u32 = 4;
 
-/// The maximum number of objects of a pack.
+/// The maximum number of objects of a pack (several objects in one memory).
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;
 
-/// Host objects shorter than this are stored in shared arenas, and their bytes are sent with the request that creates them.
+/// The length in bytes below which a host object is small: the object is stored in a shared arena, and its bytes are sent with
+/// the request that creates it.
 pub(crate) const SMALL: u64 = 1 << 20;
 
-/// A request of a client.
+/// A request of a client to the server of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// The id of the request: never zero, and never used twice on a connection.
+    /// The id of the request, which is never zero and never used twice on a connection.
     pub(crate) id: u64,
-    /// The number of earlier attempts, each sent to a server that was then replaced. Clients of protocol 4 always send 1: the
-    /// byte was a boolean.
+    /// The number of earlier attempts to send the request, each to a server that was then replaced. Clients of protocol 4 always
+    /// send 1, because the byte was a boolean.
     pub(crate) resends: u8,
     pub(crate) kind: RequestKind,
 }
@@ -50,8 +52,8 @@ pub(crate) struct Label {
     pub(crate) meta: Vec<u8>,
 }
 
-/// The number of servers that may die while a request is in progress. After that, no memory is allocated, sealed or adopted for
-/// the request.
+/// The number of servers that die during one request before the next server refuses to allocate, seal or adopt memory for the
+/// request.
 const MAX_SERVER_DEATHS: u8 = 2;
 
 impl Label {
@@ -61,7 +63,8 @@ impl Label {
 }
 
 impl RequestKind {
-    /// The heap memory of the lists and texts of a decoded request that creates an object, in bytes.
+    /// Returns the heap memory of the lists and texts in a decoded request that creates an object, in bytes; zero for other
+    /// requests.
     pub(crate) fn decoded_len(&self) -> u64 {
         match self {
             Self::Create { label, members, .. } => {
@@ -76,8 +79,8 @@ impl RequestKind {
 }
 
 impl Request {
-    /// Refuses to allocate, seal or adopt memory for a request during which servers died. Requests that only wait or look
-    /// something up are not checked: they are unlikely to be the cause.
+    /// Refuses to allocate, seal or adopt memory for a request during which two servers died. Requests that only wait or look
+    /// something up are not checked, because they are unlikely to cause the deaths.
     pub(crate) fn check_server_deaths(&self) -> Result<(), Refusal> {
         if self.resends < MAX_SERVER_DEATHS {
             Ok(())
@@ -88,7 +91,7 @@ impl Request {
 }
 
 impl Label {
-    /// Checks that the name and the metadata fit a record of the index.
+    /// Checks that the name and the metadata of an object fit a record of the index.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         check_name(&self.name)?;
         let (len, limit) = (self.meta.len(), MAX_META);
@@ -96,20 +99,20 @@ impl Label {
     }
 }
 
-/// Checks the length of a name or of a prefix of names.
+/// Checks the length of an object's name, or of a prefix of names.
 pub(crate) fn check_name(name: &str) -> Result<(), Refusal> {
     let (len, limit) = (name.len(), MAX_NAME);
     if len > limit { Err(Refusal::NameTooLong { len, limit }) } else { Ok(()) }
 }
 
-/// An object of a pack to be created.
+/// The specification of one object of a pack (several objects in one memory) to be created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberSpec {
     pub(crate) label: Label,
     pub(crate) len: u64,
 }
 
-/// A range of bytes, relative to the beginning of some memory.
+/// A range of bytes: its offset from the beginning of some memory, and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ByteRange {
     pub(crate) offset: u64,
@@ -117,7 +120,7 @@ pub(crate) struct ByteRange {
 }
 
 impl ByteRange {
-    /// Checks that the range is within memory of `whole` bytes.
+    /// Checks that the range lies within memory of `whole` bytes.
     pub(crate) fn check(self, whole: u64) -> Result<(), Refusal> {
         let Self { offset, len } = self;
         let is_within = offset.checked_add(len).is_some_and(|end| end <= whole);
@@ -127,45 +130,47 @@ impl ByteRange {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RequestKind {
-    /// The first request of a connection: the protocol version of the client.
+    /// The first request on a connection, with the protocol version of the client.
     Hello { protocol: u32 },
-    /// Creates an object of `len` bytes, or a pack of `members`, at a place (0 is the host, `n + 1` is device `n` of the server).
-    /// Small host objects are sent with their bytes and sealed at once.
+    /// Creates an object of `len` bytes, or a pack of the objects `members`, at a place (0 is the host, `n + 1` is device `n` of
+    /// the server). The bytes of small host objects are sent with the request, and the objects are sealed at once.
     Create { label: Label, len: u64, members: Vec<MemberSpec>, place: u32 },
-    /// Seals the object that this client's request `create` created.
+    /// Seals the object that this client's request with the id `create` created.
     Seal { create: u64 },
-    /// Frees the unsealed object that this client's request `create` created.
+    /// Frees the unsealed object that this client's request with the id `create` created.
     Abandon { create: u64 },
-    /// Creates another object over the bytes of a sealed object, or over a range of the memory that was allocated for it.
+    /// Creates another object over the bytes of a sealed object, or over a range of the memory that was allocated for the sealed
+    /// object.
     Publish { label: Label, object: ObjectId, part: Option<ByteRange> },
-    /// Deletes an object; if it is the first of a pack, the whole pack.
+    /// Deletes an object. If the object is the first of a pack, the whole pack is deleted.
     Delete { object: ObjectId },
-    /// Looks up the object of a name, and waits for up to `wait` milliseconds until it exists.
+    /// Looks up the object that has a name, and waits up to `wait` milliseconds until the object exists.
     Find { name: String, wait: u64 },
-    /// Requests the memory of an object.
+    /// Requests the descriptor of an object's memory.
     Fetch { object: ObjectId },
-    /// A pin of a deleted object was released. Not answered.
+    /// Notifies the server that the client has released a pin of a deleted object. The server sends no answer.
     PinReleased { object: ObjectId },
-    /// Subscribes to events of objects whose names begin with `prefix`.
+    /// Subscribes to the events of objects whose names begin with `prefix`.
     Watch { prefix: String },
-    /// Requests the usage of the store.
+    /// Requests the status of the store: the number of objects and clients, and the memory usage.
     Status,
-    /// The last message of a client that holds no object and no draft. Without it, the server waits for the exit of the client's
-    /// process before it frees what the client may still write or read. Not answered.
+    /// Ends the connection of a client that holds no object and no draft. Without this message, the server waits for the exit of
+    /// the client's process before it frees what the client may still write or read. The server sends no answer.
     Goodbye,
-    /// Waits for up to `wait` milliseconds until there is space for an object of `len` bytes at a place.
+    /// Waits up to `wait` milliseconds until the store has space for an object of `len` bytes at a place.
     AwaitSpace { len: u64, place: u32, wait: u64 },
-    /// Creates an object from a range of client memory of `len` bytes at a place; the descriptor is sent along.
+    /// Creates an object from a range of the client's existing memory of `len` bytes at a place. The descriptor of the memory is
+    /// sent with the request.
     Adopt { label: Label, place: u32, len: u64, part: ByteRange },
-    /// The process of this client is about to fork, and the pin page of this connection is for the child. From now on the page is
-    /// valid while the connection is open, even after the parent has exited.
+    /// Announces that the client's process is about to fork, and that the pin page of this connection is for the child. From now
+    /// on the page is valid while the connection is open, even after the parent has exited.
     AwaitChild,
-    /// The first request on a separate connection of a forked child: claims the pin page of `client`, whose last cell is
+    /// The first request of a forked child on a separate connection: claims the pin page of `client`, whose last cell is
     /// `secret`. From now on the page is valid while the child's process lives.
     Claim { client: ClientId, secret: u64 },
 }
 
-/// A response of the server. The id is zero if it answers no request.
+/// A response of the server to a client. Its id is zero if the response answers no request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Response {
     pub(crate) id: u64,
@@ -174,13 +179,13 @@ pub(crate) struct Response {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// Accepts the connection. The descriptors are the index, read-only, and the client's pin page.
+    /// Accepts the connection of a client. The attached descriptors are the index (read-only) and the client's pin page.
     Welcome {
         client: ClientId,
         index_len: u64,
         devices: Vec<[u8; 16]>,
     },
-    /// The object was created. The descriptor is its memory, writable.
+    /// The object was created. The attached descriptor is the object's memory, writable.
     Created {
         object: ObjectId,
         memory: MemoryRef,
@@ -192,20 +197,20 @@ pub(crate) enum Answer {
     Found {
         object: ObjectId,
     },
-    /// The descriptor is the object's memory, read-only on the host.
+    /// The attached descriptor is the memory of the requested object, read-only on the host.
     Fetched {
         memory: MemoryRef,
     },
     Done,
     Status(Status),
     Refused(Refusal),
-    /// A new server has taken over: the client has to send unanswered requests again.
+    /// A new server has taken over: the client has to send its unanswered requests again.
     Restarted,
-    /// An event of a watched name.
+    /// An event of an object whose name the client watches.
     Event(Event),
 }
 
-/// An allocation, and the offset of an object in it.
+/// The memory of an object: its allocation, and the offset of the object in the allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryRef {
     pub(crate) allocation: AllocationId,
@@ -214,62 +219,62 @@ pub(crate) struct MemoryRef {
     pub(crate) offset: u64,
 }
 
-/// A change of the object that has a name.
+/// A change of the object that has a watched name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// The name of the object.
+    /// The name of the changed object.
     pub name: String,
-    /// The id of the object.
+    /// The id of the changed object.
     pub object: ObjectId,
-    /// The kind of change of the object.
+    /// The kind of change: the object was published or deleted.
     pub kind: EventKind,
 }
 
-/// The kinds of [`Event`].
+/// The kinds of change of an object that an [`Event`] reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// The object was sealed and has the name now.
+    /// The object was sealed, and has the watched name now.
     Published {
-        /// The version of the object among those with the same name.
+        /// The version of the object, one more than that of the object that had the same name before.
         version: u64,
     },
     /// The object was deleted, or another object has its name now.
     Deleted,
 }
 
-/// The usage of a store.
+/// The number of objects and clients of a store, and its memory usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Status {
-    /// The number of sealed objects.
+    /// The number of sealed objects in the store.
     pub objects: u64,
-    /// The number of objects that are being written.
+    /// The number of unsealed objects, which clients are still writing.
     pub unsealed: u64,
-    /// The number of deleted objects that are still pinned.
+    /// The number of deleted objects that clients still use (have pinned).
     pub retired: u64,
-    /// The number of connected clients.
+    /// The number of clients that are connected to the store.
     pub clients: u64,
-    /// Usage and quota of host memory.
+    /// The usage and the quota of the store's host memory.
     pub host: Usage,
-    /// Usage and quota of device memory, over all devices.
+    /// The usage and the quota of the store's device memory, over all devices.
     pub device: Usage,
     /// The number of servers that have been started for this store.
     pub epoch: u64,
 }
 
-/// Memory in use, and its quota.
+/// The memory that a store uses, and its quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Bytes in use.
+    /// The number of bytes that the store uses.
     pub used: u64,
-    /// The maximum number of bytes in use.
+    /// The maximum number of bytes that the store may use.
     pub quota: u64,
 }
 
-/// Checks the names, the metadata and the number of objects of a request to create. The client checks before it sends, the server
-/// again.
+/// Checks the names, the metadata and the number of objects of a request to create an object or a pack. The client checks the
+/// request before it is sent, and the server checks it again.
 pub(crate) fn check_labels(label: &Label, members: &[MemberSpec]) -> Result<(), Refusal> {
     let (count, limit) = (members.len(), MAX_MEMBERS);
     if count > limit {
@@ -288,7 +293,7 @@ pub(crate) fn check_labels(label: &Label, members: &[MemberSpec]) -> Result<(), 
     Ok(())
 }
 
-/// Computes the offsets of the objects of a pack, and the length of the pack.
+/// Computes the offset of each object in a pack (several objects in one memory), and the length of the pack.
 ///
 /// Client and server both compute this, so it is part of the protocol. Each object begins at a multiple of 256 bytes, which is
 /// the best alignment for loads on every device.

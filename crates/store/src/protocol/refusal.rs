@@ -6,180 +6,186 @@ use wholemem_os::{Errno, Error as OsError, Size, Visible, descriptors};
 use crate::ObjectId;
 use crate::convert::to_usize;
 
-/// The reason for which the server refused a request.
+/// The reason for which the server of a store refused a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No object has this id, or it was deleted.
-    #[error("there is no object {object}")]
+    /// No object of the store has this id, or the object was deleted.
+    #[error("the store has no object with the id {object}")]
     NoSuchObject {
-        /// The requested id.
+        /// The requested object id.
         object: ObjectId,
     },
-    /// No object had the name before the timeout.
+    /// No object had the requested name before the timeout.
     #[error("there is no object named `{}`", Visible(.name))]
     NoSuchName {
-        /// The requested name.
+        /// The requested name of an object.
         name: String,
     },
-    /// The object is not sealed yet.
-    #[error("object {object} is not sealed yet")]
+    /// The object is not sealed yet: its creator may still write it.
+    #[error("object {object} is not sealed yet: its creator may still write it")]
     NotSealed {
-        /// The id of the object.
+        /// The id of the unsealed object.
         object: ObjectId,
     },
-    /// The object was created by another user.
-    #[error("object {object} belongs to user {owner}")]
+    /// The object was created by another user, so this client may not delete it.
+    #[error("cannot delete object {object}, which belongs to user {owner}")]
     NotYours {
-        /// The id of the object.
+        /// The id of the object, which another user created.
         object: ObjectId,
         /// The user who created the object.
         owner: u32,
     },
-    /// The client has no unsealed object of that request.
-    #[error("there is no unsealed object of this request")]
+    /// The client has no unsealed object that the given request created.
+    #[error("this client has no unsealed object that the given request created")]
     NothingToSeal,
-    /// The object is still mapped for writing, by this process or by another one that received its memory.
+    /// The object is still mapped for writing, by this process or by another one that received the object's memory.
     #[error("the memory of the object is still mapped for writing; unmap it before sealing")]
     StillMapped,
-    /// A name exceeds the maximum length.
-    #[error("a name of {len} bytes is too long: the limit is {limit}")]
+    /// The name of an object, or a prefix of names, exceeds the maximum length.
+    #[error("an object name of {len} bytes is too long: the limit is {limit}")]
     NameTooLong {
-        /// The length of the name, in bytes.
+        /// The length of the name or prefix, in bytes.
         len: usize,
-        /// The maximum length, in bytes.
+        /// The maximum length of a name, in bytes.
         limit: usize,
     },
-    /// The metadata exceeds the maximum length.
-    #[error("metadata of {len} bytes is too long: the limit is {limit}")]
+    /// The metadata of an object exceeds the maximum length.
+    #[error("object metadata of {len} bytes is too long: the limit is {limit}")]
     MetaTooLong {
         /// The length of the metadata, in bytes.
         len: usize,
-        /// The maximum length, in bytes.
+        /// The maximum length of an object's metadata, in bytes.
         limit: usize,
     },
-    /// A pack has too many objects.
+    /// A pack (several objects in one memory) has too many objects.
     #[error("a pack of {count} objects is too large: the limit is {limit}")]
     TooManyMembers {
         /// The number of objects of the pack.
         count: usize,
-        /// The maximum number of objects.
+        /// The maximum number of objects of a pack.
         limit: usize,
     },
-    /// The memory exceeds the quota.
+    /// The requested memory would exceed the memory quota of the store.
     #[error(
         "cannot allocate {}: {} of {} are in use; delete objects, or serve with a larger `--size`",
         Size(to_usize(*.wanted)), Size(to_usize(*.used)), Size(to_usize(*.quota))
     )]
     OverQuota {
-        /// The number of requested bytes.
+        /// The number of bytes that the request needs.
         wanted: u64,
-        /// The number of bytes in use.
+        /// The number of bytes that the store uses.
         used: u64,
-        /// The quota, in bytes.
+        /// The memory quota of the store, in bytes.
         quota: u64,
     },
-    /// The index has no free slot for another object or another allocation.
-    #[error("the index is full: it has {slots} slots; delete objects, or serve with more `--objects`")]
+    /// The index (the table of all objects) has no free slot for another object or another allocation.
+    #[error(
+        "the index of the store is full: it has {slots} slots; delete objects, or serve with more `--objects`"
+    )]
     IndexFull {
-        /// The number of slots for objects, or for allocations.
+        /// The number of slots of the index for objects, or for allocations.
         slots: usize,
     },
-    /// The server has no such device.
-    #[error("the server has no device {device}")]
+    /// The server of the store has no device with the requested number.
+    #[error("the server of the store has no device {device}")]
     NoSuchDevice {
-        /// The requested device.
+        /// The number of the requested device.
         device: u32,
     },
-    /// The memory could not be allocated.
+    /// The memory of an object could not be allocated, sealed or opened.
     #[error("cannot allocate {}: {reason}", Size(to_usize(*.len)))]
     NoMemory {
-        /// The number of requested bytes.
+        /// The length of the requested memory, in bytes.
         len: u64,
-        /// The error of the allocation.
+        /// The text of the error that prevented the operation.
         reason: String,
     },
-    /// The memory of an adopt request cannot be used for an object.
-    #[error("cannot adopt {} of memory: {reason}", Size(to_usize(*.len)))]
+    /// The server cannot create an object from the existing memory that a client offers.
+    #[error("the store cannot adopt {} of memory: {reason}", Size(to_usize(*.len)))]
     CannotAdopt {
-        /// The length of the memory according to the client, in bytes.
+        /// The length of the offered memory according to the client, in bytes.
         len: u64,
-        /// The reason for which the memory cannot be adopted.
+        /// The reason for which the offered memory cannot be used for an object.
         reason: String,
     },
-    /// Memory is only adopted from clients of the server's own user.
-    #[error("only user {user}, who serves the store, may share memory with it; put the bytes instead")]
+    /// The server adopts memory (uses it for an object) only from clients of the server's own user.
+    #[error(
+        "only user {user}, who serves the store, may share memory with the store; copy the bytes with `put`"
+    )]
     NotTrusted {
-        /// The user who serves the store.
+        /// The user id of the store's server.
         user: u32,
     },
-    /// A range exceeds the memory.
-    #[error("{len} bytes at offset {offset} exceed the memory, which has {whole} bytes")]
+    /// A range of bytes exceeds the memory that the request refers to.
+    #[error("a range of {len} bytes at offset {offset} exceeds the memory, which has {whole} bytes")]
     OutOfRange {
-        /// The offset of the range, in bytes.
+        /// The offset of the range in the memory, in bytes.
         offset: u64,
         /// The length of the range, in bytes.
         len: u64,
-        /// The length of the memory, in bytes.
+        /// The length of the whole memory, in bytes.
         whole: u64,
     },
-    /// The client has too many unanswered requests.
-    #[error("too many requests are waiting: the limit is {limit}")]
+    /// The client has too many requests that the server has not answered.
+    #[error("the client has too many unanswered requests: the limit is {limit}")]
     TooManyWaiting {
-        /// The maximum number of unanswered requests.
+        /// The maximum number of unanswered requests of a client.
         limit: usize,
     },
     /// The protocol version of the client is not supported by the server.
-    #[error("the server uses protocol {server}, this client protocol {client}")]
+    #[error(
+        "the server of the store uses protocol version {server}, which does not match version {client} of this client"
+    )]
     OtherProtocol {
-        /// The protocol version of the server.
+        /// The protocol version that the server uses.
         server: u32,
-        /// The protocol version of the client.
+        /// The protocol version that the client uses.
         client: u32,
     },
-    /// The server has reached its limit of open descriptors.
+    /// The server has reached its limit of open file descriptors.
     #[error(
         "the server has no descriptor left for another client; raise its limit (`ulimit -n`), or delete objects"
     )]
     NoDescriptors,
-    /// An object of another user has the name.
-    #[error("`{}` is the name of an object of user {owner}; use another name, or have it deleted", Visible(.name))]
+    /// An object of another user already has the requested name.
+    #[error("`{}` is already the name of an object of user {owner}; use another name, or have that object deleted", Visible(.name))]
     NameTaken {
-        /// The name that was requested.
+        /// The name that was requested for an object.
         name: String,
         /// The user who created the object with this name.
         owner: u32,
     },
-    /// The request violates the protocol.
-    #[error("the request violates the protocol: {rule}")]
+    /// The request of a client violates the protocol.
+    #[error("the request to the store violates the protocol: {rule}")]
     Malformed {
-        /// The rule of the protocol that was violated.
+        /// The rule of the protocol that the request violates.
         rule: String,
     },
-    /// The request would exceed the resources that the server holds for this client or for its user.
+    /// The request would exceed the limit on memory or descriptors that the server holds for one client or for one user.
     #[error(
         "the server cannot hold {wanted} more {what} for clients of user {user}: {held} of {limit} are in use; close \
          connections, or have fewer requests in progress"
     )]
     ClientLimit {
-        /// The user of the client.
+        /// The user id of the client.
         user: u32,
-        /// The resource: bytes or descriptors.
+        /// The resource that is limited: bytes or descriptors.
         what: String,
-        /// The amount that the request requires.
+        /// The amount of the resource that the request requires.
         wanted: u64,
-        /// The amount of the resource in use.
+        /// The amount of the resource that is in use.
         held: u64,
-        /// The limit of the resource.
+        /// The maximum amount of the resource.
         limit: u64,
     },
-    /// Servers died while the request was in progress. The current server does not try it again.
+    /// Servers died while the request was in progress, so the current server does not execute the request.
     #[error(
         "{servers} servers died while this request was in progress, so it is not retried; request less memory, \
          or give the server more, and try again"
     )]
     ServersDied {
-        /// The number of servers that died.
+        /// The number of servers that died during the request.
         servers: u8,
     },
 }
@@ -192,18 +198,18 @@ impl Refusal {
         Self::Malformed { rule: rule.to_owned() }
     }
 
-    /// A refusal for memory that cannot be allocated, sealed or opened; names the limit that was reached.
+    /// Creates the refusal for memory of `len` bytes that cannot be allocated, sealed or opened because of `error`.
     pub(crate) fn of_memory(len: u64, error: &OsError) -> Self {
         Self::NoMemory { len, reason: describe_error(error) }
     }
 
-    /// Replaces a refusal that clients of an older protocol cannot decode by an older one with the same text.
+    /// Converts a refusal that clients of an older protocol cannot decode to an older kind of refusal with the same text.
     pub(crate) fn for_protocol(self, protocol: u32) -> Self {
         match self {
             Self::ClientLimit { wanted, .. } if protocol < CLIENT_LIMIT_PROTOCOL => {
                 Self::NoMemory { len: wanted, reason: self.to_string() }
             }
-            // Clients of older protocols do not count the servers.
+            // Clients of older protocols do not count the servers that died, and cannot decode this refusal.
             Self::ServersDied { .. } if protocol < CLIENT_LIMIT_PROTOCOL => {
                 Self::Malformed { rule: self.to_string() }
             }
@@ -211,7 +217,7 @@ impl Refusal {
         }
     }
 
-    /// A stable identifier of the kind of refusal, for programs.
+    /// Returns a stable identifier of the kind of refusal, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -242,7 +248,7 @@ impl Refusal {
     }
 }
 
-/// The text of an error; for a limit on descriptors, with its value.
+/// Returns the text of an error. If the server has reached its limit of open descriptors, the text contains the limit.
 pub(crate) fn describe_error(error: &OsError) -> String {
     match error {
         OsError::Call { errno: Errno::MFILE, .. } => {

@@ -1,4 +1,5 @@
-//! Adopting memory of a client: without a copy, immutable from then on, and only if the memory matches the request.
+//! Tests of adopting a client's memory as an object: without a copy, immutable from then on, and only if the memory matches the
+//! request.
 
 use std::os::fd::AsFd;
 
@@ -16,7 +17,7 @@ fn host() -> Device {
     Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
 }
 
-/// Memory filled with `value`, which no process has mapped.
+/// Allocates memory that is filled with `value` and not mapped by any process.
 fn filled(device: &Device, value: u8) -> Allocation {
     let memory = device.allocate(LEN).unwrap();
     let map = memory.map(Rights::ReadWrite).unwrap();
@@ -41,7 +42,7 @@ fn adopted_host_memory_is_not_copied_and_becomes_immutable() {
         memory.map(Rights::ReadWrite).is_err(),
         "the client that created the memory cannot write it either"
     );
-    // The object is the same memory, and survives the client that created it and the server.
+    // The object uses the adopted memory itself, and survives the client that created it and the server.
     drop((memory, creator));
     store.kill("server");
     assert_eq!(store.client().get("given").unwrap().to_vec().unwrap()[5], 7);
@@ -82,7 +83,7 @@ fn named_ranges_of_adopted_memory_retain_all_of_it() {
     for range in [0..LEN + 1, LEN..LEN + 1, usize::MAX - 1..usize::MAX] {
         assert_eq!(client.publish_range("x", b"", hello.id, range).unwrap_err().code(), "out-of-range");
     }
-    // The same holds for memory that the store has allocated.
+    // Ranges of memory that the store has allocated can be published too.
     client.put("small", b"0123456789").unwrap();
     let small = client.stat("small").unwrap();
     client.publish_range("digits", b"", small.id, 3..6).unwrap();
@@ -115,13 +116,13 @@ const SEALED: u8 = 2;
 const REFUSED: u8 = 7;
 
 /// Sends a request to adopt a descriptor as `len` bytes at a place, encoded as docs/PROTOCOL.md describes. Returns the number of
-/// the answer; `None` if the server ended the connection.
+/// the answer's kind; `None` if the server ended the connection.
 fn offer_at(store: &TestStore, place: u64, fds: &[impl AsFd], len: u64) -> Option<u8> {
     let socket = PacketSocket::connect(&Address::Path(store.socket())).unwrap();
     let mut packet = vec![0; 65_536];
     socket.send(&[2, 1, 0, 0, 4], &[], Deadline::NEVER).unwrap();
     socket.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
-    // Name `x`, no metadata, the place, the length, and the whole range.
+    // The operands are the name `x`, no metadata, the place, the length, and the range of the whole memory.
     let operands = [varint(1), b"x".to_vec(), varint(0), varint(place), varint(len), varint(0), varint(len)];
     let request: Vec<u8> = [2, 2, 0, 13].into_iter().chain(operands.concat()).collect();
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -131,7 +132,7 @@ fn offer_at(store: &TestStore, place: u64, fds: &[impl AsFd], len: u64) -> Optio
     Some(packet[2])
 }
 
-/// As `offer_at`, for host memory.
+/// Sends a request to adopt host memory, as `offer_at` does.
 fn offer(store: &TestStore, fds: &[impl AsFd], len: u64) -> Option<u8> {
     offer_at(store, 0, fds, len)
 }
@@ -154,7 +155,7 @@ fn descriptors_that_are_not_valid_memory_are_refused() {
     assert_eq!(offer(&store, &[unsealed], LEN as u64), Some(REFUSED));
     assert_eq!(offer(&store, &[] as &[std::fs::File], LEN as u64), Some(REFUSED));
     assert_eq!(offer(&store, &[memory(), memory()], LEN as u64), None);
-    // A read-only descriptor cannot be sealed, and another process may still write the memory.
+    // A read-only descriptor is refused: its memory cannot be sealed, and another process may still write it.
     let written = Memfd::create("given", LEN).unwrap();
     let only = memfd::read_only_fd(written.as_fd()).unwrap();
     assert_eq!(offer(&store, &[only], LEN as u64), Some(REFUSED));
@@ -174,7 +175,7 @@ fn an_unexpected_descriptor_ends_the_connection() {
     store.client().status().unwrap();
 }
 
-/// On a GPU, and with the fake driver.
+/// Tests that run on a GPU, and with the fake driver (a CUDA driver library for tests without a GPU).
 pub(crate) mod suite {
     use super::*;
 
@@ -199,7 +200,7 @@ pub(crate) mod suite {
         let (creator, reader) = (connect(&store, &backend), connect(&store, &backend));
         let memory = filled(&device, 5);
         let map = memory.map(Rights::ReadWrite).unwrap();
-        // Frameworks look up the allocation of their memory by its address.
+        // Finds the allocation of the memory by an address in it, as frameworks do.
         let segments = Allocation::adopt(&device, map.address() + 4096, 4096).unwrap();
         assert_eq!((segments.len(), segments[0].address), (1, map.address()));
         let first = creator.adopt("first", b"", &segments[0].allocation, 0..1000).unwrap();
@@ -227,7 +228,7 @@ pub(crate) mod suite {
         let client = connect(&store, &backend);
         let memory = filled(&device, 5);
         let handle = || memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
-        // Wrong lengths; the driver does not report the length of memory.
+        // The server refuses wrong lengths, although the driver does not report the length of memory.
         for lie in [LEN / 2, 2 * LEN] {
             let fd = handle().into_fd().unwrap();
             assert_eq!(offer_at(&store, 1, &[fd], lie as u64), Some(REFUSED));
@@ -240,7 +241,7 @@ pub(crate) mod suite {
         let fd = handle().into_fd().unwrap();
         assert_eq!(offer_at(&store, 1, &[fd], LEN as u64), Some(SEALED), "the true length is accepted");
         client.delete(client.stat("x").unwrap().id).unwrap();
-        // Imported memory cannot be exported again: only its creator can share it.
+        // Imported memory cannot be exported again, so only its creator can share it.
         let imported = Allocation::import(&device, handle(), LEN).unwrap();
         let refused = client.adopt("second hand", b"", &imported, 0..1).unwrap_err();
         assert!(

@@ -1,4 +1,5 @@
-//! Attacks of another user with every descriptor that a store sends, also as root of a user namespace: only reading succeeds.
+//! Tests in which another user attacks a store with every descriptor that the store sends, also as root of a user namespace: only
+//! reading succeeds.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,12 +15,12 @@ use wholemem_testkit::{Rank, Ranks, skipped, test_name};
 use crate::raw_protocol::{connect, hello, request, request_kind, send_now};
 use crate::test_store::TestStore;
 
-/// A user that owns no files.
+/// The id of a user that owns no files.
 pub(crate) const NOBODY: u32 = 65_534;
 
 const NAMES: [(&str, usize); 2] = [("small", 1000), ("large", 2 << 20)];
 
-/// All descriptors that a client receives: the index, its pin page, and the memory of some objects.
+/// Returns a connection and all descriptors that a client receives: the index, its pin page, and the memory of the given objects.
 fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket, Vec<OwnedFd>) {
     let connection = connect(socket).unwrap();
     let mut packet = vec![0; 65_536];
@@ -35,7 +36,7 @@ fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket,
     (connection, all)
 }
 
-/// A client that sends valid and mutated requests in any order, with descriptors, without reading, and with incomplete messages.
+/// Sends valid and mutated requests in any order, with descriptors, without reading the answers, and with incomplete messages.
 fn send_random_requests(socket: &std::path::Path, random: &mut u64, packets: usize) {
     let mut below = |limit: usize| {
         *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -47,13 +48,13 @@ fn send_random_requests(socket: &std::path::Path, random: &mut u64, packets: usi
     let mut buffer = vec![0; 65_536];
     for _ in 0..packets {
         if connections.len() < 4 {
-            // Other clients may have used up the limits.
+            // Connecting fails if other clients have used up the server's limits.
             let Ok(connection) = connect(socket) else { continue };
             let _ = send_now(&connection, &hello());
             connections.push(connection);
         }
         let at = below(connections.len());
-        // Packets of a file of the corpus, each prefixed by its length; in some of them one byte is changed.
+        // Sends the packets of a corpus file, each prefixed by its length; one byte is changed in some of them.
         let mut rest = &corpus[below(corpus.len())][..];
         while let Some(([low, high], after)) = rest.split_first_chunk::<2>() {
             let len = usize::from(u16::from_le_bytes([*low, *high])).min(after.len());
@@ -80,7 +81,7 @@ fn a_server_survives_arbitrary_requests_of_many_clients() {
     let store = TestStore::start();
     let client = store.client();
     client.put("kept", &vec![0x11; 2 << 20]).unwrap();
-    // The clients run as the server's user, and may delete the object.
+    // The attacking clients run as the server's user and may delete the object, so the test holds it.
     let held = client.get("kept").unwrap();
     let server = store.process("server");
     let seed = wholemem_testkit::seed();
@@ -124,7 +125,8 @@ fn force(address: u64) -> bool {
 }
 
 fn intruder(rank: &Rank) {
-    // The store sees the user outside of the namespace; the kernel's checks may see the one inside.
+    // The store sees this process's user outside of the user namespace; the permission checks of the kernel may see the user
+    // inside.
     let inside = std::fs::read_to_string("/proc/self/uid_map").unwrap();
     let is_namespace_root = inside.split_whitespace().nth(1) == Some("65534");
     assert_eq!(rustix::process::geteuid().as_raw(), if is_namespace_root { 0 } else { NOBODY });
@@ -154,7 +156,7 @@ fn intruder(rank: &Rank) {
     for fd in [index].into_iter().chain(memory) {
         attack(fd);
     }
-    // The pin page belongs to the client: it cannot be truncated, and invalid pins only delay the release of objects.
+    // The pin page belongs to the client, but it cannot be truncated, and invalid pins only delay the release of objects.
     assert_eq!(ftruncate(pins, 0), Err(Errno::PERM));
     let lies: Vec<u8> = [u64::MAX.to_le_bytes()]
         .into_iter()
@@ -163,7 +165,7 @@ fn intruder(rank: &Rank) {
         .collect();
     assert_eq!(rustix::io::pwrite(pins, &lies, 0), Ok(lies.len()));
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    // Invalid messages, and unexpected descriptors.
+    // Sends invalid messages with unexpected descriptors to the server.
     for packet in [vec![], vec![9; 60_000], request(5, 99, &[]), request(6, request_kind::FETCH, &[u64::MAX])]
     {
         let other = connect(socket).unwrap();
@@ -225,7 +227,7 @@ fn body(rank: &Rank) {
     }
     assert_eq!(client.status().unwrap().retired, 2, "retained by the intruder's pins");
     rank.send(1, b"release pins", &[]);
-    // The server scans pins every second.
+    // The server scans the pins of its clients every second, and then frees the objects.
     while client.status().unwrap().retired > 0 {
         std::thread::yield_now();
     }

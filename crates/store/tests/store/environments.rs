@@ -1,4 +1,4 @@
-//! Clients in other environments: in separate namespaces, stopped, with too many pins, and with too few descriptors.
+//! Tests of clients in other environments: in separate namespaces, stopped, with too many pins, and with too few descriptors.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ fn a_stopped_client_retains_its_pins_and_does_not_block_others() {
         for id in ids {
             client.delete(id).unwrap();
         }
-        // More events than the log holds.
+        // The test publishes more events than the server's event log holds.
         for round in 0..6000 {
             client.put(&format!("name {}", round % 10), b"x").unwrap();
         }
@@ -120,7 +120,7 @@ fn running_out_of_descriptors_is_refused_and_loses_nothing() {
     };
     assert_eq!(refused.code(), "no-memory", "{refused}");
     assert!(!refused.to_string().contains(" 0 B "), "the refusal has the requested length: {refused}");
-    // A client that connects now is refused with the reason, and does not wait.
+    // The server refuses a client that connects now with the reason, and the client does not wait.
     for _ in 0..3 {
         assert_eq!(Client::connect(store.socket()).unwrap_err().code(), "no-descriptors");
     }

@@ -1,4 +1,4 @@
-//! Objects on a GPU: on a real one if there is one, and always with the fake driver.
+//! Tests of objects in GPU memory: on a real GPU if there is one, and always with the fake driver.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -93,7 +93,7 @@ mod suite {
         let object = reader.get("object").unwrap();
         let (begun, has_finished) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            // One kernel after the other, so that one always reads the object.
+            // The kernels run one after the other, so that at any time a kernel reads the object.
             let reading = scope.spawn(|| {
                 while !has_finished.load(Ordering::Acquire) {
                     begun.fetch_add(1, Ordering::AcqRel);
@@ -121,14 +121,14 @@ mod suite {
         if cuda::backend().is_none() && !Ranks::is_rank() {
             return;
         }
-        // In a separate process, so that no other test changes the available memory.
+        // The measurement runs in a separate process, so that no other test changes the available memory.
         Ranks::of(1).run(test_name!(), |_| measure_a_server(&cuda::backend().unwrap()));
     }
 
     fn measure_a_server(backend: &Backend) {
         const MAX_USED: usize = 8 << 20;
         let device = backend.device(0).unwrap();
-        // The memory of this process's own context is not counted.
+        // Creates the GPU context of this process first, so that its memory is not counted.
         drop(device.stream().unwrap());
         let before = device.available().unwrap();
         let store = TestStore::start_with("cuda");
@@ -138,7 +138,7 @@ mod suite {
         drop(client);
         let after = device.available().unwrap();
         let used = before.saturating_sub(after);
-        // If other processes use the GPU too, the difference may be theirs.
+        // The difference includes memory of other processes, if these use the GPU too.
         assert!(used <= MAX_USED, "{used} bytes");
     }
 

@@ -1,4 +1,4 @@
-//! Kills a server or a client at any system call of an operation: sealed objects exist afterwards, and no others.
+//! Kills a server or a client at any system call of an operation. Afterwards, all sealed objects exist, and no others.
 //!
 //! A second process steps the victim from call to call. A seeded sample of the calls is tried in every run, all of them with
 //! `WHOLEMEM_EXHAUSTIVE=1`.
@@ -15,10 +15,10 @@ use crate::test_store::TestStore;
 
 const LARGE: usize = 1 << 20;
 
-/// The number of calls of each operation that an ordinary run tries.
+/// The number of system calls of each operation at which an ordinary test run kills the process.
 const SAMPLE: usize = 4;
 
-/// The maximum number of calls of an operation.
+/// The maximum number of system calls of one operation.
 const MAX_CALLS: u64 = 400;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ fn host() -> Device {
     Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
 }
 
-/// Creates the objects that exist before an operation.
+/// Creates the objects that exist before each tested operation.
 fn prepare(client: &Client) {
     client.put("small", &[1; 100]).unwrap();
     client.put("large", &vec![2; LARGE]).unwrap();
@@ -73,7 +73,7 @@ fn operate(operation: StoreOperation, client: &Client) {
     }
 }
 
-/// The state that an observer sees: the names with their lengths and first bytes, and the usage of the store.
+/// The state of a store that a client observes: the names, lengths and first bytes of its objects, and its memory usage.
 #[derive(Debug, PartialEq, Eq)]
 struct StoreView {
     objects: Vec<(String, usize, Option<u8>)>,
@@ -94,7 +94,7 @@ fn look(client: &Client) -> StoreView {
     StoreView { objects, used: (host.used, device.used), unsealed, retired }
 }
 
-/// Deletes all objects.
+/// Deletes all objects of the store.
 fn delete_all(client: &Client) {
     for entry in client.list("").unwrap() {
         if entry.pack.is_none_or(|first| first == entry.id) {
@@ -128,7 +128,7 @@ fn server_stepper(rank: &Rank) {
     }
 }
 
-/// Runs an operation while the server is killed at its nth call. Returns the number of calls.
+/// Runs an operation while the server is killed at its nth system call. Returns the number of the server's system calls.
 fn step_server(rank: &Rank, store: &TestStore, client: &Client, operation: StoreOperation, nth: u64) -> u64 {
     let server = store.process("server");
     rank.send(STEPPER, format!("{server} {nth}").as_bytes(), &[]);
@@ -152,7 +152,7 @@ fn an_operation_completes_when_its_server_is_killed_at_any_call() {
         let (client, observer) = (store.client(), store.client());
         let mut random = wholemem_testkit::seed();
         for operation in OPERATIONS {
-            // The expected state, without a kill.
+            // The expected state of the store after the operation, without a kill.
             prepare(&client);
             operate(operation, &client);
             let expected = look(&observer);
@@ -179,7 +179,8 @@ fn an_operation_completes_when_its_server_is_killed_at_any_call() {
     });
 }
 
-/// Runs an operation in a separate process, which is killed at the nth call. Returns the number of calls.
+/// Runs an operation in a separate client process, which is killed at its nth system call. Returns the number of the client's
+/// system calls.
 fn step_client(test: &str, store: &TestStore, operation: StoreOperation, nth: Option<u64>) -> u64 {
     let at = OPERATIONS.iter().position(|known| *known == operation).unwrap();
     let outcome = store.socket().with_extension("outcome");
@@ -222,11 +223,11 @@ fn an_operation_is_complete_or_undone_when_its_client_is_killed_at_any_call() {
     let mut random = wholemem_testkit::seed();
     for operation in OPERATIONS {
         prepare(&observer);
-        // Objects that were deleted before are freed in several steps.
+        // Waits until the server has freed the objects that were deleted before, which takes several steps.
         store.settled(&observer);
         let before = look(&observer);
         let calls = step_client(test_name!(), &store, operation, None);
-        // The server notices the death a moment later, and frees the client's resources in several steps.
+        // The server notices the death of the client a moment later, and frees the client's resources in several steps.
         let settled = |is_expected: &dyn Fn(&StoreView) -> bool| {
             let deadline = Deadline::after(Duration::from_secs(60));
             while observer.status().unwrap().clients > 1 {

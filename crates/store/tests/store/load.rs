@@ -1,4 +1,5 @@
-//! A store under load whose server and keeper are killed repeatedly: readers see no error, and the content matches a model.
+//! Tests of a store under load whose server and keeper are killed repeatedly: readers see no error, and the objects match a
+//! model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use wholemem_testkit::{Ranks, test_name, without_system_calls};
 
 use crate::test_store::TestStore;
 
-/// Bytes that encode the name and the version of an object.
+/// Returns test bytes that encode the name and the version of an object.
 fn content(name: &str, version: u64, len: usize) -> Vec<u8> {
     let mut bytes = format!("{name}:{version}:").into_bytes();
     let fill = bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_mul(31).wrapping_add(*byte));
@@ -16,7 +17,7 @@ fn content(name: &str, version: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Checks that an object is one whole version of its name, and returns the version.
+/// Checks that the bytes of an object are one whole version of its name, and returns the version.
 fn check(name: &str, bytes: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
     let version = text.split(':').nth(1).and_then(|version| version.parse().ok());
@@ -34,7 +35,7 @@ impl SeededRandom {
     }
 }
 
-/// A writer with names of its own, and a model of the objects that it has written.
+/// Runs a writer with names of its own until it is stopped, and returns a model of the objects that it has written.
 fn write(
     client: &Client,
     writer: u64,
@@ -53,7 +54,7 @@ fn write(
                 model.remove(&name);
             }
             (1, Some((version, id))) => {
-                // Another name for the same bytes, deleted at once.
+                // Publishes another name for the same bytes, and deletes it at once.
                 let alias = client.publish(&format!("w{writer}/alias"), id).unwrap();
                 let object = client.get_by_id(alias.id).unwrap();
                 assert_eq!(check(&name, &object.to_vec().unwrap()), version);
@@ -77,7 +78,7 @@ fn write(
     model.into_iter().map(|(name, (version, _))| (name, version)).collect()
 }
 
-/// Repeats a request that was refused because two servers were killed during it.
+/// Repeats a request as long as it is refused because two servers were killed during it.
 fn retry_after_deaths<T>(mut request: impl FnMut() -> Result<T, Error>) -> T {
     loop {
         match request() {
@@ -87,7 +88,7 @@ fn retry_after_deaths<T>(mut request: impl FnMut() -> Result<T, Error>) -> T {
     }
 }
 
-/// A reader of all names, which checks that versions never decrease.
+/// Runs a reader of all names until it is stopped. The reader checks that versions never decrease.
 fn read(client: &Client, seed: u64, stop: &AtomicBool) -> u64 {
     let mut random = SeededRandom(seed);
     let mut newest: BTreeMap<String, u64> = BTreeMap::new();
@@ -128,10 +129,10 @@ fn under_load(kills: u32, mut kill: impl FnMut(&TestStore, &mut SeededRandom)) {
             })
             .collect();
         let mut random = SeededRandom(seed ^ 99);
-        // The threads are stopped even if the test fails.
+        // The writer and reader threads are stopped even if the test fails.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..kills {
-                // Between two kills, a random number of operations completes.
+                // Between two kills, the writers complete a random number of operations.
                 let goal = done.load(Ordering::Relaxed) + 1 + random.below(20);
                 while done.load(Ordering::Relaxed) < goal
                     && !writers.iter().all(|writer| writer.is_finished())
@@ -164,7 +165,7 @@ fn under_load(kills: u32, mut kill: impl FnMut(&TestStore, &mut SeededRandom)) {
     for entry in client.list("").unwrap() {
         client.delete(entry.id).unwrap();
     }
-    // The one empty arena that is retained.
+    // The store retains one empty arena (memory for small objects).
     assert_eq!(client.status().unwrap().host.used, 16 << 20);
 }
 
@@ -195,10 +196,11 @@ fn a_mapped_object_is_obtained_without_a_system_call_or_a_server() {
         for (name, len) in [("small", 100), ("large", 2 << 20)] {
             client.put(name, &vec![7; len]).unwrap();
         }
-        // The first get maps the memory and touches the used pins.
+        // The first `get` of each object maps the memory, and touches the page of the pins that are used later.
         drop((client.get("small").unwrap(), client.get("large").unwrap()));
         store.freeze();
-        // Every 100 ms a get checks the connection. On a busy machine this may happen during one attempt, but not during all.
+        // A `get` checks the connection every 100 ms. On a busy machine this may happen during one attempt, but not during all
+        // attempts.
         let makes_no_call = (0..100).any(|_| {
             let threads = client.clone();
             without_system_calls(move || {
@@ -210,7 +212,7 @@ fn a_mapped_object_is_obtained_without_a_system_call_or_a_server() {
             })
         });
         assert!(makes_no_call);
-        // The control: a missing name is requested from the server.
+        // As a control, a missing name is requested from the server, which takes a system call.
         let threads = client.clone();
         assert!(!without_system_calls(move || drop(threads.get("nothing"))));
         std::mem::forget(client);

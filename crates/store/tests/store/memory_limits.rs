@@ -1,4 +1,5 @@
-//! Servers with little memory: allocations that do not fit are refused, and a request that kills servers is not retried forever.
+//! Tests of servers with little memory: allocations that do not fit are refused, and a request that kills servers is not retried
+//! without end.
 
 use wholemem_store::{Error, Refusal};
 use wholemem_testkit::{MemoryGroup, skipped};
@@ -7,10 +8,10 @@ use crate::test_store::TestStore;
 
 const MIB: usize = 1 << 20;
 
-/// Below the quota of the store, which is 256 MiB.
+/// The memory limit of the cgroup in bytes, below the quota of the store, which is 256 MiB.
 const LIMIT: usize = 200 * MIB;
 
-/// Whether an error reports that the cgroup has no memory for `wanted` bytes.
+/// Returns true if an error reports that the cgroup has no memory for `wanted` bytes.
 fn is_cgroup_limit(error: &Error, wanted: usize) -> bool {
     let Error::Refused(Refusal::NoMemory { len, reason }) = error else { return false };
     *len == wanted as u64 && reason.contains("of the 200 MiB that control group `")
@@ -31,12 +32,12 @@ fn a_put_beyond_the_limit_of_the_control_group_is_refused_and_kills_no_server() 
     let (count, error) = refused.expect("the limit of the cgroup was not reached");
     assert!(is_cgroup_limit(&error, content.len()), "{error:?}");
     assert!(count >= LIMIT / 2 / content.len(), "only {count} objects");
-    // Small objects succeed while there is an arena for them, or are refused for the same reason.
+    // Small objects succeed while an arena (memory for small objects) has space, or are refused because of the same limit.
     for number in 0..100 {
         let small = client.put(&format!("small {number}"), &[7; 100]);
         assert!(small.is_ok() || is_cgroup_limit(&small.unwrap_err(), 16 * MIB));
     }
-    // Deleting an object frees its memory.
+    // Deleting objects frees memory for another object.
     for number in 0..4 {
         client.delete(client.stat(&format!("object {number}")).unwrap().id).unwrap();
     }
@@ -59,7 +60,7 @@ fn a_request_during_which_two_servers_died_is_refused_by_the_third() {
         "2 servers died while this request was in progress, so it is not retried; request less memory, or give the \
          server more, and try again"
     );
-    // The third server serves all clients, including this one.
+    // The third server serves all clients, including the client whose request killed the other two servers.
     assert_eq!(other.status().unwrap().epoch, 3);
     assert_eq!(other.get("before").unwrap().to_vec().unwrap(), [1; 3000]);
     client.put("after", &vec![2; MAX_LEN - MIB]).unwrap();

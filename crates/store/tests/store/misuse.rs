@@ -1,4 +1,4 @@
-//! Programs with invalid requests, forks, drops in any order, and abandoned drafts.
+//! Tests of programs with invalid requests, forks, drops in any order, and abandoned drafts.
 
 use std::io::{Read, Write};
 use std::sync::mpsc::channel;
@@ -17,7 +17,7 @@ fn code<T: std::fmt::Debug>(outcome: Result<T, Error>) -> &'static str {
     outcome.unwrap_err().code()
 }
 
-/// Waits until the server has this number of clients.
+/// Waits until the server has the given number of connected clients.
 fn wait_for_clients(client: &Client, count: u64) {
     let deadline = Deadline::after(Duration::from_secs(60));
     while client.status().unwrap().clients != count {
@@ -87,7 +87,7 @@ fn clients_drafts_and_objects_are_dropped_in_any_order() {
 
 #[test]
 fn a_forked_child_cannot_use_or_release_resources_of_its_parent() {
-    // In a separate process, because other tests have threads.
+    // The test forks in a separate process, because other tests run threads in this process.
     Ranks::of(1).run(test_name!(), |_| {
         let store = TestStore::start();
         let client = store.client();
@@ -137,7 +137,8 @@ fn a_fork_waits_until_the_server_has_a_descriptor_for_its_child() {
             assert!(connections.len() < 100, "64 descriptors do not hold 100 clients");
             rank.send(0, b"full", &[]);
             assert_eq!(rank.recv(0).0, b"forks");
-            // Waits until the fork has been refused. If it has not been refused yet, the test passes without testing anything.
+            // Gives the server time to refuse the connection that the fork needs. If the fork takes longer, the test passes
+            // without testing anything.
             std::thread::sleep(Duration::from_millis(200));
             return drop(connections);
         }
@@ -172,7 +173,7 @@ fn a_child_forked_during_a_put_does_not_prevent_sealing() {
                 ends.push(write);
                 std::thread::sleep(Duration::from_millis(3));
             }
-            // Sealed before the children exit.
+            // The object is sealed before the forked children exit.
             let put = put.join();
             ends.iter_mut().for_each(|end| end.write_all(b"x").unwrap());
             put.unwrap().unwrap();
@@ -253,7 +254,7 @@ fn invalid_names_are_refused_by_every_call() {
     let store = TestStore::start();
     let client = store.client();
     let id = client.put("name", b"x").unwrap().id;
-    // Longer than the maximum length of a name, and longer than any message.
+    // One name is longer than the maximum length of a name, and the other is longer than any message.
     for name in ["x".repeat(201), "x".repeat(9 << 20)] {
         assert_eq!(code(client.get(&name)), "name-too-long");
         assert_eq!(code(client.get_within(&name, Deadline::NEVER)), "name-too-long");
@@ -283,7 +284,7 @@ fn invalid_packs_are_refused_before_anything_is_written() {
         let twice = client.create_pack(&Pack::new("p").add("a", len).add("b", 1).add("a", len));
         assert_eq!(
             twice.unwrap_err().to_string(),
-            "the request violates the protocol: two objects of a pack are named `a`"
+            "the request to the store violates the protocol: two objects of a pack are named `a`"
         );
         let itself = client.create_pack(&Pack::new("p").add("p", len));
         assert_eq!(code(itself), "malformed");
@@ -296,7 +297,7 @@ fn invalid_packs_are_refused_before_anything_is_written() {
     assert_eq!(refused, "a pack of 20000 objects is too large: the limit is 16384");
     let endless = Pack::new("p").add("a", usize::MAX).add("b", usize::MAX);
     assert_eq!(code(client.create_pack(&endless)), "malformed");
-    // The number of objects without a name is not limited.
+    // A pack may contain any number of objects without a name.
     let nameless = client.create_pack(&Pack::new("p").add("", 1).add("", 1)).unwrap();
     nameless.seal().unwrap();
     assert_eq!(client.status().unwrap().objects, 3);

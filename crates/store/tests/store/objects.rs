@@ -1,4 +1,4 @@
-//! Objects: created, found, held, replaced and deleted, by one process or several.
+//! Tests of objects that are created, found, held, replaced and deleted, by one process or several.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,7 @@ fn a_replaced_object_stays_readable_and_is_freed_with_its_last_reader() {
         assert_eq!((old.to_vec().unwrap(), new.to_vec().unwrap()), (pattern(len, 1), pattern(len, 2)));
         assert_eq!(creator.status().unwrap().retired, 1);
         drop((old, new));
-        // Requested by the client that released the pin: messages of one connection are processed in order.
+        // The client that released the pin requests the status, because the server processes messages of one connection in order.
         let after = reader.status().unwrap();
         assert_eq!((after.retired, after.host), (0, before.host));
         creator.delete(creator.stat("name").unwrap().id).unwrap();
@@ -107,7 +107,7 @@ fn dropping_never_blocks_while_another_thread_waits_for_an_answer() {
             seen.load(Ordering::Relaxed)
         };
         let answer = scope.spawn(move || interruptible(request_kind, || client.status()));
-        // The other thread waits for an answer that does not arrive.
+        // Waits until the other thread waits for an answer, which does not arrive.
         receiver.recv().unwrap();
         drop(draft);
         dropped.store(true, Ordering::Relaxed);
@@ -141,16 +141,16 @@ fn a_wait_for_space_ends_when_space_is_freed_or_at_the_deadline() {
     let short = client.waiting_for_space(Duration::from_millis(50));
     assert_eq!(refusal(client.create("second", 100 << 20)), over_quota);
     assert_eq!(refusal(short.create("second", 100 << 20)), over_quota);
-    // A wait without a deadline.
+    // This client waits for space without a deadline.
     let waiting = client.waiting_for_space(Duration::MAX);
     assert_eq!(refusal(waiting.create("never", 300 << 20)).code(), "over-quota");
-    // The connection that waited sends a goodbye although its process continues.
+    // The separate connection that waited for space sends a goodbye, although its process continues.
     while client.status().unwrap().clients > 1 {
         std::thread::yield_now();
     }
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| waiting.create("second", 100 << 20));
-        // Waits until the other thread waits for space, on a separate connection; this connection is usable meanwhile.
+        // Waits until the other thread waits for space on a separate connection. The shared connection is usable meanwhile.
         while client.status().unwrap().clients < 2 && !waiting.is_finished() {
             std::thread::yield_now();
         }
@@ -160,7 +160,7 @@ fn a_wait_for_space_ends_when_space_is_freed_or_at_the_deadline() {
     assert_eq!(client.get("second").unwrap().len(), 100 << 20);
 }
 
-/// The number of bytes of objects that this process has mapped.
+/// Returns the number of bytes of objects that this process has mapped.
 fn mapped_objects() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let objects = maps.lines().filter(|line| line.contains("wholemem-object"));
@@ -174,7 +174,7 @@ fn mapped_objects() -> usize {
 #[test]
 fn maps_of_deleted_objects_are_released_by_the_next_call() {
     const NAME: &str = "maps_of_deleted_objects_are_released_by_the_next_call";
-    // In a separate process, because other tests map objects too.
+    // The test runs in a separate process, because other tests map objects too.
     if std::env::var_os("WHOLEMEM_STORE_TEST_ALONE").is_none() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
         alone.args(["--exact", &format!("objects::{NAME}"), "--nocapture"]);
@@ -202,7 +202,7 @@ fn maps_of_deleted_objects_are_released_by_the_next_call() {
         call(&reader);
         assert_eq!(mapped_objects(), arena);
     }
-    // And the map of a deleted object is released with its last pin, without any call.
+    // The map of a deleted object is also released with its last pin, without another call.
     let sealed = creator.put("large", &pattern(LARGE, 1)).unwrap();
     let held = reader.get("large").unwrap();
     creator.delete(sealed.id).unwrap();
@@ -215,7 +215,7 @@ fn maps_of_deleted_objects_are_released_by_the_next_call() {
 fn empty_objects_of_a_pack_keep_their_order() {
     let store = TestStore::start();
     let client = store.client();
-    // Reused slots are returned in the order in which they were freed: the last slot first.
+    // The server reuses slots in the order in which they were freed, here the last slot first.
     let before: Vec<_> =
         (0..100).map(|number| client.put(&format!("before {number}"), b"").unwrap()).collect();
     before.iter().rev().for_each(|sealed| client.delete(sealed.id).unwrap());
@@ -257,7 +257,7 @@ fn a_pack_is_one_map_with_many_names() {
             assert_eq!(alone.to_vec().unwrap(), bytes);
             assert_eq!(alone.entry().unwrap().meta, [member.to_le_bytes()[0]]);
         }
-        // Held by one pin, although its names are deleted.
+        // One pin still holds all objects of the pack, although their names are deleted.
         creator.delete(sealed.id).unwrap();
         assert_eq!(refusal(reader.get(&format!("{name}/0"))).code(), "no-such-name");
         let mut bytes = vec![0; len + 4];
@@ -325,7 +325,7 @@ fn objects_beyond_the_quota_are_refused_and_existing_ones_remain() {
     assert_eq!(refused, Refusal::OverQuota { wanted: 300 << 20, used: used.used, quota: 256 << 20 });
     assert_eq!(refusal(client.create(&"x".repeat(201), 1)).code(), "name-too-long");
     assert_eq!(client.get("first").unwrap().to_vec().unwrap(), pattern(LARGE, 1));
-    // More than the quota in total, one after the other.
+    // The objects exceed the quota in total, but each is deleted before the next is created.
     for round in 0..4 {
         let draft = client.create("again", 100 << 20).unwrap();
         draft.bytes().unwrap().unwrap().write_at(0, &[round]).unwrap();
@@ -404,7 +404,7 @@ fn an_abandoned_mirror_does_not_change_its_draft() {
     let mirror = Mirror::of_draft(&draft, false).unwrap();
     mirror.bytes().unwrap().write_at(0, &pattern(3 << 20, 5)).unwrap();
     mirror.abandon();
-    // Sealed while the mirror still exists: the mirror does not hold the draft's memory any more.
+    // The draft is sealed while its mirror still exists: an abandoned mirror does not hold the draft's memory.
     draft.seal().unwrap();
     drop(mirror);
     assert_eq!(client.get("kept").unwrap().to_vec().unwrap(), vec![0; 3 << 20]);
@@ -434,10 +434,16 @@ fn an_invalid_socket_path_is_reported_and_not_modified() {
     };
     let file = folder.path().join("file");
     std::fs::write(&file, b"precious").unwrap();
-    assert_eq!(serve(&file), ("not-a-socket", format!("`{}` exists and is not a socket", file.display())));
+    assert_eq!(
+        serve(&file),
+        (
+            "not-a-socket",
+            format!("cannot serve a store at `{}`: the file exists and is not a socket", file.display())
+        )
+    );
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
     for path in [folder.path().join("missing/socket"), folder.path().join("x".repeat(120))] {
-        assert_eq!(serve(&path), ("socket", format!("cannot use the socket `{}`", path.display())));
+        assert_eq!(serve(&path), ("socket", format!("cannot use the store's socket `{}`", path.display())));
     }
     let long = Client::connect(folder.path().join("x".repeat(120))).unwrap_err();
     assert_eq!(long.code(), "socket", "{long}");

@@ -1,4 +1,4 @@
-//! Thousands of connections of another user that attack the server, while a client puts small objects.
+//! A test in which another user attacks the server by thousands of connections, while a client puts small objects.
 //!
 //! ```text
 //!   core 0                                    core 1
@@ -30,41 +30,41 @@ use crate::test_store::TestStore;
 
 const ATTACKERS: usize = 8;
 
-/// The other ranks: the client that puts, and the one that measures the memory.
+/// The rank that measures the memory. Rank 0 is the client that puts objects.
 const OBSERVER: usize = 1;
 const FIRST_ATTACKER: usize = 2;
 const RANKS: usize = FIRST_ATTACKER + ATTACKERS;
 
-/// The maximum memory of server and keeper, without objects.
+/// The maximum memory of the server and the keeper in bytes, without the memory of objects.
 const MAX_HELD: u64 = 128 << 20;
 
-/// The tolerated difference of the processes' memory when nothing is held: partly used pages of the heap.
+/// The tolerated growth of the memory of server and keeper after an attack, in bytes: partly used pages of the heap.
 const SLACK: u64 = 8 << 20;
 
-/// The file in the folder of the store to which rank 0 writes its figures.
+/// The file in the folder of the store to which rank 0 writes its measurements.
 const FIGURES: &str = "figures";
 
-/// The maximum duration of an attack, and of the wait for its end.
+/// The maximum duration of an attack, and of the wait until the server has released the memory of the attack.
 const MAX_DURATION: Duration = Duration::from_secs(100);
 
-/// The number of cells of a pin page.
+/// The number of eight-byte cells of a pin page.
 const PINS: usize = 8192;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attack {
-    /// Uses the CPU, and does not connect.
+    /// Uses the CPU, and does not connect to the server.
     Spin,
-    /// Begins long messages, also before the hello, and does not finish them.
+    /// Begins long messages and does not finish them, on some connections before the hello.
     Unfinished,
-    /// Watches all names and reads nothing, while objects are published.
+    /// Watches all names and reads no event, while objects are published.
     Watch,
-    /// Reports released pins of a deleted object, with full pin pages.
+    /// Notifies the server of released pins of a deleted object, while full pin pages still name that object.
     PinReleased,
-    /// Waits for names that no object has, and for one that many clients get at once.
+    /// Waits for a name that no object has, and for a name whose object many clients receive at once.
     Find,
-    /// Connects, sends a hello and closes the connection.
+    /// Connects to the server, sends a hello and closes the connection, again and again.
     Churn,
-    /// All of these attacks, each in a separate process.
+    /// Runs all of these attacks, each in a separate process.
     All,
 }
 
@@ -86,7 +86,7 @@ fn puts() -> usize {
     if exhaustive() { 4000 } else { 200 }
 }
 
-/// The first and the last core that this process may use, which may be the same.
+/// Returns the first and the last CPU core that this process may use, which may be the same core.
 fn cores() -> [usize; 2] {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
@@ -94,14 +94,14 @@ fn cores() -> [usize; 2] {
     [first, cores.next_back().unwrap_or(first)]
 }
 
-/// Binds this thread and its future children to a core.
+/// Binds this thread and its future child processes to a CPU core.
 fn bind_to(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).unwrap();
 }
 
-/// One connection of an attacker.
+/// One connection of an attacking process to the server.
 struct AttackConnection {
     socket: PacketSocket,
     last: u64,
@@ -113,13 +113,13 @@ struct Attacker<'a> {
     rank: &'a Rank,
     socket: PathBuf,
     connections: Vec<Option<AttackConnection>>,
-    /// A regular client, for requests that an attack needs.
+    /// A regular client of the store, for requests that an attack needs.
     client: Option<Client>,
     buffer: Vec<u8>,
 }
 
 impl Attacker<'_> {
-    /// Opens a connection, with a hello if it is to be admitted.
+    /// Opens a connection to the server, and sends a hello if the connection is to be admitted.
     fn open(&mut self, at: usize, sends_hello: bool) {
         let Ok(socket) = connect(&self.socket) else { return };
         if sends_hello && send_now(&socket, &hello()).is_err() {
@@ -128,7 +128,8 @@ impl Attacker<'_> {
         self.connections[at] = Some(AttackConnection { socket, last: 1, pins: None, sent: 0 });
     }
 
-    /// Reads pending messages. Stores the pin page (the memory of this client's pins) if a message carries it. Returns false if the connection has ended.
+    /// Reads pending messages. Stores the pin page (the memory of this client's pins) if a message carries it. Returns false if
+    /// the connection has ended.
     fn read(&mut self, at: usize) -> bool {
         let Some(connection) = &mut self.connections[at] else { return false };
         loop {
@@ -143,7 +144,7 @@ impl Attacker<'_> {
         false
     }
 
-    /// Sends requests until the socket is full, at most `count`.
+    /// Sends requests on one connection until its socket is full, at most `count`.
     fn send(&mut self, at: usize, count: usize, mut next: impl FnMut(u64) -> Vec<u8>) {
         let Some(connection) = &mut self.connections[at] else { return };
         for _ in 0..count {
@@ -165,7 +166,7 @@ impl Attacker<'_> {
         self.client.as_ref()?.put(name, b"x").ok().map(|sealed| sealed.id.as_u64())
     }
 
-    /// Creates an object that is deleted and still pinned.
+    /// Creates an object, deletes it, and returns it still pinned.
     fn hold_deleted(&mut self) -> Option<Object> {
         let name = format!("pinned {}", self.rank.id());
         self.put(&name)?;
@@ -175,7 +176,7 @@ impl Attacker<'_> {
         Some(object)
     }
 
-    /// One step of an attack on one connection.
+    /// Runs one step of an attack on one connection.
     fn step(&mut self, attack: Attack, at: usize, round: usize, pinned: u64) {
         let part = vec![0x5a; 60_000];
         let packet = |kind: u8| [&[kind][..], &part].concat();
@@ -246,11 +247,11 @@ impl Attacker<'_> {
         }
     }
 
-    /// Attacks until rank 0 sends a stop.
+    /// Attacks the server until rank 0 sends a stop.
     fn run(&mut self, attack: Attack) {
         let start = Instant::now();
         self.connections.resize_with(connections(), || None);
-        // A deleted object that is retained by pins: every notification makes the server read all pins.
+        // A deleted object that is retained by pins: every notification about it makes the server read all pins.
         let held = (attack == Attack::PinReleased).then(|| self.hold_deleted()).flatten();
         let pinned = held.as_ref().map_or(1, |object| object.id().as_u64());
         let mut round = 0;
@@ -272,7 +273,7 @@ impl Attacker<'_> {
     }
 }
 
-/// The socket of the store, the attack of this run, and the core of the attackers.
+/// Returns the socket of the store, the attack of this run, and the CPU core of the attackers.
 fn parameters(rank: &Rank) -> (PathBuf, Attack, usize) {
     let parameter = rank.parameter();
     let mut words = parameter.splitn(3, ' ');
@@ -283,7 +284,7 @@ fn parameters(rank: &Rank) -> (PathBuf, Attack, usize) {
 
 fn attack(rank: &Rank) {
     let (socket, attack, core) = parameters(rank);
-    // The process inherits the core of the server.
+    // The process has inherited the CPU core of the server, so it is bound to the core of the attackers.
     bind_to(core);
     wholemem_os::descriptors::raise_limit();
     let buffer = vec![0; wholemem_os::packet::MAX_PACKET];
@@ -292,7 +293,7 @@ fn attack(rank: &Rank) {
     attacker.run(if attack == Attack::All { own } else { attack });
 }
 
-/// The memory of the server and the keeper without objects: their private memory, and the pin pages.
+/// Returns the memory of the server and the keeper in bytes, without objects: their private memory, and the pin pages.
 fn held(folder: &Path) -> u64 {
     let process = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let (mut seen, mut held) = (BTreeSet::new(), 0);
@@ -315,7 +316,7 @@ fn held(folder: &Path) -> u64 {
     held
 }
 
-/// The durations of puts, shortest first.
+/// Measures the durations of puts, and returns them sorted, the shortest first.
 fn measure(client: &Client) -> Vec<Duration> {
     let times = (0..puts()).map(|put| {
         let start = Instant::now();
@@ -331,10 +332,10 @@ fn must_stop(rank: &Rank) -> bool {
     rank.peer(0).recv(&mut [0; 16], Deadline::NOW).is_ok()
 }
 
-/// Measures the memory during the attack, and sends the maximum to rank 0.
+/// Measures the memory of the server and the keeper during the attack, and sends the maximum to rank 0.
 fn observe(rank: &Rank) {
     let (socket, _, core) = parameters(rank);
-    // Not on the core of the server, where it would take time from the client that measures.
+    // The observer does not use the core of the server, where it would take time from the client that measures puts.
     bind_to(core);
     let mut most = 0;
     while !must_stop(rank) {
@@ -343,7 +344,7 @@ fn observe(rank: &Rank) {
     rank.send(0, &most.to_le_bytes(), &[]);
 }
 
-/// Puts objects during the attack, and writes the durations and the maximum memory to the file of figures.
+/// Puts objects during the attack, and writes the durations of the puts and the maximum memory to the file of measurements.
 fn victim(rank: &Rank) {
     let (socket, attack, _) = parameters(rank);
     let client = Client::connect(&socket).unwrap();
@@ -364,7 +365,7 @@ fn victim(rank: &Rank) {
     std::fs::write(file, figures.map(|figure| figure.to_string()).join(" ")).unwrap();
 }
 
-/// The report line of an attack, and the 99th percentile of the puts during it.
+/// Returns the report line of an attack, and the 99th percentile of the durations of puts during the attack.
 fn describe(attack: Attack, figures: &str, spinning: Option<u64>, release_time: Duration) -> (String, u64) {
     let figures: Vec<u64> = figures.split(' ').map(|figure| figure.parse().unwrap()).collect();
     let [p50, p99, longest, connected, held] = figures[..] else { panic!("{figures:?}") };
@@ -392,7 +393,7 @@ fn thousands_of_connections_of_another_user_do_not_exhaust_memory_or_block_other
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    // Processes that this thread starts inherit its core.
+    // Processes that this thread starts inherit the thread's CPU core.
     let bound = std::thread::spawn(move || {
         let [of_attackers, of_server] = cores();
         bind_to(of_server);

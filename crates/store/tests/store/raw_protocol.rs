@@ -1,20 +1,20 @@
-//! Requests encoded byte by byte as docs/PROTOCOL.md describes them, for clients that violate the protocol.
+//! Encodes requests byte by byte as docs/PROTOCOL.md describes them, for test clients that violate the protocol.
 
 use std::path::Path;
 
 use wholemem_os::packet::Address;
 use wholemem_os::{Deadline, PacketSocket};
 
-/// The protocol version of these requests.
+/// The protocol version of the requests that these tests encode.
 pub(crate) const PROTOCOL: u64 = 5;
 
-/// The flags of the first packet of a message that continues.
+/// The packet flags of the first of several packets of a message.
 pub(crate) const FIRST_AND_MORE: u8 = 3;
 
-/// The flags of a middle packet of a message.
+/// The packet flags of a packet in the middle of a message.
 pub(crate) const MORE: u8 = 1;
 
-/// The numbers of the requests.
+/// The numbers of the kinds of requests in the protocol.
 pub(crate) mod request_kind {
     pub(crate) const HELLO: u8 = 0;
     pub(crate) const DELETE: u8 = 5;
@@ -35,24 +35,24 @@ pub(crate) fn varint(mut number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Encodes a string as an operand.
+/// Encodes a string as an operand of a request.
 pub(crate) fn text(text: &str) -> Vec<u8> {
     [varint(text.len() as u64), text.as_bytes().to_vec()].concat()
 }
 
-/// A request in one packet, with encoded operands.
+/// Encodes a request as one packet, with operands that are already encoded.
 pub(crate) fn request_of(id: u64, request_kind: u8, operands: &[u8]) -> Vec<u8> {
     let head = [2].into_iter().chain(varint(id)).chain([0, request_kind]);
     head.chain(operands.iter().copied()).collect()
 }
 
-/// A request in one packet, whose operands are numbers.
+/// Encodes a request as one packet, with operands that are numbers.
 pub(crate) fn request(id: u64, request_kind: u8, operands: &[u64]) -> Vec<u8> {
     let operands: Vec<u8> = operands.iter().copied().flat_map(varint).collect();
     request_of(id, request_kind, &operands)
 }
 
-/// The first request of a connection.
+/// Encodes the first request of a connection, the hello.
 pub(crate) fn hello() -> Vec<u8> {
     request(1, request_kind::HELLO, &[PROTOCOL])
 }

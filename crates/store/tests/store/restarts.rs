@@ -1,4 +1,4 @@
-//! Servers and keepers that are killed: no sealed object is lost, and readers are not disturbed.
+//! Tests in which servers and keepers are killed: no sealed object is lost, and readers are not disturbed.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn a_killed_server_loses_nothing_and_mapped_objects_stay_available() {
     draft.bytes().unwrap().unwrap().fill(9).unwrap();
     let before = client.status().unwrap();
     store.kill("server");
-    // Without a server, and then with the next one.
+    // A mapped object is available while no server runs; the seal waits for the next server.
     assert_eq!(client.get("small").unwrap().to_vec().unwrap(), b"hello");
     draft.seal().unwrap();
     assert_eq!(client.get("unsealed").unwrap().to_vec().unwrap(), vec![9; 2 << 20]);
@@ -57,7 +57,7 @@ fn a_store_that_has_ended_finds_no_names_and_held_objects_stay_valid() {
     client.put("name", b"value").unwrap();
     let held = client.get("name").unwrap();
     store.stop(process);
-    // Otherwise the index would return the name forever.
+    // The index still contains the name, but a client must notice that the store has ended.
     assert!(matches!(client.get("name"), Err(Error::Disconnected)));
     assert!(matches!(client.get_by_id(held.id()), Err(Error::Disconnected)));
     assert!(matches!(client.list(""), Err(Error::Disconnected)));
@@ -73,14 +73,14 @@ fn a_watcher_gets_one_error_for_missed_events_and_then_all_later_events() {
     let timeout = Deadline::after(Duration::from_secs(60));
     client.put("seen 1", b"before").unwrap();
     store.kill("server");
-    // Answered by the next server, which does not know the watch.
+    // The next server answers this put, and does not know the watch yet.
     client.put("seen 2", b"between").unwrap();
     assert_eq!(watch.next(timeout).unwrap().name, "seen 1");
     let missed = watch.next(timeout).unwrap_err();
     assert!(matches!(&missed, Error::EventsMissed { prefix } if prefix == "seen"), "{missed}");
     client.put("seen 3", b"after").unwrap();
     assert_eq!(watch.next(timeout).unwrap().name, "seen 3");
-    // If the call is interrupted before the next server knows the watch, the next call returns the error.
+    // If a call of `next` is interrupted before the next server knows the watch, the following call returns the error.
     store.kill("server");
     client.put("seen 4", b"between").unwrap();
     store.freeze();
@@ -129,7 +129,7 @@ fn a_killed_store_is_noticed_by_readers_and_by_every_later_call() {
     store.signal(Signal::KILL);
     let timeout = Deadline::after(Duration::from_secs(60));
     for (reader, client) in &clients {
-        // No message reports the end to this client.
+        // The client receives no message about the end of the store.
         while reader(client).map_err(|error| assert!(matches!(error, Error::Disconnected), "{error}")).is_ok()
         {
             assert!(!timeout.has_passed(), "this client does not notice the end of the store");
@@ -165,13 +165,13 @@ fn a_store_ends_with_its_process_although_its_keeper_is_killed_too() {
     let process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let mut store = TestStore::start_for(&process);
     let server = PidFd::open(store.process("server")).unwrap();
-    // The process has exited and was reaped before the server starts another keeper.
+    // The process that the store was started for exits and is reaped before the server starts another keeper.
     server.signal(Signal::STOP).unwrap();
     store.kill_with(process);
     server.signal(Signal::CONT).unwrap();
     let timeout = Deadline::after(Duration::from_secs(60));
     assert_eq!(server.wait_exit(timeout), Ok(true));
-    // The keeper exits after it, and removes the socket.
+    // The new keeper exits after the server, and removes the file of the socket.
     while store.socket().exists() {
         assert!(!timeout.has_passed(), "the keeper has not exited");
         std::thread::yield_now();

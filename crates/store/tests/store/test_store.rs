@@ -1,4 +1,4 @@
-//! A store for a test: the test binary starts itself again as keeper and as server.
+//! A store for a test: the test binary starts itself again as the keeper and the server of the store.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,11 +19,11 @@ const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
 const ROLE: &str = "WHOLEMEM_STORE_TEST_ROLE";
 const TEST: &str = "WHOLEMEM_STORE_TEST_PROCESS";
 
-/// A store in a temporary folder, killed when dropped.
+/// A store in a temporary folder, whose processes are killed when this value is dropped.
 pub(crate) struct TestStore {
     folder: tempfile::TempDir,
     keeper: Child,
-    /// Held open, because the test harness of the keeper exits if it cannot print.
+    /// The standard output of the keeper, held open because the test harness of the keeper exits if it cannot print.
     _stdout: BufReader<ChildStdout>,
 }
 
@@ -52,13 +52,13 @@ fn launch(folder: &Path, role: &str, stdin: Stdio, stdout: Stdio) -> std::io::Re
     command.spawn()
 }
 
-/// The entry point of the keeper and server processes, not a test. Does nothing in an ordinary run.
+/// The entry point of the keeper and server processes, which is not a test itself. Does nothing in an ordinary test run.
 #[test]
 fn store_process() {
     let (Some(folder), Ok(role)) = (std::env::var_os(FOLDER), std::env::var(ROLE)) else { return };
     let folder = PathBuf::from(folder);
     let name = if role == "server" { "server" } else { "keeper" };
-    // The process exits with the test, even if the test is killed.
+    // The keeper and the server exit when the test exits, even if the test is killed.
     let test = PidFd::open(std::env::var(TEST).unwrap().parse().unwrap());
     #[expect(clippy::exit, reason = "the test has exited, and no process waits for this one")]
     std::thread::spawn(move || {
@@ -73,12 +73,12 @@ fn store_process() {
         MemoryGroup::join(Path::new(&group));
     }
     if let (Ok(len), "server") = (std::fs::read_to_string(folder.join("longest")), role.as_str()) {
-        // Killed servers must not write core dumps.
+        // Servers that the kernel kills must not write core dumps.
         for (resource, limit) in [(Resource::Core, 0), (Resource::Fsize, len.parse().unwrap())] {
             setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
         }
     }
-    // Atomic, because other processes read the file at any time.
+    // The process id is written atomically, because other processes read the file at any time.
     std::fs::write(folder.join("new"), std::process::id().to_string()).unwrap();
     std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
     let serve = serve(&folder);
@@ -98,7 +98,7 @@ fn store_process() {
 }
 
 impl TestStore {
-    /// The status of the store once deleted objects without pins are freed, which takes the server several steps.
+    /// Returns the status of the store once the server has freed deleted objects without pins, which takes several steps.
     pub(crate) fn settled(&self, client: &Client) -> Status {
         let deadline = Deadline::after(Duration::from_secs(60));
         loop {
@@ -113,26 +113,26 @@ impl TestStore {
         Self::start_with("host")
     }
 
-    /// Starts a store with device memory of the GPU, or of the host backend.
+    /// Starts a store with device memory of the GPU if `devices` is `cuda`, else of the host backend.
     pub(crate) fn start_with(devices: &str) -> Self {
         Self::start_in(tempfile::tempdir_in("/tmp").unwrap(), devices)
     }
 
-    /// Starts a store that ends with a process.
+    /// Starts a store that ends when the given process exits.
     pub(crate) fn start_for(process: &Child) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("parent"), process.id().to_string()).unwrap();
         Self::start_in(folder, "host")
     }
 
-    /// Starts a store whose processes have a limit of descriptors.
+    /// Starts a store whose processes have a limit of open descriptors.
     pub(crate) fn start_limited(descriptors: u64) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("limit"), descriptors.to_string()).unwrap();
         Self::start_in(folder, "host")
     }
 
-    /// Starts a store in a cgroup.
+    /// Starts a store whose processes run in a cgroup with a memory limit.
     pub(crate) fn start_in_group(group: &MemoryGroup) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("group"), group.folder().to_str().unwrap()).unwrap();
@@ -167,12 +167,12 @@ impl TestStore {
         Client::connect(self.socket()).unwrap()
     }
 
-    /// The process id of the current server or keeper.
+    /// Returns the process id of the current server or keeper of the store.
     pub(crate) fn process(&self, name: &str) -> u32 {
         std::fs::read_to_string(self.folder.path().join(name)).unwrap().parse().unwrap()
     }
 
-    /// Kills the server or the keeper, and waits until it is replaced.
+    /// Kills the server or the keeper of the store, and waits until it is replaced.
     pub(crate) fn kill(&self, name: &str) {
         let before = self.process(name);
         if let Ok(process) = PidFd::open(before) {
@@ -181,7 +181,7 @@ impl TestStore {
         self.wait_for_another(name, before);
     }
 
-    /// Waits until the keeper holds the descriptor of the index, if the server lives.
+    /// Waits until the keeper holds the descriptor of the index. Does not wait if the server is dead.
     pub(crate) fn wait_until_protected(&self, server: u32) {
         let files = |pid: u32| {
             let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
@@ -195,14 +195,14 @@ impl TestStore {
         }
     }
 
-    /// Lets every user connect.
+    /// Lets every user connect to the store.
     pub(crate) fn open_to_all(&self) {
         for (path, mode) in [(self.folder.path().to_owned(), 0o755), (self.socket(), 0o666)] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         }
     }
 
-    /// Ends the process with which the store ends, and waits for the keeper.
+    /// Kills the process whose exit ends the store, and waits for the keeper to exit.
     pub(crate) fn stop(&mut self, mut process: Child) {
         process.kill().unwrap();
         process.wait().unwrap();
@@ -210,7 +210,7 @@ impl TestStore {
         assert!(ended.success(), "{ended}");
     }
 
-    /// Kills the process with which the store ends, and the keeper.
+    /// Kills the process whose exit ends the store, and the keeper too.
     pub(crate) fn kill_with(&mut self, mut process: Child) {
         for child in [&mut process, &mut self.keeper] {
             child.kill().unwrap();
@@ -233,7 +233,7 @@ impl TestStore {
         }
     }
 
-    /// Continues the processes after [`Self::freeze`].
+    /// Continues the processes of the store after [`Self::freeze`].
     pub(crate) fn thaw(&self) {
         self.signal(Signal::CONT);
     }
@@ -255,7 +255,8 @@ impl TestStore {
 
 impl Drop for TestStore {
     fn drop(&mut self) {
-        // All processes are in one process group, even after replacements, and none of them can start another.
+        // All processes of the store are in one process group, even after replacements, so that one signal kills all before any
+        // of them can start another.
         let group = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw).unwrap();
         let _ = kill_process_group(group, Signal::KILL);
         let _ = self.keeper.wait();

@@ -1,16 +1,16 @@
-//! Clients of other protocol versions: the previous version is served; others are refused with both versions.
+//! Tests of clients with other protocol versions: the previous version is served; others are refused with both versions.
 
 use wholemem_os::{Deadline, PacketSocket};
 
 use crate::raw_protocol::{PROTOCOL, connect, request, request_kind};
 use crate::test_store::TestStore;
 
-/// The numbers of answers.
+/// The numbers of the kinds of answers in the protocol.
 const WELCOME: u8 = 0;
 const STATUS: u8 = 6;
 const REFUSED: u8 = 7;
 
-/// Sends a request, and returns its answer without the id.
+/// Sends a request, and returns the answer of the server without its id.
 fn answer(socket: &PacketSocket, packet: &[u8], id: u8) -> Vec<u8> {
     socket.send(packet, &[], Deadline::NEVER).unwrap();
     let mut buffer = vec![0; 65_536];
