@@ -1,4 +1,4 @@
-//! The commands of a store: `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch`.
+//! Tests of the commands of an object store: `serve`, `put`, `get`, `ls`, `stat`, `rm` and `watch`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -9,7 +9,7 @@ use wholemem_os::pidfd::Signal;
 
 use crate::run::{Run, finish, program, timeout};
 
-/// A process `wholemem serve`, which is ended on drop.
+/// A process `wholemem serve` for a test, which is ended on drop.
 pub(crate) struct StoreProcess {
     folder: tempfile::TempDir,
     keeper: Child,
@@ -53,7 +53,7 @@ impl StoreProcess {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// The process id of the server, which is the only child of the keeper.
+    /// Returns the process id of the store's server, which is the only child of the keeper.
     fn server(&self) -> u32 {
         let processes = std::fs::read_dir("/proc").unwrap();
         let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -99,7 +99,7 @@ fn a_file_round_trips_through_a_store_whose_server_is_killed() {
 
 #[test]
 fn the_default_quota_does_not_change_when_the_server_is_replaced() {
-    // Without `--size` the quota is a part of the available memory, of which objects use some.
+    // Without `--size`, the quota of a store is a part of the available memory, which objects reduce.
     let store = StoreProcess::start_with(&[]);
     std::fs::write(store.file("in"), vec![1; 64 << 20]).unwrap();
     let quota = |store: &StoreProcess| {
@@ -176,11 +176,11 @@ fn watch_prints_events_of_a_prefix() {
     let mut watch = program(&["watch", "a/", "--count", "2"]);
     watch.env("WHOLEMEM_SOCKET", store.file("socket"));
     let watching = watch.spawn().unwrap();
-    // Wait until the watcher is connected.
+    // Waits until the process that watches the store is connected.
     while !store.output(&["stat"]).contains("clients     2") {
         std::thread::yield_now();
     }
-    // The watch may start after the connection, so the first events may be missed.
+    // Puts more objects than the watch prints: it may start after the connection, and then misses the first events.
     for name in ["b/1", "a/1", "a/2", "a/3", "a/4", "a/5"] {
         store.output(&["put", name, &store.file("in")]);
     }
