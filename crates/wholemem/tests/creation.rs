@@ -1,4 +1,4 @@
-//! Creation of memory and tensors by ranks of one process: contents, views, and rejected arguments.
+//! Tests of creating memory and tensors with ranks of one process: contents, views, and rejected arguments.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -10,7 +10,7 @@ use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer};
 
 const GRANULE: usize = 64 << 10;
 
-/// A group of ranks on one backend, each with its own device.
+/// Creates a group of ranks on one host backend, each rank with a device of its own.
 fn local(ranks: u32) -> Vec<Communicator> {
     let granule = Granule::new(GRANULE).unwrap();
     let backend = Backend::host(HostConfig::virtual_devices(ranks as usize).granule(granule)).unwrap();
@@ -18,7 +18,7 @@ fn local(ranks: u32) -> Vec<Communicator> {
     Communicator::local(&devices).unwrap()
 }
 
-/// A group of ranks in one process, each with its own backend.
+/// Creates a group of ranks in one process, each rank with a backend of its own.
 fn separate_backends(ranks: u32) -> Vec<Communicator> {
     let comms: Vec<_> = Bootstrap::local(ranks).unwrap();
     std::thread::scope(|scope| {
@@ -51,7 +51,7 @@ fn new_memory_is_zero_and_shared_by_all_ranks() {
                 let memories = create(&groups, &spec);
                 assert!(memories.iter().all(|memory| read(memory, 0, len) == vec![0; len]));
                 let stream = groups[1].device().stream().unwrap();
-                // One write across all boundaries between ranks.
+                // One write covers the memory of all ranks, across the boundaries between them.
                 let text: Vec<u8> = (0..len).map(|at| (at % 251).to_le_bytes()[0]).collect();
                 memories[1].write(&stream, 0, &text).unwrap();
                 assert!(memories.iter().all(|memory| read(memory, 0, len) == text));
@@ -107,7 +107,7 @@ fn local_rows_match_the_partition() {
         assert!(local[1].is_none());
         let rows: Vec<_> = local.iter().flatten().map(|local| local.rows.clone()).collect();
         assert_eq!(rows, [0..10, 10..11, 11..100]);
-        // Rows written by number are read through the local span.
+        // Rows that rank 0 writes by their numbers are read by the owning rank through its local span.
         let stream = groups[0].device().stream().unwrap();
         tensors[0].write_rows_on(&stream, 10, &[7; 12_000]).unwrap();
         let own = local[2].clone().unwrap();
@@ -131,7 +131,7 @@ fn views_of_views_have_the_same_elements() {
     assert_eq!(part.shape(), [2, 1, 2]);
     let mut seen = [0; 4];
     part.read_rows_on(&groups[1].device().stream().unwrap(), 0, &mut seen).unwrap();
-    // Rows 2 and 3, column 2.
+    // The view of the views consists of rows 2 and 3, column 2.
     assert_eq!(seen, [20, 21, 28, 29]);
     part.write_rows_on(&stream, 1, &[98, 99]).unwrap();
     assert_eq!(read(tensors[1].memory(), 26, 5), [26, 27, 98, 99, 30]);
@@ -159,7 +159,7 @@ fn row_ranges_are_copied_to_and_from_other_memory() {
     let buffer = PinnedBuffer::create(device, 48).unwrap();
     let bytes: Vec<u8> = (0..48).collect();
     buffer.bytes().unwrap().write_at(0, &bytes).unwrap();
-    // Rows 2 to 8 are on both ranks.
+    // The copied rows, from row 2 to row 7, are on both ranks.
     tensors[0].copy_rows_in(&stream, 2, &buffer.all()).unwrap();
     let back = PinnedBuffer::create(device, 16).unwrap();
     tensors[0].copy_rows_out(&stream, 4, &back.all()).unwrap();
@@ -178,7 +178,7 @@ fn different_arguments_of_ranks_are_rejected_on_all_ranks() {
     });
     assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank: Rank(1) }; 3]);
 
-    // Rows of the same length with different element types or shapes.
+    // One rank passes another element type or shape with the same length of a row in bytes.
     for (dtype, shape) in [(Dtype::I32, &[10, 8][..]), (Dtype::F32, &[10, 4, 2]), (Dtype::F16, &[10, 16])] {
         let outcomes = Communicator::on_each(&groups, |group| {
             let differs = group.rank() == Rank(2);
@@ -188,7 +188,7 @@ fn different_arguments_of_ranks_are_rejected_on_all_ranks() {
         assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
     }
 
-    // Types with the same storage type.
+    // Two element types that have the same storage type are different arguments too.
     let outcomes = Communicator::on_each(&groups, |group| {
         let dtype = if group.rank() == Rank(2) { Dtype::Bool } else { Dtype::U8 };
         Ok(WholeTensor::create(group, &TensorSpec::new(dtype, &[10, 8])).map(drop))
@@ -212,7 +212,7 @@ fn different_arguments_of_ranks_are_rejected_on_all_ranks() {
 #[test]
 fn a_failed_allocation_names_the_rank_on_all_ranks() {
     let groups = local(3);
-    // More memory than any machine has, on one rank.
+    // Rank 1 requests more memory than any machine has.
     let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46, 1]), ..MemorySpec::new((1 << 46) + 2, 1) };
     for _ in 0..3 {
         let outcomes =
@@ -240,7 +240,7 @@ fn a_view_of_memory_must_fit_in_its_rows() {
     assert_eq!(WholeTensor::of_memory(memory, Dtype::F64, &[0]).unwrap_err(), Error::EmptyRow);
 }
 
-/// Rows of any length are copied as bytes, but conversion and addition need aligned elements.
+/// Tests that rows of any length are copied as bytes, but conversion and addition require aligned elements.
 #[test]
 fn conversion_and_addition_of_misaligned_rows_are_rejected() {
     let groups = local(2);
@@ -301,7 +301,7 @@ fn a_bad_index_is_reported_once_by_the_next_call() {
     );
     assert_eq!(tensor.gather_on_sync(&stream, &indices([0, 10, 2, 3]), &row_buffer), bad(10, 10));
     assert_eq!(tensor.gather_on_sync(&stream, &indices([9, 0, 9, 0]), &row_buffer), Ok(()));
-    // A view has fewer rows.
+    // An index that is valid for the tensor is bad for a view with fewer rows.
     assert_eq!(
         tensor.rows(0..9).unwrap().gather_on_sync(&stream, &indices([8, 9, 8, 0]), &row_buffer),
         bad(9, 9)
@@ -350,7 +350,7 @@ fn memory_remains_while_one_rank_holds_it() {
     let last = memories.pop().unwrap();
     let stream = groups[0].device().stream().unwrap();
     memories[0].write(&stream, 0, b"from rank 0").unwrap();
-    // Dropping is not collective, and does not affect other ranks.
+    // Dropping memory is not collective, and does not affect the other ranks.
     drop(memories);
     assert_eq!(read(&last, 0, 11), b"from rank 0");
 }

@@ -1,4 +1,4 @@
-//! The choice of a device for a rank that is a process, by the variables of its launcher.
+//! Tests of how a rank process chooses its device by the environment variables of its launcher.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -6,7 +6,8 @@ use wholemem::{Bootstrap, Communicator};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_testkit::{Ranks, test_name};
 
-/// A single rank with four visible devices. The parameter is the number of the expected device.
+/// Chooses a device for a single rank with four visible devices. The parameter of the test is the number of the expected
+/// device.
 fn body(rank: &wholemem_testkit::Rank) {
     let comm = Bootstrap::from_env().unwrap();
     let backend = Backend::host(HostConfig::virtual_devices(4)).unwrap();
@@ -27,7 +28,7 @@ fn the_launchers_local_rank_chooses_among_the_visible_devices() {
         (torchrun, ("LOCAL_RANK", "7"), "3"),
         (slurm, ("SLURM_LOCALID", "5"), "1"),
         (open_mpi, ("OMPI_COMM_WORLD_LOCAL_RANK", "6"), "2"),
-        // The local rank of another launcher is ignored: the rank itself is the number.
+        // The local rank from another launcher is ignored, so the rank in the group is used instead.
         (torchrun, ("SLURM_LOCALID", "2"), "0"),
     ] {
         let run = format!("devices-{}-{device}", std::process::id());

@@ -29,14 +29,14 @@ fn groups(count: u32) -> Vec<Communicator> {
     Communicator::local(&devices).unwrap()
 }
 
-/// The bytes of a row, different for every row.
+/// Returns the bytes of a test row, which differ for every row.
 fn row_bytes(row: u64, len: usize) -> Vec<u8> {
     let byte =
         |n: usize| (row.wrapping_mul(0x9e37_79b9) >> (n % 4 * 8)).to_le_bytes()[0] ^ n.to_le_bytes()[0];
     (0..len).map(byte).collect()
 }
 
-/// Creates a tensor on all ranks, and fills every row with its bytes.
+/// Creates a tensor on all ranks, and fills every row with the bytes from [`row_bytes`].
 fn filled(groups: &[Communicator], spec: &TensorSpec) -> Vec<WholeTensor> {
     let fill = |group: &Communicator| {
         let tensor = WholeTensor::create(group, spec)?;
@@ -51,7 +51,7 @@ fn filled(groups: &[Communicator], spec: &TensorSpec) -> Vec<WholeTensor> {
     Communicator::on_each(groups, fill).unwrap()
 }
 
-/// All rows of a tensor, as one rank reads them.
+/// Returns all rows of a tensor, as one rank reads them.
 fn all_rows(tensor: &WholeTensor) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(tensor.row_count()).unwrap() * tensor.row_len()];
     tensor.read_rows_on(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
@@ -68,14 +68,14 @@ fn load(count: u32, source: &FileSource, spec: &LoadSpec) -> Result<Vec<WholeTen
     Communicator::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &ignore_progress))
 }
 
-/// The sorted paths of the entries of a folder.
+/// Returns the sorted paths of the entries of a folder.
 fn listed(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     paths
 }
 
-/// The message of a file error that all ranks returned.
+/// Returns the message of a file error that one rank caused and all ranks returned.
 fn file_error(outcome: Result<Vec<WholeTensor>>) -> String {
     match outcome {
         Err(Error::OnRank { code: 1017, reason, .. }) => reason,
@@ -105,7 +105,7 @@ proptest! {
         save(&saved, &path, SaveSpec::default()).unwrap();
 
         let location = if host { Location::Host } else { Location::Device };
-        // The same rows with another partition.
+        // The saved rows are loaded with another partition among the ranks.
         let total: u64 = readers.iter().sum();
         let mut rows_of_readers: Vec<u64> = readers.iter().map(|share| rows * share / total).collect();
         *rows_of_readers.last_mut().unwrap() += rows - rows_of_readers.iter().sum::<u64>();
@@ -120,10 +120,12 @@ proptest! {
     }
 }
 
-/// Files of earlier versions must remain readable: the names and codes of every type in every format are fixed.
+/// Tests that the names and codes of every element type in every file format are fixed, because files of earlier versions must
+/// remain readable.
 #[test]
 fn names_and_codes_of_types_in_files_are_stable() {
-    // The type, its code and meaning in a saved tensor, its `descr` in `.npy`, its name in `.safetensors`.
+    // The columns are: the type, its code and its meaning in a saved tensor, its `descr` in `.npy`, and its name in
+    // `.safetensors`.
     let stored = [
         ("u8", 0, 0, Some("|u1"), Some("U8")),
         ("i8", 1, 0, Some("|i1"), Some("I8")),
@@ -160,7 +162,7 @@ fn names_and_codes_of_types_in_files_are_stable() {
     }
 }
 
-/// Rows that are longer than a block, and blocks that contain rows of two ranks.
+/// Tests rows that are longer than a block of a file, and blocks that contain rows of two ranks.
 #[test]
 fn long_rows_and_many_blocks_are_loaded_with_another_partition() {
     let folder = tempfile::tempdir().unwrap();
@@ -220,7 +222,7 @@ fn corrupt_rows_are_an_error_on_all_ranks() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(shard, &bytes).unwrap();
-    // A block has 8,192 rows of 512 bytes.
+    // A block of the file has 8,192 rows of 512 bytes, so the last block of the second shard begins at row 18,192.
     let problem_text = "rows 18192..20000 of the saved tensor are corrupt: their checksum differs";
     let message = format!("{}: {problem_text}", shard.display());
     assert_eq!(file_error(load(3, &FileSource::new(&path), &LoadSpec::default())), message);
@@ -289,7 +291,7 @@ fn a_rank_that_cannot_write_fails_all_ranks_and_leaves_no_files() {
     let tensors = filled(&groups(2), &TensorSpec::new(Dtype::U8, &[100_000, 10]));
     let error = save(&tensors, &nowhere, SaveSpec::default()).unwrap_err();
     assert!(matches!(&error, Error::OnRank { rank: Rank(0), code: 1017, .. }), "{error}");
-    // One rank passes another path, in a folder that does not exist.
+    // Rank 1 passes another path than rank 0, in a folder that does not exist.
     let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
     let save = |group: &Communicator| {
         let path = if group.rank() == Rank(1) { nowhere.clone() } else { folder.path().join("table") };
@@ -316,7 +318,7 @@ fn an_earlier_save_remains_if_a_rank_is_killed_while_saving() {
         let table = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[60_000, 100])).unwrap();
         table.save(path, SaveSpec::default(), &ignore_progress).unwrap();
         rank.barrier();
-        // Both the killed rank and the killing rank have written some of their rows.
+        // Rank 0 kills rank 1 from its progress callback, after both ranks have written some of their rows.
         let once = Once::new();
         let progress = |_: CopyProgress| {
             match rank.id() {
@@ -372,7 +374,7 @@ fn npy_safetensors_and_raw_files_are_loaded() {
     let loaded = load(2, &FileSource::new(&out), &LoadSpec::default()).unwrap();
     assert_eq!((loaded[0].shape(), all_rows(&loaded[0])), (&[100, 2, 3][..], rows));
 
-    // An export replaces only regular files. A pipe represents a device.
+    // An export replaces only regular files. The test uses a pipe as an example of a file that is not regular.
     let pipe = folder.path().join("pipe");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
     for existing in [&pipe, folder.path()] {
@@ -403,7 +405,7 @@ fn npy_safetensors_and_raw_files_are_loaded() {
     assert!(missing.to_string().ends_with(message), "{missing}");
 }
 
-/// Headers are validated before they are used, and opening a pipe does not block.
+/// Tests that the headers of files are validated before they are used, and that opening a pipe does not block.
 #[test]
 fn invalid_files_are_rejected_when_they_are_opened() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Fails each call of one rank, one after the other: all ranks get its error, nothing leaks, and the group remains usable.
+//! Tests that fail each call of one rank, one after the other: all ranks get the error of that rank, nothing leaks, and the
+//! group remains usable.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -11,10 +12,10 @@ use wholemem_hal::{Backend, HostConfig};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Fault, Ranks, test_name};
 
-/// The rank whose calls fail.
+/// The rank whose calls to its backend fail.
 const FAULTY: Rank = Rank(1);
 
-/// Calls that release resources: a failure is not reported, and the call is retried.
+/// Backend calls that release resources. Their failure is not reported, because they are retried.
 const RELEASING: [&str; 5] = ["release", "free", "unmap", "unpin", "destroy_stream"];
 
 fn faulty(devices: usize) -> (Backend, Fault) {
@@ -32,7 +33,7 @@ fn specs() -> [MemorySpec; 4] {
     ]
 }
 
-/// Checks the result of a creation against the call that failed, if any.
+/// Checks the result of creating memory, given the name of the backend call that failed, if one did.
 fn check(outcome: &Result<()>, fired: Option<&str>, may_fail: impl Fn(Rank) -> bool) {
     match (outcome, fired) {
         (Ok(()), None) => {}
@@ -50,7 +51,8 @@ fn check(outcome: &Result<()>, fired: Option<&str>, may_fail: impl Fn(Rank) -> b
     }
 }
 
-/// If a reservation fails, the range is taken as not free, and another range is tried.
+/// Returns true for calls that try to reserve addresses. If they fail, the range counts as occupied, and another range is
+/// tried.
 fn is_retried(call: &str) -> bool {
     ["reserve", "granularity"].contains(&call)
 }
@@ -71,7 +73,8 @@ fn a_failing_call_of_one_process_fails_all_ranks_with_the_same_error() {
         let group = Communicator::create(comm, &backend.device(0).unwrap()).unwrap();
         let comm = group.bootstrap();
         for spec in specs() {
-            // Once before the census: the first creation allocates resources that live as long as the process.
+            // Memory is created once before the census, because the first creation allocates resources that live as long as the
+            // process.
             drop(WholeMemory::create(&group, &spec).unwrap());
             comm.barrier().unwrap();
             let before = Census::take();
@@ -97,7 +100,7 @@ fn a_failing_call_of_one_process_fails_all_ranks_with_the_same_error() {
                 }
             }
         }
-        // No rank may leave the group while another takes its census.
+        // No rank may leave the group while another rank takes its census of resources, which would change.
         rank.barrier();
     });
 }
@@ -118,11 +121,11 @@ fn a_failing_call_fails_all_ranks_of_one_process() {
                         .unwrap();
                 let fired = fault.fired();
                 fault.arm(0);
-                // Ranks run concurrently, so any rank's call may have failed: the error names it.
+                // Ranks run concurrently, so the failed call may be that of any rank, which the error names.
                 outcomes.iter().for_each(|outcome| check(outcome, fired, |_| true));
                 assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
                 assert_eq!(backend.collect(), 0, "after call {nth} ({fired:?})");
-                // Threads start and end in every round; descriptors and mappings must not leak.
+                // Only descriptors and mappings of memory files are compared, because threads start and end in every round.
                 assert_eq!(Census::take().fds, before.fds, "after call {nth} ({fired:?})");
                 let memory = |census: &Census| {
                     let maps = census.maps.iter().filter(|((_, backing, _), _)| backing.contains("memfd"));

@@ -1,4 +1,4 @@
-//! A rank is killed at the nth system call during the creation of memory: the other ranks get an error and leak nothing.
+//! A test that kills a rank at the nth system call while it creates memory: the other ranks get an error and leak nothing.
 //!
 //! Three processes are ranks, and a fourth process traces one of them and kills it at its nth call. Usual runs test a random sample
 //! of calls; `WHOLEMEM_EXHAUSTIVE=1` tests all of them.
@@ -17,7 +17,7 @@ use wholemem_testkit::{Census, Ranks, Stepper, exhaustive, report, seed, stepper
 const SIZE: u32 = 3;
 const STEPPER: usize = 3;
 
-/// The number of calls of each victim at which it is killed in a usual run.
+/// The number of system calls at which each victim is killed in a usual test run.
 const SAMPLE: usize = 4;
 
 fn join(id: &str, rank: u32) -> Communicator {
@@ -31,8 +31,8 @@ fn spec() -> MemorySpec {
     MemorySpec { kind: Kind::Chunked, ..MemorySpec::new(300_000, 1) }
 }
 
-/// The body of each process. The parameter has the victim, the number of the call, the id of the group, and the file for the number
-/// of calls.
+/// The test body of each process. The test parameter contains the rank to kill, the number of the system call, the id of the
+/// group, and the path of the file for the number of system calls.
 fn body(rank: &wholemem_testkit::Rank) {
     let parameter = rank.parameter();
     let fields: Vec<_> = parameter.split(' ').collect();
@@ -64,7 +64,7 @@ fn body(rank: &wholemem_testkit::Rank) {
     }
     let lost = Error::Comm(CommError::PeerLost { rank: Rank(u32::try_from(victim).unwrap()) });
     match WholeMemory::create(&group, &spec()) {
-        // The victim was killed after its last message of the creation.
+        // Creating memory may succeed here, if the victim was killed after its last message of the creation.
         Ok(memory) => drop(memory),
         Err(error) => assert!(nth.is_some() && error == lost, "{error}"),
     }
@@ -76,7 +76,7 @@ fn body(rank: &wholemem_testkit::Rank) {
     assert!(!after.maps.keys().any(|(_, backing, _)| backing.contains("memfd")), "{:?}", after.maps);
 }
 
-/// Runs one case, and returns the number of system calls.
+/// Runs one test case, and returns the number of system calls that the victim made while it created memory.
 fn run(test: &str, victim: u32, nth: Option<u64>) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let outcome = folder.path().join("calls");

@@ -1,4 +1,4 @@
-//! All ranks load the same save, or the same version of a file, or all ranks fail.
+//! Tests that all ranks load the same save, or the same version of a file, or else all ranks fail.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -15,7 +15,7 @@ use wholemem::files::{
 use wholemem::{Communicator, Dtype, Error, Rank, Result, WholeTensor};
 use wholemem_hal::{Backend, HostConfig};
 
-/// The number of rows: each of two ranks reads its rows in two blocks.
+/// The number of rows in each file. There are so many that each of two ranks reads its rows in two blocks.
 const ROWS: usize = 4 * 4096;
 const ROW_LEN: usize = 1024;
 
@@ -30,7 +30,7 @@ fn write_raw(path: &Path, byte: u8) -> FileSource {
     FileSource::raw(path, Dtype::U8, &[ROW_LEN as u64])
 }
 
-/// Saves a tensor whose bytes all have one value.
+/// Saves a tensor in which all bytes have the value `byte`.
 fn save(path: &Path, byte: u8, spec: SaveSpec) -> FileSource {
     let raw = path.with_extension("bin");
     StoredTensor::open(&write_raw(&raw, byte)).unwrap().save(path, 2, spec, &ignore_progress).unwrap();
@@ -38,7 +38,7 @@ fn save(path: &Path, byte: u8, spec: SaveSpec) -> FileSource {
     FileSource::new(path)
 }
 
-/// Loads another source on each rank.
+/// Loads a tensor with each rank from the file source at its position in `sources`.
 fn load_each(sources: &[FileSource]) -> Vec<Result<WholeTensor>> {
     let groups = groups(u32::try_from(sources.len()).unwrap());
     let load = |group: &Communicator| {
@@ -48,7 +48,7 @@ fn load_each(sources: &[FileSource]) -> Vec<Result<WholeTensor>> {
     Communicator::on_each(&groups, load).unwrap()
 }
 
-/// The errors of all ranks.
+/// Returns the errors of all ranks. Panics if a rank succeeded.
 fn errors(outcomes: Vec<Result<WholeTensor>>) -> Vec<Error> {
     outcomes.into_iter().map(|outcome| outcome.map(|tensor| tensor.shape().to_vec()).unwrap_err()).collect()
 }
@@ -73,7 +73,7 @@ fn ranks_that_open_different_versions_of_a_file_all_fail() {
     assert_eq!(failed, vec![Error::SavesDiffer { rank: Rank(1) }; 2]);
 }
 
-/// A save or file has the same identity at every path.
+/// Tests that a save or file has the same identity at every path.
 #[test]
 fn ranks_may_open_one_save_by_different_paths() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,10 +109,11 @@ fn ranks_that_interpret_one_file_differently_all_fail() {
     assert_eq!(failed, vec![Error::Differs { rank: Rank(1) }; 2]);
 }
 
-/// A progress callback that overwrites the file in place after its first block was read, and changes its time of modification.
+/// Returns a progress callback that overwrites the file in place after its first block was read, and changes the file's
+/// modification time.
 fn overwrite_after_first_block(path: &Path) -> impl Fn(CopyProgress) -> ControlFlow<()> + Sync + use<> {
     let file = File::options().write(true).open(path).unwrap();
-    // The time of modification is set explicitly, because two writes may fall into one tick of the clock.
+    // The modification time is set explicitly, because two writes may happen in one tick of the file system's clock.
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
     let once = Once::new();
     move |_| {
@@ -160,7 +161,7 @@ fn a_file_that_changes_while_it_is_saved_or_exported_is_an_error() {
     assert_eq!(remaining, [path], "files remain after a failed export");
 }
 
-/// The files stay open, so a replaced save is still read completely.
+/// Tests that a replaced save is still read completely, because its files stay open.
 #[test]
 fn a_save_replaced_after_all_ranks_have_opened_it_is_loaded() {
     let folder = tempfile::tempdir().unwrap();

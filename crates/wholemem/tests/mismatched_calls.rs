@@ -1,4 +1,4 @@
-//! Collective calls in which ranks pass different tensors or make different calls: all ranks fail before data changes.
+//! Tests of collective calls in which ranks pass different tensors or make different calls: all ranks fail before data changes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -8,7 +8,7 @@ use wholemem::{
 };
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
 
-/// Creates two equal tensors on each of three ranks. Each rank picks one of them and calls `work` with it.
+/// Creates two equal tensors on each of three ranks. Each rank picks one of the two and calls `work` with it.
 fn on_picked_tensors<T: Send>(
     pick: impl Fn(Rank, &[WholeTensor; 2]) -> WholeTensor + Sync,
     work: impl Fn(&WholeTensor, &Stream) -> Result<T> + Sync,
@@ -39,13 +39,13 @@ fn pick_other(rank: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
     both[usize::from(rank == Rank(2))].clone()
 }
 
-/// Picks a view of the same tensor; rank 2 picks other rows, of the same number.
+/// Picks a view of the same tensor on all ranks. Rank 2 picks other rows of that tensor, but equally many.
 fn pick_view(rank: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
     let first = u64::from(rank == Rank(2));
     both[0].rows(first..first + 9).unwrap()
 }
 
-/// Adds to row 0, or writes it, in fixed order.
+/// Adds values to row 0 if `adds` is true, and otherwise writes row 0, both in a fixed order.
 fn scatter_row(tensor: &WholeTensor, stream: &Stream, adds: bool) -> Result<()> {
     let device = tensor.group().device();
     let (index, row) = (PinnedBuffer::create(device, 8)?, PinnedBuffer::create(device, 8)?);

@@ -1,4 +1,4 @@
-//! A random case: a tensor, indices, and a row buffer with guard bytes around it.
+//! A random test case for gather and scatter: a tensor, indices, and a row buffer with guard bytes around it.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer, Span, Stream};
 
 use super::naive;
 
-/// The guard bytes around the row buffer and between its rows, which must not change.
+/// The value of the guard bytes around the row buffer and between its rows, which calls must not change.
 const GUARD: u8 = 0xA5;
 const GUARD_LEN: usize = 256;
 
@@ -24,11 +24,11 @@ pub(crate) struct RowCase {
     pub(crate) dtype: Dtype,
     pub(crate) dense: Dtype,
     pub(crate) index: IndexType,
-    /// The number of elements between two rows of the row buffer.
+    /// The number of unused elements between two rows of the row buffer.
     pub(crate) gap: usize,
     pub(crate) count: usize,
     pub(crate) on_bad: OnBadIndex,
-    /// A position with a bad index, and the index.
+    /// The position of a bad index in the list of indices, and the bad index.
     pub(crate) bad_at: Option<(usize, i64)>,
     pub(crate) large_granule: bool,
     /// The rows and columns of a view that is used instead of the whole tensor, in percent.
@@ -119,13 +119,13 @@ impl SeededRandom {
     }
 }
 
-/// The ranks of a case, the tensor on each rank, and the expected rows.
+/// The ranks of a test case, the tensor on each rank, and the rows that the tensor must contain.
 pub(crate) struct TensorModel {
     case: RowCase,
     pub(crate) groups: Vec<Communicator>,
     tensors: Vec<WholeTensor>,
     streams: Vec<Stream>,
-    /// The rows of the view.
+    /// The rows that the tensor, or the view that is used instead, must contain.
     rows: Vec<Vec<u8>>,
 }
 
@@ -133,12 +133,12 @@ impl RowCase {
     pub(crate) fn model(&self) -> TensorModel {
         let granule = Granule::new(if self.large_granule { 2 << 20 } else { 64 << 10 }).unwrap();
         let ranks = self.rows_of_each.len();
-        // Two ranks share a device.
+        // There are half as many devices as ranks, so that two ranks share a device.
         let backend = Backend::host(HostConfig::virtual_devices(ranks.div_ceil(2)).granule(granule)).unwrap();
         self.model_on(&backend)
     }
 
-    /// Creates the ranks of the case on the devices of a backend.
+    /// Creates the ranks of the test case on the devices of a backend.
     pub(crate) fn model_on(&self, backend: &Backend) -> TensorModel {
         let count = backend.devices().len();
         let devices: Vec<_> = (0..self.rows_of_each.len())
@@ -176,7 +176,7 @@ impl RowCase {
 }
 
 impl TensorModel {
-    /// Every rank writes its own rows through its own device.
+    /// Fills the tensor with random rows. Every rank writes its own rows through its own device.
     fn fill(&mut self) {
         let (row_len, dtype, halves) =
             (self.tensors[0].row_len(), self.case.dtype, self.case.has_16_bit_floats());
@@ -208,7 +208,7 @@ impl TensorModel {
         }
     }
 
-    /// The indices of a rank, as numbers and in memory.
+    /// Returns the random indices of a rank, as numbers and in memory.
     fn indices(&self, rank: Rank, round: u64) -> (Vec<i64>, Option<PinnedBuffer>) {
         let mut random = SeededRandom::new(self.case.seed, 100 * round + u64::from(rank.0) + 2);
         let count = if self.rows.is_empty() && self.case.bad_at.is_none() { 0 } else { self.case.count };
@@ -222,7 +222,7 @@ impl TensorModel {
             IndexType::I32 => indices
                 .iter_mut()
                 .flat_map(|index| {
-                    // An index that does not fit in 32 bits is truncated.
+                    // An index that does not fit in 32 bits is truncated, also in the list of numbers.
                     let short = *index as i32;
                     *index = short.into();
                     short.to_ne_bytes()
@@ -250,7 +250,7 @@ impl TensorModel {
         !usize::try_from(index).is_ok_and(|index| index < self.rows.len())
     }
 
-    /// The expected result of a call with these indices.
+    /// Returns the expected result of a gather or scatter with these indices: an error if one of them is bad.
     fn expected_result(&self, indices: &[i64]) -> Result<(), Error> {
         match (indices.iter().position(|index| self.is_bad(*index)), self.case.on_bad) {
             (Some(at), OnBadIndex::Note) => Err(Error::BadIndex {
@@ -268,7 +268,7 @@ impl TensorModel {
         (row_len, stride, count.saturating_sub(1) * stride + row_len)
     }
 
-    /// A row buffer with these rows, and guard bytes around and between them.
+    /// Creates a row buffer that contains the given rows, with guard bytes around and between them.
     fn dense(&self, rank: Rank, rows: &[Vec<u8>]) -> (PinnedBuffer, RowBuffer) {
         let (row_len, stride, len) = self.dense_layout(rows.len());
         let buffer = PinnedBuffer::create(self.groups[rank.index()].device(), len + 2 * GUARD_LEN).unwrap();
@@ -307,7 +307,7 @@ impl TensorModel {
         assert!(seen == expected, "rank {rank}: {}", difference(&seen, &expected));
     }
 
-    /// Gathers, scatters and adds.
+    /// Tests a gather, scatters and an addition.
     pub(crate) fn all(&mut self) {
         Communicator::on_each(&self.groups, |group| {
             self.gather(group);
@@ -319,7 +319,7 @@ impl TensorModel {
         self.add(Order::Any);
     }
 
-    /// Random rows to scatter, of the row buffer's type.
+    /// Returns random rows to scatter, whose elements have the row buffer's type.
     fn input(&self, rank: Rank, round: u64, count: usize) -> Vec<Vec<u8>> {
         let mut random = SeededRandom::new(self.case.seed, 1000 * round + u64::from(rank.0));
         let elements = self.tensors[0].row_len() / self.case.dtype.len();
@@ -328,8 +328,8 @@ impl TensorModel {
             .collect()
     }
 
-    /// Scatters rows on every rank with its own indices. Returns the valid indices and rows of all ranks, in the table's element
-    /// type.
+    /// Scatters random rows on every rank, each with its own indices. Returns the valid indices and rows of all ranks, in the
+    /// table's element type.
     fn scatter_all(&self, round: u64, scatter_all: ScatterCall, order: Order) -> Vec<(usize, Vec<u8>)> {
         let all = Communicator::on_each(&self.groups, |group| {
             let rank = group.rank();
@@ -337,7 +337,7 @@ impl TensorModel {
             let rows = self.input(rank, round, indices.len());
             let (_buffer, dense) = self.dense(rank, &rows);
             let empty_buffer = PinnedBuffer::create(group.device(), 8)?;
-            // All ranks make a collective call, also without rows.
+            // A rank without rows makes the call too, because scattering may be collective.
             let operand = buffer.as_ref().map_or_else(
                 || self.operand(&empty_buffer.all().part(0, 0).unwrap()),
                 |buffer| self.operand(&buffer.all()),
@@ -356,11 +356,12 @@ impl TensorModel {
         all.unwrap().concat()
     }
 
-    /// Scatters in any order. If several rows have the same index, every element or 16-byte block must come from one of them.
+    /// Tests a scatter in any order. If several rows have the same index, every element or 16-byte block must come from one of
+    /// them.
     pub(crate) fn scatter(&mut self) {
         let scatter_all = self.scatter_all(2, WholeTensor::scatter_on_sync, Order::Any);
         let seen = self.seen();
-        // Blocks across two cache lines may be torn, but elements are not.
+        // Blocks that cross two cache lines may contain bytes of two rows, but elements may not.
         let aligned = self.tensors[0].stride().is_multiple_of(16) && self.case.view.is_none();
         let converts = self.case.dense != self.case.dtype;
         let piece = if aligned && !converts { 16 } else { self.case.dtype.len() };
@@ -382,7 +383,7 @@ impl TensorModel {
         self.expect_rows("after scattering");
     }
 
-    /// Scatters in a fixed order: the last row with an index remains.
+    /// Tests a scatter in a fixed order: of several rows with the same index, the last one remains.
     pub(crate) fn scatter_fixed(&mut self) {
         for (at, row) in self.scatter_all(3, WholeTensor::scatter_on_sync, Order::Fixed) {
             self.rows[at] = row;
@@ -390,7 +391,7 @@ impl TensorModel {
         self.expect_rows("after scattering in a fixed order");
     }
 
-    /// Adds rows. The values are small, so that sums are exact in any order.
+    /// Tests a scatter-add of rows. The values are small, so that sums are exact in any order.
     pub(crate) fn add(&mut self, order: Order) {
         let round = if order == Order::Fixed { 4 } else { 5 };
         for (at, row) in self.scatter_all(round, WholeTensor::scatter_add_on_sync, order) {
@@ -399,7 +400,7 @@ impl TensorModel {
         self.expect_rows("after adding");
     }
 
-    /// All rows, as rank 0 reads them.
+    /// Returns all rows of the tensor, as rank 0 reads them.
     fn seen(&self) -> Vec<Vec<u8>> {
         let row_len = self.tensors[0].row_len();
         let mut seen = vec![0; self.rows.len() * row_len];
@@ -414,11 +415,11 @@ fn index(row: u64) -> usize {
     usize::try_from(row).unwrap()
 }
 
-/// Random elements. If 16-bit floats are involved, the values are -1, 0 and 1; otherwise multiples of 1/8. Sums of a few hundred of
-/// them are exact.
+/// Returns random elements. If 16-bit floats are involved, the values are -1, 0 and 1; other floats are multiples of 1/8. So
+/// sums of a few hundred floats are exact.
 fn values(random: &mut SeededRandom, dtype: Dtype, halves: bool, count: usize) -> Vec<u8> {
     if dtype == Dtype::U8 {
-        // A fast path, because rows may have megabytes.
+        // Bytes are generated on a fast path, because rows of bytes may have megabytes.
         return (0..count).map(|_| random.below(256) as u8).collect();
     }
     let mut value = || match dtype {

@@ -1,4 +1,4 @@
-//! Gather and scatter on GPUs. If there is one GPU, all ranks share it.
+//! Tests of gather and scatter on GPUs. If there is one GPU, all ranks share it.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;

@@ -1,4 +1,4 @@
-//! Tests of gather and scatter, compared with a naive loop, for every kind of memory, partition, type and stride.
+//! Tests that compare gather and scatter with a naive loop, for every kind of memory, partition, type and stride.
 
 #![expect(
     clippy::unwrap_used,
@@ -43,7 +43,7 @@ proptest! {
     }
 }
 
-/// Edge cases that run in addition to the random cases.
+/// Tests edge cases of gather and scatter in addition to the random cases.
 #[test]
 fn fixed_cases_match_a_naive_loop() {
     for case in fixed_cases() {

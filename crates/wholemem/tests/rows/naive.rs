@@ -1,9 +1,10 @@
-//! The reference for the tests: conversions and additions of rows in plain vectors, implemented independently of the library.
+//! The reference for tests of gather and scatter: conversions and additions of rows in plain vectors, implemented independently
+//! of the library.
 
 use half::{bf16, f16};
 use wholemem::Dtype;
 
-/// The exact value of an element: every float type is exact in `f64`, every integer type in `i128`.
+/// The exact value of an element: `f64` holds every float type exactly, and `i128` every integer type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ExactValue {
     Float(f64),
@@ -43,13 +44,14 @@ pub(crate) fn write(dtype: Dtype, value: ExactValue) -> Vec<u8> {
         }
         (Dtype::F32, ExactValue::Float(value)) => (value as f32).to_ne_bytes().to_vec(),
         (Dtype::F64, ExactValue::Float(value)) => value.to_ne_bytes().to_vec(),
-        // Integers are truncated to the lower bits.
+        // An integer is truncated to the lower bytes that its type has.
         (dtype, ExactValue::Integer(value)) => value.to_le_bytes()[..dtype.len()].to_vec(),
         (dtype, value) => panic!("{value:?} is not a value of {dtype}"),
     }
 }
 
-/// Rounds `value` to a 16-bit float, to nearest with ties to even: the best of `about` and its two neighbours.
+/// Rounds `value` to a 16-bit float, to nearest with ties to even. The result is `about`, an approximation, or one of its two
+/// neighbours.
 fn nearest(value: f64, about: u16, read: impl Fn(u16) -> f64) -> [u8; 2] {
     if !read(about).is_finite() {
         return about.to_ne_bytes();
@@ -70,7 +72,7 @@ pub(crate) fn convert(row: &[u8], from: Dtype, to: Dtype) -> Vec<u8> {
 
 pub(crate) fn add(target: &mut [u8], row: &[u8], dtype: Dtype) {
     if dtype == Dtype::U8 {
-        // A fast path, because rows may have megabytes.
+        // Bytes are added on a fast path, because rows of bytes may have megabytes.
         return target.iter_mut().zip(row).for_each(|(place, byte)| *place = place.wrapping_add(*byte));
     }
     for (place, bytes) in target.chunks_exact_mut(dtype.len()).zip(row.chunks_exact(dtype.len())) {

@@ -1,4 +1,4 @@
-//! A random case: runs every typed call on a tensor, and compares the result with a model in plain vectors.
+//! A random test case that makes every typed call on a tensor, and compares the results with a model in plain vectors.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(crate) struct SliceCase {
     pub(crate) kind: Kind,
     pub(crate) location: Location,
     pub(crate) element_type: usize,
-    /// Whether calls use a view of some rows and columns instead of the whole tensor.
+    /// True if calls use a view of some rows and columns instead of the whole tensor.
     pub(crate) view: bool,
     pub(crate) seed: u64,
 }
@@ -54,7 +54,7 @@ impl SeededRandom {
         (0..count).map(|_| T::of(self.below(7) as u8)).collect()
     }
 
-    /// Random indices, and the position of a bad index if there is one.
+    /// Returns random indices, and the position of a bad index if there is one.
     fn indices(&mut self, rows: usize, is_distinct: bool) -> (Vec<i64>, Option<usize>) {
         let count =
             if is_distinct { self.below(rows as u64 + 1) } else { self.below(30) * u64::from(rows > 0) };
@@ -95,7 +95,7 @@ impl SliceCase {
         model.gather(&mut random);
         model.scatter(&mut random);
         model.add(&mut random);
-        // Elements outside the view were never written.
+        // Elements of the whole tensor that are outside the view were never written, so they must still be zero.
         let zeros = whole[0].read_rows::<T>(0..whole[0].row_count()).unwrap();
         let outside = zeros.iter().filter(|value| **value != T::default()).count();
         let inside = model.rows.concat().iter().filter(|value| **value != T::default()).count();
@@ -111,7 +111,7 @@ impl SliceCase {
     }
 }
 
-/// The tensor on each rank, and the expected rows as plain vectors.
+/// The tensor on each rank, and the rows that it must contain, as plain vectors.
 struct TensorModel<T> {
     comms: Vec<Communicator>,
     tensors: Vec<WholeTensor>,
@@ -120,7 +120,7 @@ struct TensorModel<T> {
 }
 
 impl<T: TestValue + Element + PartialEq + Debug> TensorModel<T> {
-    /// Checks that every rank reads the rows of the model: all rows, and a random range.
+    /// Checks that every rank reads the rows of the model: all rows of the tensor, and a random range of them.
     fn expect_rows(&self, random: &mut SeededRandom, step: &str) {
         for tensor in &self.tensors {
             let end = random.below(self.rows.len() as u64 + 1);
@@ -181,7 +181,7 @@ impl<T: TestValue + Element + PartialEq + Debug> TensorModel<T> {
         }
     }
 
-    /// Indices are distinct, so that the result is defined.
+    /// Tests a scatter with distinct indices, so that the result is defined.
     fn scatter(&mut self, random: &mut SeededRandom) {
         for tensor in &self.tensors {
             let (indices, bad) = random.indices(self.rows.len(), true);
@@ -196,7 +196,7 @@ impl<T: TestValue + Element + PartialEq + Debug> TensorModel<T> {
         self.expect_rows(random, "after scattering");
     }
 
-    /// All ranks add at the same time, with repeated indices.
+    /// Tests a scatter-add of all ranks at the same time, with repeated indices.
     fn add(&mut self, random: &mut SeededRandom) {
         let operands: Vec<_> = (self.tensors.iter())
             .map(|_| {

@@ -1,4 +1,5 @@
-//! Errors of the arguments of typed calls. The errors have the values of the arguments, and no memory is accessed.
+//! Tests of the errors for invalid arguments of typed calls. The errors contain the values of the arguments, and no memory is
+//! accessed.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ fn backends() -> [Backend; 2] {
     [Backend::host(config()).unwrap(), Deferred::backend(config(), 5).unwrap()]
 }
 
-/// Ten rows of four elements on one rank.
+/// Creates a table on one rank.
 fn table(backend: &Backend, spec: &TensorSpec) -> WholeTensor {
     let comms = Communicator::local(&[backend.device(0).unwrap()]).unwrap();
     WholeTensor::create(&comms[0], spec).unwrap()
@@ -108,7 +109,8 @@ fn rows_outside_the_tensor_are_rejected() {
     }
 }
 
-/// Adding to host memory is collective: if one rank passes invalid arguments, the other ranks must not wait for it.
+/// Tests that all ranks fail if one rank passes invalid arguments: adding to host memory is collective, and the other ranks
+/// must not wait for that rank.
 #[test]
 fn invalid_arguments_of_one_rank_fail_a_collective_call_on_all_ranks() {
     for backend in backends() {
@@ -141,7 +143,7 @@ fn invalid_arguments_of_one_rank_fail_a_collective_call_on_all_ranks() {
     }
 }
 
-/// A user's function that returns the errors of all crates with `?`.
+/// Tests a function, as a user would write it, that returns the errors of all crates with `?`.
 #[test]
 fn errors_of_all_crates_convert_to_the_error_of_this_crate() {
     fn fails(which: u8) -> wholemem::Result<()> {
@@ -160,7 +162,7 @@ fn errors_of_all_crates_convert_to_the_error_of_this_crate() {
     assert_eq!((error.code(), error.to_string()), (1030, "cannot use 0 bytes of memory".to_owned()));
 }
 
-/// A bad index of a call that does not wait is reported by the next call, which then does nothing.
+/// Tests that a bad index in a call that does not wait is reported by the next call, which then does nothing.
 #[test]
 fn a_bad_index_of_an_earlier_call_is_reported_once() {
     use wholemem::{Indices, RowBuffer};

@@ -1,4 +1,4 @@
-//! Typed calls on a GPU. Calls that launch no kernel also run on the fake driver.
+//! Tests of typed calls on a GPU. Calls that launch no kernel are also tested on the fake driver.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -22,7 +22,7 @@ fn typed_calls_match_the_model() {
 mod suite {
     use super::*;
 
-    /// Device memory is not accessible to the CPU, so every byte is staged.
+    /// Tests device memory, which is not accessible to the CPU, so that every byte is staged.
     #[test]
     fn rows_in_device_memory_are_filled_written_and_read() {
         let Some(backend) = cuda::backend() else { return };

@@ -1,5 +1,5 @@
-//! Tests of typed calls on slices of host memory, compared with a naive model: on streams that run inline, and on deferred streams,
-//! which behave as those of GPUs.
+//! Tests that compare typed calls on slices of host memory with a naive model: on streams that run work inline, and on deferred
+//! streams, which run work later, as those of GPUs do.
 
 #![expect(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use wholemem::{Element, Kind, Location};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_testkit::Deferred;
 
-/// Runs a case with one of the element types.
+/// Runs a test case with the element type that the case selects.
 fn run(case: &SliceCase, backend: &Backend) {
     fn of<T: TestValue + Element + PartialEq + Debug>(case: &SliceCase, backend: &Backend) {
         case.run::<T>(backend);
@@ -66,7 +66,7 @@ proptest! {
     }
 }
 
-/// Every element type with partitions that have empty ranks, independent of the random cases.
+/// Tests every element type with partitions in which some ranks have no rows, independently of the random cases.
 #[test]
 fn every_element_type_matches_the_model() {
     for element_type in 0..13 {

@@ -1,10 +1,10 @@
-//! Typed calls on slices that are longer than a staging buffer.
+//! Tests of typed calls on slices that are longer than a staging buffer.
 
 use wholemem::{Communicator, Error, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_testkit::Deferred;
 
-/// The length of a row: five rows fit in a staging buffer, six do not.
+/// The length of a row in bytes: five rows fit in a staging buffer, six do not.
 const WIDTH: usize = 3 << 20;
 
 fn table(backend: &Backend, rows: u64, width: usize) -> WholeTensor {
@@ -41,7 +41,7 @@ fn long_slices_are_copied_in_pieces() {
 fn the_first_bad_index_is_reported_and_all_other_rows_are_copied() {
     for backend in backends() {
         let table = table(&backend, 12, WIDTH);
-        // The bad indices are in the second and in the third piece.
+        // The bad indices are in the second and in the third of the pieces into which the slice is divided.
         let order = [0_i64, 1, 2, 3, 4, 5, 12, 7, 8, 9, -5, 11];
         let bad = Err(Error::BadIndex { position: 6, index: Some(12), rows: Some(12) });
         let rows: Vec<u8> = (0..12).flat_map(|number| row(number, WIDTH)).collect();

@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 
 pub(crate) trait TestValue: Copy {
-    /// The value for a number from 0 to 6.
+    /// Returns the test value for a number from 0 to 6.
     fn of(number: u8) -> Self;
 
-    /// The sum; integers wrap around. `None` if the elements are not numbers.
+    /// Returns the sum of two elements, or `None` if the elements are not numbers. Integers wrap around.
     fn plus(self, other: Self) -> Option<Self>;
 }
 
@@ -14,7 +14,7 @@ macro_rules! integers {
     ($($type:ty)*) => {$(
         impl TestValue for $type {
             fn of(number: u8) -> Self {
-                // Negative or large values, so that all bytes matter.
+                // The test values of integers are large or negative, so that all bytes matter.
                 <$type>::MAX.wrapping_sub(<$type>::from(number % 3 == 0) * 3).wrapping_add(number as $type)
             }
 
@@ -47,7 +47,7 @@ macro_rules! halves {
     ($($type:ty)*) => {$(
         impl TestValue for $type {
             fn of(number: u8) -> Self {
-                // -1, 0 and 1, so that sums are exact also in bf16.
+                // The test values of 16-bit floats are -1, 0 and 1, so that sums are exact also in bf16.
                 <$type>::from_f32(f32::from(number % 3) - 1.0)
             }
 

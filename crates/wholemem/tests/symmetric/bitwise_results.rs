@@ -1,4 +1,5 @@
-//! The result of a reduction is bitwise the same on every rank and for every algorithm, and equal to that of a naive loop.
+//! Tests that the results of collectives are bitwise the same on every rank and for every algorithm, and equal to those of a
+//! naive loop.
 
 use std::sync::Arc;
 
@@ -9,10 +10,10 @@ use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 use super::harness::{Guarded, STAGING, host, on_ranks, spec};
 use super::random_elements::{TestRandom, bytes, elements};
 
-/// Elements of padding around buffers, so that buffers of ranks can have different alignments.
+/// The number of padding elements around buffers, so that the buffers of ranks can have different alignments.
 const PADDING: usize = 16;
 
-/// Where the input and output of a call are: the rank's own memory or windows.
+/// Determines whether the input and the output of a call are memory of the rank itself or windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BufferPlaces {
     Own,
@@ -32,7 +33,7 @@ const BUFFER_PLACES: [BufferPlaces; 6] = [
     BufferPlaces::OutputWindow,
 ];
 
-/// One rank's memory, used by all cases.
+/// One rank's memory for inputs and outputs, used by all test cases.
 struct RankMemory {
     own: [Span; 2],
     windows: [Window; 2],
@@ -60,18 +61,19 @@ fn counts(dtype: Dtype) -> Vec<usize> {
     counts
 }
 
-/// A reduction, with its inputs and the expected result.
+/// A reduction with the inputs of all ranks and the expected result.
 struct ReduceCase {
     dtype: Dtype,
     op: ReduceOp,
     count: usize,
     seed: u64,
-    /// The input of each rank.
+    /// The input of each rank, as bytes.
     inputs: Arc<Vec<Vec<u8>>>,
     expected: Vec<u8>,
 }
 
-/// Cases of every type and operation: with some random counts each, or with all counts.
+/// Returns test cases for every element type and operation: with all element counts if `all` is true, otherwise with three
+/// random counts each.
 fn cases(ranks: usize, seed_value: u64, all: bool) -> Vec<ReduceCase> {
     let mut random = TestRandom(seed_value);
     let mut cases = Vec::new();
@@ -83,7 +85,7 @@ fn cases(ranks: usize, seed_value: u64, all: bool) -> Vec<ReduceCase> {
             for index in 0..if all { counts.len() } else { 3 } {
                 let at = if all { index } else { random.below(counts.len()) };
                 let (count, seed) = (counts[at], seeds[at]);
-                // All operations use the same inputs.
+                // All operations on the same type and count use the same inputs.
                 let inputs = known[at].get_or_insert_with(|| {
                     Arc::new((0..ranks as u64).map(|rank| elements(dtype, count, seed ^ rank)).collect())
                 });
@@ -97,7 +99,7 @@ fn cases(ranks: usize, seed_value: u64, all: bool) -> Vec<ReduceCase> {
     cases
 }
 
-/// Runs all cases on one rank. The buffers alternate between own memory and windows.
+/// Runs all test cases on one rank. The buffers alternate between the rank's own memory and windows.
 fn run_cases(symmetric: &SymmetricMemory, cases: &[ReduceCase], algorithm: Algorithm) {
     let memory = RankMemory::new(symmetric, (6 * STAGING + 2 * PADDING * 8).max(1 << 10));
     let stream = symmetric.group().device().stream().unwrap();
@@ -120,7 +122,7 @@ fn reduce(
     let context = || format!("{op} of {count} {dtype} {places:?}, seed {seed}");
     let own = symmetric.group().rank().index();
     let len = count * dtype.len();
-    // The range of a window is equal on all ranks; other memory has another alignment on each rank.
+    // All ranks must pass the same range of a window; other memory has a different alignment on each rank.
     let own_at = (seed as usize % PADDING + own * 3) % PADDING * dtype.len();
     let window_at = (seed >> 8) as usize % PADDING * dtype.len();
     let window_span = |index: usize| memory.windows[index].local().unwrap().clone();
@@ -145,7 +147,7 @@ fn reduce(
     if let Some(to) = &to {
         to.write(&vec![0x5A; len]);
     }
-    // Other ranks write to windows: all ranks must have filled their buffers before the call.
+    // All ranks must have filled their buffers before the call, because in the call other ranks write to windows.
     symmetric.barrier(stream).unwrap();
     let (from_span, to_span) = (from.span(), to.as_ref().map(Guarded::span));
     let range = window_at..window_at + len;
@@ -164,7 +166,7 @@ fn reduce(
     symmetric.all_reduce(stream, input, output, dtype, op).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     symmetric.check().unwrap();
-    // No rank may overwrite the output before this rank has read it.
+    // No rank may overwrite this rank's output before this rank has read it.
     symmetric.barrier(stream).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     let seen = to.as_ref().unwrap_or(&from).read(context);
@@ -202,7 +204,7 @@ fn gpu_reductions_of_processes_match_a_naive_loop() {
     }
 }
 
-/// Runs `work` in processes on one GPU, with every algorithm.
+/// Runs `work` in rank processes on one GPU, with every algorithm.
 fn of_processes(ranks: usize, test: &str, work: impl Fn(&SymmetricMemory, Algorithm, u64)) {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
@@ -220,7 +222,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&SymmetricMemory, Algori
     });
 }
 
-/// All-gathers and broadcasts of random lengths and alignments, staged and from windows, compared with the inputs.
+/// Compares all-gathers and broadcasts of random lengths and alignments, staged and from windows, with the inputs.
 fn check_copies(symmetric: &SymmetricMemory, seed_value: u64) {
     let group = symmetric.group();
     let (own, stream) = (group.rank().index(), &group.device().stream().unwrap());

@@ -1,4 +1,5 @@
-//! The order of calls on several streams and in several groups. Calls that cannot be ordered fail by timeout.
+//! Tests of the order of collective calls on several streams and in several groups. Calls that cannot be ordered fail by
+//! timeout.
 
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ fn enqueue(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Resul
     symmetric.all_reduce(stream, buffer, buffer, Dtype::U32, ReduceOp::Sum)
 }
 
-/// Waits for the calls, and returns the value in a buffer, or the error of a call.
+/// Waits for the collective calls on a stream, and returns the value in a buffer, or the error of a call.
 fn outcome(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Result<u32, Error> {
     stream.synchronize(Deadline::NEVER)?;
     symmetric.check()?;
@@ -52,13 +53,13 @@ fn outcome(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Resul
     Ok(u32::from_ne_bytes(first))
 }
 
-/// Whether environment variables make independent streams wait for each other.
+/// Returns true if environment variables make independent CUDA streams wait for each other.
 fn streams_are_serialized() -> bool {
     let is_one = |name| std::env::var(name).is_ok_and(|value| value == "1");
     is_one("CUDA_DEVICE_MAX_CONNECTIONS") || is_one("CUDA_LAUNCH_BLOCKING")
 }
 
-/// Calls of one group run in the order of enqueueing, on any stream.
+/// Tests that collective calls of one group run in the order in which they are enqueued, on any stream.
 #[test]
 fn gpu_calls_of_processes_on_two_streams_run_in_order() {
     with_groups(2, 1, test_name!(), |groups| {
@@ -68,7 +69,7 @@ fn gpu_calls_of_processes_on_two_streams_run_in_order() {
         let streams = [(); 2].map(|()| groups[0].device().stream().unwrap());
         let buffers: Vec<_> = (0..200).map(|call| buffer(&symmetric, call + groups[0].rank().0)).collect();
         for (call, buffer) in buffers.iter().enumerate() {
-            // Sometimes the same stream twice in a row.
+            // Two consecutive calls are sometimes on the same stream and sometimes on different streams.
             enqueue(&symmetric, &streams[call % 3 % 2], buffer).unwrap();
         }
         for (call, buffer) in buffers.iter().enumerate() {
@@ -81,8 +82,8 @@ fn gpu_calls_of_processes_on_two_streams_run_in_order() {
     });
 }
 
-/// Ranks call two groups in opposite orders, on a separate stream for each group: the calls do not wait for each other. If
-/// environment variables serialize streams, the calls may time out on all ranks.
+/// Tests two groups that ranks call in opposite orders, on a separate stream for each group: the calls do not wait for each
+/// other. If environment variables serialize streams, the calls may time out on all ranks.
 #[test]
 fn gpu_groups_of_processes_called_in_opposite_orders_complete_on_two_streams() {
     with_groups(2, 2, test_name!(), |groups| {
@@ -103,7 +104,8 @@ fn gpu_groups_of_processes_called_in_opposite_orders_complete_on_two_streams() {
     });
 }
 
-/// Ranks call two groups in opposite orders on one stream: every rank waits for a call that the other rank has enqueued second.
+/// Tests two groups that ranks call in opposite orders on one stream: every rank waits for a call that the other rank has
+/// enqueued second.
 #[test]
 fn gpu_groups_of_processes_called_in_opposite_orders_time_out_on_one_stream() {
     with_groups(2, 2, test_name!(), |groups| {
@@ -117,13 +119,14 @@ fn gpu_groups_of_processes_called_in_opposite_orders_time_out_on_one_stream() {
         let second = enqueue(&both[1 - own], &stream, &buffers[1 - own]);
         let first = first.and_then(|()| outcome(&both[own], &stream, &buffers[own]));
         let second = second.and_then(|()| outcome(&both[1 - own], &stream, &buffers[1 - own]));
-        // After the first timeout, a rank may run the other rank's call while that still waits.
+        // After the first timeout on one rank, its next call may run while the other rank still waits in that same call, so one
+        // of the calls may succeed.
         for outcome in [&first, &second] {
             assert!(outcome.as_ref().map_or_else(is_timeout, |sum| *sum == 10), "{outcome:?}");
         }
         let timed_out = groups[0].bootstrap().all_gather(&[u8::from(first.is_err())]).unwrap();
         assert!(timed_out.iter().any(|flag| flag[..] == [1]), "at least one rank must time out");
-        // The device and new symmetric memory remain usable.
+        // After the timeouts, the device and newly created symmetric memory remain usable.
         groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
         let again =
             SymmetricMemory::create(&groups[0], &spec_with_timeout(&groups[0], Duration::from_secs(20)))
@@ -138,8 +141,8 @@ fn is_timeout(error: &Error) -> bool {
     matches!(error, Error::Comm(CommError::Timeout { joining: false, .. }))
 }
 
-/// Alternating long and short calls, more than can be resident at once: programmatic launches leave resources for the calls that
-/// they wait for.
+/// Tests alternating long and short calls, more than can be resident at once: kernels with programmatic launches, which may
+/// start early, leave resources for the calls that they wait for.
 #[test]
 fn gpu_calls_of_processes_that_fill_the_device_do_not_deadlock() {
     const LONGEST: usize = 4 << 20;
@@ -151,7 +154,7 @@ fn gpu_calls_of_processes_that_fill_the_device_do_not_deadlock() {
         let memory = Guarded::buffer(&symmetric, LONGEST);
         for round in 0..50_u32 {
             stream.write(&memory, &(round + group.rank().0).to_ne_bytes().repeat(LONGEST / 4)).unwrap();
-            // One call for each part; the longer calls use all blocks.
+            // Each part of the memory gets a call of its own, and the longer calls use all blocks.
             let lengths = [1 << 10, 256 << 10, 1 << 20, 64 << 10, 1 << 20, 512, 128 << 10];
             let mut start = 0;
             for len in lengths {

@@ -1,4 +1,4 @@
-//! Tests of collective calls over symmetric memory: bitwise results, synchronization rules, failures of ranks, windows.
+//! Tests of collective calls over symmetric memory: bitwise results, synchronization rules, failures of ranks, and windows.
 
 #![expect(
     clippy::unwrap_used,

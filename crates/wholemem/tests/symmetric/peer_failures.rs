@@ -1,4 +1,5 @@
-//! Ranks that die, leave, abort or do not arrive in a collective call: every other rank gets an error that names the rank.
+//! Tests of ranks that die, leave, abort or do not arrive in a collective call: every other rank gets an error that names the
+//! rank.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::random_elements::TestRandom;
 
 const LONG_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Joins the group of the test's processes that are in `members`.
+/// Joins a group of those processes of the test that are in `members`.
 pub(crate) fn join(rank: &wholemem_testkit::Rank, members: &[usize], backend: &Backend) -> Communicator {
     let own = members.iter().position(|member| *member == rank.id()).unwrap();
     let id = if own == 0 {
@@ -46,7 +47,7 @@ fn sum(symmetric: &SymmetricMemory, value: u32) -> Result<u32, Error> {
     Ok(u32::from_ne_bytes(first))
 }
 
-/// The survivors get an error that names the dead rank, and continue in a new group on the same device.
+/// Checks that the survivors of a killed rank get an error that names this rank, and can form a new group on the same device.
 fn check_killed_rank(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorithm) {
     const VICTIM: usize = 1;
     let group = join(rank, &[0, 1, 2], backend);
@@ -58,7 +59,7 @@ fn check_killed_rank(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm
         rank.wait_to_be_killed();
     }
     rank.barrier();
-    // Both survivors have seen the victim in the barrier.
+    // After this barrier, both survivors know that the other has passed the barrier with the victim, which can be killed now.
     rank.barrier_with(&[2 - rank.id()]);
     let survivors = [0, 2];
     let outcome = std::thread::scope(|scope| {
@@ -113,7 +114,7 @@ fn killed_rank_is_reported_to_all_survivors() {
     }
 }
 
-/// The killed rank has no work in flight on the GPU.
+/// Tests a rank that is killed while it has no work in flight on the GPU.
 #[test]
 fn gpu_killed_rank_is_reported_to_all_survivors() {
     if !Ranks::is_rank() && cuda::backend().is_none() {
@@ -126,7 +127,7 @@ fn gpu_killed_rank_is_reported_to_all_survivors() {
     }
 }
 
-/// The point of a call at which a rank is killed, and the kind of the call.
+/// The point of a collective call at which a rank is killed, and the kind of that call.
 #[derive(Debug, Clone, Copy)]
 struct KillPoint {
     algorithm: Algorithm,
@@ -135,7 +136,7 @@ struct KillPoint {
 }
 
 impl KillPoint {
-    /// Every point of every kind of call. Points that a call does not reach are after its end.
+    /// Returns every point of every kind of call. If a call does not have a point, the rank is killed after the call.
     fn all() -> impl Iterator<Item = Self> {
         let kinds = Algorithm::ALL.into_iter().flat_map(|algorithm| [(algorithm, false), (algorithm, true)]);
         kinds.flat_map(|(algorithm, window)| (0..8).map(move |point| Self { algorithm, window, point }))
@@ -153,7 +154,7 @@ impl KillPoint {
     }
 }
 
-/// Whether a thread of a process is in the delay that the test injected.
+/// Returns true if a thread of a process is in the delay that the test injected.
 fn sleeps(process: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     tasks.filter_map(Result::ok).any(|task| {
@@ -162,11 +163,11 @@ fn sleeps(process: u32) -> bool {
     })
 }
 
-/// A rank is killed at a point of a call, or after its end: the other ranks get the sum or an error that names the rank, and
-/// continue in a new group.
+/// Kills a rank at a point of a call, or after the call: the other ranks get the sum or an error that names the rank, and form
+/// a new group.
 fn check_killed_at(rank: &wholemem_testkit::Rank, kill_point: KillPoint) {
     const VICTIM: usize = 1;
-    // Three staging buffers, or few enough elements for packets.
+    // The input fills three staging buffers, or is short enough for packets.
     let count = if kill_point.algorithm == Algorithm::Packets { 1000 } else { 3000 };
     let (group, len) = (join(rank, &[0, 1, 2], &host()), count * 4);
     let spec =
@@ -234,7 +235,7 @@ fn rank_killed_at_any_point_of_a_call_is_reported_to_all_survivors() {
     }
 }
 
-/// Ranks that call two groups in opposite orders wait for each other until the timeout.
+/// Tests two groups that ranks call in opposite orders: the ranks wait for each other until the timeout.
 #[test]
 fn groups_called_in_opposite_orders_time_out() {
     let backend = host();
@@ -248,7 +249,7 @@ fn groups_called_in_opposite_orders_time_out() {
             scope.spawn(move || {
                 let both = groups.each_ref().map(|group| SymmetricMemory::create(group, &spec).unwrap());
                 let outcome = sum(&both[own], 1);
-                // The memory must stay mapped until both ranks have timed out.
+                // A rank's memory must stay mapped until both ranks have timed out.
                 groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
                 outcome
             })
@@ -260,7 +261,7 @@ fn groups_called_in_opposite_orders_time_out() {
     assert_eq!(outcomes, [timed_out(1), timed_out(0)]);
 }
 
-/// A rank of the group does not make the call.
+/// Checks which errors the ranks get if one rank of the group does not make a call.
 fn check_missing_rank(backend: &Backend) {
     for algorithm in Algorithm::ALL {
         let spec = wholemem::SymmetricSpec {
@@ -273,7 +274,8 @@ fn check_missing_rank(backend: &Backend) {
             assert_eq!(sum(&symmetric, 1)?, 3);
             let outcome = if group.rank() == Rank(2) { Ok(0) } else { sum(&symmetric, 1) };
             group.bootstrap().barrier()?;
-            // The late rank may still find the data of the other ranks, for one call.
+            // The first call of the late rank may still succeed with data that the other ranks sent, so only its second call
+            // must fail.
             let timed_out = sum(&symmetric, 1);
             Ok((outcome, if group.rank() == Rank(2) { sum(&symmetric, 1) } else { timed_out }))
         });
@@ -334,7 +336,7 @@ fn a_waiting_rank_is_woken_by_an_abort_of_another_rank() {
     assert_eq!(outcomes.unwrap(), [Some(Err(aborted)), None]);
 }
 
-/// CPU ranks that leave before or while other ranks wait for them.
+/// Tests ranks on CPUs that leave the group before or while other ranks wait for them.
 #[test]
 fn a_rank_that_leaves_is_reported_to_waiting_ranks_at_once() {
     for algorithm in Algorithm::ALL {
@@ -369,7 +371,7 @@ fn leaving_ends_the_waits_of_the_ranks_own_threads() {
     assert_eq!(outcome[1], left, "the data of the rank that left serves at most one call");
 }
 
-/// Calls that a rank completed before it left complete on the other ranks too, however late they are.
+/// Tests that calls which a rank completed before it left also complete on the other ranks, however late these are.
 #[test]
 fn leaving_after_the_last_call_does_not_fail_the_other_ranks() {
     let mut seed_value = TestRandom(seed());

@@ -1,4 +1,4 @@
-//! Random elements for reductions, with special values: NaN, infinities, subnormal numbers, and arbitrary bits.
+//! Random elements for tests of reductions, with special values: NaN, infinities, subnormal numbers, and arbitrary bits.
 
 use wholemem::Dtype;
 
@@ -19,7 +19,7 @@ impl TestRandom {
     }
 }
 
-/// `count` random elements.
+/// Returns `count` random elements of a type, as bytes.
 pub(crate) fn elements(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
     let mut random = TestRandom(seed);
     let mut bytes = Vec::with_capacity(count * dtype.len());
@@ -29,12 +29,12 @@ pub(crate) fn elements(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// `len` random bytes.
+/// Returns `len` random bytes.
 pub(crate) fn bytes(len: usize, seed: u64) -> Vec<u8> {
     elements(Dtype::U64, len.div_ceil(8), seed)[..len].to_vec()
 }
 
-/// A random element, in the first bytes of a word.
+/// Returns a random element, in the lowest bytes of a word.
 fn element(dtype: Dtype, random: &mut TestRandom) -> u64 {
     let bits = random.next();
     let special = random.below(4) == 0;
@@ -60,7 +60,7 @@ fn element(dtype: Dtype, random: &mut TestRandom) -> u64 {
             0,
             0x7fef << 48,
         ][random.below(9)],
-        // Numbers of moderate size, so that sums and products are usually finite.
+        // These floats have moderate size, so that sums and products are usually finite.
         Dtype::F32 => u64::from(((bits % 2_000_001) as f32 / 1e5 - 10.0).to_bits()),
         Dtype::F64 => ((bits % 2_000_001) as f64 / 1e5 - 10.0).to_bits(),
         Dtype::F16 => bits & 0x8000 | (0x3000 + bits % 0x1800),

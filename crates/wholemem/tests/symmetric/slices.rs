@@ -1,4 +1,4 @@
-//! Collective calls on slices, compared with naive sums and copies.
+//! Tests that compare collective calls on slices with naive sums and copies.
 
 use wholemem::{Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory};
 use wholemem_hal::Backend;
@@ -6,10 +6,11 @@ use wholemem_testkit::cuda;
 
 use super::harness::{host, on_ranks};
 
-/// Element counts: zero, shorter than a packet, and several pieces of the lane's staging buffer.
+/// The tested numbers of elements: none, fewer than fit in a packet's payload or a few packets, and several pieces of a staging
+/// buffer.
 const COUNTS: [usize; 3] = [0, 3, 5000];
 
-/// An element count that is longer than the buffer in which slices are staged for a GPU.
+/// A number of elements that exceeds the buffer in which slices are staged for a GPU.
 const LONG: usize = (1 << 20) + 7;
 
 fn value(rank: u32, at: usize) -> i32 {
@@ -64,7 +65,7 @@ fn invalid_arguments_are_rejected_before_ranks_wait() {
     });
 }
 
-/// The error of the waiting call names the rank that left.
+/// Tests that the error of a waiting call names the rank that left the group.
 #[test]
 fn a_rank_that_leaves_fails_the_calls_of_the_other_ranks() {
     let device = host().device(0).unwrap();

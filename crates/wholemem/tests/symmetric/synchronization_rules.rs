@@ -1,5 +1,5 @@
-//! Every synchronization rule is necessary: if a rule is broken, its test detects wrong results. With all rules, results are
-//! correct for any delays and overwritten inputs.
+//! Tests that every synchronization rule of the collectives is necessary: if a rule is broken, its test detects wrong results.
+//! With all rules, results are correct for any delays and overwritten inputs.
 
 use std::time::Duration;
 
@@ -11,26 +11,27 @@ use wholemem_testkit::{cuda, exhaustive, seed};
 use super::harness::{Guarded, STAGING, host, on_ranks_with_spec, spec, spec_with_faults};
 use super::random_elements::TestRandom;
 
-/// A delay in nanoseconds that is usually long enough for the other rank to run ahead by several calls.
+/// A delay of a rank in nanoseconds. It is usually long enough for the other rank to run ahead by several calls.
 const LONG: u64 = 20_000_000;
 
-/// Each rank is delayed in turn, because ranks have different roles in an algorithm.
+/// The ranks that are delayed, one after the other, because ranks have different roles in an algorithm.
 const RANKS: [Rank; 2] = [Rank(0), Rank(1)];
 
-/// The number of attempts to detect a mutant. Each attempt doubles the delay, because the machine may be busy.
+/// The number of attempts to detect a mutant (a broken rule). Each attempt doubles the delay of a rank, because the machine may
+/// be busy.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// A sequence of calls in which one rank is delayed at one point.
+/// A sequence of collective calls in which one rank is delayed at one point.
 #[derive(Debug, Clone, Copy)]
 struct CallSequence {
     algorithm: Algorithm,
-    /// Whether inputs are in a window, and not staged.
+    /// True if the inputs of the calls are in a window, and not copied to staging buffers.
     window: bool,
     /// The number of elements of each call.
     count: usize,
-    /// The point at which the rank is delayed.
+    /// The point of a call at which the rank is delayed.
     delayed_at: usize,
-    /// The number of the first call.
+    /// The number of the first call in the sequence, if it is not the next number of the lane.
     counter: Option<u64>,
 }
 
@@ -40,14 +41,14 @@ impl CallSequence {
     }
 }
 
-/// Whether a rank gets another result than the sum, if the ranks break a rule and the rank `late` is delayed.
+/// Returns true if a rank gets a wrong sum when all ranks break the rule `mutant` and rank `late` is delayed.
 fn gives_wrong_results(
     backend: &Backend,
     sequence: &CallSequence,
     mutant: Option<Mutant>,
     (late, delay): (Rank, u64),
 ) -> bool {
-    // If a rule is broken, packets can be lost, and the call times out.
+    // The timeout is short if a rule is broken, because packets can then be lost, which makes the call time out.
     let timeout = Duration::from_secs(if mutant.is_none() { 60 } else { 2 });
     let spec = SymmetricSpec { timeout, ..spec_with_faults(backend, 2, Some(sequence.algorithm)) };
     let wrong = on_ranks_with_spec(backend, 2, &spec, |symmetric| {
@@ -59,14 +60,14 @@ fn gives_wrong_results(
         symmetric.inject_faults(&CallFaults { mutant, delays, counter, ..CallFaults::default() }).unwrap();
         group.bootstrap().barrier().unwrap();
         let wrong = (0..6).filter(|round| !is_correct(symmetric, sequence, *round)).count();
-        // No rank may drop its memory while another rank reads it.
+        // No rank may drop its memory while another rank still reads it.
         group.bootstrap().barrier().unwrap();
         wrong
     });
     wrong.iter().any(|count| *count > 0)
 }
 
-/// Makes one call, overwrites its input directly after it in stream order, and checks the result.
+/// Makes one all-reduce, overwrites its input directly after it in stream order, and returns true if the result is correct.
 fn is_correct(symmetric: &SymmetricMemory, sequence: &CallSequence, round: u32) -> bool {
     let (group, len) = (symmetric.group(), sequence.count * 4);
     let stream = group.device().stream().unwrap();
@@ -99,7 +100,7 @@ fn is_correct(symmetric: &SymmetricMemory, sequence: &CallSequence, round: u32) 
 const SHORT: usize = 64;
 const TWO_PIECES: usize = 2 * STAGING / 4;
 
-/// Each mutant, and a sequence of calls that detects it.
+/// Each mutant, which breaks one synchronization rule, with a sequence of calls that detects it.
 const RULES: [(Mutant, CallSequence); 8] = [
     (Mutant::OneBuffer, CallSequence::new(Algorithm::OneShot, false, SHORT, 3)),
     (Mutant::OneBuffer, CallSequence::new(Algorithm::Packets, false, SHORT, 1)),
@@ -138,8 +139,8 @@ fn gpu_every_synchronization_rule_is_necessary() {
     }
 }
 
-/// Replays a captured call many times with random delays. The graph overwrites the input directly after the call. Every result must
-/// be correct.
+/// Replays a captured all-reduce many times with random delays, and checks every result. The graph overwrites the input
+/// directly after the call.
 fn check_replays(backend: &Backend, ranks: u32, repeats: u32, max_delay: u64) {
     let seed_value = seed();
     for (algorithm, window) in [
@@ -149,7 +150,7 @@ fn check_replays(backend: &Backend, ranks: u32, repeats: u32, max_delay: u64) {
         (Algorithm::TwoShot, false),
         (Algorithm::TwoShot, true),
     ] {
-        // Without delays, the kernels that ship are used.
+        // Without delays, the test uses the kernels that are shipped instead of those with fault injection.
         let spec = if max_delay == 0 { spec } else { spec_with_faults };
         on_ranks_with_spec(backend, ranks, &spec(backend, ranks, Some(algorithm)), |symmetric| {
             const COUNT: usize = 300;
@@ -205,7 +206,7 @@ fn gpu_replayed_calls_are_always_correct() {
     }
 }
 
-/// Checks calls whose numbers are close to an overflow of 32, 48 and 64 bits.
+/// Checks collective calls whose call numbers are close to an overflow of 32, 48 and 64 bits.
 fn check_counter_overflow(backend: &Backend) {
     for near in [u64::from(u32::MAX) - 2, (1 << 48) - 3, u64::MAX - 2] {
         for algorithm in Algorithm::ALL {
@@ -231,7 +232,8 @@ fn gpu_call_counters_may_overflow() {
     }
 }
 
-/// Whether old packets are taken for new ones. Packet flags repeat after 2^32 calls, so old flags in the slots must be cleared.
+/// Returns true if ranks accept packets of old calls as new ones. Packet flags repeat after 2^32 calls, so old flags in the
+/// packet slots must be cleared.
 fn accepts_old_packets(backend: &Backend, mutant: Option<Mutant>) -> bool {
     const MANY: usize = 1024;
     let wrong = on_ranks_with_spec(
@@ -256,7 +258,7 @@ fn accepts_old_packets(backend: &Backend, mutant: Option<Mutant>) -> bool {
                     .unwrap();
                 group.bootstrap().barrier().unwrap();
             };
-            // The first call leaves its flag, 1, in many packets.
+            // The first call has number 1, and leaves packets with flag 1 in many slots.
             assert!(is_correct(symmetric, &sequence(MANY, None), 0));
             restart_at((1 << 32) - 2, Vec::new());
             let mut wrong = (0..3).filter(|round| !is_correct(symmetric, &sequence(4, None), *round)).count();
@@ -279,7 +281,7 @@ fn gpu_packets_of_earlier_flag_cycles_are_not_accepted() {
     }
 }
 
-/// Broadcasts with alternating roots, with one rank that is always delayed.
+/// Checks broadcasts with alternating roots, in which rank 2 is always delayed.
 fn check_broadcasts(backend: &Backend) {
     for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
         on_ranks_with_spec(backend, 3, &spec_with_faults(backend, 3, Some(algorithm)), |symmetric| {

@@ -1,4 +1,4 @@
-//! Creation, registration and release of windows, and invalid arguments of collective calls.
+//! Tests of creating, registering and releasing windows, and of invalid arguments of collective calls.
 
 use wholemem::{Algorithm, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
 use wholemem_hal::{Backend, CudaMallocBuffer, Rights, Span};
@@ -7,7 +7,7 @@ use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
 use super::harness::{Guarded, groups, host, on_ranks};
 
-/// Checks that every rank can write to every rank's part: each rank writes its number at its own offset.
+/// Checks that every rank can write to every rank's part of a window: each rank writes its number at its own offset.
 fn check_all_parts_are_accessible(symmetric: &SymmetricMemory, window: &wholemem::Window) {
     let group = symmetric.group();
     let (own, stream) = (group.rank().0, group.device().stream().unwrap());
@@ -40,7 +40,7 @@ fn check_windows_of_all_lengths(backend: &Backend) {
             let mut zeros = vec![1; len];
             group.device().stream().unwrap().read(fresh.local().unwrap(), &mut zeros).unwrap();
             assert!(zeros.iter().all(|byte| *byte == 0));
-            // The parts are at equal distances, or the window has a table.
+            // Without a table of addresses, the parts of the window are at equal distances.
             let reference = window.window_ref();
             if reference.table == 0 {
                 let at = reference.base + u64::from(group.rank().0) * reference.stride;
@@ -48,7 +48,7 @@ fn check_windows_of_all_lengths(backend: &Backend) {
             }
             symmetric.window_unregister(window).unwrap();
         }
-        // Different lengths, and a rank without bytes.
+        // The ranks' parts of this window have different lengths, and rank 1 has no bytes.
         let own = group.rank().index();
         let window = symmetric.mem_alloc([2 * granule, 0, 10][own]).unwrap();
         assert_eq!([0, 1, 2].map(|rank| window.len_of(Rank(rank))), [2 * granule, 0, 10]);
@@ -72,7 +72,7 @@ fn gpu_windows_of_all_lengths_are_created_and_released() {
     }
 }
 
-/// Windows of host memory, which devices read, write and reduce in place.
+/// Checks windows of host memory, which devices read, write and reduce in place.
 fn check_host_windows(backend: &Backend) {
     for algorithm in Algorithm::ALL {
         on_ranks(backend, 3, Some(algorithm), |symmetric| {
@@ -137,11 +137,11 @@ fn check_registered_memory(backend: &Backend) {
         check_all_parts_are_accessible(symmetric, &window);
         drop((window, memory));
 
-        // A part of memory that is mapped elsewhere, at another offset on each rank.
+        // Registers a part of memory that is mapped already, at another offset on each rank.
         let skip = 256 * (1 + symmetric.group().rank().index());
         let registered = symmetric.window_register_mapped(map.address() + skip as u64, 1000);
         let Ok(window) = registered else {
-            // Only CUDA can return the allocation of an address.
+            // Registering mapped memory is supported by CUDA only, which can return the allocation of an address.
             assert!(device.backend().kind() == wholemem_hal::BackendKind::Host, "{registered:?}");
             return;
         };
@@ -158,7 +158,7 @@ fn check_registered_memory(backend: &Backend) {
     });
 }
 
-/// Registers `cudaMalloc` memory as a window, for ranks in one process and in several.
+/// Registers `cudaMalloc` memory as a window, and checks that all ranks can access it and reduce it.
 fn check_cuda_malloc_window(symmetric: &SymmetricMemory) {
     let device = symmetric.group().device();
     let buffer = CudaMallocBuffer::create(device, 5000).unwrap();
@@ -248,7 +248,7 @@ fn invalid_arguments_are_rejected_without_waiting() {
         let no_rank = wholemem_comm::Error::NoSuchRank { rank: Rank(2), size: 2 };
         assert_eq!(symmetric.broadcast(&stream, Rank(2), &buffer, &buffer), Err(Error::Comm(no_rank)));
         assert_eq!(symmetric.mem_alloc(0).unwrap_err(), Error::EmptyWindow);
-        // The lane remains usable.
+        // The lane remains usable after the rejected calls.
         symmetric.all_reduce(&stream, &buffer, &buffer, f32, sum)
     })
     .unwrap();
@@ -261,7 +261,7 @@ fn a_failed_allocation_fails_all_ranks_and_leaks_nothing() {
         let symmetric = SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap();
         let mut before = None;
         for _ in 0..3 {
-            // All memory of the machine: more than is available.
+            // Rank 1 requests all memory of the machine, which is more than is available.
             let all = group.device().info().memory_len;
             let len = if group.rank() == Rank(1) { all } else { 1 << 20 };
             let error = symmetric.mem_alloc(len).unwrap_err();
@@ -281,7 +281,7 @@ fn calls_of_different_lanes_do_not_wait_for_each_other() {
     let spec = SymmetricSpec { lanes: 2, ..SymmetricSpec::default() };
     Communicator::on_each(&groups(&backend, 2), |group| {
         let symmetric = SymmetricMemory::create(group, &spec)?;
-        // The ranks use the lanes in opposite orders. With one lane this would deadlock.
+        // The two ranks use the two lanes in opposite orders. With a single lane, the calls would deadlock.
         let order = if group.rank() == Rank(0) { [0, 1] } else { [1, 0] };
         std::thread::scope(|scope| {
             for lane in order {
@@ -307,7 +307,8 @@ fn calls_of_several_threads_and_graphs_are_serialized() {
     const CALLS: usize = 300;
     on_ranks(&host(), 2, None, |symmetric| {
         let group = symmetric.group();
-        // Threads of the two ranks pair in any order, so all threads of a rank have the same input. Two of them replay a graph.
+        // Calls of the two ranks' threads pair in any order, so all threads of a rank have the same input. Two threads of each
+        // rank replay a graph.
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 scope.spawn(move || {

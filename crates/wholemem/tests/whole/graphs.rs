@@ -1,4 +1,4 @@
-//! Ordering of gathers and scatters: captured graphs, deferred streams, and barriers.
+//! Tests of the order in which gathers and scatters run: in captured graphs, on deferred streams, and with barriers.
 
 use wholemem::{
     Communicator, Dtype, Error, Indices, Kind, Location, Order, RowBuffer, TensorSpec, WholeTensor,
@@ -99,18 +99,19 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
             let mut seen = vec![0; table.len() * ROW_LEN];
             tensors[0].read_rows_on(&groups[0].device().stream().unwrap(), 0, &mut seen).unwrap();
             assert_eq!(seen, table.concat());
-            // A bad index of a replay is recorded too.
+            // A bad index in a replay of the graph must be recorded too.
             write_indices(&from, (0..COUNT as u64).map(|at| if at == 5 { ROWS } else { at }));
             graph.launch(&stream).unwrap();
             stream.synchronize(Deadline::NEVER).unwrap();
-            // A GPU kernel records only the position.
+            // A GPU kernel records only the position of a bad index, not the index itself.
             let index = (backend.kind() == BackendKind::Host).then(|| i64::try_from(ROWS).unwrap());
             assert_eq!(tensor.check(), Err(Error::BadIndex { position: 5, index, rows: Some(ROWS) }));
         }
     }
 }
 
-/// With deferred streams, a barrier that does not wait for the work would let the gather see old rows.
+/// Tests that a barrier waits for enqueued work: otherwise, on deferred streams (which run work late), the gather would see old
+/// rows.
 #[test]
 fn a_gather_sees_the_scatters_before_a_barrier() {
     let backend = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
@@ -159,7 +160,7 @@ fn enqueued_calls_do_not_wait_and_keep_their_memory() {
     let row_buffer = RowBuffer::new(rows.all(), Dtype::U8);
     tensors[0].gather_on(&stream, &Indices::i64(index_buffer.all()), &row_buffer).unwrap();
     assert_eq!(read(&rows), [0; COUNT * ROW_LEN], "the gather has not run");
-    // The stream keeps the memory of its work alive.
+    // The stream keeps the memory of its enqueued work alive.
     drop((tensors, groups));
     stream.synchronize(Deadline::NEVER).unwrap();
     assert_eq!(read(&rows), (300..300 + COUNT as u64).flat_map(row).collect::<Vec<_>>());

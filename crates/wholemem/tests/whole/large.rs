@@ -1,4 +1,4 @@
-//! A table of more than 4 GiB. It runs only with `WHOLEMEM_EXHAUSTIVE=1` and enough memory, or on a GPU.
+//! Tests of a table of more than 4 GiB. The host test runs only with `WHOLEMEM_EXHAUSTIVE=1` and enough memory.
 
 use wholemem::{Communicator, Dtype, Error, Indices, Kind, Order, RowBuffer, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, Device, HostConfig, PinnedBuffer};
@@ -8,7 +8,7 @@ use wholemem_testkit::{cuda, exhaustive, skipped};
 const ROWS: u64 = 2100;
 const ROW_LEN: usize = (2 << 20) + 4;
 
-/// Rows next to every boundary: of the table, of 4 GiB, and between the ranks.
+/// The tested rows: those next to the ends of the table, to 4 GiB, and to the boundary between the ranks.
 const TESTED_ROWS: [i32; 8] = [0, 1, 1049, 1050, 2047, 2048, 2098, 2099];
 
 #[test]
@@ -53,12 +53,12 @@ fn check_large_table(devices: &[Device]) {
             let mut seen = vec![0; ROW_LEN];
             rows.bytes().unwrap().read_at(at * ROW_LEN, &mut seen).unwrap();
             assert!(seen == row.to_ne_bytes().repeat(ROW_LEN / 4), "{kind}, row {row}, gathered");
-            // The other rank reads the row with a copy instead of a gather.
+            // The second rank reads the row with a copy instead of a gather.
             let other = groups[1].device().stream().unwrap();
             tensors[1].read_rows_on(&other, u64::try_from(*row).unwrap(), &mut seen).unwrap();
             assert!(seen == row.to_ne_bytes().repeat(ROW_LEN / 4), "{kind}, row {row}, read");
         }
-        // Other rows have not changed.
+        // The scatter must not have changed other rows.
         let mut seen = vec![1; 2 * ROW_LEN];
         tensors[1].read_rows_on(&groups[1].device().stream().unwrap(), 1051, &mut seen).unwrap();
         assert!(seen.iter().all(|byte| *byte == 0), "{kind}");

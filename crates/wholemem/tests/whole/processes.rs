@@ -1,4 +1,4 @@
-//! Ranks that are processes: shared memory, equal addresses on request, and independent release of memory.
+//! Tests of ranks that are processes: shared memory, equal addresses on request, and independent release of memory.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
-/// Joins the group of all processes of a test.
+/// Joins the group of all rank processes of a test, with a device of the host backend.
 fn join(rank: &wholemem_testkit::Rank) -> Communicator {
     join_on(rank, &Backend::host(HostConfig::default()).unwrap())
 }
 
-/// As [`join`], with the devices of a backend assigned round-robin.
+/// Joins the group of all rank processes of a test. The devices of a backend are assigned to ranks round-robin.
 fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Communicator {
     let id = if rank.id() == 0 {
         let id = UniqueId::create().unwrap();
@@ -32,7 +32,7 @@ fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Communicator {
     Communicator::create(comm, &backend.device(own % devices).unwrap()).unwrap()
 }
 
-/// Every rank scatters some rows, and gathers rows of all ranks.
+/// Scatters some rows on every rank, gathers rows of all ranks, and checks them.
 fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) {
     const ROWS: u64 = 10_000;
     let (device, own) = (group.device(), u64::from(group.rank().0));
@@ -83,18 +83,19 @@ fn processes_exchange_rows() {
                     exchange(&group, kind, location, Order::Fixed);
                 }
             }
-            // The first round creates resources that live as long as the process, mostly threads.
+            // Only later rounds are compared, because the first round creates resources that live as long as the process,
+            // mostly threads.
             let census = Census::take();
             if let Some(before) = before.replace(census.clone()) {
                 census.assert_same_as(&before, "after the second round");
             }
-            // No rank may leave the group while another takes its census.
+            // No rank may leave the group while another rank takes its census of resources, which would change.
             rank.barrier();
         }
     });
 }
 
-/// With MPS the processes run on the GPU concurrently; without MPS, in time slices.
+/// Tests processes that share a GPU. With MPS they run on the GPU concurrently; without MPS, in time slices.
 #[test]
 fn gpu_processes_exchange_rows() {
     for count in [1, 2, 4, 8] {
@@ -114,7 +115,7 @@ fn gpu_processes_exchange_rows() {
     }
 }
 
-/// The part of one rank is longer than GPU memory: all ranks fail, and the group remains usable.
+/// Tests a memory of which one rank's part is longer than GPU memory: all ranks fail, and the group remains usable.
 #[test]
 fn gpu_a_failed_allocation_fails_all_ranks() {
     if !Ranks::is_rank() && cuda::backend().is_none() {
@@ -130,7 +131,7 @@ fn gpu_a_failed_allocation_fails_all_ranks() {
                 let error = WholeMemory::create(&group, &spec).unwrap_err();
                 assert!(matches!(error, Error::OnRank { rank: Rank(1), .. }), "{error}");
                 exchange(&group, kind, Location::Device, Order::Any);
-                // The first round creates resources that the driver keeps.
+                // Free memory is compared after the first round, which creates resources that the driver keeps.
                 rank.barrier();
                 let free = group.device().available().unwrap();
                 assert_eq!(*before.get_or_insert(free), free, "device memory must not leak");
@@ -153,7 +154,7 @@ fn addresses_are_equal_in_all_processes_on_request() {
                     .collect();
                 let all = group.bootstrap().all_gather(&addresses).unwrap();
                 assert!(all.iter().all(|other| *other == addresses), "{all:?}");
-                // All ranks read the byte that rank 0 wrote.
+                // All ranks must read the byte that rank 0 writes.
                 let stream = group.device().stream().unwrap();
                 if rank.id() == 0 {
                     memory.write(&stream, 0, b"x").unwrap();
@@ -178,7 +179,7 @@ fn releasing_memory_does_not_wait_for_other_ranks() {
         if rank.id() == HOLDER {
             rank.wait_to_be_killed();
         }
-        // Both ranks drop memory and communicator while the other rank still holds its own.
+        // Ranks 0 and 2 drop their memory and communicator while rank 1 still holds its own.
         drop((memory, group));
         rank.barrier_with(&[2 - rank.id()]);
         if rank.id() == 0 {
