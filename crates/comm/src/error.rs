@@ -116,7 +116,7 @@ pub enum Error {
     SocketDir {
         /// The path of the directory for sockets.
         path: String,
-        /// What is wrong with the directory for sockets, as the rest of a sentence.
+        /// The problem with the directory for sockets, as the rest of a sentence.
         problem: &'static str,
     },
 
@@ -176,7 +176,7 @@ pub enum Error {
     Environment {
         /// The name of the environment variable.
         name: &'static str,
-        /// What is wrong with the environment variable, as the rest of a sentence.
+        /// The problem with the environment variable, as the rest of a sentence.
         problem: &'static str,
     },
 

@@ -138,7 +138,7 @@ fn kill_with_folder(rank: &wholemem_testkit::Rank) {
 /// A step that the last of five ranks performs before it joins: it makes another rank join, or kills one.
 #[derive(Clone, Copy)]
 enum DriverStep {
-    /// This rank joins. The next step begins when the rank is connected to another one; rank 0 only starts listening.
+    /// Makes this rank join. The next step begins when the rank is connected to another one; rank 0 only starts listening.
     Join(usize),
     Kill(usize),
 }

@@ -369,7 +369,7 @@ pub(crate) fn default_deadline() -> Deadline {
     Deadline::after(Duration::from_secs(seconds.unwrap_or(DEFAULT_TIMEOUT)))
 }
 
-/// This process as a rank of a test.
+/// The number of a rank process in its test, and its connections to the harness and to the other ranks.
 #[derive(Debug)]
 pub struct Rank {
     rank: usize,

@@ -125,7 +125,7 @@ fn a_failing_call_fails_all_ranks_of_one_process() {
                 outcomes.iter().for_each(|outcome| check(outcome, fired, |_| true));
                 assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
                 assert_eq!(backend.collect(), 0, "after call {nth} ({fired:?})");
-                // Only descriptors and mappings of memory files are compared, because threads start and end in every round.
+                // Only descriptors, and mappings of memory files, are compared, because threads start and end in every round.
                 assert_eq!(Census::take().fds, before.fds, "after call {nth} ({fired:?})");
                 let memory = |census: &Census| {
                     let maps = census.maps.iter().filter(|((_, backing, _), _)| backing.contains("memfd"));

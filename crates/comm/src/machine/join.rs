@@ -332,7 +332,7 @@ impl JoinProtocol {
             ParentState::Awaited | ParentState::Dead { .. } | ParentState::Rejoining => None,
             ParentState::None => {
                 let due = now >= self.timeout;
-                // This cheap check avoids computing the missing ranks: in most steps the group is far from complete.
+                // In most steps the group is far from complete: this cheap check then avoids computing the missing ranks.
                 if !due && self.died.is_empty() && self.joined.len() < self.tree.count_below() {
                     return None;
                 }

@@ -94,7 +94,7 @@ pub fn work(backend: &Backend) -> Result<()> {
     end.wait(Deadline::NEVER)?;
     start.elapsed(&end)?;
     other.synchronize(Deadline::NEVER)?;
-    // This fill is still in flight when its operands are dropped.
+    // The last fill is still in flight when its operands are dropped.
     stream.fill(&map.all(), 3)
 }
 

@@ -6,8 +6,7 @@ use wholemem_testkit::cuda;
 
 use super::harness::{host, on_ranks};
 
-/// The tested numbers of elements: none, fewer than fit in a packet's payload or a few packets, and several pieces of a staging
-/// buffer.
+/// The tested numbers of elements: zero, three, and enough for several pieces of a staging buffer.
 const COUNTS: [usize; 3] = [0, 3, 5000];
 
 /// A number of elements that exceeds the buffer in which slices are staged for a GPU.
