@@ -18,7 +18,8 @@ use crate::wait::run_blocking;
 use crate::window::SharedWindow;
 
 impl CommState {
-    /// The group's symmetric memory. The first call creates it, which is a collective call.
+    /// Returns the symmetric memory of the group, by which collectives run. The first call creates it, which is a collective
+    /// call.
     pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Exception> {
         if let Some(symmetric) = self.symmetric.get() {
             return Ok(symmetric);
@@ -29,7 +30,7 @@ impl CommState {
     }
 }
 
-/// A contiguous operand of a collective: memory of this rank, or a range of its part of a window.
+/// A contiguous operand of a collective: memory of this rank, or a range of this rank's part of a window.
 #[derive(Debug)]
 struct Operand {
     span: Span,
@@ -64,10 +65,10 @@ pub(crate) struct Operands {
     to: Operand,
 }
 
-/// The collectives, for all call paths.
+/// Runs the collectives for all callers: arrays, torch operators and the fast path.
 impl CommState {
-    /// Checks and builds the operands of a collective. The output has the input's type and the shape `outer` followed by the
-    /// input's shape. `argument` names the input in errors.
+    /// Checks the tensors of a collective and builds its operands. The output must have the input's type, and the shape `outer`
+    /// followed by the input's shape. `argument` names the input in errors.
     pub(crate) fn operands(
         &self,
         argument: &str,
@@ -125,12 +126,13 @@ struct CollectiveArgs<'py> {
     on: CallStream,
     operands: Operands,
     element: Element,
-    /// The object that the call returns.
+    /// The output array, which the collective returns to Python.
     out: Bound<'py, PyAny>,
 }
 
 impl<'py> CollectiveArgs<'py> {
-    /// Checks the arguments. The output has the shape `outer` followed by the input's shape.
+    /// Checks the arguments of a collective, and allocates the output if there is none. The output has the shape `outer` followed
+    /// by the input's shape.
     fn prepare(
         comm: &Communicator,
         array: &Bound<'py, PyAny>,
@@ -180,7 +182,8 @@ impl<'py> FromPyObject<'_, 'py> for Reduction {
 
 #[pymethods]
 impl Communicator {
-    /// Reduces arrays over all ranks. All ranks call it and get a bitwise equal result.
+    /// Reduces the arrays of all ranks element by element. Every rank must call this method, and gets a bitwise equal
+    /// result.
     ///
     /// If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks
     /// or on none.
@@ -217,7 +220,7 @@ impl Communicator {
         Ok(out)
     }
 
-    /// Concatenates the arrays of all ranks along a new first dimension, in the order of ranks. All ranks call it.
+    /// Concatenates the arrays of all ranks along a new first dimension, in rank order. Every rank must call this method.
     ///
     /// Args:
     ///     array: The array of this rank.
@@ -245,7 +248,7 @@ impl Communicator {
         Ok(out)
     }
 
-    /// Copies the root's array to the arrays of all ranks. All ranks call it.
+    /// Copies the array of the root rank to the arrays of all ranks. Every rank must call this method.
     ///
     /// Args:
     ///     array: The array of this rank, which is overwritten except on the root.

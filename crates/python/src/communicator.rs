@@ -1,4 +1,4 @@
-//! `wholemem.Communicator`: joins ranks into a group, each with a device.
+//! Implements `wholemem.Communicator`, which joins ranks into a group, each with a device.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -20,19 +20,19 @@ use crate::stream::{CallStream, StreamCache};
 use crate::wait::run_blocking;
 use crate::window::WindowRegistry;
 
-/// The state of a communicator until it is closed. Tables and windows share it.
+/// The state of a communicator until it is closed. The communicator's tables and windows share the state.
 #[derive(Debug)]
 pub(crate) struct CommState {
     pub(crate) comm: wholemem::Communicator,
-    /// The stream for calls without a `stream` argument.
+    /// The stream of calls without a `stream` argument.
     pub(crate) stream: Stream,
     /// The group's symmetric memory, created by the first call that needs it.
     pub(crate) symmetric: OnceLock<SymmetricMemory>,
     pub(crate) windows: WindowRegistry,
     pub(crate) streams: StreamCache,
-    /// Memory that callers keep alive, as spans of the device.
+    /// Creates spans of memory that callers keep alive, without allocating an owner for each.
     pub(crate) borrowed_memory: BorrowedMemory,
-    /// The device, in DLPack's terms.
+    /// The device of this rank, as DLPack describes it.
     pub(crate) dl_device: DlDevice,
 }
 
@@ -100,9 +100,9 @@ impl Communicator {
         })
     }
 
-    /// The state, unless the communicator was closed or this is a forked child.
+    /// Returns the state of the communicator, or an error if the communicator was closed or this process is a forked child.
     pub(crate) fn state(&self) -> Result<Arc<CommState>, Exception> {
-        // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
+        // A forked child is detected before the mutex is locked: in a child, a thread that was not forked may hold the mutex.
         if !self.epoch.is_current() {
             return Err(wholemem_comm::Error::Forked.into());
         }
@@ -111,7 +111,7 @@ impl Communicator {
     }
 }
 
-/// The timeout for other ranks: the argument, or the value of `WHOLEMEM_TIMEOUT`.
+/// Returns the timeout of waits for other ranks: `seconds`, or the value of `WHOLEMEM_TIMEOUT`.
 fn timeout_of(seconds: Option<f64>) -> Result<Duration, Exception> {
     let Some(seconds) = seconds else { return Ok(Bootstrap::timeout_from_env()?) };
     let duration = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
@@ -119,9 +119,9 @@ fn timeout_of(seconds: Option<f64>) -> Result<Duration, Exception> {
         .ok_or_else(|| Exception::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
 }
 
-/// Creates the communicator of ranks that have joined.
+/// Creates a communicator on the named device for a rank that has joined its group.
 fn create_in_group(ranks: Bootstrap, name: DeviceName) -> Result<Communicator, Exception> {
-    // If this fails, the rank leaves the group, and the other ranks get an error.
+    // If the device cannot be opened, this rank leaves the group, and the other ranks get an error.
     let device = name.device_of(&name.open()?, &ranks)?;
     Communicator::new(wholemem::Communicator::create(ranks, &device)?)
 }
@@ -192,7 +192,8 @@ impl Communicator {
         })
     }
 
-    /// Creates a communicator of the ranks of a ``torch.distributed`` process group, which is used to exchange the unique id.
+    /// Creates a communicator of the ranks of a ``torch.distributed`` process group, which is used only to exchange the
+    /// unique id.
     ///
     /// Args:
     ///     group: The process group. ``None`` is the default group.
@@ -217,7 +218,7 @@ impl Communicator {
         join.call1((class, group, device, timeout))
     }
 
-    /// Creates a group of threads of this process.
+    /// Creates a group whose ranks are threads of this process, and returns the communicator of each rank.
     ///
     /// Args:
     ///     size: The number of ranks.
@@ -266,13 +267,13 @@ impl Communicator {
         })
     }
 
-    /// The number of this rank.
+    /// The number of this rank in the group, counted from 0.
     #[getter]
     fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The number of ranks.
+    /// The number of ranks in the group.
     #[getter]
     pub(crate) fn size(&self) -> u32 {
         self.size
@@ -284,19 +285,19 @@ impl Communicator {
         DlDevice::of(&self.device).to_string()
     }
 
-    /// The handle of this object for torch operators: see ``wholemem._handles``.
+    /// The integer handle by which torch operators refer to this communicator: see ``wholemem._handles``.
     #[getter(_handle)]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
 
-    /// Whether this communicator was closed.
+    /// True if this communicator was closed.
     #[getter]
     fn closed(&self) -> bool {
         self.epoch.is_current() && self.state.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+    /// Waits until all ranks have called this method, and makes the earlier writes of each rank visible to all ranks.
     ///
     /// Args:
     ///     stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
@@ -314,7 +315,7 @@ impl Communicator {
         })
     }
 
-    /// Raises the error that made the group fail, if any, without waiting.
+    /// Raises the error with which the group of ranks failed, if it has failed. Does not wait for other ranks.
     ///
     /// Raises:
     ///     wholemem.errors.PeerLost: A rank exited.
@@ -326,22 +327,22 @@ impl Communicator {
         state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).into_py()
     }
 
-    /// Ends the group on all ranks. It may be called from any thread.
+    /// Aborts the group on all ranks: their calls end with an error. Any thread may call this method.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let state = self.state().into_py()?;
-        // Waiting threads wake up and may need the GIL.
+        // The GIL is released, because waiting threads that `abort` wakes up may need it.
         py.detach(|| state.comm.bootstrap().abort());
         Ok(())
     }
 
-    /// Leaves the group. Calls that wait for this rank end with an error; kernels on GPUs end at their timeout. Memory stays
-    /// valid.
+    /// Leaves the group. Calls of other ranks that wait for this rank end with an error; their GPU kernels end at the
+    /// timeout. Memory of the group stays valid.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
-            // Leaving joins a thread, which takes time. It needs neither the GIL nor the mutex.
+            // Leaving the group joins a thread, which takes time, so neither the GIL nor the mutex is held meanwhile.
             py.detach(|| {
                 let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
-                // Tables and windows also hold the state, so dropping it here is not enough.
+                // Tables and windows also hold the state, so dropping the state here would not make the rank leave.
                 if let Some(state) = state {
                     state.comm.bootstrap().leave();
                 }
@@ -364,7 +365,7 @@ impl Communicator {
     }
 }
 
-/// Creates a unique id, by which ranks join one group. One rank calls it and sends the id to the others.
+/// Creates a unique id, with which ranks join a group. One rank creates the id and sends it to the other ranks.
 ///
 /// Returns:
 ///     The id as text. It contains a secret.

@@ -9,9 +9,10 @@ use crate::error::{Exception, IntoPyResult};
 /// The device that a caller requested for a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct DeviceName {
-    /// If `None`, the best backend of this machine is used.
+    /// The backend, host or CUDA. If `None`, the best backend of this machine is used.
     backend: Option<BackendKind>,
-    /// If `None`, [`wholemem::Communicator::choose_device`] chooses; ranks that are threads use the devices round-robin.
+    /// The number of the device. If `None`, [`wholemem::Communicator::choose_device`] chooses; ranks that are threads use the
+    /// devices round-robin.
     id: Option<u32>,
 }
 
@@ -31,7 +32,8 @@ impl DeviceName {
         }
     }
 
-    /// Opens the GPU, if the name is one of a GPU; other objects of a store are in host memory.
+    /// Opens the GPU that a store call requested by name. Returns `None` if the name is not one of a GPU: the object is then in
+    /// host memory.
     pub(crate) fn gpu(requested: Option<Self>) -> Result<Option<Device>, Exception> {
         match requested {
             Some(name) if name.backend == Some(BackendKind::Cuda) => {
@@ -41,13 +43,13 @@ impl DeviceName {
         }
     }
 
-    /// Opens the backend.
+    /// Opens the requested backend (host or CUDA).
     pub(crate) fn open(self) -> Result<Backend, Exception> {
         let opened = self.backend.map_or_else(Backend::auto, Backend::open);
         opened.map_err(Exception::from)
     }
 
-    /// The device of a rank that is a process.
+    /// Returns the device of a rank that is a process: the requested one, or one that the ranks choose.
     pub(crate) fn device_of(self, backend: &Backend, ranks: &Bootstrap) -> Result<Device, Exception> {
         match self.id {
             Some(id) => Ok(backend.device(id)?),
@@ -55,14 +57,15 @@ impl DeviceName {
         }
     }
 
-    /// The device of a rank that is a thread of this process; ranks use the devices round-robin.
+    /// Returns the device of a rank that is a thread of this process. Without a requested device number, ranks use the devices
+    /// round-robin.
     pub(crate) fn device_of_thread(self, backend: &Backend, rank: u32) -> Result<Device, Exception> {
         let count = u32::try_from(backend.devices().len()).unwrap_or(1).max(1);
         backend.device(self.id.unwrap_or(rank % count)).map_err(Exception::from)
     }
 }
 
-/// A device by its name, or a torch device: `"cuda:1"`, `torch.device("cuda", 1)`.
+/// Extracts a device from its name, or from a torch device: `"cuda:1"`, `torch.device("cuda", 1)`.
 impl<'py> FromPyObject<'_, 'py> for DeviceName {
     type Error = PyErr;
 

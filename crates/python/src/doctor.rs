@@ -1,4 +1,4 @@
-//! The capabilities of this machine for `wholemem.doctor`; the same results as `wholemem doctor` prints.
+//! Tests the capabilities of this machine for `wholemem.doctor`, which returns the results that `wholemem doctor` prints.
 
 use pyo3::prelude::*;
 use wholemem_hal::doctor::examine;
@@ -6,16 +6,16 @@ use wholemem_os::Error;
 
 use crate::wait::run_blocking;
 
-/// A capability: name, whether it works, and the reason if not.
+/// The test result of a capability of a device: its name, whether it works, and the reason if it does not.
 type CapabilityRow = (String, bool, Option<String>);
 
-/// A device: number, name, bytes of memory, and capabilities.
+/// The test result of a device: its number, name, bytes of memory, and capabilities.
 type DeviceRow = (u32, String, usize, Vec<CapabilityRow>);
 
-/// A backend: name, the reason if it is not available, and its devices.
+/// The test result of a backend (host or CUDA): its name, the reason if it is not available, and its devices.
 type BackendRow = (String, Option<String>, Vec<DeviceRow>);
 
-/// Tests the capabilities of this machine, for :func:`wholemem.doctor`.
+/// Tests the capabilities (optional features) of this machine's devices, for :func:`wholemem.doctor`.
 ///
 /// Returns:
 ///     One tuple for each backend: name, the reason if it is not available, and its devices. A device is a tuple of number,

@@ -1,4 +1,4 @@
-//! Converts the errors of the crates below into exceptions of `wholemem.errors`, with attributes and hints.
+//! Converts errors of the other wholemem crates into exceptions of `wholemem.errors`, with attributes and hints.
 //!
 //! The exception classes are written in Python; each also derives from a matching builtin exception. This module maps
 //! errors to classes. Values that programs need are attributes: `rank`, `missing`, `position`.
@@ -13,11 +13,11 @@ use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{BackendError, Error as HalError};
 use wholemem_os::{Errno, Error as OsError};
 
-/// The hint for a forked child.
+/// The hint for a user who used an object of a parent process in a forked child.
 const IN_A_CHILD: &str = "gather in the main process; a worker, preferably started with `spawn`, creates its own communicator, \
                           or gets objects of a store by name through its own `store.Client`";
 
-/// The hint for starting all ranks on one node.
+/// The hint for a user whose ranks are on several nodes: how to start all ranks on one node.
 const ON_ONE_NODE: &str =
     "`torchrun --nnodes 1`, `srun --nodes 1` and `wholemem launch` start all ranks on one node";
 
@@ -44,7 +44,7 @@ enum ExceptionDetail {
 }
 
 impl Exception {
-    /// An exception of a class of `wholemem.errors`.
+    /// Creates an exception of the named class of `wholemem.errors`.
     pub(crate) fn new(class: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
         Self(Box::new(ExceptionArgs {
@@ -56,18 +56,18 @@ impl Exception {
         }))
     }
 
-    /// Sets the hint: what the user can do.
+    /// Sets the hint of the exception: what the user can do about the error.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// Sets the hint if the exception is of this class and has none.
+    /// Sets the hint if the exception has the given class and no hint yet.
     pub(crate) fn hint_for(self, class: &str, hint: &str) -> Self {
         if self.0.class == class && self.0.hint.is_none() { self.hint(hint) } else { self }
     }
 
-    /// Sets the code, by which programs identify the error.
+    /// Sets the code of the exception, by which programs identify the error.
     pub(crate) fn code(mut self, code: impl ToString) -> Self {
         self.0.code = Some(code.to_string());
         self
@@ -86,7 +86,7 @@ impl Exception {
         self.with(ExceptionDetail::Missing(missing.to_vec()))
     }
 
-    /// Sets the hint of an error of the crates below, if it has one.
+    /// Sets the hint of the error from which the exception was converted, if the error has one.
     fn with_hint_of(self, hint: Option<&str>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),
@@ -119,23 +119,23 @@ impl Exception {
 impl From<Exception> for PyErr {
     fn from(raised: Exception) -> Self {
         let exception = Python::try_attach(|py| raised.exception(py).unwrap_or_else(|error| error));
-        // No code can catch an exception while the interpreter is finalizing.
+        // While the interpreter is finalizing, no code can catch the exception, so a builtin class is used.
         exception.unwrap_or_else(|| PyRuntimeError::new_err("the interpreter is ending"))
     }
 }
 
-/// Whether an exception is `BadIndex`.
+/// Returns true if an exception is `wholemem.errors.BadIndex`.
 pub(crate) fn is_bad_index(py: Python<'_>, error: &PyErr) -> bool {
     is_instance(py, error, "BadIndex")
 }
 
-/// Whether an exception is an instance of a class of `wholemem.errors`.
+/// Returns true if an exception is an instance of the named class of `wholemem.errors`.
 fn is_instance(py: Python<'_>, error: &PyErr, class: &str) -> bool {
     let class = py.import("wholemem.errors").and_then(|errors| errors.getattr(class));
     class.is_ok_and(|class| error.is_instance(py, &class))
 }
 
-/// Adds to an exception which argument it concerns.
+/// Adds the name of an argument to the exception that its value caused.
 pub(crate) fn name_argument(py: Python<'_>, argument: &str, error: PyErr) -> PyErr {
     let value = error.value(py);
     let message = value.getattr("args").and_then(|args| args.get_item(0));
@@ -143,15 +143,16 @@ pub(crate) fn name_argument(py: Python<'_>, argument: &str, error: PyErr) -> PyE
         Ok(message) if is_instance(py, &error, "Error") => {
             value.setattr("args", (format!("{argument}: {message}"),))
         }
-        // An exception of another package may have any arguments; `add_note` requires Python 3.11.
+        // An exception of another package may have any arguments, so the name is added as a note (`add_note` requires Python
+        // 3.11).
         _ => value.call_method1("add_note", (format!("this concerns {argument}"),)).map(drop),
     };
     error
 }
 
-/// Converts a result of the crates below into a `PyResult`.
+/// Converts a result of the other wholemem crates into a `PyResult`.
 pub(crate) trait IntoPyResult<T> {
-    /// The same result with the error as a Python exception.
+    /// Converts the error of a result into a Python exception.
     fn into_py(self) -> PyResult<T>;
 }
 
@@ -191,8 +192,8 @@ impl From<wholemem::Error> for Exception {
     }
 }
 
-/// The class for an error that one rank had in a collective call, by its [code](wholemem::Error::code). The class is the
-/// same as for the error in a call without other ranks.
+/// Returns the exception class for an error that one rank had in a collective call, by the error's [code](wholemem::Error::code).
+/// The same error in a call without other ranks has the same class.
 fn on_rank(rank: Rank, code: u32) -> (&'static str, ExceptionDetail) {
     match code {
         7 | 8 | 25 => ("WrongDevice", ExceptionDetail::None),

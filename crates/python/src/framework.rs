@@ -16,7 +16,7 @@ use crate::array::{Array, DlDevice, Layout};
 use crate::communicator::CommState;
 use crate::error::{Exception, IntoPyResult};
 
-/// The framework of an array.
+/// The framework of an array: torch, numpy, or any other.
 #[derive(Debug)]
 pub(crate) enum Framework<'py> {
     Torch(Bound<'py, PyAny>),
@@ -33,7 +33,7 @@ impl<'py> Framework<'py> {
         let modules =
             py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?.cast_into::<PyDict>()?;
         let is_instance = |module: &Bound<'py, PyAny>, class| {
-            // A module that is still being imported may not have the class.
+            // A module that is still being imported may not have its array class yet.
             module.getattr(class).is_ok_and(|class| object.is_instance(&class).unwrap_or(false))
         };
         if let Some(numpy) = modules.get_item(intern!(py, "numpy"))?
@@ -47,7 +47,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Allocates the output of a call, uninitialised if the framework supports that.
+    /// Allocates the output array of a call, uninitialised if the framework supports that.
     pub(crate) fn output(
         &self,
         py: Python<'py>,
@@ -77,7 +77,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// The framework's current stream on a GPU, if it has one.
+    /// Returns the framework's current stream on a GPU, if the framework has one.
     pub(crate) fn stream(&self, dl_device: DlDevice) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self {
             Self::Torch(torch) if dl_device.is_cuda() => {
@@ -88,7 +88,8 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Whether host arrays are staged through device memory. torch tensors are not: a tensor on another device is an error.
+    /// Returns true if host arrays of the framework are copied through device memory. torch tensors are not: a tensor on another
+    /// device is an error.
     pub(crate) fn is_staged(&self) -> bool {
         !matches!(self, Self::Torch(_))
     }

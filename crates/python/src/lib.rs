@@ -1,4 +1,4 @@
-//! The native half of the Python package `wholemem`, which Python loads as `wholemem._native`.
+//! The native module of the Python package `wholemem`, which Python loads as `wholemem._native`.
 //!
 //! | module | content |
 //! |---|---|
@@ -48,8 +48,8 @@ mod tensor;
 mod wait;
 mod window;
 
-/// The native half of the package ``wholemem``, which re-exports its public names.
-// Uses the GIL: the shape and storage of a framework's tensor do not change while the GIL is held.
+/// The native module of the package ``wholemem``. The package re-exports the public names of this module.
+// The module requires the GIL: while it is held, the shape and storage of a framework's tensor do not change.
 #[pyo3::pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]

@@ -8,7 +8,7 @@ use wholemem_os::width::to_usize;
 
 use crate::error::Exception;
 
-/// Extracts an unsigned number, with an error that gives its range.
+/// Extracts an unsigned number from a Python object. The error for a number that is out of range names the range.
 pub(crate) fn unsigned<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
     object: &Bound<'py, PyAny>,
 ) -> PyResult<T> {
@@ -26,12 +26,12 @@ pub(crate) fn unsigned<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
     })
 }
 
-/// A length or count in memory as `i64`, which DLPack and numpy use.
+/// Converts a length or count in memory to `i64`, which DLPack and numpy use.
 pub(crate) fn signed(len: usize) -> i64 {
     i64::try_from(len).expect("memory has fewer than 2^63 bytes")
 }
 
-/// Extracts one length of a shape.
+/// Extracts the length of one dimension of a shape from a Python object.
 fn length(object: &Bound<'_, PyAny>) -> PyResult<i64> {
     let len: u64 = unsigned(object)?;
     i64::try_from(len).map_err(|_| {
@@ -41,7 +41,7 @@ fn length(object: &Bound<'_, PyAny>) -> PyResult<i64> {
     })
 }
 
-/// A shape: an iterable of lengths, or one length.
+/// The shape of an array, which Python code passes as an iterable of lengths or as one length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape(pub(crate) Vec<u64>);
 
@@ -50,7 +50,7 @@ impl Shape {
         Self(lens.into_iter().map(i64::cast_unsigned).collect())
     }
 
-    /// The lengths as `i64`, which DLPack uses.
+    /// Returns the lengths of the dimensions as `i64`, which DLPack uses.
     pub(crate) fn signed(&self) -> Vec<i64> {
         self.0.iter().map(|len| signed(to_usize(*len))).collect()
     }
@@ -61,7 +61,7 @@ impl<'py> FromPyObject<'_, 'py> for Shape {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        // Iterating over text or bytes would give characters or byte values.
+        // A `str` or `bytes` is not a shape, although iterating over it gives characters or byte values.
         let is_text = object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>();
         let refused = |error: PyErr| {
             if !error.get_type(py).is(py.get_type::<PyTypeError>()) {

@@ -1,4 +1,4 @@
-//! The kernels of the torch operators: they read tensors through the exchange API and run on torch's current stream.
+//! Implements the torch operators: they read tensors through DLPack's exchange API and run on torch's current stream.
 //!
 //! A torch operator receives tensors and the handle of a table or communicator, which `wholemem._handles` resolves. The
 //! dispatcher has already resolved lazily negated and conjugated tensors, and autograd has recorded the call.
@@ -18,7 +18,7 @@ use crate::tensor::WholeTensor;
 
 #[pymethods]
 impl Exchange {
-    /// Gathers rows of a table into a tensor, and converts them to its type.
+    /// Gathers rows of a table into a tensor, and converts the elements to the tensor's type.
     ///
     /// Args:
     ///     table: The table.
@@ -38,17 +38,17 @@ impl Exchange {
         indices: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
-        // stream, in whose order its allocator reuses memory.
+        // SAFETY: the caller of the operator keeps `indices` alive during the call, and the work is enqueued on the framework's
+        // current stream, in whose order the framework's allocator reuses memory.
         let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
-        // SAFETY: the operator keeps the output alive, and it is used on the same stream as the indices.
+        // SAFETY: the caller of the operator keeps `out` alive, and it is used on the same stream as `indices`.
         let rows = unsafe { self.inspect("the output", out) }?;
         let (indices, rows) = table.gather_operands(&indices, &rows, true, false).into_py()?;
         let on = self.call_stream(py, &table.state)?;
         table.gather_rows(py, &on, &indices.indices, &rows)
     }
 
-    /// Writes or adds rows to a table, converted to its type.
+    /// Scatters rows to a table: writes or adds them, converted to the table's element type.
     ///
     /// Args:
     ///     table: The table.
@@ -73,17 +73,17 @@ impl Exchange {
         order: &str,
     ) -> PyResult<()> {
         let order = order_of(order).into_py()?;
-        // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
-        // stream, in whose order its allocator reuses memory.
+        // SAFETY: the caller of the operator keeps `indices` alive during the call, and the work is enqueued on the framework's
+        // current stream, in whose order the framework's allocator reuses memory.
         let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
-        // SAFETY: the operator keeps the values alive, and they are used on the same stream as the indices.
+        // SAFETY: the caller of the operator keeps `values` alive, and they are used on the same stream as `indices`.
         let rows = unsafe { self.inspect("the tensor of values", values) }?;
         let (indices, rows) = table.scatter_operands(&indices, &rows, true, false).into_py()?;
         let on = self.call_stream(py, &table.state)?;
         table.scatter_rows(py, &on, &indices.indices, &rows, Scatter { add, order })
     }
 
-    /// Reduces tensors over all ranks.
+    /// Reduces the tensors of all ranks element by element (all-reduce).
     ///
     /// Args:
     ///     comm: The communicator.
@@ -108,7 +108,7 @@ impl Exchange {
         state.all_reduce(py, &self.call_stream(py, &state)?, &operands, dtype, op.0)
     }
 
-    /// Concatenates the tensors of all ranks along a new first dimension.
+    /// Concatenates the tensors of all ranks along a new first dimension (all-gather).
     ///
     /// Args:
     ///     comm: The communicator.
@@ -130,7 +130,7 @@ impl Exchange {
         state.all_gather(py, &self.call_stream(py, &state)?, &operands)
     }
 
-    /// Copies the root's tensor to all ranks.
+    /// Copies the tensor of the root rank to all ranks (broadcast).
     ///
     /// Args:
     ///     comm: The communicator.
@@ -156,7 +156,7 @@ impl Exchange {
 }
 
 impl Exchange {
-    /// Checks and builds the operands of a collective. They hold addresses, but no shapes.
+    /// Checks the tensors of a collective and builds its operands, which hold addresses, but no shapes.
     fn operands(
         &self,
         comm: &Communicator,
@@ -165,10 +165,10 @@ impl Exchange {
         outer: &[i64],
     ) -> PyResult<(Arc<CommState>, Operands, Element)> {
         let state = comm.state().into_py()?;
-        // SAFETY: the caller of the operator keeps the tensor alive during the call, and the work goes to the framework's current
-        // stream, in whose order its allocator reuses memory.
+        // SAFETY: the caller of the operator keeps `input` alive during the call, and the work is enqueued on the framework's
+        // current stream, in whose order the framework's allocator reuses memory.
         let from = unsafe { self.inspect("the tensor", input) }?;
-        // SAFETY: the operator keeps the output alive, and it is used on the same stream as the input.
+        // SAFETY: the caller of the operator keeps `output` alive, and it is used on the same stream as `input`.
         let to = unsafe { self.inspect("the output", output) }?;
         let operands = state.operands("the tensor", &from, &to, outer).into_py()?;
         Ok((state, operands, from.dtype))

@@ -12,7 +12,7 @@ use crate::store::{Client, Draft, Mirror, Pack, PackDraft, Watch};
 use crate::tensor::WholeTensor;
 use crate::window::Window;
 
-/// The hint: how to send data to another process.
+/// The hint of the error for an object that cannot be pickled: how to send data to another process.
 const HINT: &str = "gather in the main process, or send a copy: `array.numpy()`; a worker gets objects of a store by name, \
                     through its own `store.Client`";
 

@@ -1,4 +1,5 @@
-//! An allocator for `torch.cuda.MemPool`: torch calls its two functions, and its memory can be shared and published.
+//! Implements an allocator for `torch.cuda.MemPool` whose memory can be shared and published to a store. torch calls its two
+//! functions.
 //!
 //! torch requests large segments and divides them among tensors. Each segment is a separate allocation, mapped at the address
 //! that torch receives. A table maps addresses to segments and to the object that was published from each, so that a second
@@ -15,23 +16,23 @@ use wholemem_hal::{Allocation, Backend, BackendKind, Device, Mapping, Rights, St
 use wholemem_os::Deadline;
 use wholemem_store::{Client, ObjectId};
 
-/// A segment of torch's pool.
+/// A segment of torch's memory pool: memory that torch allocates at once and divides among tensors.
 #[derive(Debug)]
 struct PoolSegment {
     mapping: Mapping,
     allocation: Allocation,
-    /// For each store that holds the segment, the object that was published from it last.
+    /// For each store that holds the segment, the object that was published last from the segment.
     published: Vec<(Client, ObjectId)>,
 }
 
-/// All segments, by their first address.
+/// Locks and returns all segments of torch's memory pool, by their first address.
 fn segments() -> MutexGuard<'static, BTreeMap<u64, PoolSegment>> {
     static SEGMENTS: Mutex<BTreeMap<u64, PoolSegment>> = Mutex::new(BTreeMap::new());
     SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn device(number: c_int) -> wholemem_hal::Result<Device> {
-    // One backend for all segments, because torch allocates many.
+    // All segments share one CUDA backend, because torch allocates many segments.
     static CUDA: OnceLock<Backend> = OnceLock::new();
     let backend = match CUDA.get() {
         Some(backend) => backend,
@@ -40,7 +41,7 @@ fn device(number: c_int) -> wholemem_hal::Result<Device> {
             CUDA.get_or_init(|| opened)
         }
     };
-    // A negative number becomes one that no device has.
+    // A negative device number becomes `u32::MAX`, a number that no device has.
     backend.device(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
@@ -61,13 +62,13 @@ pub(crate) extern "C" fn wholemem_torch_alloc(
     device: c_int,
     _stream: *mut c_void,
 ) -> *mut c_void {
-    // torch raises `OutOfMemoryError`; the interface cannot report the cause.
+    // If the address is null, torch raises `OutOfMemoryError`; the interface cannot report the cause.
     let allocated = usize::try_from(len).ok().and_then(|len| allocate(len, device).ok());
     let address = allocated.and_then(|address| usize::try_from(address).ok()).unwrap_or(0);
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Frees memory of [`wholemem_torch_alloc`] after the work that torch enqueued on the stream that used it.
+/// Frees memory that [`wholemem_torch_alloc`] allocated, after the work on the stream that used the memory has run.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn wholemem_torch_free(
     at: *mut c_void,
@@ -77,24 +78,24 @@ pub(crate) extern "C" fn wholemem_torch_free(
 ) {
     let Some(segment) = segments().remove(&(at.addr() as u64)) else { return };
     let finished = device(number).and_then(|device| {
-        // SAFETY: torch passes the stream that used the memory, and never destroys it.
+        // SAFETY: `stream` is the torch stream that used the memory, and torch never destroys its streams.
         let stream = unsafe { Stream::from_foreign(&device, stream.addr() as u64) };
         stream.synchronize(Deadline::NEVER)
     });
     if finished.is_err() {
-        // The work may still run: leak the memory rather than unmap it under a kernel.
+        // After a failed wait, the work may still run, so the memory is leaked instead of unmapped under a kernel.
         std::mem::forget(segment);
     }
 }
 
-/// The first address and the allocation of a segment.
+/// The first address and the allocation of a segment of torch's memory pool.
 #[derive(Debug)]
 pub(crate) struct SegmentLocation {
     pub(crate) base: u64,
     pub(crate) allocation: Allocation,
 }
 
-/// The segment that contains a range of bytes, if torch allocated it here.
+/// Returns the segment of torch's memory pool that contains a range of bytes, if there is one.
 pub(crate) fn find(address: u64, len: usize) -> Option<SegmentLocation> {
     let segments = segments();
     let (base, segment) = segments.range(..=address).next_back()?;
@@ -103,14 +104,14 @@ pub(crate) fn find(address: u64, len: usize) -> Option<SegmentLocation> {
     (end <= base + segment.mapping.len() as u64).then_some(location)
 }
 
-/// The object that was published last from a segment in a store.
+/// Returns the object of a store that was published last from a segment of torch's memory pool.
 pub(crate) fn published_object(base: u64, client: &Client) -> Option<ObjectId> {
     let segments = segments();
     let entry = segments.get(&base)?.published.iter().find(|(store, _)| store == client)?;
     Some(entry.1)
 }
 
-/// Records the object that was published from a segment.
+/// Records the object that was published last from a segment of torch's memory pool.
 pub(crate) fn record_published(base: u64, client: &Client, object: ObjectId) {
     let mut segments = segments();
     let Some(segment) = segments.get_mut(&base) else { return };

@@ -17,23 +17,23 @@ use crate::array::{DlDevice, Element, Layout, Owner, View, are_contiguous, exten
 use crate::communicator::CommState;
 use crate::error::Exception;
 
-/// An address with a layout, a type and a device.
+/// A tensor of any framework: an address with a shape, strides, an element type and a device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawTensor<'a> {
-    /// The address of the first element. Zero if the tensor has no memory.
+    /// The address of the tensor's first element. Zero if the tensor has no memory.
     pub(crate) address: u64,
     pub(crate) shape: &'a [i64],
-    /// The strides in elements. Empty if the elements are contiguous.
+    /// The strides of the tensor in elements. Empty if the elements are contiguous.
     pub(crate) stride: &'a [i64],
     pub(crate) dtype: Element,
     pub(crate) device: DlDevice,
     readonly: bool,
-    /// Keeps the memory alive; `None` if the caller does.
+    /// The owner that keeps the tensor's memory alive; `None` if the caller keeps it alive.
     owner: Option<&'a Owner>,
 }
 
 impl<'a> RawTensor<'a> {
-    /// The memory of a view, which its owner keeps alive.
+    /// Creates a raw tensor from a view, whose owner keeps the memory alive.
     pub(crate) fn of(view: &'a View) -> Self {
         let View { address, layout: Layout { element, shape, strides }, dl_device, readonly, owner } = view;
         let stride: &[i64] = if view.layout.is_contiguous() { &[] } else { strides };
@@ -41,7 +41,7 @@ impl<'a> RawTensor<'a> {
         Self { address: *address, shape, stride, dtype: *element, device: *dl_device, readonly, owner }
     }
 
-    /// Memory that the caller keeps alive.
+    /// Creates a raw tensor of memory that the caller keeps alive.
     ///
     /// # Safety
     /// `device` can read and write all elements until all work that is enqueued with a [span](Self::span) of this tensor has
@@ -58,19 +58,20 @@ impl<'a> RawTensor<'a> {
         Self { address, shape, stride, dtype, device, readonly: false, owner: None }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements of the tensor.
     #[inline]
     pub(crate) fn count(&self) -> usize {
         self.shape.iter().map(|len| usize::try_from(*len).unwrap_or(0)).product()
     }
 
-    /// The size of the elements in bytes, without gaps.
+    /// Returns the size of the tensor's elements in bytes, without the gaps between them.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.count() * self.dtype.len()
     }
 
-    /// The memory as an operand of work on the communicator's device. `argument` names the tensor in errors.
+    /// Returns the memory of the tensor as an operand of work on the communicator's device. `argument` names the tensor in
+    /// errors.
     ///
     /// # Errors
     /// `WrongDevice`, `ReadOnly`; `WrongValue` if the tensor has no memory.
@@ -87,7 +88,7 @@ impl<'a> RawTensor<'a> {
         self.owned_span(argument, device, owner, rights)
     }
 
-    /// The same for any device, for memory with an owner.
+    /// Returns the memory of a tensor with an owner as an operand of work on any device.
     fn owned_span(
         &self,
         argument: &str,
@@ -98,12 +99,13 @@ impl<'a> RawTensor<'a> {
         let is_accessible = self.device.is_accessible_from(device);
         let (address, len) = self.checked_range(argument, device, is_accessible, rights)?;
         let rights = if self.readonly { Rights::Read } else { Rights::ReadWrite };
-        // SAFETY: the producer of the view guarantees that the device can access the elements while the owner lives. Python
+        // SAFETY: the producer of the tensor guarantees that the device can access the elements while `owner` lives. Python
         // accesses arrays through pointers, so no reference to the elements exists.
         Ok(unsafe { Span::foreign(device, address, len, rights, Arc::clone(owner)) })
     }
 
-    /// Checks device and rights, and returns the first address and the length in bytes, gaps included.
+    /// Checks that the device can access the tensor and that its rights suffice. Returns the tensor's first address and length in
+    /// bytes, including gaps.
     #[inline]
     fn checked_range(
         &self,
@@ -112,7 +114,7 @@ impl<'a> RawTensor<'a> {
         is_accessible: bool,
         rights: Rights,
     ) -> Result<(u64, usize), Exception> {
-        // An empty tensor is valid on any device.
+        // A tensor without elements is valid on any device.
         if !is_accessible && self.count() > 0 {
             let (here, there) = (self.device, DlDevice::of(device));
             let message = format!("{argument} is on {here}, but the communicator is on {there}");
@@ -141,6 +143,8 @@ impl<'a> RawTensor<'a> {
         Err(Exception::new("ReadOnly", message).hint("pass a writable array"))
     }
 
+    /// Returns an error unless the elements of the tensor are contiguous.
+    ///
     /// # Errors
     /// `WrongStride` unless the elements are contiguous.
     #[inline]
@@ -155,7 +159,7 @@ impl<'a> RawTensor<'a> {
         Err(Exception::new("WrongStride", message).hint(contiguity_hint(rights)))
     }
 
-    /// The stride of rows in bytes. A row is the part after the first `dims` dimensions and has `row_len` bytes.
+    /// Returns the stride of the tensor's rows in bytes. The first `dims` dimensions select a row, which has `row_len` bytes.
     ///
     /// # Errors
     /// `WrongStride` unless each row is contiguous and, if `dims` is not 1, the whole tensor is.
@@ -186,11 +190,14 @@ impl<'a> RawTensor<'a> {
         }
     }
 
+    /// Returns an error unless the tensor has the expected shape.
+    ///
     /// # Errors
     /// `WrongValue` unless the shape is `outer` followed by `inner`.
     #[inline]
     pub(crate) fn check_shape(&self, argument: &str, outer: &[i64], inner: &[i64]) -> Result<(), Exception> {
-        // Element by element: with masked loads, `memcmp` of zero bytes at a dangling address takes 100 ns on some CPUs.
+        // Shapes are compared element by element: with masked loads, `memcmp` of zero bytes at a dangling address takes 100 ns on
+        // some CPUs.
         let is_same = self.shape.len() == outer.len() + inner.len()
             && self.shape.iter().zip(outer.iter().chain(inner)).all(|(len, expected)| len == expected);
         if is_same {
@@ -201,8 +208,10 @@ impl<'a> RawTensor<'a> {
         Err(Exception::new("WrongValue", message))
     }
 
+    /// Returns an error unless the tensor has the element type of another tensor.
+    ///
     /// # Errors
-    /// `WrongType` unless the element type is that of another tensor.
+    /// `WrongType` unless the element type is `dtype`.
     #[inline]
     pub(crate) fn check_dtype(&self, argument: &str, dtype: Element, other: &str) -> Result<(), Exception> {
         if self.dtype == dtype {
@@ -214,25 +223,25 @@ impl<'a> RawTensor<'a> {
 }
 
 impl View {
-    /// The memory as an operand of work on `device`.
+    /// Returns the memory of the view as an operand of work on `device`.
     pub(crate) fn span(&self, argument: &str, device: &Device, rights: Rights) -> Result<Span, Exception> {
         RawTensor::of(self).owned_span(argument, device, &self.owner, rights)
     }
 
-    /// Returns an error unless the elements are contiguous and writable.
+    /// Returns an error unless the elements of the array are contiguous and writable.
     pub(crate) fn check_writable(&self, argument: &str) -> Result<(), Exception> {
         let raw = RawTensor::of(self);
         raw.check_rights(argument, Rights::ReadWrite)?;
         raw.check_contiguous(argument, Rights::ReadWrite)
     }
 
-    /// Returns an error unless the elements are contiguous.
+    /// Returns an error unless the elements of the array are contiguous.
     pub(crate) fn check_contiguous(&self, argument: &str) -> Result<(), Exception> {
         RawTensor::of(self).check_contiguous(argument, Rights::Read)
     }
 }
 
-/// The hint for a tensor that is not contiguous. A contiguous copy does not help if the tensor is the output.
+/// Returns the hint for a tensor that is not contiguous. A contiguous copy does not help if the tensor is the output.
 fn contiguity_hint(rights: Rights) -> &'static str {
     match rights {
         Rights::None | Rights::Read => "make it contiguous first",
@@ -240,23 +249,23 @@ fn contiguity_hint(rights: Rights) -> &'static str {
     }
 }
 
-/// All memory that a device can access and that callers keep alive: one span, created once, so that a launch does not
-/// allocate an owner.
+/// Creates spans of memory that callers keep alive. All spans are parts of one span, which is created once, so that a launch does
+/// not allocate an owner.
 #[derive(Debug)]
 pub(crate) struct BorrowedMemory {
-    /// The whole address space of the device. Only parts of it are returned.
+    /// A span of the whole address space of the device. Only parts of it are returned.
     all: Span,
 }
 
 impl BorrowedMemory {
     pub(crate) fn new(device: &Device) -> Self {
-        // SAFETY: nothing is accessed through the whole span. Its only use is `part`, whose caller guarantees for the part that
-        // the device can access it and that no reference to it is used.
+        // SAFETY: nothing is accessed through `all` itself. Its only use is `part`, whose caller guarantees that the device can
+        // access the returned part and that no reference to the part is used.
         let all = unsafe { Span::foreign(device, 0, usize::MAX, Rights::ReadWrite, Arc::new(())) };
         Self { all }
     }
 
-    /// `len` bytes at an address.
+    /// Returns a span of `len` bytes at an address of borrowed memory.
     ///
     /// # Errors
     /// `OutOfRange` if the range ends beyond the last address.

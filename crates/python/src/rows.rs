@@ -18,13 +18,13 @@ use crate::stream::CallStream;
 use crate::tensor::WholeTensor;
 use crate::wait::run_blocking;
 
-/// Indices and their shape.
+/// The indices of a gather or scatter, and their shape.
 pub(crate) struct IndexArg<'a> {
     pub(crate) indices: Indices,
     shape: &'a [i64],
 }
 
-/// The variant of a scatter.
+/// The variant of a scatter: whether rows are written or added, and the order for repeated indices.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scatter {
     pub(crate) add: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Scatter {
 }
 
 impl WholeTensor {
-    /// Checks and builds the operands of a gather.
+    /// Checks the tensors of a gather and builds its operands.
     #[inline]
     pub(crate) fn gather_operands<'a>(
         &self,
@@ -46,7 +46,7 @@ impl WholeTensor {
         Ok((indices, rows))
     }
 
-    /// Checks and builds the operands of a scatter.
+    /// Checks the tensors of a scatter and builds its operands.
     pub(crate) fn scatter_operands<'a>(
         &self,
         indices: &RawTensor<'a>,
@@ -80,7 +80,7 @@ impl WholeTensor {
         Ok(IndexArg { indices, shape: tensor.shape })
     }
 
-    /// The rows of a gather or scatter: one for each index.
+    /// Checks the tensor of rows of a gather or scatter, which has one row for each index, and builds its operand.
     #[inline]
     fn row_operand(
         &self,
@@ -93,7 +93,7 @@ impl WholeTensor {
         tensor.check_shape(argument, indices, &self.row_shape)?;
         let is_converted = convert && tensor.dtype != self.element;
         let (own, dtype) = if is_converted {
-            // A conversion requires that both types are numbers.
+            // A conversion requires that both element types support arithmetic.
             (self.element.arithmetic_dtype()?, tensor.dtype.arithmetic_dtype()?)
         } else {
             tensor.check_dtype(argument, self.element, "the tensor")?;
@@ -111,7 +111,7 @@ impl WholeTensor {
         Ok(if is_converted { rows.converted() } else { rows })
     }
 
-    /// Gathers on a stream.
+    /// Gathers rows of the table on a stream.
     pub(crate) fn gather_rows(
         &self,
         py: Python<'_>,
@@ -131,7 +131,7 @@ impl WholeTensor {
         })
     }
 
-    /// Scatters on a stream.
+    /// Scatters rows to the table on a stream.
     pub(crate) fn scatter_rows(
         &self,
         py: Python<'_>,
@@ -155,7 +155,7 @@ impl WholeTensor {
 
 #[pymethods]
 impl WholeTensor {
-    /// Gathers the rows at the indices.
+    /// Copies the rows of the table at the given indices to an array (gather).
     ///
     /// Indices of torch return a torch tensor, and the work runs on torch's current stream unless ``stream`` is given. Indices of
     /// numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
@@ -224,13 +224,14 @@ impl WholeTensor {
         self.gather_rows(py, &on.stream, &from.indices, &into)?;
         if let Some(staged) = &staged {
             on.read_back(py, &self.state, staged, &rows)?;
-            // The work has run, so a bad index is reported now instead of by the next call.
+            // The gather has run, so a bad index is reported now instead of by the next call.
             self.rows.check().into_py()?;
         }
         Ok(out)
     }
 
-    /// Writes rows to the rows at the indices. Other ranks see them after the next :meth:`barrier`.
+    /// Writes rows of an array to the rows of the table at the given indices (scatter). Other ranks see the writes after
+    /// the next :meth:`barrier`.
     ///
     /// If the table is on a GPU, indices and rows in host memory are copied to it, and the call waits for the copies. torch
     /// tensors are not copied. Rows are written in any order. If ``array`` is part of a table, it must not overlap the written
@@ -266,7 +267,8 @@ impl WholeTensor {
         self.scatter_arrays(py, [indices, array], scatter, convert, skip_bad, stream)
     }
 
-    /// Adds rows to the rows at the indices. Other ranks see the sums after the next :meth:`barrier`.
+    /// Adds rows of an array to the rows of the table at the given indices (scatter-add). Other ranks see the sums after
+    /// the next :meth:`barrier`.
     ///
     /// With the order ``fixed``, and for a table in host memory, it is a collective call. Otherwise it behaves as
     /// :meth:`scatter`.
@@ -321,7 +323,7 @@ impl WholeTensor {
         self.scatter_rows(py, &on.stream, &indices.indices, &rows, scatter)
     }
 
-    /// An input array, copied to the device if arrays of its framework are staged.
+    /// Returns an input array in memory that the device can access: host arrays are copied, except torch tensors.
     fn stage_input(
         &self,
         py: Python<'_>,
@@ -334,7 +336,7 @@ impl WholeTensor {
     }
 }
 
-/// The number of ints that are converted between two checks for signals.
+/// The number of Python ints that are converted to indices between two checks for signals.
 const CHECKED_EVERY: usize = 1 << 16;
 
 /// Imports indices: an array, an int, or a sequence of ints.
@@ -368,7 +370,7 @@ fn index_view(object: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
     Ok(view)
 }
 
-/// Converts an index to an int. `bool` is not accepted.
+/// Converts a Python object to an index. `bool` is not accepted.
 fn index_of(object: &Bound<'_, PyAny>) -> PyResult<i64> {
     if !object.is_instance_of::<PyBool>() {
         match object.extract::<i64>() {
@@ -384,7 +386,7 @@ fn index_of(object: &Bound<'_, PyAny>) -> PyResult<i64> {
     Err(Exception::new("WrongType", message).hint("pass ints, or one array of indices").into())
 }
 
-/// Parses the name of an order.
+/// Parses the name of a scatter order: `any` or `fixed`.
 pub(crate) fn order_of(name: &str) -> Result<Order, Exception> {
     match name {
         "any" => Ok(Order::Any),
@@ -394,7 +396,7 @@ pub(crate) fn order_of(name: &str) -> Result<Order, Exception> {
     }
 }
 
-/// Returns an error unless the output has the requested type, if one was requested.
+/// Returns an error if a type was requested and the output of the gather has another type.
 fn check_requested_dtype(requested: Option<Element>, output: Element) -> Result<(), Exception> {
     match requested {
         Some(requested) if requested != output => {

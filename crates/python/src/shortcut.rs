@@ -20,7 +20,7 @@ use crate::communicator::Communicator;
 use crate::error::{IntoPyResult, is_bad_index};
 use crate::tensor::WholeTensor;
 
-/// Runs gathers and all-reduces of a framework's tensors without its dispatcher.
+/// The fast path: runs gathers and all-reduces of a framework's tensors without the framework's dispatcher.
 ///
 /// A call takes the fast path only if no observer (mode, profiler, tracer) is active and the tensors are plain: of the classes
 /// that ``exchange`` accepts, contiguous and without lazy negation.
@@ -52,12 +52,13 @@ pub(crate) struct Shortcut {
     mark_written: Py<PyAny>,
 }
 
-/// An observer of the framework's calls.
+/// The check if an observer of the framework's calls, such as a profiler or tracer, is active.
 #[derive(Debug, FromPyObject)]
 enum CallObserver {
-    /// The variable of a module: the module's `__dict__`, the name, and the value while the observer is inactive.
+    /// A module variable that shows if the observer is active: the module's `__dict__`, the name, and the value while the
+    /// observer is inactive.
     Flag(Py<PyDict>, Py<PyString>, Py<PyAny>),
-    /// A function that returns whether the observer is active.
+    /// A Python function that returns whether the observer is active.
     #[pyo3(transparent)]
     Call(Py<PyAny>),
 }
@@ -74,11 +75,12 @@ impl CallObserver {
     }
 }
 
-/// Creates tensors: a general function, and faster ones for the CPU and the current GPU.
+/// Python functions that create tensors: a general one, and faster ones for the CPU and the current GPU.
 #[derive(Debug, FromPyObject)]
 struct TensorFactory(Py<PyAny>, Option<FastFactories>);
 
-/// Functions for the CPU and for the current GPU, and one that returns the number of the current GPU.
+/// Fast Python functions that create tensors on the CPU and on the current GPU, and one that returns the number of the current
+/// GPU.
 #[derive(Debug, FromPyObject)]
 struct FastFactories(Py<PyAny>, Py<PyAny>, Py<PyAny>);
 
@@ -125,7 +127,7 @@ impl Shortcut {
         Ok(Self { exchange, checked_before, checked_during, types, is_negated, factories, mark_written })
     }
 
-    /// Gathers rows of a table without the dispatcher.
+    /// Gathers rows of a table without going through the framework's dispatcher.
     ///
     /// Args:
     ///     table: A :class:`wholemem.WholeTensor`.
@@ -161,18 +163,18 @@ impl Shortcut {
         if !exchange.accepts(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
-        // Lazily negated tensors are views of complex tensors, so they have gaps unless they have one element. A contiguous one
-        // that was built by hand is detected after the write, and the call then goes through the dispatcher.
+        // A lazily negated tensor is a view of a complex tensor, so it has gaps unless it has one element. A contiguous negated
+        // output that a user built by hand is detected after the write, and the call is then repeated through the dispatcher.
         let may_be_negated = table.rows.row_len() <= table.element.len();
         if may_be_negated && self.is_negated(out, table.element)? {
             return Ok(None);
         }
-        // A row of up to 8 bytes may overwrite its index in place, and the gather could then not be repeated.
+        // A gather of rows of up to 8 bytes may overwrite its indices in place, and could then not be repeated.
         if table.rows.row_len() <= size_of::<u64>() && is_observed(py, &self.checked_during)? {
             return Ok(None);
         }
         let gathered = self.gather_tensors(table, indices, out);
-        // With a bad index, the other rows are written.
+        // If an index is bad, the gather still writes the rows of the other indices.
         let is_written = match &gathered {
             Ok(is_filled) => *is_filled,
             Err(error) => is_bad_index(py, error),
@@ -186,7 +188,7 @@ impl Shortcut {
         Ok(is_complete.then(|| out.clone()))
     }
 
-    /// Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher.
+    /// Sums a tensor over all ranks, into another tensor or in place, without going through torch's dispatcher.
     ///
     /// Args:
     ///     comm: The communicator.
@@ -204,19 +206,21 @@ impl Shortcut {
     ) -> PyResult<bool> {
         let (py, exchange) = (input.py(), self.exchange.get());
         let state = comm.get().state().into_py()?;
-        // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
-        // order its allocator reuses memory. No Python code runs before the operands are built, which hold no shape.
+        // SAFETY: the caller keeps `input` alive during the call, and the work is enqueued on the framework's current stream, in
+        // whose order the framework's allocator reuses memory. No Python code runs before the operands are built, which hold no
+        // shape.
         let Some(from) = (unsafe { exchange.inspect_plain(input) }) else { return Ok(false) };
         let to = if input.is(output) {
             Some(from)
         } else {
-            // SAFETY: the caller keeps the output alive, and it is used on the same stream as the input.
+            // SAFETY: the caller keeps `output` alive, and it is used on the same stream as `input`.
             unsafe { exchange.inspect_plain(output) }
         };
         let element = from.dtype;
         let operands = to.and_then(|to| state.operands("the tensor", &from, &to, &[]).ok());
         let (Some(operands), Ok(dtype)) = (operands, element.arithmetic_dtype()) else { return Ok(false) };
-        // This check cannot run during the call: the other ranks would not repeat the reduction.
+        // Lazy negation is checked before the reduction and not while it runs, because the other ranks would not repeat the
+        // reduction.
         if self.is_negated(input, element)? || (!input.is(output) && self.is_negated(output, element)?) {
             return Ok(false);
         }
@@ -226,7 +230,7 @@ impl Shortcut {
     }
 }
 
-/// A gather function that takes the fast path if possible, and otherwise calls the wrapped Python function.
+/// A gather function that bypasses torch's dispatcher if possible, and otherwise calls the wrapped Python function.
 ///
 /// It binds, pickles and is documented like the wrapped function.
 ///
@@ -286,12 +290,12 @@ impl ShortGather {
                 return Ok(rows);
             }
         }
-        // Wrong arguments are also passed on: the Python function raises the better error.
+        // Calls with wrong arguments are also passed to the Python function, which raises a better error.
         self.function.bind(py).call(args, kwargs)
     }
 
-    /// torch cannot compile a native callable. This attribute and the next make `torch.jit.script_if_tracing` compile the
-    /// wrapped function instead. They belong to the class, so that `functools.wraps` does not copy them.
+    /// Makes `torch.jit.script_if_tracing` compile the wrapped function, because torch cannot compile a native callable. The mark
+    /// belongs to the class, so that `functools.wraps` does not copy it.
     #[classattr]
     fn __script_if_tracing_wrapper() -> bool {
         true
@@ -302,12 +306,12 @@ impl ShortGather {
         self.function.clone_ref(py)
     }
 
-    /// Forwards other attributes of a function, such as its code and defaults.
+    /// Returns another attribute of the wrapped function, such as its code or its defaults.
     fn __getattr__<'py>(&self, py: Python<'py>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
         self.function.bind(py).getattr(name)
     }
 
-    /// Binds as a method, like a function in a class.
+    /// Binds the callable to an instance as a method, like a function in a class.
     fn __get__<'py>(
         slf: &Bound<'py, Self>,
         instance: Option<&Bound<'py, PyAny>>,
@@ -319,7 +323,7 @@ impl ShortGather {
         }
     }
 
-    /// Pickles by qualified name, like a function.
+    /// Pickles the callable by its qualified name, like a function.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.getattr(intern!(slf.py(), "__qualname__"))
     }
@@ -330,7 +334,7 @@ impl ShortGather {
     }
 }
 
-/// Base class for sums over all ranks that take the fast path if possible.
+/// Base class of objects that sum tensors over all ranks and bypass torch's dispatcher if possible.
 ///
 /// A subclass has the communicator as ``comm``, and the method ``_all_reduce``, which goes through the dispatcher.
 ///
@@ -354,7 +358,7 @@ impl ShortReduction {
         Self::default()
     }
 
-    /// Returns the sum of all ranks' tensors. All ranks call it.
+    /// Returns the sum of the tensors of all ranks. Every rank must call this method.
     ///
     /// The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read in place; other tensors are
     /// staged. torch does not see the call: it is not differentiable, and autograd does not notice that ``out`` was overwritten.
@@ -391,18 +395,18 @@ impl ShortReduction {
         slf.call_method1(intern!(py, "_all_reduce"), (tensor, out))
     }
 
-    /// Enables the fast path.
+    /// Enables the fast path, which bypasses torch's dispatcher.
     ///
     /// Args:
     ///     shortcut: The fast path of this process.
     #[pyo3(signature = (shortcut))]
     fn _use_shortcut(&self, shortcut: Py<Shortcut>) {
-        // Later calls have no effect: a process has one fast path.
+        // Only the first call has an effect, because a process has one fast path.
         drop(self.shortcut.set(shortcut));
     }
 }
 
-/// Whether an observer of the framework's calls is active.
+/// Returns true if an observer of the framework's calls is active.
 fn is_observed(py: Python<'_>, observers: &[CallObserver]) -> PyResult<bool> {
     for observer in observers {
         if observer.is_active(py)? {
@@ -413,7 +417,7 @@ fn is_observed(py: Python<'_>, observers: &[CallObserver]) -> PyResult<bool> {
 }
 
 impl Shortcut {
-    /// Whether the requested dtype is the dtype of the table.
+    /// Returns true if no dtype is requested, or the dtype of the table.
     fn is_table_dtype(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
         dtype.is_none_or(|requested| self.type_of(table.element).is_some_and(|own| requested.is(own)))
     }
@@ -422,12 +426,13 @@ impl Shortcut {
         self.types.iter().find(|(own, _)| *own == element).map(|(_, kind)| kind)
     }
 
-    /// Whether a tensor is a lazily negated view of its memory.
+    /// Returns true if a tensor is a lazily negated view of its memory.
     fn is_negated(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
         Ok(element.is_part_of_complex() && self.is_negated.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
     }
 
-    /// Gathers if indices and rows are plain tensors of matching shape and type; otherwise returns false without any effect.
+    /// Gathers rows if `indices` and `rows` are plain tensors of matching shape and type; otherwise returns false without any
+    /// effect.
     fn gather_tensors(
         &self,
         table: &WholeTensor,
@@ -435,10 +440,10 @@ impl Shortcut {
         rows: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let (py, exchange) = (indices.py(), self.exchange.get());
-        // SAFETY: the caller keeps the tensor alive during the call, and the work goes to the framework's current stream, in whose
-        // order its allocator reuses memory. No Python code runs before the operands are built.
+        // SAFETY: the caller keeps `indices` alive during the call, and the work is enqueued on the framework's current stream,
+        // in whose order the framework's allocator reuses memory. No Python code runs before the operands are built.
         let Some(from) = (unsafe { exchange.inspect_plain(indices) }) else { return Ok(false) };
-        // SAFETY: the caller keeps the rows alive, and they are used on the same stream as the indices.
+        // SAFETY: the caller keeps `rows` alive, and they are used on the same stream as `indices`.
         let Some(to) = (unsafe { exchange.inspect_plain(rows) }) else { return Ok(false) };
         let Ok((indices, rows)) = table.gather_operands(&from, &to, false, false) else { return Ok(false) };
         let on = exchange.call_stream(py, &table.state)?;
@@ -446,21 +451,21 @@ impl Shortcut {
         Ok(true)
     }
 
-    /// A new tensor for the rows of these indices; `None` if the tensor cannot hold indices.
+    /// Creates the output tensor of a gather. Returns `None` if `indices` is not a plain tensor of indices.
     fn new_rows<'py>(
         &self,
         table: &WholeTensor,
         indices: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
+        // SAFETY: the memory of `indices` is not accessed, and the shape is copied before Python code runs.
         let like = unsafe { self.exchange.get().inspect_plain(indices) };
         let Some(like) = like.filter(|like| like.dtype.is_index()) else { return Ok(None) };
         self.new_tensor(indices.py(), table.element, &table.shape_of(like.shape), like.device)
     }
 
-    /// A new tensor with the shape and type of another; `None` if that is not a plain tensor.
+    /// Creates a tensor with the shape and type of another tensor. Returns `None` if the other tensor is not plain.
     fn new_like<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // SAFETY: the memory is not accessed, and the shape is copied before Python code runs.
+        // SAFETY: the memory of `tensor` is not accessed, and the shape is copied before Python code runs.
         let Some(like) = (unsafe { self.exchange.get().inspect_plain(tensor) }) else { return Ok(None) };
         self.new_tensor(tensor.py(), like.dtype, like.shape, like.device)
     }
@@ -472,7 +477,7 @@ impl Shortcut {
         shape: &[i64],
         device: DlDevice,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        // If there are too many elements, the framework raises the error.
+        // If the shape has too many elements, the call goes through the framework, which raises the error.
         let (Some(kind), Ok(layout)) = (self.type_of(element), Layout::contiguous(element, shape)) else {
             return Ok(None);
         };

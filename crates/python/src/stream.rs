@@ -1,4 +1,4 @@
-//! The stream on which the work of a call runs.
+//! Selects the stream on which the work of a Python call runs.
 //!
 //! On the host, the work has run when the call returns. On a GPU it is enqueued on the stream that the caller passes, or on
 //! the default stream.
@@ -16,34 +16,34 @@ use crate::error::{Exception, IntoPyResult};
 use crate::framework::Framework;
 use crate::wait::run_blocking;
 
-/// The stream of a call, and its number in DLPack.
+/// The stream of a Python call, and the number of the stream in DLPack.
 #[derive(Debug)]
 pub(crate) struct CallStream {
     pub(crate) stream: Stream,
     dlpack: Option<i64>,
-    /// The stream for the last-use order of arrays; `None` on the host, where work runs immediately.
+    /// The stream that arrays record as the one that used them last; `None` on the host, where work runs immediately.
     order: Option<FrameworkStream>,
 }
 
 impl CallStream {
-    /// The stream of a `stream` argument: a handle, or an object of torch, CuPy or cuda.core.
+    /// Selects the stream that the argument `stream` of a call names: a handle, or an object of torch, CuPy or cuda.core.
     pub(crate) fn of(state: &CommState, object: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = state.comm.device();
         if device.backend().kind() == BackendKind::Host {
-            // The host does not use the stream, but an invalid argument is still an error.
+            // Work on the host does not use the stream, but an invalid `stream` argument is still an error.
             object.map(handle_of).transpose()?;
             return Ok(Self { stream: state.stream.clone(), dlpack: None, order: None });
         }
         let handle = object.map_or(Ok(0), handle_of)?;
-        // SAFETY: the calling Python code guarantees that the stream belongs to the communicator's device, and that it is not
+        // SAFETY: the calling Python code guarantees that `handle` is a stream of the communicator's device, and that it is not
         // destroyed while work is enqueued on it or while it is the last stream of an array.
         let foreign = unsafe { FrameworkStream::new(device, handle, object) };
-        // DLPack does not allow 0; its number of the default stream is 1.
+        // DLPack does not allow 0 as the number of a CUDA stream; the number of the default stream is 1.
         let dlpack = i64::try_from(handle.max(1)).ok();
         Ok(Self { stream: foreign.stream(), dlpack, order: Some(foreign) })
     }
 
-    /// The same for a call on arrays of a framework, whose current stream is the default.
+    /// Selects the stream of a call on arrays of a framework. Without an argument `stream`, it is the framework's current stream.
     pub(crate) fn for_call<'py>(
         state: &CommState,
         object: Option<&Bound<'py, PyAny>>,
@@ -55,7 +55,7 @@ impl CallStream {
         }
     }
 
-    /// Imports an array for use on this stream.
+    /// Imports an array for use on the stream of this call.
     pub(crate) fn import(&self, object: &Bound<'_, PyAny>) -> PyResult<View> {
         if let (Some(order), Ok(array)) = (&self.order, object.cast::<Array>()) {
             return array.get().use_on(object.py(), order).into_py();
@@ -63,8 +63,8 @@ impl CallStream {
         import(object, self.dlpack)
     }
 
-    /// The array in memory that the communicator's device can access. If that is a GPU and the array is in pageable host memory,
-    /// it is copied, and the call waits for the copy.
+    /// Returns the array in memory that the communicator's device can access. If the device is a GPU and the array is in pageable
+    /// host memory, the array is copied to the GPU, and the call waits for the copy.
     pub(crate) fn on_device(
         &self,
         py: Python<'_>,
@@ -83,12 +83,12 @@ impl CallStream {
         Ok(copy)
     }
 
-    /// Whether an array has elements in host memory that the GPU cannot access.
+    /// Returns true if an array has elements in host memory that the communicator's GPU cannot access.
     pub(crate) fn needs_copy(&self, state: &CommState, view: &View) -> bool {
         state.dl_device.is_cuda() && view.dl_device == DlDevice::CPU && view.layout.count() > 0
     }
 
-    /// Copies device memory to a host array of the same layout, and waits for the work that is enqueued before.
+    /// Copies device memory to a host array of the same layout after the work that is enqueued before, and waits for the copy.
     pub(crate) fn read_back(
         &self,
         py: Python<'_>,
@@ -102,7 +102,7 @@ impl CallStream {
         to.write_bytes("the output", &bytes).into_py()
     }
 
-    /// Waits until the enqueued work has run.
+    /// Waits until the work that is enqueued on the call's stream has run.
     pub(crate) fn finish(&self) -> Result<(), HalError> {
         finish(&self.stream)
     }
@@ -115,7 +115,7 @@ pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
         match stream.synchronize(Deadline::after(CHECK_INTERVAL)) {
             Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
             Ok(()) => {
-                // Calls create a `Stream` by handle each time, so their operands are released here.
+                // Each call creates its own `Stream` from a handle, so the operands of finished calls are released here.
                 stream.device().backend().collect();
                 return Ok(());
             }
@@ -124,7 +124,7 @@ pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     }
 }
 
-/// The driver's handle of a stream, from an int or an object of torch, CuPy or cuda.core.
+/// Returns the CUDA driver's handle of a stream, from an int or an object of torch, CuPy or cuda.core.
 pub(crate) fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
     if let Ok(handle) = object.extract::<u64>() {
         return Ok(handle);
@@ -146,7 +146,7 @@ pub(crate) fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
         .into())
 }
 
-/// Cached streams of a framework by handle, the latest first. The framework owns them.
+/// The cached streams of a framework by handle, the most recently used first. The framework owns the streams.
 #[derive(Debug)]
 pub(crate) struct StreamCache {
     epoch: ForkEpoch,
@@ -160,20 +160,21 @@ impl StreamCache {
 }
 
 impl CommState {
-    /// The stream with a framework's handle, cached so that the next call does not allocate.
+    /// Returns the stream with a handle of the framework. The stream is cached, so that the next call does not allocate.
     ///
     /// # Safety
     /// The handle is that of a stream of the communicator's device, which its framework does not destroy before the communicator
     /// is closed and its memory is dropped; torch never destroys its streams. On the host the handle is ignored.
     pub(crate) unsafe fn stream_at(&self, handle: u64) -> Stream {
-        // In a forked child, the mutex may be held by a thread that was not forked; any enqueue in the child is an error.
+        // In a forked child, a thread that was not forked may hold the mutex, so the cache is not used; any enqueue in the child
+        // is an error.
         if !self.dl_device.is_cuda() || !self.streams.epoch.is_current() {
             return self.stream.clone();
         }
         let mut cached = self.streams.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let position = cached.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
-            // SAFETY: the caller guarantees that the handle is that of a stream of this device, and that the stream outlives the
-            // communicator's memory, and so every clone.
+            // SAFETY: the caller of `stream_at` guarantees that `handle` is that of a stream of this device, which outlives the
+            // communicator's memory and so every clone of the `Stream`.
             cached.push((handle, unsafe { Stream::from_foreign_static(self.comm.device(), handle) }));
             cached.len() - 1
         });

@@ -34,12 +34,12 @@ use crate::wait::run_blocking;
 #[derive(Debug)]
 pub(crate) struct WholeTensor {
     pub(crate) rows: wholemem::WholeTensor,
-    /// The shape of one row.
+    /// The shape of one row of the table.
     pub(crate) row_shape: Vec<i64>,
-    /// The element type in Python.
+    /// The element type of the table's rows as arrays.
     pub(crate) element: Element,
     pub(crate) state: Arc<CommState>,
-    /// The `ElementRef` of the table in pinned memory, for kernels of users.
+    /// The `ElementRef` of the table in pinned memory, through which CUDA kernels of users access the table.
     reference: OnceLock<PinnedBuffer>,
     handle: Handle,
 }
@@ -50,12 +50,12 @@ impl WholeTensor {
         Self { rows, row_shape, element, state, reference: OnceLock::new(), handle: Handle::default() }
     }
 
-    /// The shape of rows of this table, given their outer shape.
+    /// Returns the shape of an array of rows: the given outer shape, followed by the shape of one row.
     pub(crate) fn shape_of(&self, rows: &[i64]) -> Vec<i64> {
         [rows, &self.row_shape].concat()
     }
 
-    /// Rows in one range of addresses, as an array.
+    /// Returns rows of the table that are in one range of addresses as an array.
     fn array(&self, rows: Option<LocalRows>) -> Result<Array, Exception> {
         let Some(LocalRows { rows, span, stride }) = rows else {
             return Ok(Array::new(View::zeroed(Layout::contiguous(self.element, &self.shape_of(&[0]))?)?));
@@ -94,7 +94,7 @@ fn location_of(name: &str) -> Result<Location, Exception> {
 
 #[pymethods]
 impl WholeTensor {
-    /// Creates a table filled with zeros. All ranks call it with the same arguments.
+    /// Creates a table filled with zeros. Every rank must call this method with the same arguments.
     ///
     /// Args:
     ///     comm: The communicator.
@@ -188,7 +188,7 @@ impl WholeTensor {
         Ok(Self::new(rows, element, state))
     }
 
-    /// Saves the table as a folder, which appears only when it is complete. All ranks call it.
+    /// Saves the table as a folder, which appears only when it is completely written. Every rank must call this method.
     ///
     /// Args:
     ///     path: The folder.
@@ -201,7 +201,8 @@ impl WholeTensor {
         run_blocking(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
     }
 
-    /// Creates a table of the same shape, type, kind, location and partition, filled with zeros. All ranks call it.
+    /// Creates a zeroed table with the shape, type, kind, location and partition of this table. Every rank must call this
+    /// method.
     ///
     /// Returns:
     ///     The new table.
@@ -213,7 +214,7 @@ impl WholeTensor {
         Ok(Self::new(rows, self.element, Arc::clone(&self.state)))
     }
 
-    /// Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+    /// Waits until all ranks have called this method, and makes their earlier writes to the table visible to all ranks.
     ///
     /// Args:
     ///     stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
@@ -230,13 +231,13 @@ impl WholeTensor {
         })
     }
 
-    /// The length of each dimension, rows first.
+    /// The shape of the table: the length of each dimension, rows first.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.rows.shape())
     }
 
-    /// The stride of each dimension, in elements.
+    /// The stride of each dimension of the table, in elements.
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).into_py()?.strides;
@@ -244,37 +245,38 @@ impl WholeTensor {
         PyTuple::new(py, strides)
     }
 
-    /// The name of the element type, as in numpy.
+    /// The name of the table's element type, as in numpy.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.element.name
     }
 
-    /// How the rows are addressed: ``continuous`` or ``chunked``.
+    /// The kind of the table: ``continuous`` (one range of addresses for all rows) or ``chunked`` (one range for each
+    /// rank's rows).
     #[getter]
     fn kind(&self) -> String {
         self.rows.memory().kind().to_string()
     }
 
-    /// Where the rows are stored: ``device`` or ``host``.
+    /// The location of the table's rows: ``device`` memory or ``host`` memory.
     #[getter]
     fn location(&self) -> String {
         self.rows.memory().location().to_string()
     }
 
-    /// The device with which this rank accesses the rows.
+    /// The device with which this rank accesses the rows of the table.
     #[getter]
     fn device(&self) -> String {
         DlDevice::of(self.state.comm.device()).to_string()
     }
 
-    /// The handle of this object for torch operators: see ``wholemem._handles``.
+    /// The integer handle by which torch operators refer to this table: see ``wholemem._handles``.
     #[getter(_handle)]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
 
-    /// This rank's rows: the first, and one past the last.
+    /// The range of the table's rows that this rank stores: the first row, and one past the last row.
     #[getter]
     fn local_rows(&self) -> (u64, u64) {
         self.rows.local().map_or((0, 0), |local| (local.rows.start, local.rows.end))
@@ -289,8 +291,8 @@ impl WholeTensor {
         Ok(format!("WholeTensor(shape={shape}, dtype={dtype}, kind={kind}, location={})", self.location()))
     }
 
-    /// Called by numpy. Returns all rows without a copy if the table is continuous and in host memory; otherwise raises. It does
-    /// not wait for work on a GPU: call ``barrier`` first.
+    /// Returns all rows to numpy without a copy if the table is continuous and in host memory; otherwise raises. Does not
+    /// wait for work on a GPU: call ``barrier`` first.
     #[pyo3(signature = (*arguments, **named))]
     fn __array__<'py>(
         &self,
@@ -301,12 +303,12 @@ impl WholeTensor {
         Array::__array__(&Bound::new(py, self.all()?)?, arguments, named)
     }
 
-    /// Returns this rank's rows, without a copy.
+    /// Returns an array of the table's rows that this rank stores, without a copy.
     fn local(&self) -> PyResult<Array> {
         self.array(self.rows.local()).into_py()
     }
 
-    /// Returns another rank's rows, which this rank accesses directly, without a copy.
+    /// Returns an array of the table's rows that another rank stores, without a copy. This rank accesses them directly.
     ///
     /// Args:
     ///     rank: The rank.
@@ -320,7 +322,7 @@ impl WholeTensor {
         self.array(self.rows.rows_of(Rank(rank)).into_py()?).into_py()
     }
 
-    /// Returns all rows of a continuous table, without a copy.
+    /// Returns an array of all rows of a continuous table, without a copy.
     ///
     /// Raises:
     ///     wholemem.errors.WrongValue: The table is chunked.
@@ -332,7 +334,7 @@ impl WholeTensor {
         self.array(all.into_py()?).into_py()
     }
 
-    /// Returns a range of rows as a table that shares the memory.
+    /// Returns a range of this table's rows as a table that shares the memory of this table.
     ///
     /// Args:
     ///     start: The first row.
@@ -348,7 +350,7 @@ impl WholeTensor {
         Ok(Self::new(self.rows.rows(start..stop).into_py()?, self.element, Arc::clone(&self.state)))
     }
 
-    /// Returns a range of columns (the second dimension) as a table that shares the memory.
+    /// Returns a range of this table's columns (the second dimension) as a table that shares the memory of this table.
     ///
     /// Args:
     ///     start: The first column.
@@ -418,14 +420,14 @@ impl WholeTensor {
         }
     }
 
-    /// Maps all rows into the page table of this process, as huge pages if the kernel supports it.
+    /// Maps all rows of the table into the page table of this process, as huge pages if the kernel supports them.
     ///
     /// Call it after the rows are written and before gathers from host memory. It has no effect on GPU memory.
     fn populate(&self, py: Python<'_>) -> PyResult<()> {
         run_blocking(py, || self.rows.memory().populate())
     }
 
-    /// Raises the error of a bad index in work that has run, if any.
+    /// Raises an error if finished work on the table had an index outside the table.
     ///
     /// Raises:
     ///     wholemem.errors.BadIndex: An index was outside the table.
@@ -433,7 +435,8 @@ impl WholeTensor {
         self.rows.check().into_py()
     }
 
-    /// Returns the address of the ``wholemem::ElementRef`` of this table, for kernels of users.
+    /// Returns the address of a ``wholemem::ElementRef``, through which CUDA kernels of users access the elements of this
+    /// table.
     ///
     /// A ``PtrGen`` of it computes the addresses of elements, also for a table that is a range of rows and columns. The address
     /// is valid while this object lives.
@@ -453,7 +456,8 @@ impl WholeTensor {
 }
 
 impl WholeTensor {
-    /// Imports an array of whole contiguous rows of this table's type; `None` if it has no elements.
+    /// Imports an array of contiguous rows with the row shape and type of this table. Returns `None` if the array has no
+    /// elements.
     fn import_rows(
         &self,
         on: &CallStream,
@@ -471,7 +475,7 @@ impl WholeTensor {
     }
 }
 
-/// Continues a copy unless a signal handler has raised an exception.
+/// Ends the load or save of a table if a signal handler has raised an exception.
 fn unless_interrupted(_: wholemem::files::CopyProgress) -> std::ops::ControlFlow<()> {
     if is_interrupted() { std::ops::ControlFlow::Break(()) } else { std::ops::ControlFlow::Continue(()) }
 }

@@ -35,7 +35,8 @@ struct SignalCheck {
 }
 
 thread_local! {
-    /// Cached for the next call: most calls do not block, and allocating a check would take as long as the call.
+    /// The interrupt check of a finished call, for the next call: most calls do not block, and allocating a check would take as
+    /// long as the call.
     static CACHED: Cell<Option<SignalCheck>> = const { Cell::new(None) };
 }
 
@@ -44,7 +45,7 @@ impl SignalCheck {
         let raised = Rc::new(RefCell::new(None));
         let in_check = Rc::clone(&raised);
         let question = move || {
-            // An interpreter that is finalizing runs no handlers.
+            // An interpreter that is finalizing runs no signal handlers, so none can raise an exception.
             let result = Python::try_attach(|py| py.check_signals());
             if let Some(Err(error)) = result {
                 *in_check.borrow_mut() = Some(error);
@@ -54,12 +55,13 @@ impl SignalCheck {
         Self { raised, question: Rc::new(question) }
     }
 
-    /// The cached check, or a new one if another call of this thread uses it or the thread is ending.
+    /// Takes the cached interrupt check of this thread. Creates one if another call of the thread uses it, or the thread is
+    /// ending.
     fn cached() -> Self {
         CACHED.try_with(Cell::take).ok().flatten().unwrap_or_else(Self::new)
     }
 
-    /// Returns the check to the cache, and returns the exception of a handler.
+    /// Puts the interrupt check back into the cache, and returns the exception that a signal handler raised.
     fn end(self) -> Option<PyErr> {
         let raised = self.raised.take();
         let _ = CACHED.try_with(|cached| cached.set(Some(self)));
@@ -67,7 +69,7 @@ impl SignalCheck {
     }
 }
 
-/// Runs a call that may block.
+/// Runs a call that may block, without the GIL. A signal handler that raises interrupts the call.
 pub(crate) fn run_blocking<T, E>(py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
@@ -76,7 +78,7 @@ where
     run_detached(py, |question| interruptible_by(question, call))
 }
 
-/// Runs a call that may block, and interrupts it when `is_closed` returns true.
+/// Runs a call that may block, without the GIL. The call is interrupted if `is_closed` returns true or a signal handler raises.
 pub(crate) fn run_blocking_unless<T, E>(
     py: Python<'_>,
     is_closed: impl Fn() -> bool + Send + 'static,
@@ -89,7 +91,7 @@ where
     run_detached(py, |question| interruptible(move || question() || is_closed(), call))
 }
 
-/// Runs a call without the GIL. If a signal handler raises, its exception replaces the result.
+/// Runs a call without the GIL. If a signal handler raises an exception, the exception replaces the result of the call.
 fn run_detached<T, E>(py: Python<'_>, call: impl FnOnce(InterruptCheck) -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,

@@ -1,4 +1,4 @@
-//! `wholemem.Window`: memory that every rank has a part of and every rank has mapped.
+//! Implements `wholemem.Window`: memory of which every rank has a part, and which all ranks have mapped.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -13,14 +13,14 @@ use crate::number::{Shape, signed, unsigned};
 use crate::stream::CallStream;
 use crate::wait::run_blocking;
 
-/// The windows of a communicator that are still in use.
+/// The windows (memory that all ranks map) of a communicator that are still in use.
 ///
 /// An array whose address is in a window is part of the window, regardless of how the caller obtained it. So all ranks
 /// decide alike.
 #[derive(Debug, Default)]
 pub(crate) struct WindowRegistry(Mutex<Vec<WindowEntry>>);
 
-/// This rank's part of a window.
+/// The addresses of this rank's part of a window, and a weak reference to the window.
 #[derive(Debug)]
 struct WindowEntry {
     address: u64,
@@ -28,7 +28,7 @@ struct WindowEntry {
     shared: Weak<SharedWindow>,
 }
 
-/// A window, shared by the Python object and all arrays of it.
+/// A window that the Python object and all its arrays share.
 #[derive(Debug)]
 pub(crate) struct SharedWindow {
     pub(crate) window: wholemem::Window,
@@ -45,12 +45,12 @@ impl WindowRegistry {
         shared
     }
 
-    /// The window whose part of this rank contains a range of bytes, and the offset in it.
+    /// Returns the window in which this rank's part contains a range of bytes, and the offset of the range in the part.
     pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<SharedWindow>, usize)> {
         let windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.iter().find_map(|window| {
             let offset = usize::try_from(address.checked_sub(window.address)?).ok()?;
-            // The memory of a dropped window may have been reused by another one.
+            // The memory of a dropped window may have been reused by another window.
             if offset.checked_add(len)? <= window.len {
                 Some((window.shared.upgrade()?, offset))
             } else {
@@ -60,7 +60,8 @@ impl WindowRegistry {
     }
 }
 
-/// Memory of which every rank has a part, and which all ranks have mapped. It is freed with the last array of it.
+/// A window: memory of which every rank has a part, and which all ranks have mapped. The memory is freed when the window
+/// and its last array are dropped.
 ///
 /// >>> import wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -75,7 +76,7 @@ pub(crate) struct Window {
     state: Arc<CommState>,
 }
 
-/// Adds a hint to the error for memory that cannot be registered, because it was not allocated to be shared.
+/// Adds a hint to the error for memory that cannot be registered as a window, because it was not allocated to be shared.
 fn with_register_hint(error: wholemem::Error) -> Exception {
     let hint = "`mem_alloc` creates a window of new memory, also on the host; memory that is registered must be on a GPU, \
             allocated in `wholemem.torch.pool.mem_pool()` or in torch's expandable segments";
@@ -83,13 +84,13 @@ fn with_register_hint(error: wholemem::Error) -> Exception {
 }
 
 impl Window {
-    /// Checks the number of a rank.
+    /// Converts a number to a rank, or returns an error if the group has no such rank.
     fn rank(&self, rank: u32) -> Result<Rank, Exception> {
         let (rank, size) = (Rank(rank), self.state.comm.size());
         if rank.0 < size { Ok(rank) } else { Err(CommError::NoSuchRank { rank, size }.into()) }
     }
 
-    /// A range of a rank's part, as an array.
+    /// Returns a range of a rank's part of the window as an array.
     fn array(
         &self,
         rank: u32,
@@ -116,13 +117,13 @@ impl Window {
 
 #[pymethods]
 impl Window {
-    /// The size of this rank's part in bytes.
+    /// The size of this rank's part of the window in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.shared.window.len()
     }
 
-    /// Returns the size of a rank's part in bytes.
+    /// Returns the size of a rank's part of the window in bytes.
     ///
     /// Args:
     ///     rank: The rank.
@@ -133,7 +134,7 @@ impl Window {
         Ok(self.shared.window.len_of(self.rank(rank).into_py()?))
     }
 
-    /// Returns an array of this rank's part.
+    /// Returns an array of this rank's part of the window.
     ///
     /// Args:
     ///     dtype: The element type. ``None`` is ``uint8``.
@@ -155,7 +156,7 @@ impl Window {
         self.peer(self.state.comm.rank().0, dtype, shape, offset)
     }
 
-    /// Returns an array of another rank's part, which this rank accesses directly.
+    /// Returns an array of another rank's part of the window, which this rank accesses directly.
     ///
     /// Args:
     ///     rank: The rank.
@@ -189,7 +190,8 @@ impl Window {
 
 #[pymethods]
 impl Communicator {
-    /// Allocates a window filled with zeros. All ranks call it.
+    /// Allocates a window: zeroed memory of which every rank has a part, and which all ranks map. Every rank must call this
+    /// method.
     ///
     /// Args:
     ///     nbytes: The size of this rank's part. It may be 0.
@@ -206,7 +208,8 @@ impl Communicator {
         Ok(Window { shared: state.windows.insert(window), state })
     }
 
-    /// Registers existing GPU memory as a window, so that collectives read it in place. All ranks call it.
+    /// Registers existing GPU memory as a window (memory that all ranks map), so that collectives read the memory in place.
+    /// Every rank must call this method.
     ///
     /// Args:
     ///     array: A contiguous array on this rank's GPU, allocated in :func:`wholemem.torch.pool.mem_pool` or in torch's

@@ -1,4 +1,4 @@
-"""Fixtures that several test files use."""
+"""Fixtures of pytest that several test files use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from store_server import StoreServer
 from wholemem import store
 
-# The timeout of a GPU test in seconds. A test that hangs is interrupted, and the next one runs.
+# The timeout of a GPU test in seconds. A test that hangs is interrupted, and the next test runs.
 LIMIT = 60
 
 # The reasons for which a test may be skipped in a run that requires torch.
@@ -74,14 +74,14 @@ def served() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def client(served: StoreServer) -> Iterator[store.Client]:
-    """A connection to the store."""
+    """A client that is connected to the shared store of a test file."""
     with served.client() as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def store_of_examples() -> Iterator[None]:
-    """A store at the default socket, for examples."""
+    """A store that is served at the default socket, for the examples in docstrings."""
     with StoreServer() as served, pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHOLEMEM_SOCKET", served.socket)
         yield

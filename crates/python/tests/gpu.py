@@ -10,14 +10,14 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-# The types that both numpy and torch have, and all types of torch.
+# The element types that both numpy and torch have, and all element types of torch.
 NUMPY_TYPES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
     "float16", "float32", "float64", "complex64",
 ]  # fmt: skip
 TORCH_TYPES = [*NUMPY_TYPES, "complex128", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
-# The types that support addition.
+# The element types that support addition.
 NUMBERS = ["int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 

@@ -1,4 +1,4 @@
-"""Stores for tests, served by the program."""
+"""Starts stores for tests with the program ``wholemem serve``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher import PROGRAM
 
 
 class StoreServer:
-    """A store in its own folder. It ends with the test or with the test process."""
+    """A store that is served in its own folder. The store ends with the test or with the test process."""
 
     def __init__(
         self, size: str = "256MiB", *, device_size: Optional[str] = None, env: Optional[dict[str, str]] = None
@@ -31,12 +31,12 @@ class StoreServer:
         return store.Client(self.socket)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs the program with this store."""
+        """Runs a command of the program ``wholemem`` on this store."""
         environment = {**os.environ, "WHOLEMEM_SOCKET": self.socket}
         return subprocess.run([PROGRAM, *arguments], env=environment, check=True, capture_output=True, text=True)
 
     def server(self) -> int:
-        """Returns the process id of the server, which is a child of the keeper."""
+        """Returns the process id of the store's server, which is a child of the keeper process."""
         with open(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children") as file:
             (server,) = file.read().split()
         return int(server)
@@ -45,7 +45,9 @@ class StoreServer:
         os.kill(self.server(), signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kills the server and the keeper. The keeper is suspended (SIGSTOP) first, because it would restart the server."""
+        """Kills the store's server and its keeper process. The keeper is suspended (SIGSTOP) first, because it would restart the
+        server.
+        """
         os.kill(self.keeper.pid, signal.SIGSTOP)
         self.kill_server()
         self.keeper.kill()

@@ -1,4 +1,4 @@
-"""Arrays: imported from every kind of producer and exported to every kind of consumer, without copies and leaks."""
+"""Tests that arrays are imported from every kind of producer and exported to every kind of consumer, without copies and leaks."""
 
 import array as stdlib_array
 import ctypes
@@ -40,7 +40,7 @@ def test_numpy_and_back_is_the_same_memory(dtype: str) -> None:
         if back.dtype == there.dtype:
             np.testing.assert_array_equal(back, there)
         else:
-            # An element type without a format is exported as bytes.
+            # The buffer protocol exports an element type that has no buffer format as bytes.
             assert dtype in ("float16", "complex64", "complex128") and back.dtype == np.uint8
 
 
@@ -112,12 +112,12 @@ def test_dlpack_exports_a_copy_on_request(cut: str) -> None:
         before = there.copy()
         copied.numpy()[...] = -1
         np.testing.assert_array_equal(there, before)
-    # The copy is not shared, so it is writable and can be exported in an unversioned capsule.
+    # A copy of a read-only array is writable, so it can be exported in an unversioned capsule, which has no read-only flag.
     assert '"dltensor"' in repr(here.as_readonly().__dlpack__(copy=True))
 
 
 class Copying:
-    """An array that exports copies of itself."""
+    """An array that exports copies of itself through DLPack."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -162,7 +162,7 @@ def test_a_buffer_is_held_while_its_array_lives() -> None:
 
 
 class ByInterface:
-    """An object with only numpy's array interface."""
+    """An object that supports only numpy's array interface."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.__array_interface__ = array.__array_interface__
@@ -219,7 +219,7 @@ def test_element_types_that_numpy_lacks_are_supported() -> None:
 
 
 class Relay:
-    """An object with only DLPack, versioned or unversioned."""
+    """An object that supports only DLPack, with a versioned or an unversioned capsule."""
 
     def __init__(self, array: Any, old: bool = False) -> None:
         self.array, self.old = array, old
@@ -358,7 +358,7 @@ def test_ten_thousand_arrays_leak_nothing() -> None:
     (memory, descriptors) = (resident(), len(os.listdir("/proc/self/fd")))
     cycle(10_000)
     gc.collect()
-    # 10,000 leaked arrays would be 40 MB.
+    # If 10,000 arrays leaked, they would occupy 40 MB.
     assert resident() - memory < 4 << 20
     assert len(os.listdir("/proc/self/fd")) == descriptors
 

@@ -1,4 +1,4 @@
-"""Windows and collectives, compared with numpy."""
+"""Tests windows and collectives, and compares the results with numpy."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_arrays_in_a_window_are_recognised_after_conversions() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(1 << 20)
         mine = window.local("int32", (1000,), offset=4096)
-        # One rank passes the array itself, the other a numpy view of it.
+        # Rank 0 passes an array of the window, and rank 1 a numpy view of that array.
         operand = mine if comm.rank == 0 else mine.numpy()
         mine.numpy()[:] = comm.rank + 1
         comm.all_reduce(operand, operand)

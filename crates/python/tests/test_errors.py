@@ -1,4 +1,4 @@
-"""Exceptions: their classes, messages and hints, and that they can be pickled."""
+"""Tests exceptions: their classes, messages and hints, and that they can be pickled."""
 
 import builtins
 import copy
@@ -99,7 +99,7 @@ def test_pickling_process_local_objects_raises(client: store.Client) -> None:
     for travel in (pickle.dumps, copy.deepcopy):
         with pytest.raises(errors.WrongType, match="cannot pickle this `WholeTensor`"):
             travel(chunked)
-    # A copy of the wrapper refers to the same table.
+    # A shallow copy of a `ChunkedTensor` refers to the same table.
     assert copy.copy(chunked).tensor is chunked.tensor
 
 

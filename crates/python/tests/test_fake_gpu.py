@@ -1,4 +1,4 @@
-"""Arrays on a GPU, with the fake driver: their devices, and the streams that producers get."""
+"""Tests arrays on a GPU with the fake CUDA driver: their devices, and the streams that producers get."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refused(kind, call):
 
 
 def on_a_gpu(tmp_path: Path, text: str) -> str:
-    """Runs a program with the fake driver, and returns its output."""
+    """Runs a program with the fake CUDA driver, and returns its output."""
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)
@@ -80,7 +80,7 @@ class NewStream:
 operand = Relay(other.local())
 table.write(0, operand)
 comm.barrier()
-# These streams do not exist: the driver reports an error after the producer got the stream.
+# The streams do not exist: the driver reports an error after the producer of the array has received the stream.
 for stream in [7, Stream(), NewStream()]:
     refused(errors.Error, lambda: table.write(0, operand, stream=stream))
 print(Relay.streams)
@@ -100,7 +100,8 @@ stream = lambda: array.__cuda_array_interface__["stream"]
 print(stream(), repr(array.__dlpack__(stream=7, max_version=(1, 0)))[:36])
 table.write(0, array)
 print(stream(), array.as_readonly().__cuda_array_interface__["stream"])
-# The same stream, and -1, do not wait; another stream makes the driver report an error.
+# An export for the last stream of the array, or for -1, does not wait. For a stream that does not exist, the driver reports an
+# error.
 for same in [None, 0, 1, -1]:
     array.__dlpack__(stream=same)
 refused(errors.Error, lambda: array.__dlpack__(stream=7))

@@ -1,4 +1,4 @@
-"""Calls return arrays of the framework of their arguments: torch, numpy, or this package."""
+"""Tests that calls return arrays of the framework of their arguments: torch, numpy, or wholemem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_numpy_arguments_return_numpy_arrays() -> None:
         rows = table.gather(indices)
         assert type(rows) is np.ndarray and rows.dtype == np.float32
         np.testing.assert_array_equal(rows, whole[indices])
-    # numpy does not have this type.
+    # numpy does not have the type `bfloat16`, so the gather returns an array of wholemem.
     assert isinstance(table.gather(np.array([1]), dtype="bfloat16"), Array)
 
     def work(comm: Communicator) -> None:
@@ -52,7 +52,7 @@ def test_torch_arguments_return_torch_tensors() -> None:
         assert torch.equal(table.gather(indices, dtype=torch.float64), rows.double())
     (comm,) = Communicator.local(1, device="cpu")
     assert type(comm.all_reduce(rows)) is torch.Tensor and comm.all_gather(rows).shape == (1, 1, 2, 3)
-    # The gradient would be lost silently.
+    # A tensor that requires a gradient is rejected, because its gradient would be lost silently.
     with pytest.raises(errors.WrongValue, match="cannot be imported") as caught:
         table.scatter(indices[0], rows[0].requires_grad_())
     assert "tensor.detach()" in str(caught.value.hint)
@@ -120,7 +120,7 @@ nothing = table.gather(indices[:0])
 print(type(nothing).__name__, nothing.shape, table.gather([]).device)
 refused(errors.WrongStride, lambda: table.gather(np.arange(4)[::2]))
 refused(errors.ReadOnly, lambda: table.gather(indices, wholemem.asarray(rows).as_readonly()))
-# The fake driver cannot launch this kernel.
+# The fake CUDA driver cannot launch the kernels of these calls.
 for call in [
     lambda: table.gather(indices),
     lambda: table.gather([1, 2]),

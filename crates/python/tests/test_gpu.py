@@ -1,4 +1,4 @@
-"""Arrays and tables on a GPU: exchanged without copies, ordered by streams, with the same results as on the host."""
+"""Tests arrays and tables on a GPU: exchanged without copies, ordered by streams, with the same results as on the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def comm() -> Iterator[wholemem.Communicator]:
 
 
 class ByDlpack:
-    """An object with only DLPack. It records the streams that consumers name."""
+    """An object that supports only DLPack, and records the streams that consumers name."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -41,14 +41,14 @@ class ByDlpack:
 
 
 class ByInterface:
-    """An object with only the CUDA array interface."""
+    """An object that supports only the CUDA array interface."""
 
     def __init__(self, array: Any, **overrides: Any) -> None:
         self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **overrides}
         self.keeps = array
 
 
-# Import and export.
+# Tests of the import and export of arrays on a GPU.
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
@@ -125,7 +125,7 @@ def test_read_only_arrays_are_exported_as_read_only() -> None:
     assert wholemem.asarray(ByDlpack(array)).readonly
     with pytest.raises(errors.CannotExport, match="read-only"):
         array.__dlpack__()
-    # torch imports the same memory, and would write to it.
+    # torch ignores the read-only flag: it imports the memory of the array, and would write to it.
     assert torch.from_dlpack(array).data_ptr() == array.data_ptr()
 
 
@@ -150,7 +150,7 @@ def test_a_dlpack_copy_does_not_share_memory() -> None:
     assert (bits(there) == before).all()
 
 
-# Lifetimes.
+# Tests of the lifetimes of GPU memory.
 
 
 def test_an_array_keeps_its_source_tensor_alive() -> None:
@@ -188,7 +188,7 @@ def test_a_tensor_keeps_its_source_array_alive() -> None:
     assert before - free_bytes() < 32 << 20
 
 
-# Streams.
+# Tests of the order of work on several CUDA streams.
 
 
 def test_work_waits_for_the_stream_that_wrote_an_array(comm: wholemem.Communicator) -> None:
@@ -209,7 +209,7 @@ def test_a_consumer_waits_for_the_stream_that_writes_an_array(comm: wholemem.Com
     table = WholeTensor.create(comm, (64, 1024), "int32")
     table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
     comm.barrier()
-    # An array of wholemem records its last stream; a torch tensor does not.
+    # The indices are an array of wholemem, which records the last stream that used it; a torch tensor does not.
     rows = wholemem.asarray(torch.arange(64, device="cuda"))
     torch.cuda.synchronize()
     wrote, took = torch.cuda.Stream(), torch.cuda.Stream()
@@ -219,7 +219,7 @@ def test_a_consumer_waits_for_the_stream_that_writes_an_array(comm: wholemem.Com
             gathered = table.gather(rows, stream=wrote)
         assert gathered.__cuda_array_interface__["stream"] == wrote.cuda_stream
         if take is not torch.from_dlpack:
-            # torch ignores the stream of the interface.
+            # torch ignores the stream that `__cuda_array_interface__` names, so the CPU waits for the stream.
             wrote.synchronize()
         with torch.cuda.stream(took):
             sum = take(gathered).sum()
@@ -227,7 +227,7 @@ def test_a_consumer_waits_for_the_stream_that_writes_an_array(comm: wholemem.Com
         assert int(sum) == 7 * 64 * 1024
 
 
-# Rows.
+# Tests of gathers, scatters and copies of rows on a GPU.
 
 
 def same(here: Any, there: Any) -> None:
@@ -315,7 +315,7 @@ def test_torch_tensors_use_torchs_current_stream(comm: wholemem.Communicator) ->
         assert type(gathered) is torch.Tensor and int(gathered.sum()) == 7 * 64 * 1024
 
 
-# Errors.
+# Tests of errors on a GPU.
 
 
 def test_mismatched_arguments_are_rejected(comm: wholemem.Communicator) -> None:
@@ -349,7 +349,7 @@ def test_a_bad_index_is_reported(comm: wholemem.Communicator) -> None:
     table.check()
 
 
-# Leaks.
+# Tests of memory leaks on a GPU.
 
 
 def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
@@ -367,7 +367,7 @@ def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
             torch.from_dlpack(table.gather(rows))
 
     def left() -> tuple[int, int, int]:
-        # The operands of the last calls are released when the stream is found idle.
+        # The barrier finds the stream idle, and then releases the operands of the last calls.
         comm.barrier()
         return free_bytes(), resident(), descriptors()
 
@@ -375,7 +375,7 @@ def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
     before = left()
     rounds(10_000)
     after = left()
-    # The new arrays on the GPU alone have 64 MB.
+    # If the new arrays leaked, the arrays on the GPU alone would occupy 64 MB.
     assert before[0] - after[0] <= 2 << 20
     assert after[1] - before[1] < 8 << 20
     assert after[2] == before[2]

@@ -1,4 +1,4 @@
-"""torch tensors that are published without a copy: of the pool, and of expandable segments."""
+"""Tests torch tensors that are published to a store without a copy: tensors of the memory pool, and of expandable segments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_tensor_of_the_pool_is_published_without_a_copy(
     release_unused()
     before = torch.cuda.mem_get_info()[0]
     assert pool.publish(client, "weights", there) == 1
-    # Nothing was allocated: 6 MB would be visible.
+    # Publishing allocates no GPU memory: a copy of the tensor would take 6 MB.
     assert before - torch.cuda.mem_get_info()[0] < 4 << 20
     array = client.get("weights")
     assert (array.shape, array.dtype, array.readonly) == ((3000, 1000), "bfloat16", True)
@@ -89,7 +89,7 @@ def test_the_memory_of_a_dropped_published_tensor_is_not_reused(served: StoreSer
         address = there.data_ptr()
         del there
         gc.collect()
-        # torch would reuse the memory immediately.
+        # Without the published object, torch would reuse the memory of the dropped tensor immediately.
         others = [torch.full((3 << 20,), 9, dtype=torch.int32, device="cuda") for _ in range(3)]
         assert address not in [other.data_ptr() for other in others]
     assert int(torch.from_dlpack(client.get("dropped")).sum()) == 5 * (3 << 20)
@@ -126,7 +126,7 @@ def test_memory_is_returned_to_the_pool(served: StoreServer) -> None:
         seen = torch.from_dlpack(client.get("back"))
         del there, own
         release_unused()
-        # The creator dropped the tensor and deleted the name; the client still holds the object.
+        # The creator drops the tensor and deletes the name; the client still holds the object.
         client.delete("back")
         assert int(seen.sum(dtype=torch.int64)) == 64 << 20
         del seen

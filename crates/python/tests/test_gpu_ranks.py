@@ -1,4 +1,4 @@
-"""Processes that share a GPU, or have one each: collectives, windows and tables."""
+"""Tests collectives, windows and tables between processes that share a GPU, or have one GPU each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ranks(size: int, text: str, **environment: str) -> None:
         try:
             output, _ = launched.communicate(timeout=50)
         except BaseException:
-            # The launcher ends its ranks.
+            # When the launcher is terminated, it ends the ranks that it started.
             launched.terminate()
             raise
     sys.stdout.write(output)
@@ -106,7 +106,7 @@ for of in range(size):
     there = torch.from_dlpack(window.peer(of, "float32", (1000, 7)))
     assert torch.equal(there, mine(of)), of
 comm.barrier()
-# Read in place on every rank.
+# The tensor is in a window, so every rank reads the tensors of the other ranks in place.
 comm.all_reduce(here, here)
 assert torch.equal(here, sum(mine(of) for of in range(size)))
 comm.barrier()

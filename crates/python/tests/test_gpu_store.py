@@ -1,4 +1,4 @@
-"""The store on a GPU: torch, CuPy and JAX put and get the same memory, and nothing leaks."""
+"""Tests the store on a GPU: torch, CuPy and JAX put and get the same memory, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_tensor_can_be_put_and_got(client: store.Client, dtype: str) -> None:
     back = torch.from_dlpack(array)
     assert (back.dtype, back.data_ptr(), back.device) == (there.dtype, array.data_ptr(), there.device)
     assert (bits(back) == bits(there)).all()
-    # A second get returns the same memory.
+    # A second `get` of the object returns an array of the same memory.
     assert client.get("x").data_ptr() == array.data_ptr()
 
 
@@ -55,7 +55,7 @@ client.put("answer", x.view(torch.int16) + 1)
 """,
     )
     assert output == f"torch.bfloat16 (1048576, 3) {int(there.view(torch.uint8).long().sum())}\n"
-    # The creator has exited, and the object still exists.
+    # The process that created the object has exited, and the object still exists.
     answer = torch.from_dlpack(client.get("answer"))
     assert torch.equal(answer, there.view(torch.int16) + 1)
 
@@ -87,7 +87,7 @@ def test_cupy_and_jax_arrays_can_be_put_and_got(client: store.Client) -> None:
 
         client.put("jax", jax.numpy.arange(1000).astype("bfloat16"))
         array = client.get("jax")
-        # JAX never writes to an array, and rejects read-only ones.
+        # JAX rejects read-only arrays, but never writes to an array, so a writable export is safe.
         back = jax.dlpack.from_dlpack(array.lent())
         assert back.unsafe_buffer_pointer() == array.data_ptr()
         assert float(back.astype("float32")[999]) == 1000.0
@@ -165,7 +165,7 @@ def test_ten_thousand_rounds_leak_nothing(client: store.Client) -> None:
         torch.from_dlpack(client.get("small"))
     client.delete("small")
     after = (free_bytes(), resident(), descriptors(), client.status().device_used)
-    # An arena of small objects may remain.
+    # One arena (memory that small objects share) may remain allocated.
     assert before[0] - after[0] <= 64 << 20
     assert after[1] - before[1] < 8 << 20
     assert after[2] - before[2] <= 1

@@ -1,4 +1,4 @@
-"""Examples, tutorials and the README run as written and print the documented output."""
+"""Tests that examples, tutorials and the README run as written and print the documented output."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from launcher import PROGRAM, launch, run, script
 
 import wholemem
 
-# The root of the repository, or of a bundle on another machine.
+# The root folder of the repository, or of a test bundle on another machine.
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "examples/python").is_dir())
-# Requirement, command and output of each example.
+# The requirement, the command and the expected output of each example.
 EXAMPLES = re.findall(
     r"^```console(?: (\w+))?\n\$ (.*?)\n(.*?)^```",
     (ROOT / "examples/python/README.md").read_text(),
@@ -43,7 +43,7 @@ def test_an_example_prints_the_documented_output(needs: str, command: str, print
     words = [programs.get(word, word) for word in shlex.split(command)]
     environment = {**os.environ, "WHOLEMEM_PROGRAM": PROGRAM, "NO_COLOR": "1"}
     ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-    # The order of the ranks' lines varies.
+    # The order in which ranks print their lines varies, so the lines are sorted.
     order = sorted if words[0] == PROGRAM else list
     assert (order(ended.stdout.splitlines()), ended.stderr) == (order(prints.splitlines()), "")
 
@@ -69,7 +69,7 @@ INTERRUPTED = """
 import runpy, signal, sys
 
 def handle(number, frame):
-    # Does what Ctrl-C does, after the imports of the example.
+    # Raises `KeyboardInterrupt`, as Ctrl-C does, when the example has imported its modules and runs `main`.
     if frame.f_code.co_name == "main":
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise KeyboardInterrupt
@@ -95,14 +95,14 @@ def test_the_readme_runs(needs: str) -> None:
         pytest.skip(f"needs {needs}")
     block = rf"^```python{needs and ' ' + needs}\n(.*?)^```"
     (text,) = re.findall(block, (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    # Arrays of numpy are for the host, also if there is a GPU.
+    # The README's program with numpy arrays runs on the host, so GPUs are hidden.
     environment = {**os.environ, **({} if needs else {"CUDA_VISIBLE_DEVICES": ""})}
     ended = launch(4, text, env=environment)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
 def blocks(path: Path, has: set[str]) -> str:
-    """Returns the Python blocks of a tutorial that need nothing else than ``has``."""
+    """Returns the Python code of a tutorial, without the blocks that need modules or devices other than those in ``has``."""
     found = re.findall(r"^```python(?: (\w+))?\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
     return "\n".join(text for needs, text in found if not needs or needs in has)
 

@@ -1,4 +1,4 @@
-"""`python -m wholemem`, and the headers that come with the package. The step `wheel` tries both in an installed wheel."""
+"""Tests ``python -m wholemem``, and the headers that come with the package. The xtask step `wheel` tests both in a wheel."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_the_program_is_found_by_the_record_of_the_installation(tmp_path: Path, 
 
 
 def test_an_installation_without_the_program_says_how_to_get_it() -> None:
-    # A process whose record lists nothing.
+    # In this process, the metadata of the package lists no files.
     text = "from wholemem import __main__ as m; m.metadata.files = lambda name: None; m.__file__ = '/nowhere/a/b'; m.main()"
     ended = subprocess.run([sys.executable, "-c", text], env=os.environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""Communicators: ranks join, leave, die, fork and are interrupted."""
+"""Tests communicators whose ranks join, leave, die, fork and are interrupted."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_abort_does_not_deadlock_with_threads_that_wait_for_the_gil() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.1)
-        # From here on no other thread gets the GIL, which the waiting thread requests at intervals.
+        # With a long switch interval, the main thread keeps the GIL, which the waiting thread requests at intervals.
         sys.setswitchinterval(1000)
         began = time.monotonic()
         while time.monotonic() - began < 0.3:
@@ -186,7 +186,9 @@ def test_a_missing_rank_is_reported_when_joining_by_id() -> None:
 
 
 class Torch(ModuleType):
-    """The functions of torch that joining uses, for ranks that are threads. The real torch is too large for this test."""
+    """A substitute for the functions of torch by which ranks join, for ranks that are threads. The real torch is too large for
+    this test.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__("torch")
@@ -240,7 +242,7 @@ def test_torch_ranks_on_several_nodes_are_rejected(monkeypatch: pytest.MonkeyPat
     torch = Torch(2)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch)
-    # The entry of rank 1, which is on another node; rank 0 is the last to call.
+    # Rank 1 has sent the boot id of another node; rank 0 is the last to call.
     torch.objects[1] = (None, "another kernel")
     torch.met = threading.Barrier(1)
     torch.rank.number = 0
@@ -280,7 +282,7 @@ def test_a_rank_missing_from_a_barrier_is_reported() -> None:
     with pytest.raises(errors.Timeout, match="no answer from rank 1") as caught:
         ranks[0].barrier()
     assert caught.value.missing == (1,)
-    # Every later call raises the same.
+    # After a timeout, every later call on the communicator raises a timeout.
     with pytest.raises(TimeoutError):
         ranks[0].check()
     with pytest.raises(TimeoutError):
@@ -441,7 +443,7 @@ def test_a_forked_child_gets_an_error_and_its_parent_continues() -> None:
                     use()
                 except errors.Forked as error:
                     reported += bool(error.hint)
-            # The child shares the mapped memory with its parent, and only the parent frees it.
+            # A forked child shares the mapped memory with its parent, and only the parent frees the memory.
             fine = reported == 7 and local.sum() == 140
             comm.close()
             del table, window, local, comm
@@ -483,7 +485,8 @@ seen = []
 interrupted = threading.Event()
 
 def handle(number, frame):
-    # One or two signals may arrive before the wait begins. The wait continues if a handler does not raise.
+    # Only the fourth signal raises, because one or two signals may arrive before the wait begins. A wait continues if a handler
+    # does not raise.
     if frame.f_code.co_name == "wait_for" and not interrupted.is_set():
         seen.append(number)
         if len(seen) == 4:
@@ -566,7 +569,7 @@ def test_other_threads_run_during_a_wait() -> None:
     ranks = Communicator.local(2, device="cpu")
     thread = threading.Thread(target=ranks[0].barrier)
     thread.start()
-    # This line is only reached if the waiting thread releases the GIL.
+    # The main thread reaches the barrier only if the waiting thread releases the GIL.
     ranks[1].barrier()
     thread.join()
     ranks[0].check()

@@ -1,4 +1,4 @@
-"""Tensors as raw addresses: strides and devices are checked in every call; handles of objects."""
+"""Tests tensors that are passed as raw addresses, whose strides and devices are checked in every call, and handles of objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wholemem import Communicator, WholeTensor, _handles, errors
 
 
 class Stated:
-    """An array known only by its address. It keeps nothing alive."""
+    """An array that is known only by its address, and does not keep its memory alive."""
 
     def __init__(self, array: Any, **overrides: Any) -> None:
         self.__array_interface__ = {**array.__array_interface__, **overrides}
@@ -55,7 +55,7 @@ def test_collectives_work_by_address() -> None:
         assert (out == 3).all()
         comm.all_gather(Stated(own), Stated(every))
         assert (every == [[1], [2]]).all()
-        # In a window, where other ranks read it.
+        # The array is in a window, where other ranks read it in place.
         window = comm.mem_alloc(4000)
         mine = window.local("float32").numpy()
         mine[:] = own

@@ -1,4 +1,4 @@
-"""The store: arrays are put, got, drafted, published, watched, deleted and shared with the program."""
+"""Tests the store: arrays are put, got, drafted, published, watched, deleted and shared with the program."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_objects_are_exported_as_read_only(client: store.Client) -> None:
     client.put("sealed", np.arange(3))
     here = client.get("sealed")
     assert '"dltensor_versioned"' in repr(here.__dlpack__(max_version=(1, 0)))
-    # A consumer without the read-only flag may write: its writes are private, as `test_store_writes.py` tests.
+    # A consumer of an unversioned capsule sees no read-only flag and may write; `test_store_writes.py` tests that the writes are
+    # private.
     assert '"dltensor"' in repr(here.__dlpack__())
     with pytest.raises(ValueError, match="read-only"):
         here.numpy()[0] = 1
@@ -83,7 +84,7 @@ def test_get_copies_nothing(served: StoreServer, client: store.Client, count: in
     access, inode = map_of(first.data_ptr())
     assert access == "r--s"
     assert map_of(address(np.from_dlpack(second))) == ("rw-p", inode)
-    # Another process maps the same memory.
+    # Another process maps the memory of the object that this process has mapped.
     ended = run(
         f"""
         from wholemem import store
@@ -118,7 +119,7 @@ def test_publishing_an_object_copies_nothing(served: StoreServer, client: store.
         there = client.get("alias of " + name)
         assert (there.shape, there.dtype, there.numpy().tolist()) == (array.shape, array.dtype, array.numpy().tolist())
         assert (there.data_ptr() == array.data_ptr()) == (array.nbytes > 0)
-    # An array of another connection, or a part of an object, is copied.
+    # Publishing copies an array that another connection got, and an array that is a part of an object.
     client.publish("copy", served.client().get("alias"))
     client.publish("part", np.asarray(alias)[5:8])
     assert map_of(client.get("copy").data_ptr()) != map_of(alias.data_ptr())
@@ -498,7 +499,7 @@ def test_the_default_socket_is_that_of_the_program(served: StoreServer, monkeypa
 
 
 def test_the_program_fails_without_a_store() -> None:
-    # The other tests rely on this: a failing program raises an exception.
+    # The other tests rely on an exception when the program fails.
     with pytest.raises(subprocess.CalledProcessError):
         with StoreServer() as served:
             served.run("stat", "nothing")

@@ -1,4 +1,4 @@
-"""Objects on a GPU, with the fake driver: arrays are put, got, drafted and mirrored on their GPU."""
+"""Tests objects on a GPU with the fake CUDA driver: arrays are put, got, drafted and mirrored on their GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Program = Callable[[str], str]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
-    """Runs a program with a store and the fake driver."""
+    """Runs a program with a store and the fake CUDA driver."""
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)
@@ -148,7 +148,7 @@ with client.create_pack("pack", {"a": ((3,), "float64"), "b": ((4,), "bfloat16")
     print(draft["a"].device, draft["b"].dtype)
 print(client.get("pack/b"))
 draft = client.create("kept", (4,), "int8", device="cuda")
-# On a GPU, remaining arrays do not prevent sealing, and stay valid.
+# On a GPU, remaining arrays of a draft do not prevent sealing, and stay valid.
 array = draft.array
 print(draft.seal(stream=0), client.publish("again", client.get("kept")))
 refused(errors.WrongDevice, lambda: client.create("x", (1,), "int8", device="tpu"))
@@ -175,11 +175,11 @@ print(client.share("shared", array), client.share("row", wholemem.asarray(array)
 there = client.get("shared")
 assert (values(there) == operand).all() and there.data_ptr() != array.data_ptr()
 print(there, wholemem._native.collect_shared())
-# The memory is shared: a write of the creator, which is not allowed, is visible.
+# The object shares the memory of the array: a write of the creator, which is not allowed, is visible in the object.
 zero = wholemem.WholeTensor.create(comm, (1 << 10, 4), "float32").local()
 client.share("zero", zero)
 wholemem.WholeTensor.create(comm, (1 << 10, 4), "float32").read(0, zero)
-# Dropped here, but held for the object.
+# The creator drops the arrays, but the store's objects keep the memory.
 del array, zero
 print((values(client.get("shared")) == operand).all())
 client.delete("shared")
@@ -250,14 +250,14 @@ one, two = Tensor(piece, (1 << 20,), "<f4"), Tensor(piece + (8 << 20), (1000, 3)
 fill(one, 1), fill(two, 2)
 print(client.share("one", one), client.status().device_used >> 20)
 print(client.share("two", two), client.status().device_used >> 20)
-# A later tensor, after the first was released.
+# The tensor is shared again after its first object was deleted.
 client.delete("one")
 print(client.share("one", one), client.status().device_used >> 20)
 client.delete("one")
 client.delete("two")
 print(wholemem._native.collect_shared(), client.status().device_used >> 20)
 print(client.share("one", one), client.status().device_used >> 20)
-# torch frees the segment, and the store keeps it.
+# torch frees the memory segment, but the store keeps it for the object.
 free(piece, 20 << 20, 0, None)
 free(piece, 20 << 20, 0, None)
 print((values(client.get("one")) == 1).all())

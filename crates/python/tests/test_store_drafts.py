@@ -1,4 +1,4 @@
-"""Drafts that cannot be sealed at first, and their mirrors: a failed call leaves them unchanged."""
+"""Tests drafts that cannot be sealed at first, and their mirrors: a failed call changes neither."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAFTS: list[Any] = [
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Forks a child that inherits all objects and exits at the end of the block."""
+    """Forks a child process that inherits the Python objects of this process and exits at the end of the ``with`` block."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -118,7 +118,9 @@ def test_creating_or_dropping_a_mirror_releases_the_gil(client: store.Client, is
     draft = client.create("looked at", (128 << 20,), "uint8")
 
     def longest() -> float:
-        """Returns the longest wait of a thread that uses the draft, as a fraction of the total time."""
+        """Returns the longest time for which a call on the draft waits, as a fraction of the time that creating or dropping the
+        mirror takes.
+        """
         took: list[float] = []
         over = threading.Event()
 
@@ -141,7 +143,7 @@ def test_creating_or_dropping_a_mirror_releases_the_gil(client: store.Client, is
         thread.join()
         return max(gaps) / took[0]
 
-    # On a busy machine any thread may wait for a CPU.
+    # On a busy machine, any thread may wait for a CPU, so the best of five measurements counts.
     assert min(longest() for _ in range(5)) < 0.5
 
 

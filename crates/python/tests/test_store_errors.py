@@ -1,4 +1,4 @@
-"""Errors of the store: their classes, messages and hints."""
+"""Tests the errors of the store: their classes, messages and hints."""
 
 from __future__ import annotations
 

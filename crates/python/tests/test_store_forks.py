@@ -1,4 +1,4 @@
-"""Arrays that a forked child inherits: it holds its own pins, or cannot read the arrays at all."""
+"""Tests arrays that a forked child inherits: the child holds its own pins, or cannot read the arrays at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                # A child that is killed sends nothing.
+                # A child that a signal kills writes neither a result nor a stack trace.
                 faulthandler.disable()
                 os.close(self.tell)
                 os.close(self.hear)
@@ -43,7 +43,7 @@ class Child:
         os.close(say)
 
     def run(self) -> str:
-        """Starts the work, and waits until the child exits."""
+        """Starts the work of the child, and waits until the child exits. Returns the result, or the name of a signal."""
         os.write(self.tell, b"!")
         os.close(self.tell)
         with os.fdopen(self.hear) as file:
@@ -53,7 +53,7 @@ class Child:
 
 
 def refill(client: store.Client) -> None:
-    """Puts so many objects that free memory is reused."""
+    """Puts so many objects into the store that all freed memory is reused."""
     for number in range(200):
         client.put(f"refill {number}", np.full(COUNT, 9, np.uint8))
     for number in range(200):
@@ -92,7 +92,7 @@ def test_a_child_reads_inherited_objects_after_its_parent_exits() -> None:
         from wholemem import errors, store
         held = store.Client({served.socket!r}).get("small").numpy()
         if os.fork() == 0:
-            # The reader of the parent's output must not wait for this process.
+            # The child closes the standard streams, so that the reader of the parent's output does not wait for the child.
             os.closerange(0, 3)
             os.close({tell})
             os.read({go}, 1)
@@ -152,7 +152,7 @@ def test_a_child_holds_inherited_objects_without_a_descriptor(served: StoreServe
     def read() -> tuple[set[int], set[int]]:
         return set(os.listdir("/proc/self/fd")) - before, set(held.numpy().tolist())
 
-    # Listing the folder itself uses a descriptor.
+    # Listing `/proc/self/fd` itself uses a descriptor, so low descriptor numbers are ignored.
     before = {*os.listdir("/proc/self/fd"), *(str(number) for number in range(100))}
     spare = [number for number in range(3, 1000) if str(number) not in before]
     child = Child(lambda: [os.closerange(spare[0], 1000), read()][1])
@@ -180,7 +180,7 @@ def test_forked_workers_read_objects_of_their_parent(served: StoreServer, client
 
 
 def until(holds: Callable[[], bool], thread: threading.Thread) -> None:
-    """Waits until a condition holds that a thread establishes."""
+    """Waits until a condition holds that another thread makes true."""
     while not holds():
         assert thread.is_alive(), "the thread has ended"
         time.sleep(0.0001)
@@ -213,7 +213,7 @@ def test_children_hold_objects_while_threads_and_server_kills_race() -> None:
                 number, array = latest[0]
                 child = Child(lambda: read(number, array))
                 del array
-                # Often enough that unprotected memory would be overwritten.
+                # The name is published often enough that unprotected memory of the old object would be overwritten.
                 before = client.stat("flipping").version
                 until(lambda: client.stat("flipping").version >= before + 100, thread)
                 assert child.run() == "True"
@@ -232,15 +232,15 @@ def test_a_child_that_cannot_hold_small_objects_cannot_read_them() -> None:
         client.put("large", np.full(LARGE, 6, np.uint8))
         small, large = client.get("small"), client.get("large")
         exported = np.from_dlpack(small)
-        # No connection can be created.
+        # The socket is moved away, so that no process can connect to the store.
         os.rename(served.socket, served.socket + ".away")
         children = [Child(lambda: int(view[0])) for view in [small.numpy(), exported]]
         assert [child.run() for child in children] == ["SIGSEGV", "SIGSEGV"]
         assert Child(lambda: (int(large.numpy()[7]), int(np.from_dlpack(large)[7]))).run() == "(6, 6)"
-        # A child of such a child cannot read them either.
+        # The child of a child that cannot connect to the store cannot read the arrays either.
         assert Child(lambda: Child(lambda: int(small.numpy()[0])).run()).run() == "'SIGSEGV'"
         os.rename(served.socket + ".away", served.socket)
-        # The parent and later children are not affected.
+        # The parent, and children that are forked later, can still read the arrays.
         assert int(small.numpy()[0]) == int(exported[0]) == 5
         assert Child(lambda: int(small.numpy()[0])).run() == "5"
         text = f"""
@@ -302,13 +302,13 @@ def test_a_pin_page_cannot_be_claimed_without_its_secret(served: StoreServer, cl
     client.put("small", np.zeros(COUNT, np.uint8))
     held = client.get("small")
     child = Child(lambda: int(held.numpy()[0]))
-    # All ids that the first server may have assigned to clients.
+    # The test tries all ids that the first server may have assigned to clients.
     for number in range(1 << 32, (1 << 32) + 20):
         for secret in [0, 1, 1 << 63]:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(served.socket)
                 stranger.send(b"\x02" + varint(1) + b"\x00" + varint(15) + varint(number) + varint(secret))
-                # The response to request 1 is a refusal, and then the connection ends.
+                # The server refuses request 1 and then ends the connection.
                 assert stranger.recv(1024)[:3] == bytes([2, 1, 7])
                 assert stranger.recv(1024) == b""
     assert child.run() == "0"

@@ -1,4 +1,4 @@
-"""Lifetimes: arrays outlive clients and stores, memory is freed with its last user, in any order and at exit."""
+"""Tests lifetimes: arrays outlive clients and stores, memory is freed with its last user, in any order and at exit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = 3 << 20
 
 
 def mapped() -> int:
-    """Returns the number of mapped objects and arenas of this process."""
+    """Returns the number of objects and arenas of a store that this process has mapped."""
     with open("/proc/self/maps") as file:
         return sum("wholemem-object" in line for line in file)
 
@@ -42,7 +42,7 @@ def test_an_array_outlives_its_name_its_client_and_the_store(count: int) -> None
     client.delete("held")
     client.delete("pack")
     assert client.status().retired >= 2
-    # A new object does not reuse this memory.
+    # New objects do not reuse the memory of deleted objects that the client still holds.
     for _ in range(20):
         client.put("other", np.zeros(count, dtype=np.uint8))
         client.put("another", np.zeros(count, dtype=np.uint8))
@@ -91,10 +91,10 @@ def test_clients_survive_a_killed_server() -> None:
         for _ in range(3):
             before = client.status().servers
             served.kill_server()
-            # A get of mapped objects works with or without a server.
+            # `get` of an object that the client has mapped works with or without a server.
             for _ in range(1000):
                 assert client.get("stays").data_ptr() == held.data_ptr()
-            # The first call that needs a server is answered by the restarted one.
+            # The first call that needs a server is answered by the restarted server.
             client.put("later", np.array([before]))
             assert client.get("later").numpy()[0] == before
             assert client.status().servers == before + 1
@@ -102,7 +102,7 @@ def test_clients_survive_a_killed_server() -> None:
         draft.array.numpy()[:] = 1
         draft.seal()
         assert client.get("drafted").numpy().all()
-        # The watch also continues, and reports that it may have missed events.
+        # A watch continues after a restart of the server, and reports that it may have missed events.
         while watcher.is_alive():
             client.put("seen", b"")
         watcher.join()
@@ -124,7 +124,8 @@ def test_a_dead_store_raises_server_lost() -> None:
         assert caught.value.hint and isinstance(caught.value, ConnectionError)
     with pytest.raises(errors.ServerLost, match="no store is served"):
         served.client()
-    # This also applies to objects that the client could find: the memory may belong to another store now.
+    # After the store has ended, calls also fail for objects that the client has mapped: the memory may belong to another store
+    # now.
     calls: list[Callable[[], Any]] = [
         lambda: client.get("cached"),
         lambda: client.get("cached", timeout=1),
@@ -137,7 +138,7 @@ def test_a_dead_store_raises_server_lost() -> None:
     for call in calls:
         with pytest.raises(errors.ServerLost):
             call()
-    # Held objects are still valid.
+    # Arrays that were got before the store ended are still valid.
     assert cached.numpy().tolist() == [0, 1, 2]
 
 
@@ -196,7 +197,7 @@ def test_ten_thousand_cycles_leak_nothing() -> None:
         assert before[:2] == after[:2]
         for what in ["objects", "unsealed", "retired", "clients", "host_used"]:
             assert getattr(before[2], what) == getattr(after[2], what), what
-        # 10,000 leaked objects would be 8 MB, and the large ones a gigabyte.
+        # If 10,000 objects leaked, they would occupy 8 MB, and the large ones a gigabyte.
         assert resident() - memory < 4 << 20
 
 
@@ -307,7 +308,7 @@ def test_a_cached_get_makes_no_system_call(served: StoreServer, client: store.Cl
                 client.get("cached")
         get(1000)
         gc.disable()
-        # From here on the kernel kills the process for any system call but read and write.
+        # After this call of `prctl` (seccomp), the kernel kills the process at almost any system call but read and write.
         assert call(22, 1, 0, 0, 0) == 0
         get(1000)
         os.write(1, b"done")
@@ -315,7 +316,7 @@ def test_a_cached_get_makes_no_system_call(served: StoreServer, client: store.Cl
         client.status()
         os.write(1, b"never")
         """
-    # Every tenth of a second a get checks the connection and would be killed for it: then try another thousand.
+    # Every 100 ms, `get` checks the connection by a system call, which kills the process, so the program is run up to ten times.
     outcomes = ((ended.stdout, ended.returncode) for ended in (run(text) for _ in range(10)))
     assert ("done", -9) in outcomes
 

@@ -1,4 +1,4 @@
-"""Packs: arrays by name in one allocation, put, written in place and got together."""
+"""Tests packs: several arrays in one allocation, put, written in place and got together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_pack_is_a_mapping_over_one_memory(client: store.Client, count: int) -
     assert ("z" in pack, "y" in pack, pack.get("y"), pack.get("y", 7)) == (True, False, None, 7)
     with pytest.raises(KeyError, match="the pack `pack` has no array `y`"):
         pack["y"]
-    # A pack can be put again like any other mapping.
+    # A pack that was got from the store can be put again like any other mapping.
     client.put("again", pack)
     assert client.get("again")["n"].numpy() == 5
 
@@ -47,7 +47,7 @@ def test_an_empty_pack_is_a_pack(served: StoreServer, client: store.Client, tmp_
         pack, entry = client.get(name), client.stat(name)
         assert isinstance(pack, store.Pack) and (dict(pack), pack.name, pack.nbytes) == ({}, name, 0)
         assert (entry.is_pack, entry.pack, entry.shape, entry.dtype) == (True, entry.id, None, None)
-    # An empty object is not a pack.
+    # An object of zero bytes is not a pack.
     client.put("no bytes", b"")
     assert client.get("no bytes").shape == (0,) and not client.stat("no bytes").is_pack
 
@@ -55,7 +55,7 @@ def test_an_empty_pack_is_a_pack(served: StoreServer, client: store.Client, tmp_
 @pytest.mark.parametrize("count", [10, LARGE])
 def test_a_pack_preserves_the_order_of_empty_arrays(client: store.Client, count: int) -> None:
     names = ["z", "y", "last", "b", "first", "x", "a"]
-    # Free index slots in random order, so that the arrays of the pack get slots that are not in ascending order.
+    # Objects are deleted in random order, so that the arrays of the pack get index slots that are not in ascending order.
     for number in range(100):
         client.put(f"before {number}", b"")
     for number in random.Random(1).sample(range(100), 100):

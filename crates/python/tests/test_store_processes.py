@@ -1,4 +1,4 @@
-"""The store with processes and threads: forks, Ctrl-C and concurrency."""
+"""Tests the store with several processes and threads: forks, Ctrl-C and concurrency."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_forked_child_gets_an_error_and_can_create_a_client(served: StoreServe
     for use in uses:
         assert in_child(use).startswith("Forked: ")
     assert "hint: create a client in the child process" in in_child(uses[0])
-    # Inherited arrays can be read and dropped.
+    # A forked child can read the arrays that it inherits, and can close the client.
     assert in_child(lambda: int(held.numpy()[251])) == "251"
     assert in_child(lambda: client.close()) == "None"
 
@@ -65,7 +65,7 @@ def test_a_forked_child_gets_an_error_and_can_create_a_client(served: StoreServe
             return int(mine.get("forked").numpy()[5]), int(mine.get("of the child").numpy()[0])
 
     assert in_child(own) == "(5, 7)"
-    # The parent is not affected.
+    # The calls of forked children do not affect the parent's objects.
     assert client.get("of the child").numpy()[0] == 7
     client.delete("forked")
     assert client.status().retired == 1 and held.numpy()[251] == 251
@@ -107,10 +107,10 @@ def test_ctrl_c_ends_a_wait(wait: str) -> None:
                 print("interrupted", client.get("after").numpy()[0])
             """
         process = subprocess.Popen(script(text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        # The client, and the connection on which it waits.
+        # The process has two connections: its client, and the connection on which the client waits.
         while mine.status().clients < 3:
             assert process.poll() is None, process.communicate()
-        # The process sleeps, because no response arrives.
+        # The process sleeps (state `S`) while no response arrives.
         state = ""
         while state != "S":
             with open(f"/proc/{process.pid}/stat") as file:
@@ -130,7 +130,7 @@ def test_threads_share_a_client(client: store.Client) -> None:
                 client.put(name, np.full(50, number))
                 assert client.get(name).numpy()[49] == number
                 assert client.get("common").numpy()[number] in (0, 1)
-                # Dropped while other threads make requests.
+                # The new draft is dropped immediately, while other threads make requests.
                 client.create(f"{name} draft", (LARGE,), "uint8")
                 if number % 10 == 0:
                     client.put("common", np.full(LARGE, number // 10 % 2, np.uint8))
@@ -157,7 +157,7 @@ def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
                 next(watch)
                 return
             except errors.Busy:
-                # The check below was using the watch at that moment.
+                # The main thread was using the watch at that moment.
                 pass
 
     waiting = threading.Thread(target=wait)
@@ -171,7 +171,7 @@ def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
         except errors.Timeout:
             pass
     assert busy.hint
-    # The event may arrive before the other thread waits; the thread then waits for the next one.
+    # An event may arrive before the other thread waits, so events are published until that thread ends.
     while waiting.is_alive():
         client.put("own", b"")
     waiting.join()
@@ -180,7 +180,7 @@ def test_a_watch_is_used_by_one_thread_at_a_time(client: store.Client) -> None:
 def test_other_threads_run_during_a_wait(client: store.Client) -> None:
     waits = threading.Thread(target=lambda: client.get("for all", timeout=float("inf")))
     waits.start()
-    # If the GIL were held, no thread could put the object.
+    # If the waiting thread held the GIL, this thread could not put the object.
     client.put("for all", b"")
     waits.join()
 
@@ -233,7 +233,7 @@ def test_closing_a_watch_ends_the_wait_of_another_thread(served: StoreServer, cl
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    # The thread waits and keeps waiting.
+    # The waiting thread receives one event, and then waits for the next one until the watch is closed.
     other.put(name, b"")
     while not seen:
         pass
@@ -260,7 +260,7 @@ def test_closing_a_client_ends_the_wait_of_another_thread() -> None:
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        # Both clients, and the connection on which one waits.
+        # The store has three connections: two clients, and the connection on which one client waits.
         while mine.status().clients < 3:
             pass
         client.close()

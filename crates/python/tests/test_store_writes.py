@@ -1,4 +1,4 @@
-"""Frameworks that write to read-only objects: copy-on-write exports, and faults that name the object."""
+"""Tests frameworks that write to read-only objects: exports are copy-on-write, and the report of a fault names the object."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ def test_all_protocols_but_dlpack_share_read_only_memory(client: store.Client) -
         assert address(view) == array.data_ptr() and not view.flags.writeable
     exported = np.from_dlpack(array)
     assert not exported.flags.writeable
-    # The same memory until it is written.
+    # A copy-on-write export shares the memory of the object until it is written.
     assert map_of(array.data_ptr()) == ("r--s", map_of(address(exported))[1])
     assert map_of(address(exported))[0] == "rw-p"
     # With `lent()`, the caller promises not to write, and the memory is exported directly.
     assert Careless(array.lent(), None).address == Careless(array.lent()).address == array.data_ptr()
-    # A copy does not share memory.
+    # A copy has its own memory, so it is exported without the read-only flag.
     assert Careless(array, copy=True).flags == 2
 
 
@@ -185,7 +185,7 @@ def test_a_write_fault_names_its_object_if_enabled(
     code, output = fault(served, where, WHOLEMEM_FAULT_HANDLER="1")
     first, *rest = output.splitlines()
     assert first.startswith(f"wholemem: write to {named}, which is read-only (address 0x") and code == -signal.SIGSEGV
-    # Python's own handler was installed before, and prints its message.
+    # Python's own fault handler was installed before that of wholemem, and prints its message after it.
     assert rest[0] == "Fatal Python error: Segmentation fault"
     for environment in [{}, {"WHOLEMEM_FAULT_HANDLER": "0"}]:
         code, output = fault(served, where, **environment)

@@ -1,4 +1,4 @@
-"""The stubs declare all names, arguments and docstrings of the native module, and their examples run."""
+"""Tests that the stubs declare all names, arguments and docstrings of the native module, and that their examples run."""
 
 import ast
 import doctest
@@ -12,14 +12,14 @@ import pytest
 import wholemem
 from wholemem import _native, store
 
-# The stub of one module is in several files.
+# The stub of the native module is in several files.
 STUB = Path(wholemem.__file__).parent / "_native.pyi"
 STUBS = sorted(STUB.parent.glob("_native*.pyi"))
 TREES = [ast.parse(stub.read_text()) for stub in STUBS]
 
 
 def declarations() -> Iterator[tuple[str, ast.stmt]]:
-    """Yields everything that the stubs declare, by qualified name."""
+    """Yields every declaration in the stubs of the native module, by qualified name."""
     for node in [node for tree in TREES for node in tree.body]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id, node
@@ -32,7 +32,7 @@ def declarations() -> Iterator[tuple[str, ast.stmt]]:
 
 
 DECLARED = dict(declarations())
-# Of an overloaded function, the last declaration has the docstring.
+# If a function is overloaded, only its last declaration has a docstring.
 OVERLOADS = [(name, node) for name, node in declarations() if isinstance(node, ast.FunctionDef) and "__" not in name]
 CLASSES = {name: node for name, node in DECLARED.items() if isinstance(node, ast.ClassDef)}
 DOCSTRINGS = {
@@ -50,7 +50,7 @@ def static_attribute(name: str) -> object:
 
 
 def attribute(name: str) -> Any:
-    """Returns what a user gets by a name."""
+    """Returns an attribute of the native module, or of one of its classes, by qualified name."""
     value: Any = _native
     for part in name.split("."):
         value = getattr(value, part)
@@ -58,7 +58,7 @@ def attribute(name: str) -> Any:
 
 
 def native_names() -> Iterator[str]:
-    """Yields everything that the native module has, by qualified name."""
+    """Yields the names of everything in the native module, qualified by class."""
     for name, value in vars(_native).items():
         if not name.startswith("__"):
             yield name

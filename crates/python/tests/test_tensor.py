@@ -1,4 +1,4 @@
-"""Tables over ranks, compared with numpy: content, placement and errors."""
+"""Tests tables that are divided among ranks, and compares content, placement and errors with numpy."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_populated_rows_cause_no_page_faults() -> None:
     table.populate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     assert not table.local().numpy()[::4].any()
-    # There are 4096 pages.
+    # The table has 4096 pages of 4 KiB; without `populate`, reading it would cause a fault for each.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 512
 
 
@@ -272,7 +272,7 @@ def test_element_refs_address_the_rows_of_a_view() -> None:
     part = table.rows(2, 7).columns(3, 5)
     (base, rows, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
     assert (base, rows, stride) == (part.local().data_ptr(), 5, 32)
-    # Two columns of four bytes: the layout by which a kernel counts elements.
+    # A row of the view has two columns of four bytes; a kernel needs this length to find an element.
     assert row_len == 8
 
 
@@ -283,7 +283,7 @@ def test_element_refs_count_elements_in_the_columns_of_a_view() -> None:
     (base, _, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
 
     def at(element: int) -> int:
-        # `PtrGen::At` for one chunk.
+        # Computes the address of an element as `PtrGen::At` does for a table with one chunk.
         (row, byte) = divmod(element * 4, row_len)
         return ctypes.c_int32.from_address(base + row * stride + byte).value
 

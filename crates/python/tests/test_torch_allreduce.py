@@ -1,4 +1,4 @@
-"""``FastAllreduce``: results for every type and size, registered tensors, and errors."""
+"""Tests ``FastAllreduce``: results for every type and size, registered tensors, and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_single_rank_gets_its_own_tensor(device: str) -> None:
 
 
 def freed() -> torch.Tensor:
-    """A tensor whose storage was freed, as frameworks do between two uses."""
+    """Returns a tensor whose storage was freed, as training frameworks do between two uses of a tensor."""
     tensor = torch.ones(4)
     tensor.untyped_storage().resize_(0)
     return tensor
@@ -103,7 +103,7 @@ def test_a_subclass_may_override_the_fallback(device: str) -> None:
     with Twice(0, 1, device=device) as twice:
         assert twice.all_reduce(torch.ones(2, device=device)).tolist() == [2, 2]
         assert wm.FastAllreduce.all_reduce(twice, torch.ones(2, device=device)).tolist() == [1, 1]
-    # Not initialized yet: the fallback raises the error.
+    # An object whose `__init__` did not run has no communicator: the fallback in Python raises the error.
     with pytest.raises(AttributeError, match="comm"):
         wm.FastAllreduce.__new__(wm.FastAllreduce).all_reduce(torch.ones(2, device=device))
 
@@ -172,7 +172,7 @@ def test_a_tensor_on_another_device_is_rejected() -> None:
 
 
 def is_shared(fast: wm.FastAllreduce, tensor: Any) -> bool:
-    """Whether other ranks can map a tensor's memory."""
+    """Returns true if other ranks can map the memory of a tensor."""
     if tensor.is_cuda:
         return (tensor.data_ptr(), tensor.nbytes) in fast._windows
     return map_of(tensor.data_ptr())[0] == "rw-s"
@@ -187,7 +187,7 @@ def test_a_registered_tensor_keeps_its_content_and_is_a_window(device: str) -> N
         assert torch.equal(fast.all_reduce(tensor), tensor)
         new = fast.empty((4, 4), torch.bfloat16)
         assert (new == 0).all() and new.dtype is torch.bfloat16 and new.device.type == device
-    # And the memory outlives the group.
+    # The memory of registered tensors outlives the group.
     tensor += 1
     assert tensor.sum().item() == 21
 
@@ -248,7 +248,7 @@ def test_memory_is_freed_with_its_tensor() -> None:
         assert grown(lambda: fast.empty(SIZE // 4).fill_(1)) < 10 * SIZE
         assert grown(lambda: fast.register_buffer(torch.ones(SIZE // 4))) < 10 * SIZE
         assert grown(twice) < 10 * SIZE
-        # A view also keeps the memory alive.
+        # A view of a registered tensor also keeps the shared memory alive.
         view = fast.empty(SIZE // 4).fill_(3)[10:20]
         gc.collect()
         assert is_shared(fast, view) and fast.all_reduce(view).tolist() == [3] * 10
@@ -265,7 +265,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
         comm, made = fast.comm, []
 
         def register(tensor: Any, stream: int) -> Any:
-            # As on a GPU: a window of memory that does not keep it alive.
+            # This function returns a window that does not keep the tensor's memory alive, as on a GPU.
             made.append(comm.mem_alloc(tensor.nbytes))
             return made[-1]
 
@@ -287,7 +287,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
 
 IN_PLACE = """
 import os
-# Each rank reads the other ranks' memory at the offset of its own tensor.
+# With the algorithm `one-shot`, each rank reads the other ranks' memory at the offset of its own tensor.
 os.environ["WHOLEMEM_ALGO"] = "one-shot"
 import gc, torch, wholemem.torch as wm
 rank = int(os.environ["RANK"])
@@ -299,7 +299,7 @@ with wm.FastAllreduce(rank, 2, device="cpu") as fast:
         tensor[:1000], tensor[1000:] = 1 + rank, 10 + 10 * rank
         gc.collect()
         fast.comm.barrier()
-        # Callers must not use different offsets. This test does, to see which memory is read.
+        # The ranks pass tensors at different offsets, which users must not do, so that the sum shows which memory is read.
         total = fast.all_reduce(tensor[1000 * rank :][:1000])
         print(name, total.unique().tolist(), flush=True)
 """
@@ -356,7 +356,7 @@ if through == "gloo":
     torch.distributed.init_process_group("gloo")
 
 def operand(shape, dtype, turn, of):
-    # The sums are exact: integers below 256.
+    # All values are integers, and their sums stay below 256, so the sums are exact in every dtype.
     return ((torch.arange(torch.Size(shape).numel()) + 3 * of + turn) % 20).reshape(shape).to(dtype).to(device)
 
 with wm.FastAllreduce(rank, size, max_size=1 << 20, device=device) as fast:
@@ -426,7 +426,7 @@ if rank == 0:
     except errors.Timeout as error:
         print("missing", error.missing, flush=True)
 elif through == "environment":
-    # The rank exists until the other has left, but does not call.
+    # This rank runs until the other rank has left the group, but does not call `all_reduce`.
     try:
         while True:
             fast.comm.check()

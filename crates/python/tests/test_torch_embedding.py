@@ -1,4 +1,4 @@
-"""Embeddings: forward and backward compared with torch's, with repeated indices, over several ranks."""
+"""Tests embeddings: the forward and backward passes are compared with torch's, with repeated indices, over several ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_gradients_match_a_dense_embedding(device: str, is_compiled: bool, locat
     weight = torch.randn(6, 3, dtype=torch.float64)
 
     def loss(embedding: Any, indices: Any, weight: Any) -> Any:
-        # The same rows are used twice in one call: both gradients must be added.
+        # The loss uses the rows of the same indices twice: the gradients of both uses must be added.
         first, second = embedding(indices), embedding(indices)
         return ((first @ weight).sin() + (second * second) @ weight).sum()
 
@@ -138,7 +138,7 @@ def test_deepcopy_of_a_model_is_rejected() -> None:
             copy.deepcopy(operand)
         assert caught.value.hint and "`copy.copy` shares the rows" in caught.value.hint
     assert copy.copy(ours).table is ours.table
-    # The rows are neither moved nor converted.
+    # `half`, `double` and `to` of a model neither move nor convert the rows of its embeddings.
     assert model.half().double().to("meta")[0](torch.tensor([1])).tolist() == [[1, 1]]
     assert "0.table" not in model.state_dict() and len(model.state_dict()) == 2
 
@@ -243,7 +243,7 @@ def test_a_backward_pass_keeps_its_gradients_alive(device: str, is_compiled: boo
     gc.collect()
     loss.backward()
     assert wm.as_tensor(grad.local())[2].tolist() == [6, 6]
-    # Activation checkpointing recomputes the forward pass, and gradients are added once.
+    # Activation checkpointing recomputes the forward pass, but gradients are added only once.
     ours = wm.Embedding(table, grad)
     torch.utils.checkpoint.checkpoint(lambda: rows(ours), use_reentrant=False).sum().backward()
     assert wm.as_tensor(grad.local())[2].tolist() == [12, 12]
@@ -330,7 +330,7 @@ with wholemem.Communicator.from_env(device=device) as comm:
     ours = wm.Embedding(table)
     call = torch.compile(lambda indices: (ours(indices) * 3).sum(), fullgraph=True, backend="aot_eager")
     for _ in range(2):
-        # All ranks use row 100.
+        # Every rank uses row 100 twice, so the gradients of all ranks are added to this row.
         call(torch.tensor([comm.rank, 100, 100], device=device)).backward()
     ours.step(1)
     found = wm.gather(table, torch.tensor([0, 99, 100], device=device))

@@ -1,4 +1,6 @@
-"""CUDA graphs replay gathers, scatters and all-reduces with new inputs and keep their operands alive. They need a GPU."""
+"""Tests that CUDA graphs replay gathers, scatters and all-reduces with new inputs and keep their operands alive. The tests need a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def test_captured_memory_is_not_reused() -> None:
         buffer = fast.empty(64)
         place = buffer.data_ptr()
         del buffer
-        # Memory that was not captured is reused.
+        # The memory of a tensor that no CUDA graph uses is reused.
         buffer = fast.empty(64)
         assert buffer.data_ptr() == place
         with fast.capture():
@@ -97,7 +99,7 @@ def test_a_graph_keeps_its_table_alive() -> None:
 
     graph, rows = record()
     gc.collect()
-    # Other tensors are allocated meanwhile, but not in the memory of the table, which the graph keeps.
+    # The CUDA graph keeps the memory of its table alive, so tables that are created later use other memory.
     others = [filled(comm, torch.full((5, 2), -1.0, device="cuda")) for _ in range(20)]
     for _ in range(REPLAYS):
         rows.zero_()
@@ -152,7 +154,7 @@ with wm.FastAllreduce(rank, size) as fast:
         assert (first == total).all() and (again == 2 * size * total).all(), turn
         assert (registered == sum(other + turn for other in range(size))).all(), turn
         assert (third == sum(2 * other + turn for other in range(size))).all(), turn
-        # Eager calls in between.
+        # An eager all-reduce between two replays of the CUDA graph also gives the right sum.
         assert (fast.all_reduce(small) == total).all(), turn
     torch.cuda.synchronize()
     torch.distributed.barrier()

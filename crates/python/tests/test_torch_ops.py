@@ -1,4 +1,4 @@
-"""The operators of ``wholemem.torch``: eager and compiled, compared with torch."""
+"""Tests the operators of ``wholemem.torch``, eager and compiled, and compares them with torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_scatter_and_scatter_add_match_torch(device: str) -> None:
     wm.scatter(table, indices[:2], values[:2].to(device))
     whole[indices[:2].cpu()] = values[:2]
     assert torch.equal(wm.gather(table, everything).cpu(), whole)
-    # Rows with gaps between them.
+    # The rows of the values tensor have gaps between them.
     wide = torch.ones(4, 9, device=device)
     wm.scatter_add(table, indices, wide[:, 2:7])
     whole.index_add_(0, indices.cpu(), torch.ones(4, 5))
@@ -94,7 +94,7 @@ def test_a_compiler_preserves_the_order_of_table_operators(device: str) -> None:
         out = torch.empty_like(after)
         return before * 1, after * 1, wm.gather(table, indices, out=out), out
 
-    # Compiled completely: the last stage of the compiler could reorder.
+    # The function goes through all stages of the compiler, because the last stage could reorder operators.
     work = torch.compile(work, fullgraph=True)
     for value in (5.0, 7.0):
         start = wm.gather(table, indices)
@@ -152,7 +152,7 @@ def test_threads_run_collectives() -> None:
     run_ranks(3, work)
 
 
-# The compiler has a global lock, on which the threads of a collective would deadlock.
+# The compiled case has one rank: the compiler has a global lock, on which the threads of a collective would deadlock.
 @pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
 def test_collectives_are_differentiable(size: int, is_traced: bool) -> None:
     sums, rows, roots = torch.randn(size, 4), torch.randn(size, size, 4), torch.randn(size, 4)
@@ -175,7 +175,7 @@ def test_collectives_are_differentiable(size: int, is_traced: bool) -> None:
     run_ranks(size, work)
 
 
-# Traced in the main thread: torch 2.11 crashes if it compiles in a second thread.
+# The compiled case has one rank, in the main thread: torch 2.11 crashes if it compiles in a second thread.
 @pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_collectives_are_differentiable(size: int, is_traced: bool, dtype: str) -> None:
@@ -185,7 +185,7 @@ def test_complex_collectives_are_differentiable(size: int, is_traced: bool, dtyp
         rank, x = comm.rank, torch.ones(4, dtype=rows.dtype, requires_grad=True)
 
         def loss(x: Any) -> Any:
-            # Gradients that are lazily conjugated, and others.
+            # Some gradients of this loss are lazily conjugated, others are not.
             every, one = wm.all_gather(comm, x * 1j), wm.broadcast(comm, x * 1)
             return (every * rows[rank]).real.sum() + (one.conj() * roots[rank]).imag.sum()
 
@@ -324,7 +324,7 @@ def test_inputs_may_have_any_strides(device: str) -> None:
     assert torch.equal(weights.grad, torch.ones_like(weights))
 
 
-# The compiler chooses the strides of a tensor that is contiguous in the program.
+# The compiler may choose other strides for a tensor that is contiguous in the program.
 def test_a_compiler_may_choose_the_strides_of_inputs(device: str) -> None:
     comm = joined(device)
     held = torch.arange(60.0, device=device).reshape(20, 3)
@@ -351,7 +351,7 @@ def test_bad_outputs_are_rejected() -> None:
     for gaps in (torch.ones(2, 4)[:, ::2], torch.ones(1, 2).expand(2, 2)):
         with pytest.raises(errors.WrongStride, match="the rows of the output are not contiguous") as caught:
             wm.gather(table, indices, out=gaps)
-        # A contiguous copy would be filled and dropped.
+        # The hint does not suggest a contiguous copy of the output, because the copy would be filled and dropped.
         assert caught.value.hint == "pass a contiguous tensor, and copy from it"
     with pytest.raises(errors.WrongValue, match="must have the shape"):
         wm.gather(table, indices, out=torch.ones(2, 3))

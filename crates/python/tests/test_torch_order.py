@@ -1,4 +1,4 @@
-"""The fixed order of scatters, and ``torch.use_deterministic_algorithms``, which requires it."""
+"""Tests the fixed order of scatters, and ``torch.use_deterministic_algorithms``, which requires the fixed order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def joined(device: str) -> Communicator:
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """Enables deterministic algorithms."""
+    """Enables torch's deterministic algorithms during a test."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -78,7 +78,7 @@ def test_fixed_order_gradients_are_bitwise_reproducible() -> None:
 def test_a_fixed_order_scatter_stores_the_last_row_of_the_last_rank() -> None:
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (6, 2), "float32")
-        # The last rank has fewer rows, and they are written last.
+        # The last rank has fewer rows than the other rank, and its rows are written last.
         indices = torch.tensor([5, 5, 1] if comm.rank == 0 else [5])
         values = torch.arange(len(indices))[:, None].expand(-1, 2) + 10.0 * comm.rank
         wm.scatter(table, indices, values, order="fixed")
@@ -139,7 +139,7 @@ with wholemem.Communicator.from_env(device=device) as comm:
     for turn in range(2):
         before, loss = work(torch.full((2, 2), comm.rank + 1.0, device=device))
         assert (before == 2).all(), before
-        # Two rows of each rank: ones, then twos.
+        # The scatter writes 2 to the row; rank 0 then adds two rows of ones, and rank 1 two rows of twos.
         assert loss.item() == 3 * 2 * 2 * (2 + 2 * 1 + 2 * 2), loss
         loss.backward()
     table.barrier(stream=torch.cuda.current_stream() if device == "cuda" else None)
@@ -204,7 +204,7 @@ def test_order_independent_additions_are_accepted_with_deterministic_algorithms(
         ours = wm.Embedding(WholeTensor.create(comm, (5, 2), "float32", location="host"))
         ours(indices).sum().backward()
         assert wm.as_tensor(ours.grad.local())[1].tolist() == [2, 2]
-        # Types that cannot be added raise the usual error.
+        # A scatter-add of a type that cannot be added raises the usual error.
         table = WholeTensor.create(comm, (5, 2), "float8_e4m3fn")
         with pytest.raises(errors.WrongType, match="cannot compute with float8_e4m3fn"):
             wm.scatter_add(table, indices, torch.ones(2, 2, device=device).to(torch.float8_e4m3fn))

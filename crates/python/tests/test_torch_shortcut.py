@@ -1,4 +1,6 @@
-"""The fast path that bypasses torch's dispatcher: used if there are no observers, with the same results for observers."""
+"""Tests the fast path that bypasses torch's dispatcher: it is used if there are no observers, and gives observers the same
+results.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ pytestmark = [quiet, pytest.mark.skipif(SHORTCUT is None, reason="torch does not
 
 
 class NoOperators:
-    """Fails if an operator is called."""
+    """A substitute for torch's operators that fails if an operator is called."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was called by the operator")
@@ -57,7 +59,7 @@ def test_the_fast_path_bypasses_the_dispatcher(
             assert wm.gather(table, kind, out=out) is out and torch.equal(out, whole(device)[requested])
     one = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "int32")
     assert wm.gather(one, torch.tensor(2, device=device)).shape == ()
-    # Mismatched arguments go to the operator, which raises the error.
+    # Mismatched arguments go to the torch operator, which raises the error.
     for bad in (torch.zeros(2, 4, device=device), torch.zeros(3, 3, device=device), torch.zeros(2, device=device)):
         with pytest.raises(AssertionError, match="gather_into"):
             wm.gather(table, torch.tensor([1, 2], device=device), out=bad)
@@ -110,7 +112,7 @@ def test_tensor_subclasses_use_the_dispatcher(table: WholeTensor, device: str) -
     assert torch.equal(grad, whole(device)[indices].sum((0, 1)))
     same: Callable[[Any], Any] = torch.func.functionalize(lambda requested: wm.gather(table, requested))
     assert torch.equal(same(indices), whole(device)[indices])
-    # A view with an offset into a storage without memory.
+    # The tensor is a view with an offset into a storage without memory.
     zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
     with wm.FastAllreduce(0, 1, device=device) as fast:
         assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros))
@@ -196,7 +198,9 @@ def test_importing_loads_no_compiler() -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86-64 maps low addresses on request")
 def test_cpu_memory_below_4_gib_is_accepted() -> None:
-    """An interpreter without a position-independent executable has its heap there; MAP_32BIT maps memory there."""
+    """Tests memory below 4 GiB, where an interpreter without a position-independent executable has its heap, and MAP_32BIT maps
+    memory.
+    """
     map_32bit = 0x40
     low = mmap.mmap(-1, 1 << 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_32bit)
     numbers, floats = torch.frombuffer(low, dtype=torch.int64)[:2], torch.frombuffer(low, dtype=torch.float32)[100:106]
@@ -252,7 +256,7 @@ def test_lazily_negated_views_are_resolved_or_rejected(table: WholeTensor, devic
     with pytest.raises(errors.WrongValue, match="the output is a lazily negated view"):
         wm.gather(numbers, indices, out=negative)
     assert negative.item() == -3 and negative._version == version
-    # Built by hand; and with gaps, as torch creates them.
+    # Two lazily negated outputs: a contiguous one that is built by hand, and one with gaps, as torch creates them.
     many = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag
     for out in (many.as_strided((1, 3), (3, 1), 0), many[None]):
         assert out.is_neg() and out.is_contiguous() == (out.stride(1) == 1)
@@ -335,7 +339,7 @@ def test_an_output_overlapping_its_indices_is_rejected(device: str) -> None:
     assert caught.value.hint == "use a separate output buffer"
     assert both.tolist() == [3, 1, 2, 5]
     assert wm.gather(numbers, both, out=both).tolist() == [30, 10, 20, 50]
-    # An observer that is active during the call sees it once: overwritten indices cannot be used again.
+    # An observer that is active during a gather must see it once, because a gather that overwrote its indices cannot be repeated.
     with torch.autograd.forward_ad.dual_level():
         again = torch.tensor([0, 3], device=device)
         numbers.write(0, torch.arange(1, 10, device=device) % 9)

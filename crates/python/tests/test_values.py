@@ -1,4 +1,4 @@
-"""The values of arrays: printing, indexing, comparison and conversion through numpy, and errors without numpy."""
+"""Tests the values of arrays: printing, indexing, comparison and conversion through numpy, and errors without numpy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_basic_indexing_matches_numpy(key: Any) -> None:
         found, expected = wholemem.asarray(operand)[key], operand[key]
         assert isinstance(found, Array) and found.shape == expected.shape
         np.testing.assert_array_equal(found.numpy(), expected)
-        # A view: writes are visible in both.
+        # The selected array is a view: writes to it are visible in the original array, and the reverse.
         if expected.size:
             found.numpy()[...] = -1
             assert (operand[key] == -1).all()
@@ -116,7 +116,7 @@ def test_printing_shows_values() -> None:
     assert repr(ours([1]).as_readonly()) == "Array([1], shape=(1,), dtype=int64, device=cpu, readonly)"
     assert "..." in repr(wholemem.zeros((1000, 1000), "int8"))
     assert str(wholemem.zeros((2, 2), "bool")).startswith("Array([[False, False],\n       [False, False]], ")
-    # numpy does not have this type, and must not show its bits as values.
+    # numpy does not have the type `float8_e5m2`, and must not show the bits of such elements as values.
     assert repr(wholemem.zeros(2, "float8_e5m2")) == "Array(shape=(2,), dtype=float8_e5m2, device=cpu)"
     with pytest.raises(errors.Unsupported, match="numpy has no type float8_e5m2"):
         wholemem.zeros(2, "float8_e5m2").tolist()

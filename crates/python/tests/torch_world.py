@@ -18,7 +18,7 @@ ON_GPU = bool(os.environ.get("WHOLEMEM_REQUIRE_CUDA"))
 DEVICES = ["cuda"] if ON_GPU else ["cpu", "cuda"] if HAS_CUDA else ["cpu"]
 LIMIT = 300
 
-# torch warns about its own code.
+# The tests ignore warnings of torch about its own code.
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch")
 
 needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="torch finds no GPU")

@@ -1,4 +1,4 @@
-"""One memory over many GPUs, processes and threads.
+"""Shares memory among many GPUs, processes and threads: as tables, windows and objects of a store.
 
 Importing the package loads no driver and starts no thread. Every rank joins a :class:`Communicator`. Through it, ranks create
 a :class:`WholeTensor`, whose rows are divided among the ranks and gathered by all of them, or a :class:`Window`, of which every

@@ -13,7 +13,9 @@ from typing import Optional
 
 
 def find_program() -> Optional[Path]:
-    """The program of this installation: the script that its record lists, or that of `pip install --target`."""
+    """Returns the path of the installed program ``wholemem``: a file of the package's record, or ``bin/wholemem`` after ``pip
+    install --target``.
+    """
     files = metadata.files("wholemem") or []
     recorded = [Path(str(file.locate())) for file in files if file.name == "wholemem" and file.parent.name == "bin"]
     beside = Path(__file__).resolve().parent.parent / "bin" / "wholemem"

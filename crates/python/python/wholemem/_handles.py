@@ -1,4 +1,4 @@
-"""Integer handles of objects, because torch operators accept only tensors and plain values.
+"""Assigns integer handles to objects, because torch operators accept only tensors and plain values as arguments.
 
 Handles are weak references: a handle resolves to its object while the object is alive.
 
@@ -32,7 +32,7 @@ _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def register(object: Any) -> int:
-    """Assigns a handle to an object. Handles are never reused.
+    """Assigns an integer handle to an object. Handles are never reused.
 
     Args:
         object: The object, of a class that supports weak references.
@@ -46,7 +46,7 @@ def register(object: Any) -> int:
 
 
 def find(handle: int, kind: type[T]) -> T:
-    """Returns the object of a handle.
+    """Returns the object to which an integer handle was assigned.
 
     Args:
         handle: The handle.

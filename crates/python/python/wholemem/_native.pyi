@@ -1,4 +1,4 @@
-"""The native half of the package ``wholemem``, which re-exports its public names."""
+"""The native module of the package ``wholemem``. The package re-exports the public names of this module."""
 
 from os import PathLike
 from types import TracebackType
@@ -28,7 +28,7 @@ _Ints = Union[int, list[int], tuple[int, ...], range]
 
 @final
 class Array:
-    """A view of memory that keeps its owner alive and that every framework imports without a copy.
+    """An array: a view of memory that keeps the owner of the memory alive, and that every framework imports without a copy.
 
     Ints and slices in ``[]`` select views, or a number. ``==``, ``bool``, iteration and printing require numpy. Values on a
     GPU are copied to the host, and the call waits for the work that uses the array. An array on a GPU with more than 1 MiB is
@@ -48,65 +48,67 @@ class Array:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The length of each dimension."""
+        """The shape of the array: the length of each dimension."""
     @property
     def stride(self) -> tuple[int, ...]:
-        """The stride of each dimension, in elements."""
+        """The stride of each dimension of the array, in elements."""
     @property
     def dtype(self) -> str:
-        """The name of the element type, as in numpy: ``float32``; also ``bfloat16`` and ``float8_e4m3fn``."""
+        """The name of the array's element type: a name of numpy such as ``float32``, or of a type that numpy does not have,
+        such as ``bfloat16``.
+        """
     @property
     def device(self) -> str:
-        """The device of the memory: ``cpu``, ``cuda:0`` and so on."""
+        """The device that holds the array's memory: ``cpu``, ``cuda:0`` and so on."""
     @property
     def readonly(self) -> bool:
-        """Whether the array is read-only."""
+        """True if the array is read-only."""
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
+        """The number of dimensions of the array."""
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements of the array."""
     @property
     def itemsize(self) -> int:
-        """The size of an element in bytes."""
+        """The size of one element of the array in bytes."""
     @property
     def nbytes(self) -> int:
-        """The size of all elements in bytes, without gaps."""
+        """The size of all elements of the array in bytes, without the gaps between them."""
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements are contiguous, the last dimension fastest."""
+        """True if the elements of the array are contiguous in C order (the last dimension is the fastest)."""
     def data_ptr(self) -> int:
-        """Returns the address of the first element."""
+        """Returns the address of the first element of the array."""
     def numpy(self) -> Any:
-        """Returns a numpy array that shares this memory.
+        """Returns a numpy array that shares the memory of this array.
 
         Raises:
             wholemem.errors.Unsupported: The memory is on a GPU, or numpy does not have the element type.
         """
     def memoryview(self) -> memoryview:
-        """Returns a ``memoryview`` of the same memory.
+        """Returns a ``memoryview`` of the memory of this array.
 
         Raises:
             wholemem.errors.Unsupported: The memory is on a GPU.
             wholemem.errors.WrongStride: The array is not contiguous.
         """
     def as_readonly(self) -> Array:
-        """Returns an array of the same memory that is exported as read-only."""
+        """Returns an array that shares the memory of this array and is exported as read-only."""
     def lent(self) -> Array:
-        """Returns an array of the same memory for a framework without a read-only flag, such as JAX. The caller promises not to
-        write to it.
+        """Returns an array that shares the memory of this array, for a framework without a read-only flag, such as JAX. The
+        caller promises not to write to the memory.
 
         DLPack then exports a read-only object directly instead of as a copy-on-write map.
         """
     def item(self) -> Any:
-        """Returns the only element as a Python number. An element on a GPU is copied to the host.
+        """Returns the only element of the array as a Python number. An element on a GPU is copied to the host.
 
         Raises:
             wholemem.errors.WrongValue: The array does not have exactly one element.
         """
     def tolist(self) -> Any:
-        """Returns the elements as nested lists of Python numbers. Elements on a GPU are copied to the host."""
+        """Returns the elements of the array as nested lists of Python numbers. Elements on a GPU are copied to the host."""
     def __getitem__(self, key: Any) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __float__(self) -> float: ...
@@ -148,7 +150,7 @@ def zeros(shape: Union[int, Sequence[int]], dtype: Any) -> Array:
     """
 
 def asarray(object: Any) -> Array:
-    """Returns a view of an array of any framework, or of a buffer, without a copy.
+    """Returns an array that is a view of another framework's array, or of a buffer, without a copy.
 
     Args:
         object: An object with DLPack, the buffer protocol or numpy's array interface.
@@ -163,7 +165,8 @@ def asarray(object: Any) -> Array:
     """
 
 def element_types() -> list[tuple[str, bool, Optional[str]]]:
-    """Lists the element types of tables: name, whether the type supports arithmetic, and the format of the buffer protocol.
+    """Lists the element types that tables support: the name, whether arithmetic is supported, and the format in Python's
+    buffer protocol.
 
     Returns:
         One tuple for each type. The format is ``None`` if the buffer protocol has none.
@@ -174,7 +177,7 @@ def element_types() -> list[tuple[str, bool, Optional[str]]]:
     """
 
 def unique_id() -> str:
-    """Creates a unique id, by which ranks join one group. One rank calls it and sends the id to the others.
+    """Creates a unique id, with which ranks join a group. One rank creates the id and sends it to the other ranks.
 
     Returns:
         The id as text. It contains a secret.
@@ -191,7 +194,7 @@ class Exchange:
 
     @staticmethod
     def of(kind: type, *others: type) -> Optional[Exchange]:
-        """Opens the exchange API of a framework.
+        """Opens a framework's DLPack C exchange API, by which native code reads tensors.
 
         Args:
             kind: The tensor class, which publishes ``__dlpack_c_exchange_api__``.
@@ -202,7 +205,7 @@ class Exchange:
             version, or if the classes publish different ones.
         """
     def gather(self, table: WholeTensor, indices: Any, out: Any) -> None:
-        """Gathers rows of a table into a tensor, and converts them to its type.
+        """Gathers rows of a table into a tensor, and converts the elements to the tensor's type.
 
         Args:
             table: The table.
@@ -216,7 +219,7 @@ class Exchange:
             wholemem.errors.WrongValue: ``out`` has another shape.
         """
     def scatter(self, table: WholeTensor, indices: Any, values: Any, add: bool, order: str) -> None:
-        """Writes or adds rows to a table, converted to its type.
+        """Scatters rows to a table: writes or adds them, converted to the table's element type.
 
         Args:
             table: The table.
@@ -232,7 +235,7 @@ class Exchange:
             wholemem.errors.WrongValue: ``values`` has another shape, or the order does not exist.
         """
     def all_reduce(self, comm: Communicator, input: Any, output: Any, op: str) -> None:
-        """Reduces tensors over all ranks.
+        """Reduces the tensors of all ranks element by element (all-reduce).
 
         Args:
             comm: The communicator.
@@ -245,7 +248,7 @@ class Exchange:
             wholemem.errors.Timeout: A rank did not call in time.
         """
     def all_gather(self, comm: Communicator, input: Any, output: Any) -> None:
-        """Concatenates the tensors of all ranks along a new first dimension.
+        """Concatenates the tensors of all ranks along a new first dimension (all-gather).
 
         Args:
             comm: The communicator.
@@ -257,7 +260,7 @@ class Exchange:
             wholemem.errors.Timeout: A rank did not call in time.
         """
     def broadcast(self, comm: Communicator, input: Any, output: Any, root: int) -> None:
-        """Copies the root's tensor to all ranks.
+        """Copies the tensor of the root rank to all ranks (broadcast).
 
         Args:
             comm: The communicator.
@@ -272,7 +275,7 @@ class Exchange:
 
 @final
 class Shortcut:
-    """Runs gathers and all-reduces of a framework's tensors without its dispatcher.
+    """The fast path: runs gathers and all-reduces of a framework's tensors without the framework's dispatcher.
 
     A call takes the fast path only if no observer (mode, profiler, tracer) is active and the tensors are plain: of the classes
     that ``exchange`` accepts, contiguous and without lazy negation.
@@ -306,7 +309,7 @@ class Shortcut:
         mark_written: Callable[[tuple[Any, ...]], Any],
     ) -> Shortcut: ...
     def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
-        """Gathers rows of a table without the dispatcher.
+        """Gathers rows of a table without going through the framework's dispatcher.
 
         Args:
             table: A :class:`wholemem.WholeTensor`.
@@ -318,7 +321,7 @@ class Shortcut:
             The rows, or ``None`` if the call must go through the dispatcher.
         """
     def all_reduce(self, comm: Communicator, input: Any, output: Any) -> bool:
-        """Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher.
+        """Sums a tensor over all ranks, into another tensor or in place, without going through torch's dispatcher.
 
         Args:
             comm: The communicator.
@@ -331,7 +334,7 @@ class Shortcut:
 
 @final
 class ShortGather:
-    """A gather function that takes the fast path if possible, and otherwise calls the wrapped Python function.
+    """A gather function that bypasses torch's dispatcher if possible, and otherwise calls the wrapped Python function.
 
     It binds, pickles and is documented like the wrapped function.
 
@@ -350,7 +353,7 @@ class ShortGather:
     def __get__(self, instance: Any, owner: Any = None) -> Any: ...
 
 class ShortReduction:
-    """Base class for sums over all ranks that take the fast path if possible.
+    """Base class of objects that sum tensors over all ranks and bypass torch's dispatcher if possible.
 
     A subclass has the communicator as ``comm``, and the method ``_all_reduce``, which goes through the dispatcher.
 
@@ -364,7 +367,7 @@ class ShortReduction:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
     def all_reduce(self, tensor: Tensor, out: Optional[Tensor] = None) -> Tensor:
-        """Returns the sum of all ranks' tensors. All ranks call it.
+        """Returns the sum of the tensors of all ranks. Every rank must call this method.
 
         The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read in place; other tensors are
         staged. torch does not see the call: it is not differentiable, and autograd does not notice that ``out`` was overwritten.
@@ -382,7 +385,7 @@ class ShortReduction:
             wholemem.errors.Timeout: A rank did not call in time.
         """
     def _use_shortcut(self, shortcut: Shortcut) -> None:
-        """Enables the fast path.
+        """Enables the fast path, which bypasses torch's dispatcher.
 
         Args:
             shortcut: The fast path of this process.
@@ -454,7 +457,8 @@ class Communicator:
     def from_torch(
         cls, group: Any = None, *, device: Any = None, timeout: Optional[float] = None
     ) -> Communicator:
-        """Creates a communicator of the ranks of a ``torch.distributed`` process group, which is used to exchange the unique id.
+        """Creates a communicator of the ranks of a ``torch.distributed`` process group, which is used only to exchange the
+        unique id.
 
         Args:
             group: The process group. ``None`` is the default group.
@@ -472,7 +476,7 @@ class Communicator:
     def local(
         cls, size: int, *, device: Any = None, timeout: Optional[float] = None
     ) -> list[Communicator]:
-        """Creates a group of threads of this process.
+        """Creates a group whose ranks are threads of this process, and returns the communicator of each rank.
 
         Args:
             size: The number of ranks.
@@ -488,21 +492,21 @@ class Communicator:
         """
     @property
     def rank(self) -> int:
-        """The number of this rank."""
+        """The number of this rank in the group, counted from 0."""
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks in the group."""
     @property
     def device(self) -> str:
         """The device of this rank."""
     @property
     def _handle(self) -> int:
-        """The handle of this object for torch operators: see ``wholemem._handles``."""
+        """The integer handle by which torch operators refer to this communicator: see ``wholemem._handles``."""
     @property
     def closed(self) -> bool:
-        """Whether this communicator was closed."""
+        """True if this communicator was closed."""
     def barrier(self, *, stream: Any = None) -> None:
-        """Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+        """Waits until all ranks have called this method, and makes the earlier writes of each rank visible to all ranks.
 
         Args:
             stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
@@ -521,7 +525,8 @@ class Communicator:
             wholemem.errors.PeerLost: A rank exited.
         """
     def mem_alloc(self, nbytes: int) -> Window:
-        """Allocates a window filled with zeros. All ranks call it.
+        """Allocates a window: zeroed memory of which every rank has a part, and which all ranks map. Every rank must call this
+        method.
 
         Args:
             nbytes: The size of this rank's part. It may be 0.
@@ -534,7 +539,8 @@ class Communicator:
             wholemem.errors.PeerLost: A rank exited.
         """
     def window_register(self, array: Any, *, stream: Any = None) -> Window:
-        """Registers existing GPU memory as a window, so that collectives read it in place. All ranks call it.
+        """Registers existing GPU memory as a window (memory that all ranks map), so that collectives read the memory in place.
+        Every rank must call this method.
 
         Args:
             array: A contiguous array on this rank's GPU, allocated in :func:`wholemem.torch.pool.mem_pool` or in torch's
@@ -556,7 +562,8 @@ class Communicator:
     def all_reduce(self, array: Tensor, out: None = None, *, op: ReduceOp = "sum", stream: Any = None) -> Tensor: ...
     @overload
     def all_reduce(self, array: Any, out: _Out, *, op: ReduceOp = "sum", stream: Any = None) -> _Out:
-        """Reduces arrays over all ranks. All ranks call it and get a bitwise equal result.
+        """Reduces the arrays of all ranks element by element. Every rank must call this method, and gets a bitwise equal
+        result.
 
         If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks
         or on none.
@@ -584,7 +591,7 @@ class Communicator:
     def all_gather(self, array: Tensor, out: None = None, *, stream: Any = None) -> Tensor: ...
     @overload
     def all_gather(self, array: Any, out: _Out, *, stream: Any = None) -> _Out:
-        """Concatenates the arrays of all ranks along a new first dimension, in the order of ranks. All ranks call it.
+        """Concatenates the arrays of all ranks along a new first dimension, in rank order. Every rank must call this method.
 
         Args:
             array: The array of this rank.
@@ -599,7 +606,7 @@ class Communicator:
             wholemem.errors.Timeout: A rank did not call in time.
         """
     def broadcast(self, array: _Out, root: int = 0, *, stream: Any = None) -> _Out:
-        """Copies the root's array to the arrays of all ranks. All ranks call it.
+        """Copies the array of the root rank to the arrays of all ranks. Every rank must call this method.
 
         Args:
             array: The array of this rank, which is overwritten except on the root.
@@ -614,7 +621,7 @@ class Communicator:
             wholemem.errors.Timeout: A rank did not call in time.
         """
     def check(self) -> None:
-        """Raises the error that made the group fail, if any, without waiting.
+        """Raises the error with which the group of ranks failed, if it has failed. Does not wait for other ranks.
 
         Raises:
             wholemem.errors.PeerLost: A rank exited.
@@ -622,10 +629,10 @@ class Communicator:
             wholemem.errors.Timeout: A call timed out.
         """
     def abort(self) -> None:
-        """Ends the group on all ranks. It may be called from any thread."""
+        """Aborts the group on all ranks: their calls end with an error. Any thread may call this method."""
     def close(self) -> None:
-        """Leaves the group. Calls that wait for this rank end with an error; kernels on GPUs end at their timeout. Memory stays
-        valid.
+        """Leaves the group. Calls of other ranks that wait for this rank end with an error; their GPU kernels end at the
+        timeout. Memory of the group stays valid.
         """
     def __enter__(self) -> Communicator: ...
     def __exit__(
@@ -637,7 +644,8 @@ class Communicator:
 
 @final
 class Window:
-    """Memory of which every rank has a part, and which all ranks have mapped. It is freed with the last array of it.
+    """A window: memory of which every rank has a part, and which all ranks have mapped. The memory is freed when the window
+    and its last array are dropped.
 
     >>> import wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -649,9 +657,9 @@ class Window:
 
     @property
     def nbytes(self) -> int:
-        """The size of this rank's part in bytes."""
+        """The size of this rank's part of the window in bytes."""
     def nbytes_of(self, rank: int) -> int:
-        """Returns the size of a rank's part in bytes.
+        """Returns the size of a rank's part of the window in bytes.
 
         Args:
             rank: The rank.
@@ -662,7 +670,7 @@ class Window:
     def local(
         self, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
-        """Returns an array of this rank's part.
+        """Returns an array of this rank's part of the window.
 
         Args:
             dtype: The element type. ``None`` is ``uint8``.
@@ -678,7 +686,7 @@ class Window:
     def peer(
         self, rank: int, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
-        """Returns an array of another rank's part, which this rank accesses directly.
+        """Returns an array of another rank's part of the window, which this rank accesses directly.
 
         Args:
             rank: The rank.
@@ -719,7 +727,7 @@ class WholeTensor:
         rows_of_each: Optional[Sequence[int]] = None,
         equal_addresses: bool = False,
     ) -> WholeTensor:
-        """Creates a table filled with zeros. All ranks call it with the same arguments.
+        """Creates a table filled with zeros. Every rank must call this method with the same arguments.
 
         Args:
             comm: The communicator.
@@ -772,7 +780,7 @@ class WholeTensor:
                 arguments.
         """
     def save(self, path: Union[str, PathLike[str]], *, overwrite: bool = False) -> None:
-        """Saves the table as a folder, which appears only when it is complete. All ranks call it.
+        """Saves the table as a folder, which appears only when it is completely written. Every rank must call this method.
 
         Args:
             path: The folder.
@@ -782,7 +790,8 @@ class WholeTensor:
             wholemem.errors.BadFile: The folder exists or cannot be written.
         """
     def like(self) -> WholeTensor:
-        """Creates a table of the same shape, type, kind, location and partition, filled with zeros. All ranks call it.
+        """Creates a zeroed table with the shape, type, kind, location and partition of this table. Every rank must call this
+        method.
 
         Returns:
             The new table.
@@ -791,7 +800,7 @@ class WholeTensor:
             wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
         """
     def barrier(self, *, stream: Any = None) -> None:
-        """Waits until all ranks have called it, and makes their earlier writes visible to all ranks.
+        """Waits until all ranks have called this method, and makes their earlier writes to the table visible to all ranks.
 
         Args:
             stream: The CUDA stream whose earlier work is included. ``None`` is the default stream.
@@ -802,37 +811,39 @@ class WholeTensor:
         """
     @property
     def shape(self) -> tuple[int, ...]:
-        """The length of each dimension, rows first."""
+        """The shape of the table: the length of each dimension, rows first."""
     @property
     def stride(self) -> tuple[int, ...]:
-        """The stride of each dimension, in elements."""
+        """The stride of each dimension of the table, in elements."""
     @property
     def dtype(self) -> str:
-        """The name of the element type, as in numpy."""
+        """The name of the table's element type, as in numpy."""
     @property
     def kind(self) -> str:
-        """How the rows are addressed: ``continuous`` or ``chunked``."""
+        """The kind of the table: ``continuous`` (one range of addresses for all rows) or ``chunked`` (one range for each
+        rank's rows).
+        """
     @property
     def location(self) -> str:
-        """Where the rows are stored: ``device`` or ``host``."""
+        """The location of the table's rows: ``device`` memory or ``host`` memory."""
     @property
     def device(self) -> str:
-        """The device with which this rank accesses the rows."""
+        """The device with which this rank accesses the rows of the table."""
     @property
     def _handle(self) -> int:
-        """The handle of this object for torch operators: see ``wholemem._handles``."""
+        """The integer handle by which torch operators refer to this table: see ``wholemem._handles``."""
     @property
     def local_rows(self) -> tuple[int, int]:
-        """This rank's rows: the first, and one past the last."""
+        """The range of the table's rows that this rank stores: the first row, and one past the last row."""
     def __len__(self) -> int: ...
     def __array__(self, dtype: Any = None, *, copy: Optional[bool] = None) -> NDArray[Any]:
-        """Called by numpy. Returns all rows without a copy if the table is continuous and in host memory; otherwise raises. It does
-        not wait for work on a GPU: call ``barrier`` first.
+        """Returns all rows to numpy without a copy if the table is continuous and in host memory; otherwise raises. Does not
+        wait for work on a GPU: call ``barrier`` first.
         """
     def local(self) -> Array:
-        """Returns this rank's rows, without a copy."""
+        """Returns an array of the table's rows that this rank stores, without a copy."""
     def rows_of(self, rank: int) -> Array:
-        """Returns another rank's rows, which this rank accesses directly, without a copy.
+        """Returns an array of the table's rows that another rank stores, without a copy. This rank accesses them directly.
 
         Args:
             rank: The rank.
@@ -844,13 +855,13 @@ class WholeTensor:
             wholemem.errors.WrongValue: The rank does not exist.
         """
     def all(self) -> Array:
-        """Returns all rows of a continuous table, without a copy.
+        """Returns an array of all rows of a continuous table, without a copy.
 
         Raises:
             wholemem.errors.WrongValue: The table is chunked.
         """
     def rows(self, start: int, stop: int) -> WholeTensor:
-        """Returns a range of rows as a table that shares the memory.
+        """Returns a range of this table's rows as a table that shares the memory of this table.
 
         Args:
             start: The first row.
@@ -860,7 +871,7 @@ class WholeTensor:
             wholemem.errors.WrongValue: The range is not inside the table.
         """
     def columns(self, start: int, stop: int) -> WholeTensor:
-        """Returns a range of columns (the second dimension) as a table that shares the memory.
+        """Returns a range of this table's columns (the second dimension) as a table that shares the memory of this table.
 
         Args:
             start: The first column.
@@ -939,7 +950,7 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> _Out:
-        """Gathers the rows at the indices.
+        """Copies the rows of the table at the given indices to an array (gather).
 
         Indices of torch return a torch tensor, and the work runs on torch's current stream unless ``stream`` is given. Indices of
         numpy return a numpy array, or an :class:`Array` if numpy does not have the element type. Other indices return an
@@ -978,7 +989,8 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
-        """Writes rows to the rows at the indices. Other ranks see them after the next :meth:`barrier`.
+        """Writes rows of an array to the rows of the table at the given indices (scatter). Other ranks see the writes after
+        the next :meth:`barrier`.
 
         If the table is on a GPU, indices and rows in host memory are copied to it, and the call waits for the copies. torch
         tensors are not copied. Rows are written in any order. If ``array`` is part of a table, it must not overlap the written
@@ -1009,7 +1021,8 @@ class WholeTensor:
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
-        """Adds rows to the rows at the indices. Other ranks see the sums after the next :meth:`barrier`.
+        """Adds rows of an array to the rows of the table at the given indices (scatter-add). Other ranks see the sums after
+        the next :meth:`barrier`.
 
         With the order ``fixed``, and for a table in host memory, it is a collective call. Otherwise it behaves as
         :meth:`scatter`.
@@ -1029,18 +1042,19 @@ class WholeTensor:
             wholemem.errors.WrongValue: ``array`` has another shape.
         """
     def populate(self) -> None:
-        """Maps all rows into the page table of this process, as huge pages if the kernel supports it.
+        """Maps all rows of the table into the page table of this process, as huge pages if the kernel supports them.
 
         Call it after the rows are written and before gathers from host memory. It has no effect on GPU memory.
         """
     def check(self) -> None:
-        """Raises the error of a bad index in work that has run, if any.
+        """Raises an error if finished work on the table had an index outside the table.
 
         Raises:
             wholemem.errors.BadIndex: An index was outside the table.
         """
     def reference_ptr(self) -> int:
-        """Returns the address of the ``wholemem::ElementRef`` of this table, for kernels of users.
+        """Returns the address of a ``wholemem::ElementRef``, through which CUDA kernels of users access the elements of this
+        table.
 
         A ``PtrGen`` of it computes the addresses of elements, also for a table that is a range of rows and columns. The address
         is valid while this object lives.
@@ -1053,7 +1067,7 @@ def findings() -> list[
         list[tuple[int, str, int, list[tuple[str, bool, Optional[str]]]]],
     ]
 ]:
-    """Tests the capabilities of this machine, for :func:`wholemem.doctor`.
+    """Tests the capabilities (optional features) of this machine's devices, for :func:`wholemem.doctor`.
 
     Returns:
         One tuple for each backend: name, the reason if it is not available, and its devices. A device is a tuple of number,
@@ -1061,7 +1075,7 @@ def findings() -> list[
     """
 
 def collect_shared() -> int:
-    """Releases arrays that were shared with a store and whose objects were freed.
+    """Releases GPU arrays that were published to a store without a copy and whose objects the store has freed.
 
     Returns:
         The number of shared arrays that are still held.

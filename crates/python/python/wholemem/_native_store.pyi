@@ -1,4 +1,4 @@
-"""The store's part of the native half: see :mod:`wholemem.store`."""
+"""Type stubs of the native classes that :mod:`wholemem.store` exports."""
 
 import builtins
 from os import PathLike
@@ -10,7 +10,8 @@ from ._native import Array
 
 @final
 class Client:
-    """A connection to a store that ``wholemem serve`` serves. Threads may share it; a forked child needs its own.
+    """A connection to an object store that ``wholemem serve`` runs. Threads may share a connection; a forked child process
+    needs its own.
 
     Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
     its arrays stay valid. After a call has detected that the store has ended, every later call raises
@@ -39,17 +40,18 @@ class Client:
     def __init__(self, socket: Optional[Union[str, PathLike[str]]] = None) -> None: ...
     @property
     def socket(self) -> Path:
-        """The path of the store's socket."""
+        """The path of the Unix socket of the store."""
     @property
     def closed(self) -> bool:
-        """Whether the connection was closed."""
+        """True if the connection to the store was closed."""
     def get(self, name: str, timeout: Optional[float] = None) -> Any:
-        """Gets the current object of a name, without a copy.
+        """Returns the current object of a name in the store, without a copy.
 
         DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
         write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer
-        protocol use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel that writes
-        to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a writable copy.
+        protocol use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel
+        that writes to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a
+        writable copy.
 
         Getting an object again takes about a microsecond and no system call.
 
@@ -65,7 +67,7 @@ class Client:
             wholemem.errors.Timeout: The name did not appear in time.
         """
     def put(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
-        """Copies an array into the store, or a mapping of names to arrays as a pack.
+        """Copies an array into the store, or a mapping of names to arrays as a pack (one object with several arrays).
 
         An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also has its own name:
         ``name/array``.
@@ -84,7 +86,7 @@ class Client:
             wholemem.errors.WrongStride: An array is not contiguous.
         """
     def publish(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
-        """Gives an array a name, without a copy if it is an object of this store.
+        """Publishes an array under a name, without a copy if the array is already an object of this store.
 
         An array that this client got, by its name or from a pack, gets a second name. It is copied if it was deleted or replaced
         meanwhile. Other values are copied, as by :meth:`put`.
@@ -102,7 +104,7 @@ class Client:
             wholemem.errors.WrongStride: An array is not contiguous.
         """
     def share(self, name: str, array: Any, *, timeout: Optional[float] = None) -> int:
-        """Publishes an array on a GPU under a name without a copy: the object is the array's memory.
+        """Publishes an array on a GPU as an object of the store, without a copy: the object uses the array's memory.
 
         The memory must be shareable: allocated in :func:`wholemem.torch.pool.mem_pool`, a table or window of this package, or in
         torch's expandable segments if the array is inside one segment. The store holds the whole allocation, and all of it counts
@@ -131,7 +133,7 @@ class Client:
         device: Any = None,
         timeout: Optional[float] = None,
     ) -> Draft:
-        """Creates an object that is written in place and then sealed.
+        """Creates a draft: an object of the store that is written in place and then sealed (made immutable and visible).
 
         Args:
             name: The name that the object will have.
@@ -155,7 +157,7 @@ class Client:
         device: Any = None,
         timeout: Optional[float] = None,
     ) -> PackDraft:
-        """Creates a pack of arrays that are written in place and then sealed together.
+        """Creates the draft of a pack (several arrays in one allocation), which is written in place and then sealed.
 
         Args:
             name: The name that the pack will have.
@@ -171,7 +173,8 @@ class Client:
             wholemem.errors.OverQuota: The quota is exhausted.
         """
     def delete(self, name: Union[str, Entry]) -> None:
-        """Deletes an object or a draft. Processes that hold the object keep it; its memory is freed with the last of them.
+        """Deletes an object or a draft from the store. Processes that hold the object can still use it; its memory is freed
+        when the last of them releases it.
 
         Args:
             name: The name of an object, or an :class:`Entry` of exactly the object or draft to delete.
@@ -181,7 +184,7 @@ class Client:
             wholemem.errors.NotFound: The name or object does not exist.
         """
     def drafts(self, prefix: str = "") -> builtins.list[Entry]:
-        """Lists the drafts of all clients, which were created and not sealed, sorted by name. A pack is one draft.
+        """Lists the drafts (objects that are not sealed yet) of all clients of the store, sorted by name. A pack is one draft.
 
         Args:
             prefix: The beginning of the names.
@@ -190,7 +193,7 @@ class Client:
             One entry for each draft.
         """
     def list(self, prefix: str = "") -> builtins.list[Entry]:
-        """Lists the objects, sorted by name.
+        """Lists the objects of the store, sorted by name.
 
         Args:
             prefix: The beginning of the names.
@@ -199,7 +202,7 @@ class Client:
             One entry for each object.
         """
     def stat(self, name: str) -> Entry:
-        """Returns the description of the current object of a name.
+        """Returns the description of the current object of a name in the store.
 
         Args:
             name: The name of the object.
@@ -208,9 +211,9 @@ class Client:
             wholemem.errors.NotFound: The name does not exist.
         """
     def status(self) -> Status:
-        """Returns the numbers of objects and clients and the used memory of the store."""
+        """Returns the status of the store: the numbers of objects and clients, and the memory in use."""
     def watch(self, prefix: str = "") -> Watch:
-        """Subscribes to the events of names.
+        """Subscribes to the events (object published, object deleted) of names with a prefix.
 
         Args:
             prefix: The beginning of the names.
@@ -219,7 +222,7 @@ class Client:
             An iterator over later events.
         """
     def close(self) -> None:
-        """Closes the connection and its watches. Arrays stay valid.
+        """Closes the connection to the store and the watches of the connection. Arrays from the store stay valid.
 
         Calls of other threads that are waiting raise :class:`wholemem.errors.Closed`; their requests may or may not have been
         executed.
@@ -234,7 +237,8 @@ class Client:
 
 @final
 class Draft:
-    """An object that is being written. As a context manager, it is sealed at the end, or abandoned if the block raises.
+    """A draft: an object of the store that is still being written. A ``with`` block seals the draft at its end, or abandons it
+    if the block raises.
 
     Sealing unmaps host memory from this process. If an array of the draft still exists, or a child process that was forked
     after one was created, :class:`wholemem.errors.InUse` is raised and the draft stays open. On a GPU, arrays may remain, but
@@ -250,12 +254,12 @@ class Draft:
 
     @property
     def name(self) -> str:
-        """The name that the object will have."""
+        """The name that the object of the draft will have in the store."""
     @property
     def array(self) -> Array:
-        """The memory of the object as a writable array, initially zero."""
+        """The memory of the draft as a writable array, initially zero."""
     def seal(self, *, stream: Any = None) -> int:
-        """Seals the object and publishes it under its name.
+        """Seals the draft (makes its object immutable) and publishes the object under its name.
 
         Args:
             stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
@@ -279,7 +283,8 @@ class Draft:
 
 @final
 class PackDraft:
-    """A pack that is being written: a mapping of names to arrays. As a context manager, it is sealed like a :class:`Draft`.
+    """The draft of a pack: a mapping of names to arrays that are still being written. A ``with`` block seals or abandons it
+    like a :class:`Draft`.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -292,9 +297,9 @@ class PackDraft:
 
     @property
     def name(self) -> str:
-        """The name that the pack will have."""
+        """The name that the pack will have in the store."""
     def seal(self, *, stream: Any = None) -> int:
-        """Seals the pack and publishes it under its name.
+        """Seals the pack (makes its arrays immutable) and publishes the pack under its name.
 
         Args:
             stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
@@ -307,7 +312,7 @@ class PackDraft:
             wholemem.errors.InUse: An array of the draft still exists.
         """
     def abandon(self) -> None:
-        """Abandons the draft and frees its memory."""
+        """Abandons the draft of the pack and frees its memory."""
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[str]: ...
     def __getitem__(self, name: str) -> Array: ...
@@ -321,7 +326,8 @@ class PackDraft:
 
 @final
 class Pack(Mapping[str, Array]):
-    """A mapping of names to arrays that are one object in one allocation, in the order in which they were put.
+    """A pack: an object of the store that contains several arrays in one allocation, as a mapping of names to arrays. The
+    order is that in which the arrays were put.
 
     >>> import numpy
     >>> from wholemem import store
@@ -336,24 +342,24 @@ class Pack(Mapping[str, Array]):
 
     @property
     def name(self) -> str:
-        """The name of the pack."""
+        """The name of the pack in the store."""
     @property
     def nbytes(self) -> int:
-        """The size of all arrays in bytes."""
+        """The size of all arrays of the pack in bytes."""
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns an array by its name.
+        """Returns the array with the given name from the pack, or a default value.
 
         Args:
             name: The name without the name of the pack.
             default: The result if there is no such array.
         """
-    # Lists, where other mappings have views; and no name is anything but a string.
+    # These methods return lists where `Mapping` declares views, and accept only strings as names, hence the ignored type errors.
     def keys(self) -> list[str]:  # type: ignore[override]
-        """Returns the names of the arrays."""
+        """Returns the names of the arrays of the pack."""
     def values(self) -> list[Array]:  # type: ignore[override]
-        """Returns the arrays."""
+        """Returns the arrays of the pack."""
     def items(self) -> list[tuple[str, Array]]:  # type: ignore[override]
-        """Returns the names and arrays."""
+        """Returns the names of the pack's arrays, each with its array."""
     def __len__(self) -> int: ...
     def __contains__(self, name: str) -> bool: ...  # type: ignore[override]
     def __iter__(self) -> Iterator[str]: ...
@@ -361,7 +367,8 @@ class Pack(Mapping[str, Array]):
 
 @final
 class Watch:
-    """An iterator over the events of names. It waits for the next event, and Ctrl-C interrupts it.
+    """A watch: an iterator over the events (published, deleted) of names with a prefix. The iterator waits for the next event;
+    Ctrl-C interrupts the wait.
 
     If the server is restarted, the next event has the kind ``missed``: earlier events may be lost, and later events are
     delivered. List the objects again after it.
@@ -375,7 +382,7 @@ class Watch:
     """
 
     def next(self, timeout: Optional[float] = None) -> Event:
-        """Waits for the next event.
+        """Waits for the next event of the watched names and returns the event.
 
         Args:
             timeout: Seconds to wait. ``None`` waits without a limit.
@@ -390,7 +397,7 @@ class Watch:
             wholemem.errors.Timeout: No event arrived in time.
         """
     def close(self) -> None:
-        """Closes the watch, from any thread. An iteration ends, and a thread in :meth:`next` gets
+        """Closes the watch, from any thread. Iterations over the watch end, and a thread that waits in :meth:`next` gets
         :class:`wholemem.errors.Closed`.
         """
     def __iter__(self) -> Iterator[Event]: ...
@@ -405,7 +412,7 @@ class Watch:
 
 @final
 class Event:
-    """An event: an object was published under a name, or deleted.
+    """An event of a watch: an object of the store was published under a name, or deleted, or events were missed.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -418,26 +425,27 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The name of the object; for ``missed``, the prefix of the watch."""
+        """The name of the event's object; if the kind is ``missed``, the prefix of the watch."""
     @property
     def id(self) -> int:
-        """The id of the object; 0 for ``missed``."""
+        """The id of the event's object; 0 if the kind is ``missed``."""
     @property
     def kind(self) -> str:
-        """``published``: the object is now the current object of its name. ``deleted``: the object was deleted or replaced.
-        ``missed``: the server was restarted, and events of names with this prefix may be lost.
+        """The kind of the event. ``published``: the object is now the current object of its name. ``deleted``: the object was
+        deleted or replaced. ``missed``: the server was restarted, and events of names with the prefix may be lost.
         """
     @property
     def version(self) -> Optional[int]:
-        """The version of the object under its name, if it was published."""
+        """The version that the published object has under its name; ``None`` for other kinds of events."""
     @staticmethod
     def _restored(*values: Any) -> Event:
-        """Restores a pickled event."""
+        """Creates an event of a watch from its pickled values."""
     def __hash__(self) -> int: ...
 
 @final
 class Mirror:
-    """A copy in host memory of a draft, or of an array that was got by its name.
+    """A mirror: a copy in host memory of a draft, or of an array that was got by its name. The mirror of a draft is written
+    back to the draft.
 
     The mirror of a draft is written back by :meth:`write_back`, or at the end of a ``with`` block; if the block raises, it is
     abandoned. The draft cannot be sealed before. A mirror that is dropped outside of a ``with`` block is written back with its
@@ -464,9 +472,9 @@ class Mirror:
     def __init__(self, source: Union[Draft, Array], copy_in: bool = True) -> None: ...
     @property
     def array(self) -> Array:
-        """The copy as an array; writable for a draft."""
+        """The mirror's copy in host memory as an array, which is writable if the mirror is that of a draft."""
     def write_back(self) -> None:
-        """Writes the mirror back to its draft and closes it. No array of the mirror may exist.
+        """Writes the mirror back to its draft and closes the mirror. No array of the mirror may still exist.
 
         Raises:
             wholemem.errors.Closed: The mirror was written back or abandoned.
@@ -482,7 +490,7 @@ class Mirror:
 
 @final
 class Entry:
-    """The description of an object. It does not hold the object.
+    """The description of an object of the store. The description does not keep the object alive.
 
     >>> import numpy
     >>> from wholemem import store
@@ -494,45 +502,47 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The name of the object."""
+        """The name of the object in the store."""
     @property
     def id(self) -> int:
         """The id of the object, which is never reused."""
     @property
     def version(self) -> int:
-        """The version of the object under its name."""
+        """The version of the object among the objects with the same name."""
     @property
     def nbytes(self) -> int:
         """The size of the object in bytes."""
     @property
     def shape(self) -> Optional[tuple[int, ...]]:
-        """The shape of the array; ``None`` for a pack."""
+        """The shape of the object's array; ``None`` if the object is a pack (several arrays)."""
     @property
     def dtype(self) -> Optional[str]:
-        """The element type of the array; ``None`` for a pack."""
+        """The element type of the object's array; ``None`` if the object is a pack (several arrays)."""
     @property
     def device(self) -> str:
-        """The device of the memory: ``cpu`` or ``cuda``."""
+        """The kind of device that holds the object's memory: ``cpu`` or ``cuda``."""
     @property
     def owner(self) -> int:
-        """The user id of the creator."""
+        """The Linux user id of the creator of the object."""
     @property
     def created(self) -> float:
-        """The time of creation, in seconds since the Unix epoch, as ``time.time`` returns."""
+        """The time at which the object was created, in seconds since the Unix epoch, as ``time.time`` returns."""
     @property
     def pack(self) -> Optional[int]:
-        """The id of the pack that the object belongs to or is; else ``None``."""
+        """The id of the pack (several arrays in one allocation), if the object is a pack or belongs to one; otherwise
+        ``None``.
+        """
     @property
     def is_pack(self) -> bool:
-        """Whether the object is a pack."""
+        """True if the object is a pack (several arrays in one allocation)."""
     @staticmethod
     def _restored(*values: Any) -> Entry:
-        """Restores a pickled entry."""
+        """Creates the description of an object from its pickled values."""
     def __hash__(self) -> int: ...
 
 @final
 class Status:
-    """The numbers of objects and clients and the used memory of a store.
+    """The status of a store: the numbers of objects and clients, and the memory in use.
 
     >>> from wholemem import store
     >>> status = store.Client().status()
@@ -542,32 +552,32 @@ class Status:
 
     @property
     def objects(self) -> int:
-        """The number of sealed objects."""
+        """The number of sealed objects in the store."""
     @property
     def unsealed(self) -> int:
-        """The number of drafts."""
+        """The number of drafts (objects that are not sealed yet) in the store."""
     @property
     def retired(self) -> int:
-        """The number of deleted objects that clients still hold."""
+        """The number of deleted objects of the store that clients still hold."""
     @property
     def clients(self) -> int:
-        """The number of connections."""
+        """The number of client connections to the store."""
     @property
     def host_used(self) -> int:
-        """The used host memory in bytes."""
+        """The host memory that the store uses, in bytes."""
     @property
     def host_quota(self) -> int:
-        """The quota of host memory in bytes."""
+        """The quota of the store for host memory, in bytes."""
     @property
     def device_used(self) -> int:
-        """The used device memory in bytes."""
+        """The device memory that the store uses, in bytes."""
     @property
     def device_quota(self) -> int:
-        """The quota of device memory in bytes."""
+        """The quota of the store for device memory, in bytes."""
     @property
     def servers(self) -> int:
-        """How often a server was started for this store."""
+        """The number of server processes that were started for this store."""
     @staticmethod
     def _restored(*values: Any) -> Status:
-        """Restores a pickled status."""
+        """Creates the status of a store from its pickled values."""
     def __hash__(self) -> int: ...

@@ -13,7 +13,8 @@ from ._native import element_types
 if TYPE_CHECKING:
     from ._native import Array
 
-# Formats to which `memoryview.cast` converts in every Python from 3.9 on. Complex formats are never supported.
+# The buffer formats that `memoryview.cast` supports in every Python from 3.9 on, by element type. No version supports complex
+# formats.
 _FORMATS = {name: letter for name, _, letter in element_types() if letter is not None and letter in "?bBhHiIqQfd"}
 
 
@@ -32,9 +33,9 @@ def memoryview_of(array: Array) -> memoryview:
     >>> view.shape, view.format, view.readonly
     ((2, 3), 'i', False)
     """
-    # At least one byte: `ctypes` has no zero-length memory at an address.
+    # An empty array is exported as an empty slice of a `ctypes` array of one byte.
     memory: Any = (ctypes.c_char * max(array.nbytes, 1)).from_address(array.data_ptr())
-    # The view keeps `memory` alive, and `memory` the array.
+    # The `memoryview` keeps `memory` alive, and `memory` keeps the array alive.
     memory.owner = array
     view: Any = memoryview(memory).cast("B")[: array.nbytes]
     if array.nbytes and array.dtype in _FORMATS:

@@ -1,4 +1,4 @@
-"""Chunked tables for users' CUDA kernels."""
+"""Creates chunked tables (one range of addresses for each rank) that CUDA kernels of users access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ChunkedTensor"]
 
 
 class ChunkedTensor:
-    """A chunked table that kernels access through one pointer.
+    """A chunked table (one range of addresses for each rank) that CUDA kernels access through one pointer.
 
     :meth:`get_ptr` returns the address of a ``wholemem::ElementRef`` (``wholemem/global_ref.cuh``). A kernel creates a ``PtrGen``
     (``wholemem/ptr_gen.cuh``) from it, which computes the address of every element of all ranks, valid on this rank's device.
@@ -56,29 +56,29 @@ class ChunkedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The length of each dimension, rows first."""
+        """The shape of the table: the length of each dimension, rows first."""
         return self.tensor.shape
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """The stride of each dimension within a chunk, in elements."""
+        """The stride of each dimension of the table within a chunk (the rows of one rank), in elements."""
         return self.tensor.stride
 
     @property
     def dtype(self) -> str:
-        """The name of the element type."""
+        """The name of the table's element type."""
         return self.tensor.dtype
 
     def get_ptr(self) -> int:
-        """Returns the pointer for kernels. It is valid while this object lives."""
+        """Returns the pointer by which CUDA kernels access the table. The pointer is valid while this object lives."""
         return self.tensor.reference_ptr()
 
     def local(self) -> Array:
-        """Returns this rank's rows, without a copy."""
+        """Returns an array of the table's rows that this rank stores, without a copy."""
         return self.tensor.local()
 
     def chunk(self, rank: int) -> Array:
-        """Returns a rank's rows, which this rank accesses directly, without a copy.
+        """Returns an array of the table's rows that a rank stores, without a copy. This rank accesses them directly.
 
         Args:
             rank: The rank.

@@ -1,4 +1,4 @@
-"""Reports the capabilities of this machine, each tested by using it."""
+"""Reports the capabilities (optional features) of this machine's devices. Each capability is tested by using it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["BackendReport", "Capability", "DeviceReport", "Report", "doctor"]
 
 @dataclass(frozen=True)
 class Capability:
-    """A capability that was tested.
+    """A capability (an optional feature of a device) and whether it works.
 
     Attributes:
         name: The name of the capability.
@@ -28,7 +28,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """A device and its capabilities.
+    """A device of this machine and its tested capabilities.
 
     Attributes:
         id: The number of the device.
@@ -43,7 +43,7 @@ class DeviceReport:
     capabilities: tuple[Capability, ...]
 
     def can(self, name: str) -> bool:
-        """Returns whether a capability works.
+        """Returns true if a capability (an optional feature) of this device works.
 
         Args:
             name: The name of the capability.
@@ -53,7 +53,7 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class BackendReport:
-    """A backend and its devices.
+    """A backend (``host`` or ``cuda``) and its devices.
 
     Attributes:
         name: ``host`` or ``cuda``.
@@ -70,7 +70,7 @@ class BackendReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The capabilities of this machine. ``dataclasses.asdict`` of it is the output of ``wholemem doctor --json``.
+    """The tested capabilities of this machine. ``dataclasses.asdict(report)`` has the content of ``wholemem doctor --json``.
 
     Attributes:
         version: The version of wholemem.
@@ -81,7 +81,7 @@ class Report:
     backends: tuple[BackendReport, ...]
 
     def backend(self, name: str) -> BackendReport:
-        """Returns a backend.
+        """Returns the part of the report that describes one backend.
 
         Args:
             name: ``host`` or ``cuda``.
@@ -97,7 +97,7 @@ class Report:
 
 
 def doctor() -> Report:
-    """Tests the capabilities of this machine.
+    """Tests the capabilities (optional features) of this machine's devices and reports them.
 
     Returns:
         The report.

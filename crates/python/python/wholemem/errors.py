@@ -1,4 +1,4 @@
-"""The exceptions of the package.
+"""The exceptions that wholemem raises.
 
 Every exception is an :class:`Error` and also a matching builtin exception, so that code that does not know wholemem can catch
 ``TimeoutError`` or ``MemoryError``. ``hint`` is what the user can do about the error.
@@ -69,12 +69,12 @@ class Error(Exception):
         return f"{message}\nhint: {self.hint}" if self.hint else message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions are sent between processes, for example by a process pool.
+        # An exception must be picklable, because it is sent between processes, for example by a process pool.
         return (_restored, (type(self), self.args, self.__dict__))
 
 
 def _restored(kind: type[Error], args: tuple[object, ...], attributes: dict[str, object]) -> Error:
-    # `MemoryError.__new__` cannot create instances of its subclasses here.
+    # For a subclass of `MemoryError`, `kind.__new__` raises a `TypeError`, so `Error.__new__` creates the exception.
     new = Error.__new__ if issubclass(kind, MemoryError) else kind.__new__
     error = new(kind, *args)
     error.args = args
@@ -83,7 +83,7 @@ def _restored(kind: type[Error], args: tuple[object, ...], attributes: dict[str,
 
 
 class _RankError(Error):
-    """An error of one rank.
+    """Base class of errors that concern one rank.
 
     Args:
         message: The message.
@@ -120,7 +120,7 @@ class RankFailed(_RankError, RuntimeError):
 
 
 class Timeout(Error, TimeoutError):
-    """A timeout expired. ``missing`` has the ranks that did not call in time, as far as known.
+    """A timeout expired. ``missing`` lists the ranks that did not call in time, as far as they are known.
 
     Args:
         message: The message.
@@ -156,7 +156,7 @@ class Busy(Error, RuntimeError):
 
 
 class Closed(Error, ValueError):
-    """The object was closed."""
+    """An object such as a communicator, a client or a draft was used after it was closed."""
 
 
 class Forked(Error, RuntimeError):
@@ -180,7 +180,7 @@ class WrongValue(Error, ValueError):
 
 
 class WrongStride(WrongValue):
-    """The array does not have the strides that the call requires; in most calls it must be contiguous."""
+    """An array does not have the strides that the call requires; in most calls it must be contiguous."""
 
 
 class WrongDevice(WrongValue):
@@ -192,7 +192,7 @@ class ReadOnly(WrongValue):
 
 
 class CannotExport(Error, BufferError):
-    """The array cannot be exported to another framework as requested."""
+    """An array cannot be exported to another framework as requested."""
 
 
 class WrongType(Error, TypeError):
@@ -200,7 +200,7 @@ class WrongType(Error, TypeError):
 
 
 class BadIndex(Error, IndexError):
-    """An index is outside the table. ``position`` is the first position of such an index.
+    """An index is outside the table or array. ``position`` is the position of the first bad index among the indices.
 
     Args:
         message: The message.
@@ -245,16 +245,16 @@ class BadFile(Error, OSError):
 
 
 class NotFound(Error, KeyError):
-    """The name or object does not exist."""
+    """A name or an object does not exist in the store."""
 
 
 class NotAllowed(Error, PermissionError):
-    """Only another user may do this."""
+    """This user may not perform the operation; another user may, for example the one who serves the store."""
 
 
 class InUse(Error, BufferError):
-    """Arrays of the memory still exist, and the call requires that there are none."""
+    """The call requires that no array of a draft or mirror exists, but an array of it still exists."""
 
 
 class ServerLost(Error, ConnectionError):
-    """No store is served at the socket, or the server has ended."""
+    """No store is served at the socket, or the store of this client has ended."""

@@ -1,4 +1,4 @@
-"""The headers for kernels that reach into whole memory and windows by themselves."""
+"""Locates the C++ and CUDA headers with which users' kernels access tables and windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["include"]
 
 
 def include() -> Path:
-    """The folder to give to a compiler, so that kernels can include ``<wholemem/window.cuh>`` and the others.
+    """Returns the include folder of the package, which has headers for kernels, such as ``<wholemem/window.cuh>``.
 
     >>> import wholemem
     >>> (wholemem.include() / "wholemem" / "window.cuh").is_file()

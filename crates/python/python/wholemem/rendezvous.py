@@ -1,4 +1,4 @@
-"""Joins ranks of another library into a communicator."""
+"""Creates a communicator of the ranks that another library, such as torch, has joined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _boot_id() -> str:
-    """Returns the kernel's boot id, which differs between nodes; an empty string if it cannot be read."""
+    """Returns the boot id of the Linux kernel, which differs between nodes, or an empty string if the id cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -24,7 +24,7 @@ def _boot_id() -> str:
 def through_torch(
     kind: type[Communicator], group: Any, device: Optional[str], timeout: Optional[float]
 ) -> Communicator:
-    """Creates a communicator of the ranks of a ``torch.distributed`` process group with any backend.
+    """Creates a communicator of the ranks of a ``torch.distributed`` process group, which may have any backend.
 
     Rank 0 creates the unique id, and the process group distributes it; torch is used for nothing else.
 

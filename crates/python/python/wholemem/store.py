@@ -1,4 +1,4 @@
-"""Named objects in shared memory that outlive the process that created them, and the connection to their server.
+"""A store of named objects in shared memory. Objects outlive the processes that created them.
 
 ``wholemem serve`` serves a store. One process puts an array under a name; other processes get it without a copy, as an
 :class:`~wholemem.Array` that numpy, torch, CuPy and JAX import. An object never changes. Putting another object under its name

@@ -36,7 +36,8 @@ struct RawPyBuffer {
     internal: *mut c_void,
 }
 
-/// Requests strides and the format; accepts read-only buffers. Buffers with suboffsets are not supported.
+/// Flags of `PyObject_GetBuffer` that request strides and the format. Read-only buffers are accepted; buffers with suboffsets are
+/// not.
 const STRIDES_AND_FORMAT: c_int = 0x0018 | 0x0004;
 
 unsafe extern "C" {
@@ -45,40 +46,42 @@ unsafe extern "C" {
     fn PyBuffer_Release(view: *mut RawPyBuffer);
 }
 
-/// An acquired buffer. It must not move: some exporters point into the structure.
+/// A buffer that was acquired through Python's buffer protocol. The structure is pinned, because some exporters point into it.
 pub(super) struct HeldBuffer(Pin<Box<RawPyBuffer>>);
 
 impl HeldBuffer {
-    /// The exporting object.
+    /// Returns the object that exported the buffer.
     pub(super) fn object(&self) -> Option<&Py<PyAny>> {
         let object = &raw const self.0.obj;
-        // SAFETY: `obj` is a strong reference that the buffer holds until it is released. `Py` is a transparent pointer.
+        // SAFETY: `obj` is not null and is a strong reference that the buffer holds until it is released. `Py` is a transparent
+        // pointer.
         (!self.0.obj.is_null()).then(|| unsafe { &*object.cast::<Py<PyAny>>() })
     }
 }
 
-// SAFETY: after construction, only `obj` is read, as a `Py`, which is `Send`; the buffer is released with the GIL held.
+// SAFETY: after construction, only the field `obj` is read, as a `Py`, which is `Send`; `drop` releases the buffer with the GIL
+// held.
 unsafe impl Send for HeldBuffer {}
-// SAFETY: a shared reference exposes only the exporting object as `Py`, which is `Sync`.
+// SAFETY: a shared `HeldBuffer` exposes only the exporting object, as a `Py`, which is `Sync`.
 unsafe impl Sync for HeldBuffer {}
 
 impl Drop for HeldBuffer {
     fn drop(&mut self) {
-        // If the interpreter is finalizing, it frees its objects itself.
+        // While the interpreter is finalizing, the buffer is not released: the interpreter itself frees the exporting object.
         let _ = Python::try_attach(|_| {
-            // SAFETY: the buffer was acquired once and is released once, with the GIL held.
+            // SAFETY: `PyObject_GetBuffer` acquired this buffer, and only `drop` releases it, with the GIL held.
             unsafe { PyBuffer_Release(&raw mut *self.0) };
         });
     }
 }
 
-/// Whether an object supports the buffer protocol.
+/// Returns true if an object supports Python's buffer protocol.
 pub(crate) fn is_buffer(object: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: the function accepts any live object.
+    // SAFETY: `PyObject_CheckBuffer` accepts any live object, and `object` is a live reference.
     unsafe { PyObject_CheckBuffer(object.as_ptr()) == 1 }
 }
 
-/// Imports an object through the buffer protocol.
+/// Imports an object as an array through Python's buffer protocol.
 pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<View> {
     let null = || std::ptr::null_mut();
     let mut buffer = HeldBuffer(Box::pin(RawPyBuffer {
@@ -94,8 +97,8 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<View> {
         suboffsets: std::ptr::null_mut(),
         internal: null(),
     }));
-    // SAFETY: the object is live and the structure has the layout of `Py_buffer`. If the call fails, `obj` stays null, and
-    // releasing the structure has no effect.
+    // SAFETY: `object` is live, and `buffer.0` has the layout of `Py_buffer`. If the call fails, the field `obj` stays null, and
+    // releasing the buffer has no effect.
     if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer.0, STRIDES_AND_FORMAT) } != 0 {
         return Err(PyErr::fetch(object.py()));
     }
@@ -103,7 +106,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<View> {
     let format = if format.is_null() {
         "B"
     } else {
-        // SAFETY: the format is a NUL-terminated string that lives until the buffer is released.
+        // SAFETY: `format` is not null and points to a NUL-terminated string that lives until the buffer is released.
         unsafe { CStr::from_ptr(format) }.to_str().unwrap_or("?")
     };
     let element = Element::of_format(format)?;
@@ -117,7 +120,8 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<View> {
     }
     let numbers = |from: *mut isize| match usize::try_from(ndim) {
         Ok(count) if count > 0 && !from.is_null() => {
-            // SAFETY: the exporter provides `ndim` values until the buffer is released.
+            // SAFETY: `from` is not null and points to the buffer's shape or strides: `ndim` values that the exporter provides
+            // until the buffer is released.
             unsafe { std::slice::from_raw_parts(from, count) }.iter().map(|number| *number as i64).collect()
         }
         _ => Vec::new(),
@@ -141,11 +145,11 @@ pub(crate) fn import_cuda_array_interface(
         && view.layout.count() > 0
     {
         let device = view.dl_device.device().into_py()?;
-        // SAFETY: by the protocol of the interface, the producer names a stream of the array's device.
+        // SAFETY: by the protocol of `__cuda_array_interface__`, `producer_stream` is a live stream of the array's device.
         let producer = unsafe { FrameworkStream::new(&device, producer_stream, None) };
         match stream.and_then(|stream| u64::try_from(stream).ok()) {
             Some(stream) => {
-                // SAFETY: the calling Python code guarantees that the stream is one of the array's device.
+                // SAFETY: the calling Python code guarantees that `stream` is a live stream of the array's device.
                 unsafe { FrameworkStream::new(&device, stream, None) }.wait_for(&producer).into_py()?;
             }
             None => run_blocking(object.py(), || finish(&producer.stream()))?,
@@ -180,7 +184,7 @@ pub(crate) fn import_array_interface(
     Ok(View { address, layout, dl_device, readonly, owner: Arc::new(object.clone().unbind()) })
 }
 
-/// A layout from strides in bytes; no strides mean contiguous elements.
+/// Creates a layout from strides in bytes. Empty strides stand for contiguous elements.
 fn layout_from_byte_strides(
     element: Element,
     shape: Vec<i64>,

@@ -1,4 +1,4 @@
-//! DLPack: exchanges arrays between frameworks as a pointer with a deleter.
+//! Exchanges arrays with other frameworks through DLPack, which passes a memory descriptor with a deleter in a Python capsule.
 //!
 //! ```text
 //!   producer: a capsule `dltensor_versioned` ──> consumer renames it to `used_dltensor_versioned` and owns it:
@@ -30,9 +30,9 @@ const UNVERSIONED_USED: &CStr = c"used_dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 
-/// The version of the structures below. Any minor version of the same major version is accepted.
+/// The DLPack version of the structures in this module. Arrays of any minor version with the same major version are accepted.
 const VERSION: (u32, u32) = (1, 1);
-/// No memory is located below this address on a system with virtual memory.
+/// The lowest address that memory can have on a system with virtual memory.
 pub(super) const LOWEST_ADDRESS: u64 = 4096;
 
 const READ_ONLY: u64 = 1;
@@ -60,7 +60,7 @@ pub(super) struct DlTensor {
 }
 
 impl DlTensor {
-    /// A descriptor before the framework fills it in.
+    /// An empty DLPack descriptor, which a framework fills in.
     pub(super) const EMPTY: Self = Self {
         data: std::ptr::null_mut(),
         device_type: 0,
@@ -80,14 +80,15 @@ impl DlTensor {
         self.data.expose_provenance() as u64 + self.byte_offset
     }
 
-    /// The shape and the strides. The strides are empty if the elements are contiguous.
+    /// Returns the shape and the strides of a DLPack descriptor. The strides are empty if the elements are contiguous.
     ///
     /// # Safety
     /// The producer of the descriptor keeps its shape and strides alive for `'a`.
     pub(super) unsafe fn lists<'a>(&self) -> (&'a [i64], &'a [i64]) {
         let numbers = |from: *mut i64| match usize::try_from(self.ndim) {
             Ok(count) if count > 0 && !from.is_null() => {
-                // SAFETY: the caller guarantees that the producer keeps `ndim` values alive for `'a`.
+                // SAFETY: the caller of `lists` guarantees that the producer keeps the shape and strides alive for `'a`; `from`
+                // is one of them, not null, with `ndim` values.
                 unsafe { std::slice::from_raw_parts(from, count) }
             }
             _ => &[],
@@ -96,7 +97,7 @@ impl DlTensor {
     }
 }
 
-/// The two capsule formats of DLPack: unversioned and versioned.
+/// The structure in a DLPack capsule, which has two formats: unversioned and versioned.
 trait ManagedTensor: Sized + 'static {
     const NAME: &'static CStr;
     const USED_NAME: &'static CStr;
@@ -183,7 +184,7 @@ impl ManagedTensor for VersionedTensor {
     }
 }
 
-/// An exported array: the structure that the consumer reads, and the view that keeps the memory alive.
+/// An array exported through DLPack: the structure that the consumer reads, and the view that keeps the memory alive.
 struct ExportedTensor<M> {
     managed: M,
     shape: Vec<i64>,
@@ -191,16 +192,16 @@ struct ExportedTensor<M> {
     _view: View,
 }
 
-/// The deleter of an exported array. It does not use the interpreter.
+/// The DLPack deleter of an exported array. The deleter does not use the Python interpreter.
 unsafe extern "C" fn delete<M: ManagedTensor>(managed: *mut M) {
-    // SAFETY: the consumer passes the pointer that it received.
+    // SAFETY: `managed` is null or the pointer that the consumer received, which stays valid until its deleter is called.
     let Some(managed) = (unsafe { managed.as_ref() }) else { return };
     let exported = managed.context().cast::<ExportedTensor<M>>();
-    // SAFETY: the context is the box that `export_as` leaked, and a consumer calls the deleter once.
+    // SAFETY: `exported` is the pointer of the box that `export_as` leaked, and a consumer calls the deleter only once.
     drop(unsafe { Box::from_raw(exported) });
 }
 
-/// Exports a view as a capsule, versioned if the consumer accepts that. `is_copied` marks a copy made for the consumer.
+/// Exports a view as a DLPack capsule, in the versioned format if `versioned`. `is_copied` marks a copy made for the consumer.
 pub(crate) fn export<'py>(
     py: Python<'py>,
     view: &View,
@@ -234,14 +235,14 @@ fn export_as<'py, M: ManagedTensor>(py: Python<'py>, view: &View, flags: u64) ->
         byte_offset: 0,
     };
     let exported = NonNull::from(Box::leak(exported));
-    // SAFETY: the box was just leaked and is not shared yet.
+    // SAFETY: `exported` points to the box that was just leaked and is not shared yet.
     let managed = unsafe { &raw mut (*exported.as_ptr()).managed };
     // SAFETY: `managed` points into the box that was just leaked; the replaced value has no destructor.
     unsafe { managed.write(M::new(tensor, exported.as_ptr().cast(), flags)) };
-    // SAFETY: the name is static, and the destructor matches the content of a capsule with this name.
+    // SAFETY: `M::NAME` is static, and the destructor `destroy::<M>` expects the pointer to an `M` that this capsule holds.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
     if capsule.is_null() {
-        // SAFETY: no consumer has the pointer, so this is the only call of the deleter.
+        // SAFETY: `managed` was just exported and no consumer has the pointer, so this is the only call of the deleter.
         unsafe { delete(managed) };
         return Err(PyErr::fetch(py));
     }
@@ -249,32 +250,33 @@ fn export_as<'py, M: ManagedTensor>(py: Python<'py>, view: &View, flags: u64) ->
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
 }
 
-/// The destructor of a capsule: releases the array if no consumer has taken it.
+/// The destructor of a DLPack capsule, which releases the exported array if no consumer has taken it.
 unsafe extern "C" fn destroy<M: ManagedTensor>(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter passes a live capsule.
+    // SAFETY: `capsule` is live: the interpreter calls this destructor with the capsule that it destroys.
     if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
         return;
     }
-    // SAFETY: the capsule has this name, as checked above.
+    // SAFETY: `PyCapsule_IsValid` returned true, so the capsule has the name `M::NAME`.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
-    // SAFETY: no consumer has renamed the capsule, so this is the only call of the deleter.
+    // SAFETY: `managed` is the pointer that `export_as` put into the capsule. No consumer has renamed the capsule, so this is the
+    // only call of the deleter.
     unsafe { delete(managed.cast::<M>()) };
 }
 
-/// An array imported from another framework. Dropping it calls the producer's deleter, from any thread.
+/// An array imported from another framework through DLPack. Dropping it calls the producer's deleter, from any thread.
 struct ImportedTensor<M: ManagedTensor>(NonNull<M>);
 
-// SAFETY: DLPack allows deleters to be called from any thread; nothing else is accessed through the pointer.
+// SAFETY: DLPack allows the deleter of a tensor to be called from any thread; nothing else is accessed through the pointer.
 unsafe impl<M: ManagedTensor> Send for ImportedTensor<M> {}
-// SAFETY: a shared reference gives no access to the pointer, which only `drop` uses.
+// SAFETY: a shared `ImportedTensor` gives no access to its pointer, which only `drop` uses.
 unsafe impl<M: ManagedTensor> Sync for ImportedTensor<M> {}
 
 impl<M: ManagedTensor> Drop for ImportedTensor<M> {
     fn drop(&mut self) {
-        // SAFETY: the producer keeps the structure alive until its deleter is called.
+        // SAFETY: `self.0` is the structure of the producer, which keeps it alive until its deleter is called.
         let deleter = unsafe { self.0.as_ref() }.deleter();
         if let Some(deleter) = deleter {
-            // SAFETY: this owner calls the deleter once.
+            // SAFETY: `self.0` is the producer's structure, and `drop` of its only owner calls the deleter once.
             unsafe { deleter(self.0.as_ptr()) };
         }
     }
@@ -283,7 +285,7 @@ impl<M: ManagedTensor> Drop for ImportedTensor<M> {
 /// Imports an array through `__dlpack__`. `stream` is the stream on which a GPU will use the array.
 pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
     let py = object.py();
-    // torch exports tensors with a lazy negation, but DLPack has no flag for it.
+    // torch also exports a lazily negated tensor, although DLPack has no flag for the negation, so such a tensor is rejected.
     if let Ok(is_neg) = object.getattr(intern!(py, "is_neg"))
         && is_neg.call0()?.is_truthy()?
     {
@@ -296,7 +298,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult
     }
     kwargs.set_item("max_version", VERSION)?;
     let capsule = match object.call_method("__dlpack__", (), Some(&kwargs)) {
-        // Older producers do not accept `max_version`.
+        // A producer of an older DLPack version does not accept the argument `max_version`.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
             kwargs.del_item("max_version")?;
             object.call_method("__dlpack__", (), Some(&kwargs))?
@@ -304,7 +306,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult
         capsule => capsule?,
     };
     let has_name = |name: &CStr| {
-        // SAFETY: the function accepts any live object.
+        // SAFETY: `PyCapsule_IsValid` accepts any live object, and `capsule` is a live reference.
         unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1 }
     };
     if has_name(VERSIONED) {
@@ -322,21 +324,22 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult
 }
 
 fn import_as<M: ManagedTensor>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
-    // SAFETY: the caller checked that the capsule has this name.
+    // SAFETY: `capsule` is live, and the caller of `import_as` checked that its name is `M::NAME`.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), M::NAME.as_ptr()) };
     let Some(managed) = NonNull::new(managed.cast::<M>()) else { return Err(PyErr::fetch(capsule.py())) };
-    // SAFETY: the name is static. From here on this process owns the array, and the capsule's destructor ignores it.
+    // SAFETY: `capsule` is live, and `M::USED_NAME` is static. After the capsule is renamed, this function owns the array, and
+    // the capsule's destructor does not release it.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), M::USED_NAME.as_ptr()) } != 0 {
         return Err(PyErr::fetch(capsule.py()));
     }
     let imported = ImportedTensor(managed);
-    // SAFETY: by the DLPack protocol, a capsule of this name holds this structure until its deleter is called.
+    // SAFETY: by the DLPack protocol, a capsule with the name `M::NAME` holds an `M` that is valid until its deleter is called.
     let managed = unsafe { managed.as_ref() };
-    // If the major version differs, no other field may be read.
+    // `readonly` checks the major version first: if it differs, no other field may be read.
     let readonly = managed.readonly()?;
     let tensor = managed.tensor();
     let element = tensor.element()?;
-    // SAFETY: the producer keeps shape and strides alive until the deleter is called; both are copied below.
+    // SAFETY: the producer keeps the tensor's shape and strides alive until the deleter is called, and both are copied before.
     let (shape, strides) = unsafe { tensor.lists() };
     let layout = if strides.is_empty() {
         Layout::contiguous(element, shape)?

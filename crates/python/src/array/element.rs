@@ -8,20 +8,20 @@ use crate::error::Exception;
 /// The type of an array's elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Element {
-    /// The name in Python.
+    /// The name of the element type in Python.
     pub(crate) name: &'static str,
-    /// DLPack's type code and bits.
+    /// The type code in DLPack, which identifies the element type together with `bits`.
     pub(crate) code: u8,
     pub(crate) bits: u8,
-    /// The type string of numpy's array interface, if numpy has the type.
+    /// The type string of the element type in numpy's array interface, if numpy has the type.
     pub(crate) typestr: Option<&'static str>,
-    /// The format character of the buffer protocol, if it has the type.
+    /// The format of the element type in Python's buffer protocol, if the protocol has the type.
     format: Option<&'static str>,
-    /// The element type of a table, if tables support it.
+    /// The matching element type of tables, if tables support the type.
     dtype: Option<Dtype>,
 }
 
-/// Code and bits identify a type.
+/// Two element types are equal if their type codes and numbers of bits in DLPack are equal.
 impl PartialEq for Element {
     fn eq(&self, other: &Self) -> bool {
         (self.code, self.bits) == (other.code, other.bits)
@@ -56,7 +56,8 @@ static ALL: [Element; Dtype::ALL.len() + 1] = {
     all
 };
 
-/// The index of each type in `ALL`, by code and log2 of the bits. It makes the lookup fast enough for calls of a microsecond.
+/// The index of each element type in `ALL`, by DLPack's type code and log2 of the bits. It makes the lookup fast enough for calls
+/// that take a microsecond.
 static POSITIONS: [[u8; 8]; 16] = {
     let (mut positions, mut position) = ([[u8::MAX; 8]; 16], ALL.len());
     while position > 0 {
@@ -72,43 +73,43 @@ static POSITIONS: [[u8; 8]; 16] = {
 };
 
 impl Element {
-    /// The type of indices that are given as Python ints.
+    /// The element type of indices that are given as Python ints.
     pub(crate) const INDEX: Self = element(Dtype::I64);
 
-    /// The type of an object without a description.
+    /// The element type of memory that nothing describes as an array: bytes.
     pub(crate) const BYTE: Self = element(Dtype::U8);
 
-    /// The type with this name in Python.
+    /// Returns the element type with the given name in Python.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         ALL.iter().copied().find(|element| element.name == name)
     }
 
-    /// The size in bytes.
+    /// Returns the size of one element in bytes.
     pub(crate) fn len(self) -> usize {
         usize::from(self.bits / 8)
     }
 
-    /// If this is `bfloat16`, the upper half of a `float32`: the unsigned integer of the same size.
+    /// Returns `uint16` if this type is `bfloat16`, whose bits are the upper half of a `float32`; otherwise `None`.
     pub(crate) fn bfloat16_bits(self) -> Option<Self> {
         (self.dtype == Some(Dtype::Bf16)).then(|| Self::from_name("uint16")).flatten()
     }
 
-    /// Whether elements of this type are valid as indices.
+    /// Returns true if elements of this type are valid as indices.
     pub(crate) fn is_index(self) -> bool {
         matches!(self.dtype, Some(Dtype::I32 | Dtype::I64))
     }
 
-    /// Whether it is a complex number.
+    /// Returns true if this element type is complex.
     pub(crate) fn is_complex(self) -> bool {
         self.code == COMPLEX128.code
     }
 
-    /// Whether this is the real type of a complex type. torch may negate such elements lazily (`is_neg`).
+    /// Returns true if complex numbers consist of elements of this type. torch may negate such elements lazily (`is_neg`).
     pub(crate) fn is_part_of_complex(self) -> bool {
         matches!(self.dtype, Some(Dtype::F16 | Dtype::F32 | Dtype::F64))
     }
 
-    /// The element type of a table of these elements.
+    /// Returns the element type of a table that stores elements of this type.
     pub(crate) fn table_dtype(self) -> Result<Dtype, Exception> {
         let refused = || {
             let message = format!("tables cannot store {}", self.name);
@@ -117,7 +118,7 @@ impl Element {
         self.dtype.ok_or_else(refused)
     }
 
-    /// The type, if it supports arithmetic.
+    /// Returns the matching element type of tables, or an error if the type does not support arithmetic.
     pub(crate) fn arithmetic_dtype(self) -> Result<Dtype, Exception> {
         self.dtype.filter(|dtype| dtype.is_number()).ok_or_else(|| {
             let message = format!("cannot compute with {}", self.name);
@@ -125,12 +126,12 @@ impl Element {
         })
     }
 
-    /// The element type of a table's type.
+    /// Returns the element type of arrays that matches an element type of tables.
     pub(crate) fn of(dtype: Dtype) -> Self {
         element(dtype)
     }
 
-    /// The element with DLPack's code and bits.
+    /// Returns the element type with the given type code, bits and lanes of DLPack.
     pub(crate) fn of_code(code: u8, bits: u8, lanes: u16) -> Result<Self, Exception> {
         let position = POSITIONS
             .get(usize::from(code))
@@ -143,9 +144,9 @@ impl Element {
         })
     }
 
-    /// The type with this type string of numpy's array interface.
+    /// Returns the element type with the given type string of numpy's array interface.
     pub(crate) fn of_typestr(typestr: &str) -> Result<Self, Exception> {
-        // A one-byte type has no byte order: ignore the order character.
+        // A type of one byte has no byte order, so the first character of its type string is ignored.
         let same = |own: &str| own == typestr || own.ends_with('1') && own.get(1..) == typestr.get(1..);
         let found = ALL.iter().find(|element| element.typestr.is_some_and(same));
         found.copied().ok_or_else(|| {
@@ -154,12 +155,13 @@ impl Element {
         })
     }
 
-    /// The type with this format of the buffer protocol.
+    /// Returns the element type with the given format of Python's buffer protocol.
     pub(crate) fn of_format(format: &str) -> Result<Self, Exception> {
         let (order, letters) =
             format.split_at(format.len() - format.trim_start_matches(['@', '=', '<']).len());
         let is_standard = order.starts_with(['=', '<']);
-        // A `long` has 8 bytes in native mode and 4 in standard mode. A character is a byte.
+        // The format `l` (`long`) has 8 bytes in native mode and 4 in standard mode. The format `c` (a character) is read as a
+        // byte.
         let letters = match letters {
             "c" | "" => "B",
             "l" if is_standard => "i",
@@ -175,7 +177,8 @@ impl Element {
     }
 }
 
-/// Lists the element types of tables: name, whether the type supports arithmetic, and the format of the buffer protocol.
+/// Lists the element types that tables support: the name, whether arithmetic is supported, and the format in Python's
+/// buffer protocol.
 ///
 /// Returns:
 ///     One tuple for each type. The format is ``None`` if the buffer protocol has none.
@@ -189,14 +192,15 @@ pub(crate) fn element_types() -> Vec<(&'static str, bool, Option<&'static str>)>
     Dtype::ALL.map(row).to_vec()
 }
 
-/// An element type from a name, or a dtype of numpy, torch or another framework: `"float32"`, `np.float32`, `torch.float32`.
+/// Extracts an element type from its name, or from a dtype of numpy, torch or another framework: `"float32"`, `np.float32`,
+/// `torch.float32`.
 impl<'py> FromPyObject<'_, 'py> for Element {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let name = match object.extract::<String>() {
             Ok(name) => name,
-            // A scalar class has `__name__`; a dtype prints as its name.
+            // A scalar class such as `np.float32` has `__name__`; a dtype such as `torch.float32` prints as its name.
             Err(_) => match object.getattr("__name__") {
                 Ok(name) => name.extract()?,
                 Err(_) => object.str()?.extract()?,

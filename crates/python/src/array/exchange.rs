@@ -1,4 +1,4 @@
-//! Reads tensors through DLPack's C exchange API, which the framework publishes.
+//! Reads tensors through DLPack's C exchange API, which a framework such as torch publishes.
 //!
 //! Reading the address, shape and type of a tensor in Python takes as long as a kernel launch. The exchange API does it in
 //! one C call that creates no Python object.
@@ -20,16 +20,16 @@ const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const NAME: &CStr = c"dlpack_exchange_api";
 const MAJOR: u32 = 1;
 
-/// DLPack's device types.
+/// The number of the CPU among DLPack's device types.
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
 
-/// Addresses from here on are memory. A fake tensor, or a tensor whose storage was freed, has a null base address, so its address
-/// is the offset in its storage, which may also be an address of the heap: the heap of an interpreter without a
-/// position-independent executable begins below 4 GiB. For lower addresses, the storage is asked for its base address.
+/// The lowest address that certainly is memory. A fake tensor, or a tensor whose storage was freed, has a null base address, so
+/// its address is only an offset. A lower address may be such an offset or memory of the heap, which may begin below 4 GiB, so
+/// the storage is then asked for its base address.
 const CERTAIN_ADDRESS: u64 = 1 << 32;
 
-/// DLPack's table of functions. Functions that are not called here are opaque pointers.
+/// The function table of DLPack's C exchange API. Functions that this module does not call are opaque pointers.
 #[repr(C)]
 #[derive(Debug)]
 struct ExchangeTable {
@@ -60,7 +60,7 @@ pub(crate) struct Exchange {
 
 #[pymethods]
 impl Exchange {
-    /// Opens the exchange API of a framework.
+    /// Opens a framework's DLPack C exchange API, by which native code reads tensors.
     ///
     /// Args:
     ///     kind: The tensor class, which publishes ``__dlpack_c_exchange_api__``.
@@ -73,19 +73,19 @@ impl Exchange {
     #[pyo3(signature = (kind, *others))]
     fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>) -> Option<Self> {
         let capsule = kind.getattr(ATTRIBUTE).ok()?.cast_into::<PyCapsule>().ok()?;
-        // SAFETY: the capsule is live. If it has another name, the function returns null and sets an error.
+        // SAFETY: `capsule` is live. If its name is not `NAME`, the function returns null and sets an error.
         let table =
             unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) }.cast::<ExchangeTable>();
         if table.is_null() {
             drop(PyErr::take(kind.py()));
             return None;
         }
-        // SAFETY: a capsule of this name holds a table that is never freed. Every version of the table begins with its version
-        // number.
+        // SAFETY: a capsule with the name `NAME` holds a table that is never freed. Every version of the table begins with its
+        // version number.
         if unsafe { (*table).major } != MAJOR {
             return None;
         }
-        // SAFETY: all minor versions of this major version have the same layout.
+        // SAFETY: `table` is never freed, and all minor versions of the major version `MAJOR` have the layout of `ExchangeTable`.
         let table = unsafe { &*table };
         let is_same = |other: &Py<PyType>| {
             let found = other.bind(kind.py()).getattr(ATTRIBUTE);
@@ -100,14 +100,15 @@ impl Exchange {
 }
 
 impl Exchange {
-    /// Whether an object is an instance of exactly one of the types.
+    /// Returns true if the class of an object is exactly one of the accepted tensor classes.
     pub(crate) fn accepts(&self, object: &Bound<'_, PyAny>) -> bool {
         let kind = object.get_type_ptr();
         self.types.iter().any(|accepted| std::ptr::eq(accepted.as_ptr(), kind.cast()))
     }
 
-    /// Reads a tensor for a call that bypasses the dispatcher. Returns `None` unless the tensor is of exactly one of the types,
-    /// contiguous, and not complex (complex elements may be lazily conjugated). The caller checks for lazy negation.
+    /// Reads a tensor for a call that bypasses the dispatcher. Returns `None` unless the tensor's class is exactly one of the
+    /// accepted classes, and the tensor is contiguous and not complex (complex elements may be lazily conjugated). The caller
+    /// checks for lazy negation.
     ///
     /// # Safety
     /// The same as for [`inspect`](Self::inspect).
@@ -116,7 +117,8 @@ impl Exchange {
         if !self.accepts(object) {
             return None;
         }
-        // SAFETY: the object is of a type that the function accepts; the caller guarantees the rest.
+        // SAFETY: `accepts` returned true, so `object` is a tensor of the framework. The caller of `inspect_plain` guarantees
+        // that the tensor's memory, shape and strides stay valid.
         let Ok(tensor) = (unsafe { self.describe(object) }) else {
             drop(PyErr::take(object.py()));
             return None;
@@ -127,8 +129,8 @@ impl Exchange {
             .then_some(tensor)
     }
 
-    /// Reads a tensor for an operator: an instance of one of the types or of a subclass of the first. `argument` names it in
-    /// errors.
+    /// Reads a tensor for a torch operator: an instance of an accepted tensor class or of a subclass of the first one. `argument`
+    /// names the tensor in errors.
     ///
     /// # Errors
     /// `WrongType` if the object is not a tensor, `WrongValue` if the tensor has no memory.
@@ -149,7 +151,8 @@ impl Exchange {
             let message = format!("{argument} is a `{}`", object.get_type().name()?);
             return Err(Exception::new("WrongType", message).hint("pass a tensor").into());
         }
-        // SAFETY: the object is of a type that the function accepts; the caller guarantees the rest.
+        // SAFETY: `is_tensor` is true, so `object` is a tensor of the framework. The caller of `inspect` guarantees that the
+        // tensor's memory, shape and strides stay valid.
         match unsafe { self.describe(object) } {
             Ok(tensor) => Ok(tensor),
             Err(error_reason) => {
@@ -167,14 +170,16 @@ impl Exchange {
         }
     }
 
-    /// Reads a tensor through the framework's function. On failure the framework's exception may be set; the error is a reason.
+    /// Reads a tensor through the function that its framework publishes. The error is a reason for the message; an exception of
+    /// the framework may also be set.
     ///
     /// # Safety
     /// The object is a tensor of the framework. For its memory, shape and strides, the same as for [`inspect`](Self::inspect).
     #[inline]
     unsafe fn describe<'a>(&self, object: &'a Bound<'_, PyAny>) -> Result<RawTensor<'a>, &'static str> {
         let mut raw = DlTensor::EMPTY;
-        // SAFETY: the caller guarantees that the object is a tensor of the framework, and the descriptor is writable.
+        // SAFETY: the caller of `describe` guarantees that `object` is a tensor of the framework, and `raw` is a writable
+        // descriptor.
         if unsafe { (self.inspect)(object.as_ptr().cast(), &raw mut raw) } != 0 {
             return Err("its framework does not describe it");
         }
@@ -183,8 +188,9 @@ impl Exchange {
             if !has_storage(object) {
                 address = 0;
             }
-            // Python code has run since the first call, so the tensor is read again.
-            // SAFETY: the same as for the first call: the object is a tensor of the framework, and the descriptor is writable.
+            // Python code has run since the tensor was read, so the tensor is read again.
+            // SAFETY: the caller of `describe` guarantees that `object` is a tensor of the framework, and `raw` is a writable
+            // descriptor.
             let result = unsafe { (self.inspect)(object.as_ptr().cast(), &raw mut raw) };
             if result != 0 || (address > 0 && raw.address() != address) {
                 return Err("its memory changed while it was read");
@@ -195,32 +201,35 @@ impl Exchange {
             CUDA => DlDevice::cuda(raw.device_id),
             _ => return Err("its device type is not supported"),
         };
-        // SAFETY: the lists belong to the object, which the caller holds and whose shape does not change.
+        // SAFETY: the shape and strides in `raw` belong to `object`, which the caller of `describe` keeps alive and whose shape
+        // does not change.
         let (shape, strides) = unsafe { raw.lists() };
         let Ok(dtype) = raw.element() else {
             return Err("its element type is not supported");
         };
-        // SAFETY: the framework guarantees that the elements exist, and the caller that they exist until the work has run.
+        // SAFETY: `address` is that of the tensor's elements, or zero, and the caller of `describe` guarantees that they exist
+        // until the work on them has run.
         Ok(unsafe { RawTensor::borrowed(address, shape, strides, dtype, device) })
     }
 
-    /// The framework's current stream on the communicator's device.
+    /// Returns the framework's current stream on the communicator's device.
     #[inline]
     pub(crate) fn call_stream(&self, py: Python<'_>, state: &CommState) -> PyResult<Stream> {
         let mut stream = std::ptr::null_mut();
         if state.dl_device.is_cuda() {
-            // SAFETY: the pointer is writable; for an invalid device the function returns an error.
+            // SAFETY: the pointer to `stream` is writable; for an invalid device the function returns an error.
             let result = unsafe { (self.stream)(CUDA, state.dl_device.id, &raw mut stream) };
             if result != 0 {
                 return Err(PyErr::fetch(py));
             }
         }
-        // SAFETY: the framework returned its current stream of this device, and it never destroys its streams.
+        // SAFETY: `stream` is the framework's current stream of the communicator's device, and the framework never destroys its
+        // streams. On the host, the handle is ignored.
         Ok(unsafe { state.stream_at(stream.expose_provenance() as u64) })
     }
 }
 
-/// Whether the storage of a torch tensor has a base address other than null.
+/// Returns true if the storage of a torch tensor has a base address other than null.
 #[cold]
 fn has_storage(object: &Bound<'_, PyAny>) -> bool {
     let base = object.call_method0("untyped_storage").and_then(|storage| storage.call_method0("data_ptr"));

@@ -3,7 +3,7 @@
 use super::element::Element;
 use crate::error::Exception;
 
-/// Shape and strides of an array, both in elements.
+/// The element type, shape and strides of an array. Strides are in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) element: Element,
@@ -11,7 +11,8 @@ pub(crate) struct Layout {
     pub(crate) strides: Vec<i64>,
 }
 
-/// Whether elements with these strides are contiguous, the last dimension fastest. No strides mean contiguous elements.
+/// Returns true if elements with the given shape and strides are contiguous in C order. Empty strides stand for contiguous
+/// elements.
 pub(crate) fn are_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     let mut step = 1_i64;
     for (len, stride) in shape.iter().zip(strides).rev() {
@@ -24,7 +25,8 @@ pub(crate) fn are_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     true
 }
 
-/// The bytes before the first element (negative strides), and the bytes from there to the end of the last element.
+/// Returns how many bytes an array spans before the address of its first element (with negative strides), and how many from that
+/// address on.
 pub(crate) fn extent_of(
     element: Element,
     shape: &[i64],
@@ -47,7 +49,7 @@ pub(crate) fn extent_of(
 }
 
 impl Layout {
-    /// A contiguous layout, the last dimension fastest.
+    /// Creates a contiguous layout in C order (the last dimension is the fastest).
     pub(crate) fn contiguous(element: Element, shape: &[i64]) -> Result<Self, Exception> {
         let mut strides = vec![0; shape.len()];
         let mut step = 1_i64;
@@ -66,7 +68,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// A layout with strides.
+    /// Creates a layout with the given strides, in elements.
     pub(crate) fn strided(element: Element, shape: Vec<i64>, strides: Vec<i64>) -> Result<Self, Exception> {
         if shape.len() != strides.len() {
             let (shape, strides) = (shape.len(), strides.len());
@@ -86,13 +88,13 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The number of elements.
+    /// Returns the number of elements of an array with this layout.
     pub(crate) fn count(&self) -> usize {
-        // Lengths were checked at construction.
+        // The lengths were checked when the layout was created: none is negative, and the product does not overflow.
         self.shape.iter().map(|len| usize::try_from(*len).unwrap_or(0)).product()
     }
 
-    /// The size of the elements in bytes, without gaps.
+    /// Returns the size of the array's elements in bytes, without the gaps between them.
     pub(crate) fn len(&self) -> usize {
         self.count() * self.element.len()
     }
@@ -105,12 +107,13 @@ impl Layout {
         sum.filter(|len| isize::try_from(*len).is_ok()).ok_or_else(too_large)
     }
 
-    /// The bytes before the first element (negative strides), and the bytes from there to the end of the last element.
+    /// Returns how many bytes an array spans before the address of its first element (with negative strides), and how many from
+    /// that address on.
     pub(crate) fn extent(&self) -> Result<(usize, usize), Exception> {
         extent_of(self.element, &self.shape, &self.strides)
     }
 
-    /// Whether the elements are contiguous, the last dimension fastest.
+    /// Returns true if the elements are contiguous in C order (the last dimension is the fastest).
     pub(crate) fn is_contiguous(&self) -> bool {
         are_contiguous(&self.shape, &self.strides)
     }

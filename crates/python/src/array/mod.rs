@@ -41,7 +41,7 @@ use crate::error::{Exception, IntoPyResult};
 use crate::number::Shape;
 use stream_order::LastStream;
 
-/// A view of memory that keeps its owner alive and that every framework imports without a copy.
+/// An array: a view of memory that keeps the owner of the memory alive, and that every framework imports without a copy.
 ///
 /// Ints and slices in ``[]`` select views, or a number. ``==``, ``bool``, iteration and printing require numpy. Values on a
 /// GPU are copied to the host, and the call waits for the work that uses the array. An array on a GPU with more than 1 MiB is
@@ -62,7 +62,7 @@ use stream_order::LastStream;
 pub(crate) struct Array {
     view: View,
     last: LastStream,
-    /// Whether the user promised not to write the array: a read-only array is then exported directly, as if it were writable.
+    /// True if the user promised not to write to the array: a read-only array is then exported directly, as if it were writable.
     is_lent: bool,
 }
 
@@ -71,7 +71,8 @@ impl Array {
         Self { view, last: LastStream::default(), is_lent: false }
     }
 
-    /// The memory, for work that the caller enqueues on a stream next.
+    /// Returns the memory of the array, for work that the caller enqueues next on a stream. The stream waits for the array's last
+    /// stream.
     pub(crate) fn use_on(&self, py: Python<'_>, stream: &FrameworkStream) -> Result<View, Exception> {
         if self.view.dl_device.is_cuda() {
             self.last.update(py, stream)?;
@@ -79,7 +80,7 @@ impl Array {
         Ok(self.view.clone())
     }
 
-    /// The memory, for work on the default stream of its device.
+    /// Returns the memory of the array, for work on the default stream of its device.
     fn on_default_stream(&self, py: Python<'_>) -> Result<View, Exception> {
         match self.last.get(py) {
             Some(last) => self.use_on(py, &FrameworkStream::default_of(last.device())),
@@ -88,7 +89,7 @@ impl Array {
     }
 }
 
-/// Imports an array of any framework. `stream` is the stream on which a GPU will use it.
+/// Imports an array of any framework. `stream` is the stream on which a GPU will use the array.
 pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
     if let Ok(array) = object.cast::<Array>() {
         return Ok(array.get().view.clone());
@@ -96,7 +97,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult
     import_foreign(object, stream).map_err(|error| explain(object, error))
 }
 
-/// Converts an exception of another framework's export into an exception of this package.
+/// Converts an exception that another framework raised while exporting an array into an exception of wholemem.
 fn explain(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = object.py();
     let is_foreign = error.is_instance_of::<PyBufferError>(py)
@@ -125,7 +126,8 @@ fn import_foreign(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
         let (kind, id) = object.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
         let on_gpu = DlDevice { kind, id }.is_cuda();
         let imported = dlpack::import(object, stream.filter(|_| on_gpu));
-        // DLPack supports more types than buffers. If both protocols fail, the first error is reported.
+        // DLPack supports more element types than the buffer protocol. If both protocols fail, the error of the buffer protocol
+        // is reported.
         return imported.map_err(|error| refused.unwrap_or(error));
     }
     if let Some(refused) = refused {
@@ -143,7 +145,8 @@ fn import_foreign(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
     Err(Exception::new("WrongType", message).hint(hint).into())
 }
 
-/// Imports an array of any framework for use on the default stream of its GPU, after the work that is enqueued on it.
+/// Imports an array of any framework for use on the default stream of its GPU, which waits for the work that is enqueued on the
+/// array.
 pub(crate) fn import_on_default_stream(object: &Bound<'_, PyAny>) -> PyResult<View> {
     match object.cast::<Array>() {
         Ok(array) => array.get().on_default_stream(object.py()).into_py(),
@@ -153,8 +156,9 @@ pub(crate) fn import_on_default_stream(object: &Bound<'_, PyAny>) -> PyResult<Vi
 
 #[pymethods]
 impl Array {
-    /// Reports the owner to Python's cycle collector, so that an object that holds an array of itself is freed. The owner is
-    /// reported only if this array has the only reference; other references are cloned only with the GIL held.
+    /// Reports the owner of the array's memory to Python's cycle collector, so that an object that holds an array of its own
+    /// memory is freed. The owner is reported only if this array has the only reference to it; other references are cloned only
+    /// with the GIL held.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let owner = &self.view.owner;
         if Arc::strong_count(owner) > 1 {
@@ -164,67 +168,68 @@ impl Array {
         visit.call(owner.downcast_ref::<buffer::HeldBuffer>().and_then(buffer::HeldBuffer::object))
     }
 
-    /// The length of each dimension.
+    /// The shape of the array: the length of each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.view.layout.shape)
     }
 
-    /// The stride of each dimension, in elements.
+    /// The stride of each dimension of the array, in elements.
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.view.layout.strides)
     }
 
-    /// The name of the element type, as in numpy: ``float32``; also ``bfloat16`` and ``float8_e4m3fn``.
+    /// The name of the array's element type: a name of numpy such as ``float32``, or of a type that numpy does not have,
+    /// such as ``bfloat16``.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.view.layout.element.name
     }
 
-    /// The device of the memory: ``cpu``, ``cuda:0`` and so on.
+    /// The device that holds the array's memory: ``cpu``, ``cuda:0`` and so on.
     #[getter]
     fn device(&self) -> String {
         self.view.dl_device.to_string()
     }
 
-    /// Whether the array is read-only.
+    /// True if the array is read-only.
     #[getter]
     fn readonly(&self) -> bool {
         self.view.readonly
     }
 
-    /// The number of dimensions.
+    /// The number of dimensions of the array.
     #[getter]
     fn ndim(&self) -> usize {
         self.view.layout.shape.len()
     }
 
-    /// The number of elements.
+    /// The number of elements of the array.
     #[getter]
     fn size(&self) -> usize {
         self.view.layout.count()
     }
 
-    /// The size of an element in bytes.
+    /// The size of one element of the array in bytes.
     #[getter]
     fn itemsize(&self) -> usize {
         self.view.layout.element.len()
     }
 
-    /// The size of all elements in bytes, without gaps.
+    /// The size of all elements of the array in bytes, without the gaps between them.
     #[getter]
     fn nbytes(&self) -> usize {
         self.view.layout.len()
     }
 
-    /// Whether the elements are contiguous, the last dimension fastest.
+    /// True if the elements of the array are contiguous in C order (the last dimension is the fastest).
     #[getter]
     fn is_contiguous(&self) -> bool {
         self.view.layout.is_contiguous()
     }
 
-    /// Returns the address of the first element.
+    /// Returns the address of the first element of the array.
     fn data_ptr(&self) -> u64 {
         self.view.address
     }
@@ -234,7 +239,7 @@ impl Array {
         rows.ok_or_else(|| Exception::new("WrongType", "an array without dimensions has no length").into())
     }
 
-    /// Returns a numpy array that shares this memory.
+    /// Returns a numpy array that shares the memory of this array.
     ///
     /// Raises:
     ///     wholemem.errors.Unsupported: The memory is on a GPU, or numpy does not have the element type.
@@ -252,7 +257,7 @@ impl Array {
         slf.py().import("numpy")?.call_method1("asarray", (slf,))
     }
 
-    /// Returns a ``memoryview`` of the same memory.
+    /// Returns a ``memoryview`` of the memory of this array.
     ///
     /// Raises:
     ///     wholemem.errors.Unsupported: The memory is on a GPU.
@@ -270,13 +275,13 @@ impl Array {
         slf.py().import("wholemem.buffers")?.call_method1("memoryview_of", (slf,))
     }
 
-    /// Returns an array of the same memory that is exported as read-only.
+    /// Returns an array that shares the memory of this array and is exported as read-only.
     fn as_readonly(&self, py: Python<'_>) -> PyResult<Self> {
         self.with_view(py, View { readonly: true, ..self.view.clone() }, false).into_py()
     }
 
-    /// Returns an array of the same memory for a framework without a read-only flag, such as JAX. The caller promises not to
-    /// write to it.
+    /// Returns an array that shares the memory of this array, for a framework without a read-only flag, such as JAX. The
+    /// caller promises not to write to the memory.
     ///
     /// DLPack then exports a read-only object directly instead of as a copy-on-write map.
     fn lent(&self, py: Python<'_>) -> PyResult<Self> {
@@ -288,7 +293,7 @@ impl Array {
         (kind, id)
     }
 
-    /// Exports the array through DLPack. A read-only object in host memory is exported as a copy-on-write map, with the
+    /// Exports the array through DLPack. A read-only array of a store in host memory is exported as a copy-on-write map, with the
     /// read-only flag in a versioned capsule.
     ///
     /// `stream` is the stream on which the consumer will use the array; -1 if the consumer orders the work itself. Without it,
@@ -320,7 +325,7 @@ impl Array {
         }
         let stream = u64::try_from(stream.unwrap_or(0)).ok();
         if let (Some(last), Some(stream)) = (self.last.get(py), stream) {
-            // SAFETY: by the DLPack protocol, the consumer passes the handle of a stream of the array's device.
+            // SAFETY: by the DLPack protocol, `stream` is the handle of a live stream of the array's device.
             unsafe { FrameworkStream::new(last.device(), stream, None) }.wait_for(&last).into_py()?;
         }
         if copy == Some(true) {
@@ -330,21 +335,21 @@ impl Array {
         dlpack::export(py, private.as_ref().unwrap_or(&self.view), versioned, false)
     }
 
-    /// Called by numpy if the array supports no other protocol.
+    /// Converts the array to a numpy array. numpy calls this method if the array supports no other protocol.
     #[pyo3(signature = (*arguments, **named))]
     pub(crate) fn __array__<'py>(
         slf: &Bound<'py, Self>,
         arguments: &Bound<'py, PyTuple>,
         named: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // numpy converts and copies; its versions pass different arguments.
+        // numpy's own `__array__` converts and copies, because versions of numpy pass different arguments.
         Self::numpy(slf)?.call_method("__array__", arguments, named)
     }
 
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if !self.view.dl_device.is_host() {
-            // numpy then tries other protocols, and finds none.
+            // After an `AttributeError`, numpy tries other protocols, and finds none.
             return Err(PyAttributeError::new_err("__array_interface__"));
         }
         self.interface(py)
@@ -362,7 +367,7 @@ impl Array {
 }
 
 impl Array {
-    /// An array of the same memory with the same last stream.
+    /// Creates an array of a view of the same memory, with the last stream of this array.
     fn with_view(&self, py: Python<'_>, view: View, is_lent: bool) -> Result<Self, Exception> {
         let array = Self { is_lent, ..Self::new(view) };
         if let Some(last) = self.last.get(py) {
@@ -411,7 +416,7 @@ pub(crate) fn zeros(shape: Shape, dtype: Element) -> PyResult<Array> {
     View::zeroed(layout).map(Array::new).into_py()
 }
 
-/// Returns a view of an array of any framework, or of a buffer, without a copy.
+/// Returns an array that is a view of another framework's array, or of a buffer, without a copy.
 ///
 /// Args:
 ///     object: An object with DLPack, the buffer protocol or numpy's array interface.

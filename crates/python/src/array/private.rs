@@ -12,22 +12,22 @@ use wholemem_store::{Object, PackObject};
 use super::view::{Owner, View};
 use crate::error::Exception;
 
-/// A copy-on-write map, and the object whose pages it shows.
+/// A copy-on-write map of an object of the store, and the object whose pages the map shows.
 #[derive(Debug)]
 struct CopyOnWriteMap {
-    // Unwritten pages belong to the object, so the map is dropped before the object.
+    // Unwritten pages of the map belong to the object, so the field `_map` is dropped before `_object`.
     _map: Arc<PrivateMap>,
     _object: Owner,
 }
 
-/// The object that contains an array, if the array comes from a store.
+/// Returns the stored object that contains an array, if the array comes from a store.
 fn object_of(view: &View) -> Option<&Object> {
     let owner = &view.owner;
     owner.downcast_ref::<Object>().or_else(|| owner.downcast_ref::<PackObject>().map(PackObject::whole))
 }
 
-/// Maps the same elements copy-on-write. Returns `None` if the array is not part of an object in host memory: only such
-/// objects have a file descriptor to map.
+/// Maps the elements of an array again, copy-on-write. Returns `None` if the array is not part of a stored object in host memory:
+/// only such objects have a file descriptor to map.
 pub(super) fn map_copy_on_write(view: &View) -> Result<Option<View>, Exception> {
     let (before, behind) = view.layout.extent()?;
     let Some(object) = object_of(view).filter(|object| object.is_cpu() && before + behind > 0) else {

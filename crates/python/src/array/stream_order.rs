@@ -15,20 +15,21 @@ use crate::error::Exception;
 pub(crate) struct FrameworkStream {
     device: Device,
     handle: u64,
-    /// The framework's stream object, which keeps the stream alive.
+    /// The stream object of the framework, which keeps the stream alive.
     stream_object: Option<Py<PyAny>>,
 }
 
 impl FrameworkStream {
-    /// DLPack's number of the default stream, whose handle in the driver is 0.
+    /// The number of the default stream in DLPack. In the CUDA driver its handle is 0.
     pub(crate) const DEFAULT: i64 = 1;
 
-    /// The default stream of a device, which always exists.
+    /// Returns the default stream of a device, which always exists.
     pub(crate) fn default_of(device: &Device) -> Self {
         Self { device: device.clone(), handle: Self::DEFAULT.unsigned_abs(), stream_object: None }
     }
 
-    /// A stream by its handle; 0 and 1 are the default stream. `stream` is the framework's object, which is held.
+    /// Creates a reference to the framework's stream with a handle; 0 and 1 are the default stream. `stream` is the framework's
+    /// stream object, which is held.
     ///
     /// # Safety
     /// The handle is that of a stream of the device. The stream is not destroyed before the last use of this value and its
@@ -47,7 +48,7 @@ impl FrameworkStream {
         &self.device
     }
 
-    /// The stream, for enqueueing work.
+    /// Returns the stream in the form in which work is enqueued on it.
     pub(crate) fn stream(&self) -> Stream {
         let handle = if self.handle == Self::DEFAULT.unsigned_abs() { 0 } else { self.handle };
         // SAFETY: the default stream always exists. For another stream, the caller of `new` guarantees that it belongs to the
@@ -61,7 +62,7 @@ impl FrameworkStream {
             return Ok(());
         }
         let (first, second) = (other.stream(), self.stream());
-        // Captured work runs when the graph is launched; the caller of the launch orders it.
+        // Captured work runs when its CUDA graph is launched, so the user who launches the graph orders the work.
         if first.is_capturing() || second.is_capturing() {
             return Ok(());
         }
@@ -76,26 +77,26 @@ impl FrameworkStream {
 pub(crate) struct LastStream(Mutex<Option<FrameworkStream>>);
 
 impl LastStream {
-    /// Records that `next` uses the array from now on, after the work of the stream that used it last.
+    /// Makes the stream `next` wait for the stream that used an array last, and records `next` as the array's last stream.
     pub(crate) fn update(&self, py: Python<'_>, next: &FrameworkStream) -> Result<(), Exception> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = last.as_ref() {
             next.wait_for(last)?;
         }
-        // The replaced value may hold the last reference to a stream object: drop it after the lock.
+        // The replaced value may hold the last reference to a Python stream object, so it is dropped after the lock is released.
         let previous = last.replace(next.clone_ref(py));
         drop(last);
         drop(previous);
         Ok(())
     }
 
-    /// The stream that used the array last.
+    /// Returns the stream that used the array last, if any.
     pub(crate) fn get(&self, py: Python<'_>) -> Option<FrameworkStream> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.as_ref().map(|stream| stream.clone_ref(py))
     }
 
-    /// The driver's handle of the stream that used the array last, for `__cuda_array_interface__`.
+    /// Returns the handle of the stream that used the array last, for `__cuda_array_interface__`.
     pub(crate) fn handle(&self) -> Option<u64> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.as_ref().map(|stream| stream.handle)

@@ -17,10 +17,10 @@ use crate::error::{Exception, IntoPyResult};
 use crate::number::signed;
 use crate::wait::run_blocking;
 
-/// An array on a GPU with more bytes is printed without its values, because printing copies all of them.
+/// The size in bytes above which an array on a GPU is printed without its values, because printing copies all of them.
 const PRINTED_FROM_GPU: usize = 1 << 20;
 
-/// The view that basic indexing selects, and whether it is a single element.
+/// Returns the view that an index expression (numpy's basic indexing) selects, and whether it is a single element.
 fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     let py = key.py();
     let key = key.cast::<PyTuple>().cloned().or_else(|_| PyTuple::new(py, [key]))?;
@@ -47,7 +47,7 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
                 Position::At(index) => index * stride,
                 Position::Range { start, count, step } => {
                     shape.push(count);
-                    // With at most one element the step has no effect, and `stride * step` could overflow.
+                    // If a slice selects at most one element, its step has no effect, and `stride * step` could overflow.
                     strides.push(if count > 1 { stride * step } else { stride });
                     if count == 0 { 0 } else { start * stride }
                 }
@@ -66,7 +66,7 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     Ok((View { address, layout, ..view.clone() }, is_element))
 }
 
-/// What an index selects in one dimension.
+/// The elements that an index expression selects in one dimension.
 enum Position {
     At(i64),
     Range { start: i64, count: i64, step: i64 },
@@ -99,7 +99,8 @@ fn position(item: &Bound<'_, PyAny>, len: i64) -> PyResult<Position> {
 }
 
 impl View {
-    /// The same elements in host memory. Elements on a GPU are copied, after the work that is enqueued on the stream.
+    /// Returns a view of the same elements in host memory. Elements on a GPU are copied, after the work that is enqueued on the
+    /// stream.
     fn on_host(&self, py: Python<'_>, last: Option<FrameworkStream>) -> PyResult<Self> {
         if self.dl_device.is_host() {
             return Ok(self.clone());
@@ -125,7 +126,7 @@ impl View {
 }
 
 impl Array {
-    /// The elements as a numpy array.
+    /// Returns the elements of the array as a numpy array. `bfloat16` is converted to `float32`.
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let numpy = py.import("numpy").map_err(|error| {
             if !error.is_instance_of::<PyModuleNotFoundError>(py) {
@@ -148,11 +149,11 @@ impl Array {
         }
         let wide = values.call_method1("astype", (numpy.getattr("uint32")?,))?;
         let wide = wide.call_method1("__lshift__", (16,))?;
-        // For an array without dimensions, `__lshift__` returns a numpy scalar.
+        // For an array without dimensions, numpy's `__lshift__` returns a scalar, which `asarray` converts back to an array.
         numpy.call_method1("asarray", (wide,))?.call_method1("view", (numpy.getattr("float32")?,))
     }
 
-    /// The values as numpy prints them.
+    /// Returns the values of the array as numpy prints them.
     fn format_values(&self, py: Python<'_>) -> PyResult<String> {
         let values = self.values(py)?;
         let kwargs = pyo3::types::PyDict::new(py);
@@ -164,7 +165,7 @@ impl Array {
 
 #[pymethods]
 impl Array {
-    /// Selects a view of the same memory, or a number if a single element is selected.
+    /// Selects a part of the array as a view of the same memory, or as a number if a single element is selected.
     ///
     /// Args:
     ///     key: Ints, slices, ``...`` and ``None``, as for numpy's basic indexing.
@@ -187,7 +188,7 @@ impl Array {
         builtins.call_method1("map", (slf.getattr("__getitem__")?, numbers))
     }
 
-    /// Returns the only element as a Python number. An element on a GPU is copied to the host.
+    /// Returns the only element of the array as a Python number. An element on a GPU is copied to the host.
     ///
     /// Raises:
     ///     wholemem.errors.WrongValue: The array does not have exactly one element.
@@ -202,7 +203,7 @@ impl Array {
         self.values(py)?.call_method0("item")
     }
 
-    /// Returns the elements as nested lists of Python numbers. Elements on a GPU are copied to the host.
+    /// Returns the elements of the array as nested lists of Python numbers. Elements on a GPU are copied to the host.
     fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.values(py)?.call_method0("tolist")
     }
@@ -219,7 +220,7 @@ impl Array {
         self.values(py)?.is_truthy()
     }
 
-    /// Compares element by element.
+    /// Compares the array with another array or a number, element by element.
     ///
     /// Args:
     ///     other: An array or a number.

@@ -14,7 +14,8 @@ use super::layout::Layout;
 use super::stream_order::FrameworkStream;
 use crate::error::Exception;
 
-/// Keeps memory alive: a span of this package, or an imported array. It may be dropped on any thread, with or without the GIL.
+/// The owner of an array's memory, which keeps the memory alive: a span of wholemem, or an imported array. It may be dropped on
+/// any thread, with or without the GIL.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
 /// The device of memory, as DLPack describes it (`DLDevice`).
@@ -27,7 +28,7 @@ pub(crate) struct DlDevice {
 impl DlDevice {
     pub(crate) const CPU: Self = Self { kind: 1, id: 0 };
     const CUDA: i32 = 2;
-    /// Host memory that GPUs can access (pinned), and managed memory.
+    /// The device type of pinned host memory, which GPUs can access (`kDLCUDAHost`).
     const CUDA_HOST: i32 = 3;
     const CUDA_MANAGED: i32 = 13;
 
@@ -35,7 +36,7 @@ impl DlDevice {
         Self { kind: Self::CUDA, id }
     }
 
-    /// The device type and number of a device.
+    /// Returns DLPack's device type and number of a device.
     pub(crate) fn of(device: &Device) -> Self {
         match device.backend().kind() {
             BackendKind::Host => Self::CPU,
@@ -43,16 +44,17 @@ impl DlDevice {
         }
     }
 
-    /// Opens the GPU.
+    /// Opens the GPU with the number of this device.
     pub(crate) fn device(self) -> Result<Device, Exception> {
-        // A negative number becomes one that no device has.
+        // A negative device number becomes `u32::MAX`, a number that no device has.
         let id = u32::try_from(self.id).unwrap_or(u32::MAX);
         Ok(Backend::open(BackendKind::Cuda)?.device(id)?)
     }
 
-    /// The GPU that owns the memory at an address, as the driver reports.
+    /// Returns the GPU that owns the memory at an address, as the CUDA driver reports.
     pub(crate) fn at(address: u64) -> Result<Self, Exception> {
-        // An empty array may have a null address; without a driver the device does not matter.
+        // An empty array may have a null address, and without a CUDA driver the number of the device does not matter: use device
+        // 0.
         let (Ok(backend), 1..) = (Backend::open(BackendKind::Cuda), address) else {
             return Ok(Self::cuda(0));
         };
@@ -64,7 +66,7 @@ impl DlDevice {
         })
     }
 
-    /// Host memory that a device can access.
+    /// Returns the DLPack device of host memory that `device` can access.
     pub(crate) fn pinned_for(device: &Device) -> Self {
         match device.backend().kind() {
             BackendKind::Host => Self::CPU,
@@ -72,22 +74,23 @@ impl DlDevice {
         }
     }
 
-    /// The device that exports report. Pinned host memory is reported as host memory, since some frameworks reject `kDLCUDAHost`.
+    /// Returns the device that a DLPack export reports. Pinned host memory is reported as host memory, because some frameworks
+    /// reject `kDLCUDAHost`.
     pub(crate) fn exported(self) -> Self {
         if self.kind == Self::CUDA_HOST { Self::CPU } else { self }
     }
 
-    /// Whether the CPU can access the memory.
+    /// Returns true if the CPU can access memory of this device.
     pub(crate) fn is_host(self) -> bool {
         matches!(self.kind, 1 | Self::CUDA_HOST)
     }
 
-    /// Whether this is memory of a GPU, or managed memory.
+    /// Returns true for memory of a GPU and for managed memory.
     pub(crate) fn is_cuda(self) -> bool {
         matches!(self.kind, Self::CUDA | Self::CUDA_MANAGED)
     }
 
-    /// Whether work of `device` can access the memory.
+    /// Returns true if work of `device` can access memory of this DLPack device.
     pub(crate) fn is_accessible_from(self, device: &Device) -> bool {
         match device.backend().kind() {
             BackendKind::Host => self.is_host(),
@@ -111,7 +114,7 @@ impl fmt::Display for DlDevice {
 /// Memory with a shape and an owner. Clones are views of the same memory.
 #[derive(Clone)]
 pub(crate) struct View {
-    /// The address of the first element.
+    /// The address of the first element of the array.
     pub(crate) address: u64,
     pub(crate) layout: Layout,
     pub(crate) dl_device: DlDevice,
@@ -131,7 +134,7 @@ impl fmt::Debug for View {
 }
 
 impl View {
-    /// A view of a span, which must have at least as many bytes as the layout needs.
+    /// Creates a view of a span, which must have at least as many bytes as the layout needs.
     pub(crate) fn of_span(span: Span, dl_device: DlDevice, layout: Layout) -> Result<Self, Exception> {
         let (before, len) = layout.extent()?;
         if before != 0 || len > span.len() {
@@ -142,14 +145,14 @@ impl View {
         Ok(Self { address: span.address(), layout, dl_device, readonly: false, owner: Arc::new(span) })
     }
 
-    /// New host memory of this process, filled with zeros.
+    /// Allocates host memory of this process, filled with zeros.
     pub(crate) fn zeroed(layout: Layout) -> Result<Self, Exception> {
         let memory = ZeroedMemory::new(layout.len())?;
         let address = memory.address.as_ptr().expose_provenance() as u64;
         Ok(Self { address, layout, dl_device: DlDevice::CPU, readonly: false, owner: Arc::new(memory) })
     }
 
-    /// The bytes of a contiguous array in host memory, for reading.
+    /// Returns the bytes of a contiguous array in host memory, for reading.
     pub(crate) fn bytes(&self, argument: &str) -> Result<SharedSlice<'_>, Exception> {
         if !self.dl_device.is_host() {
             let message = format!("{argument} is on {}, which the CPU cannot read", self.dl_device);
@@ -159,23 +162,23 @@ impl View {
         self.host_bytes()
     }
 
-    /// Writes the bytes of a contiguous array in host memory.
+    /// Overwrites the bytes of a contiguous array in host memory.
     pub(crate) fn write_bytes(&self, argument: &str, bytes: &[u8]) -> Result<(), Exception> {
         self.check_writable(argument)?;
         Ok(self.host_slice(true)?.write_at(0, bytes)?)
     }
 
-    /// New host memory for indices.
+    /// Allocates host memory for an array of indices.
     pub(crate) fn of_indices(shape: &[i64]) -> Result<Self, Exception> {
         Self::zeroed(Layout::contiguous(Element::INDEX, shape)?)
     }
 
-    /// Writes one index.
+    /// Writes one index to an array of indices in host memory.
     pub(crate) fn write_index(&self, at: usize, index: i64) -> Result<(), Exception> {
         Ok(self.host_slice(true)?.write_at(size_of::<i64>() * at, &index.to_ne_bytes())?)
     }
 
-    /// The bytes of an array in host memory from the first to the last element, gaps included, for reading.
+    /// Returns the bytes of an array in host memory from the first to the last element, including gaps, for reading.
     fn host_bytes(&self) -> Result<SharedSlice<'_>, Exception> {
         self.host_slice(false)
     }
@@ -184,26 +187,27 @@ impl View {
         let (before, behind) = self.layout.extent()?;
         let first = self.address.saturating_sub(before as u64);
         let at = std::ptr::with_exposed_provenance_mut(usize::try_from(first).unwrap_or_default());
-        // An empty array may have a null address.
+        // An empty array may have a null address, which is replaced by a dangling pointer.
         let (at, len) = NonNull::new(at).map_or((NonNull::dangling(), 0), |at| (at, before + behind));
         // SAFETY: the creator of the view guarantees that the memory exists while its owner lives, and `self` holds the owner.
         // Python accesses arrays through pointers, so there are no references to the bytes.
         Ok(unsafe { SharedSlice::new(at, len, writable) })
     }
 
-    /// Copies the elements to new memory with the same layout; on a GPU on the given stream, or on the default stream.
+    /// Copies the elements of the array to new memory with the same layout. On a GPU, the copy runs on the given stream, or on
+    /// the default stream.
     pub(crate) fn copied(&self, stream: Option<u64>) -> Result<Self, Exception> {
         let (before, behind) = self.layout.extent()?;
         let len = before + behind;
         let (address, owner): (u64, Owner) = if self.dl_device.is_host() || len == 0 {
             let memory = ZeroedMemory::new(len)?;
-            // SAFETY: the memory was just allocated with `len` bytes and is not shared yet.
+            // SAFETY: `memory` was just allocated with `len` bytes and is not shared yet.
             unsafe { SharedSlice::new(memory.address, len, true) }.copy_from(0, &self.host_bytes()?)?;
             (memory.address.as_ptr().expose_provenance() as u64, Arc::new(memory))
         } else {
             let device = self.dl_device.device()?;
             let copy = CudaMallocBuffer::create(&device, len)?.all();
-            // SAFETY: by the DLPack protocol, the consumer passes the handle of a stream of the array's device.
+            // SAFETY: by the DLPack protocol, the consumer passes as `stream` the handle of a live stream of the array's device.
             let stream = unsafe { FrameworkStream::new(&device, stream.unwrap_or(0), None) }.stream();
             stream.copy(&copy, &self.span("the array", &device, Rights::Read)?)?;
             (copy.address(), Arc::new(copy))
@@ -224,9 +228,9 @@ struct ZeroedMemory {
     layout: alloc::Layout,
 }
 
-// SAFETY: this is plain memory, which is accessed through views only.
+// SAFETY: `ZeroedMemory` is plain memory, whose bytes are accessed only through views.
 unsafe impl Send for ZeroedMemory {}
-// SAFETY: a shared reference exposes the address only; the bytes are accessed through views.
+// SAFETY: a shared `ZeroedMemory` exposes only its address; the bytes are accessed through views.
 unsafe impl Sync for ZeroedMemory {}
 
 impl ZeroedMemory {
@@ -239,14 +243,14 @@ impl ZeroedMemory {
                 format!("cannot allocate {len} bytes: the address space is smaller"),
             )
         };
-        // The size is never zero, so an empty array has a valid address.
+        // The size of the allocation is never zero, so that an empty array has a valid address.
         let layout = alloc::Layout::from_size_align(len.saturating_add(Self::ALIGN), 1).map_err(too_long)?;
-        // SAFETY: the size is not zero.
+        // SAFETY: the size of `layout` is at least `ALIGN`, and so not zero.
         let allocation = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
         match allocation {
             Some(allocation) => {
                 let before = allocation.as_ptr().align_offset(Self::ALIGN);
-                // SAFETY: the offset is less than the alignment, and the allocation has that many extra bytes.
+                // SAFETY: `before` is less than `ALIGN`, and the allocation has `ALIGN` extra bytes.
                 Ok(Self { address: unsafe { allocation.add(before) }, allocation, layout })
             }
             None if len > 1 << 20 => {
@@ -259,7 +263,7 @@ impl ZeroedMemory {
 
 impl Drop for ZeroedMemory {
     fn drop(&mut self) {
-        // SAFETY: the memory was allocated with this layout, and the last view is dropped.
+        // SAFETY: `allocation` was allocated with `layout`, and the last view of the memory was dropped.
         unsafe { alloc::dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! `wholemem.store.Client`: a connection to a store.
+//! Implements `wholemem.store.Client`, a connection to a store.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +20,8 @@ use crate::error::{Exception, IntoPyResult};
 use crate::number::Shape;
 use crate::wait::{ClosedFlag, run_blocking, run_blocking_unless};
 
-/// A connection to a store that ``wholemem serve`` serves. Threads may share it; a forked child needs its own.
+/// A connection to an object store that ``wholemem serve`` runs. Threads may share a connection; a forked child process
+/// needs its own.
 ///
 /// Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
 /// its arrays stay valid. After a call has detected that the store has ended, every later call raises
@@ -48,13 +49,13 @@ use crate::wait::{ClosedFlag, run_blocking, run_blocking_unless};
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
-    /// `None` after `close`.
+    /// The connection to the store; `None` after `close`.
     open: Mutex<Option<Connection>>,
     closed: ClosedFlag,
     epoch: ForkEpoch,
 }
 
-/// Converts seconds to a duration. Infinity is allowed.
+/// Converts a timeout in seconds to a duration. Infinity is allowed.
 fn seconds_of(seconds: f64) -> Result<Duration, Exception> {
     if seconds == f64::INFINITY {
         return Ok(Duration::MAX);
@@ -63,15 +64,15 @@ fn seconds_of(seconds: f64) -> Result<Duration, Exception> {
         .map_err(|_| Exception::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
 }
 
-/// The deadline in a number of seconds. Infinity is allowed.
+/// Returns the deadline after a number of seconds from now. Infinity is allowed.
 pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Exception> {
     seconds_of(seconds).map(Deadline::after)
 }
 
 impl Client {
-    /// The connection, unless it was closed or this is a forked child.
+    /// Returns the connection to the store, or an error if the client was closed or this process is a forked child.
     fn connection(&self) -> Result<Connection, Exception> {
-        // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
+        // A forked child is detected before the mutex is locked: in a child, a thread that was not forked may hold the mutex.
         if !self.epoch.is_current() {
             return Err(Error::Forked.into());
         }
@@ -79,7 +80,7 @@ impl Client {
         open.clone().ok_or_else(closed)
     }
 
-    /// Runs a call that may block, until the server responds or this client is closed.
+    /// Runs a call to the store that may block until the server responds. Closing this client interrupts the call.
     fn run_blocking<T, E>(&self, py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
     where
         T: Send,
@@ -89,8 +90,8 @@ impl Client {
         run_blocking_unless(py, move || closed.is_set(), call)
     }
 
-    /// The connection for a call that creates an object, with the time to wait for quota. Objects without a name exist in the
-    /// store, but Python has no call to get them, so an empty name is an error.
+    /// Returns the connection for a call that creates an object and waits up to `timeout` seconds for free memory. Objects
+    /// without a name exist in the store, but Python has no call to get them, so an empty name is an error.
     fn connection_with_timeout(&self, name: &str, timeout: Option<f64>) -> Result<Connection, Exception> {
         if name.is_empty() {
             return Err(Error::EmptyName.into());
@@ -114,24 +115,25 @@ impl Client {
         Ok(Self { socket, open: Mutex::new(Some(client)), closed: ClosedFlag::default(), epoch })
     }
 
-    /// The path of the store's socket.
+    /// The path of the Unix socket of the store.
     #[getter]
     fn socket(&self) -> PathBuf {
         self.socket.clone()
     }
 
-    /// Whether the connection was closed.
+    /// True if the connection to the store was closed.
     #[getter]
     fn closed(&self) -> bool {
         self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Gets the current object of a name, without a copy.
+    /// Returns the current object of a name in the store, without a copy.
     ///
     /// DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
     /// write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer
-    /// protocol use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel that writes
-    /// to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a writable copy.
+    /// protocol use the shared memory itself. For an object on a GPU, ``torch.from_dlpack(array)`` shares the memory: a kernel
+    /// that writes to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a
+    /// writable copy.
     ///
     /// Getting an object again takes about a microsecond and no system call.
     ///
@@ -163,7 +165,7 @@ impl Client {
         StoredValue::of(object).into_py()
     }
 
-    /// Copies an array into the store, or a mapping of names to arrays as a pack.
+    /// Copies an array into the store, or a mapping of names to arrays as a pack (one object with several arrays).
     ///
     /// An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also has its own name:
     /// ``name/array``.
@@ -193,7 +195,7 @@ impl Client {
         self.run_blocking(py, || value.put(&client, name))
     }
 
-    /// Gives an array a name, without a copy if it is an object of this store.
+    /// Publishes an array under a name, without a copy if the array is already an object of this store.
     ///
     /// An array that this client got, by its name or from a pack, gets a second name. It is copied if it was deleted or replaced
     /// meanwhile. Other values are copied, as by :meth:`put`.
@@ -226,14 +228,14 @@ impl Client {
         self.run_blocking(py, || {
             let published = stored_object.map(|(object, meta)| client.publish_with_meta(name, &meta, object));
             match published {
-                // This process holds the object, but the store has deleted it.
+                // The store has deleted the object that this process still holds, so the array is copied.
                 Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => value.put(&client, name),
                 Some(sealed) => Ok(sealed?.version),
             }
         })
     }
 
-    /// Publishes an array on a GPU under a name without a copy: the object is the array's memory.
+    /// Publishes an array on a GPU as an object of the store, without a copy: the object uses the array's memory.
     ///
     /// The memory must be shareable: allocated in :func:`wholemem.torch.pool.mem_pool`, a table or window of this package, or in
     /// torch's expandable segments if the array is inside one segment. The store holds the whole allocation, and all of it counts
@@ -265,7 +267,7 @@ impl Client {
         self.run_blocking(py, || share::share(&client, name, &view))
     }
 
-    /// Creates an object that is written in place and then sealed.
+    /// Creates a draft: an object of the store that is written in place and then sealed (made immutable and visible).
     ///
     /// Args:
     ///     name: The name that the object will have.
@@ -295,7 +297,7 @@ impl Client {
         self.run_blocking(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
 
-    /// Creates a pack of arrays that are written in place and then sealed together.
+    /// Creates the draft of a pack (several arrays in one allocation), which is written in place and then sealed.
     ///
     /// Args:
     ///     name: The name that the pack will have.
@@ -323,7 +325,8 @@ impl Client {
         self.run_blocking(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 
-    /// Deletes an object or a draft. Processes that hold the object keep it; its memory is freed with the last of them.
+    /// Deletes an object or a draft from the store. Processes that hold the object can still use it; its memory is freed
+    /// when the last of them releases it.
     ///
     /// Args:
     ///     name: The name of an object, or an :class:`Entry` of exactly the object or draft to delete.
@@ -345,7 +348,7 @@ impl Client {
         })
     }
 
-    /// Lists the drafts of all clients, which were created and not sealed, sorted by name. A pack is one draft.
+    /// Lists the drafts (objects that are not sealed yet) of all clients of the store, sorted by name. A pack is one draft.
     ///
     /// Args:
     ///     prefix: The beginning of the names.
@@ -359,7 +362,7 @@ impl Client {
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
-    /// Lists the objects, sorted by name.
+    /// Lists the objects of the store, sorted by name.
     ///
     /// Args:
     ///     prefix: The beginning of the names.
@@ -373,7 +376,7 @@ impl Client {
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
-    /// Returns the description of the current object of a name.
+    /// Returns the description of the current object of a name in the store.
     ///
     /// Args:
     ///     name: The name of the object.
@@ -385,13 +388,13 @@ impl Client {
         self.run_blocking(py, || client.stat(name).map_err(with_list_hint)).map(Entry::new)
     }
 
-    /// Returns the numbers of objects and clients and the used memory of the store.
+    /// Returns the status of the store: the numbers of objects and clients, and the memory in use.
     fn status(&self, py: Python<'_>) -> PyResult<Status> {
         let client = self.connection().into_py()?;
         self.run_blocking(py, || client.status()).map(|status| Status::new(&status))
     }
 
-    /// Subscribes to the events of names.
+    /// Subscribes to the events (object published, object deleted) of names with a prefix.
     ///
     /// Args:
     ///     prefix: The beginning of the names.
@@ -404,7 +407,7 @@ impl Client {
         Watch::new(self.run_blocking(py, || client.watch(prefix))?, &self.closed).into_py()
     }
 
-    /// Closes the connection and its watches. Arrays stay valid.
+    /// Closes the connection to the store and the watches of the connection. Arrays from the store stay valid.
     ///
     /// Calls of other threads that are waiting raise :class:`wholemem.errors.Closed`; their requests may or may not have been
     /// executed.
@@ -434,7 +437,7 @@ pub(super) fn closed() -> Exception {
     Exception::new("Closed", "the client is closed").hint("create a new one: `Client(socket)`")
 }
 
-/// Converts the error of a wait for a name.
+/// Converts the error of a `get` that waited for a name.
 fn wait_error(error: Error, seconds: f64) -> Exception {
     match error {
         Error::Refused(Refusal::NoSuchName { name }) => {
@@ -445,7 +448,7 @@ fn wait_error(error: Error, seconds: f64) -> Exception {
     }
 }
 
-/// The argument of `delete`: the current object of a name, or exactly the object of an entry.
+/// The argument of `delete`: a name, whose current object is deleted, or an entry, whose object is deleted.
 #[derive(FromPyObject)]
 enum DeleteArg<'py> {
     Name(String),
@@ -461,7 +464,7 @@ fn with_list_hint(error: Error) -> Exception {
     }
 }
 
-/// Releases arrays that were shared with a store and whose objects were freed.
+/// Releases GPU arrays that were published to a store without a copy and whose objects the store has freed.
 ///
 /// Returns:
 ///     The number of shared arrays that are still held.

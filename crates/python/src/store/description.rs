@@ -1,4 +1,4 @@
-//! The description of an array in the metadata of its object: shape and element type, as in `.safetensors` files.
+//! Describes an array in the metadata of its stored object: by shape and element type, as in `.safetensors` files.
 //!
 //! For example `{"dtype":"F32","shape":[2,3]}`. So the command line program reads arrays that Python put as tensors, and
 //! Python reads its files as arrays. An object from a `.npy` file has that file's header. A pack is recognised by its
@@ -14,10 +14,10 @@ use crate::array::{Element, Layout};
 use crate::error::Exception;
 use crate::number::signed;
 
-/// The prefix of the metadata of an object that was a `.npy` file.
+/// The prefix of the metadata of a stored object that was a `.npy` file.
 const NPY: &str = "npy ";
 
-/// The metadata of a pack of arrays; metadata of a file may follow.
+/// The beginning of the metadata of a pack (several arrays in one object). The metadata of a `.safetensors` file may follow.
 pub(super) const PACK: &str = "safetensors";
 
 #[derive(Serialize, Deserialize)]
@@ -27,22 +27,22 @@ struct ArrayDescription<'a> {
     shape: Cow<'a, [i64]>,
 }
 
-/// The metadata for an array of this layout.
+/// Returns the metadata that describes an array with the given layout.
 pub(super) fn describe(layout: &Layout) -> Vec<u8> {
     let name = layout.element.name;
-    // A type without a name in `.safetensors` files has its name in Python.
+    // An element type without a name in `.safetensors` files is described by its name in Python.
     let dtype = Dtype::from_python_name(name).and_then(|dtype| dtype.info().safetensors).unwrap_or(name);
     let description = ArrayDescription { dtype: dtype.into(), shape: layout.shape[..].into() };
     serde_json::to_vec(&description).unwrap_or_default()
 }
 
-/// Whether an object without members, of `len` bytes, is an empty pack.
+/// Returns true if an object of `len` bytes without members is an empty pack (a pack is several arrays in one object).
 pub(super) fn is_empty_pack(meta: &[u8], len: usize) -> bool {
     let rest = meta.strip_prefix(PACK.as_bytes()).filter(|_| len == 0);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b" "))
 }
 
-/// The layout of an object of `len` bytes.
+/// Returns the layout of the array in a stored object of `len` bytes, from the object's metadata.
 pub(super) fn layout_of(meta: &[u8], len: usize) -> Result<Layout, Exception> {
     let layout = match parse(meta)? {
         Some(layout) => layout,
@@ -57,7 +57,7 @@ pub(super) fn layout_of(meta: &[u8], len: usize) -> Result<Layout, Exception> {
     Ok(layout)
 }
 
-/// Parses the metadata. Returns `None` if it does not describe an array.
+/// Parses the metadata of a stored object. Returns `None` if the metadata does not describe an array.
 fn parse(meta: &[u8]) -> Result<Option<Layout>, Exception> {
     let Ok(text) = std::str::from_utf8(meta) else { return Ok(None) };
     if let Some(header) = text.strip_prefix(NPY) {
@@ -82,7 +82,7 @@ fn parse(meta: &[u8]) -> Result<Option<Layout>, Exception> {
     Layout::contiguous(element, &shape).map(Some)
 }
 
-/// A contiguous layout with the first dimension fastest (Fortran order).
+/// Creates a contiguous layout with the first dimension fastest (Fortran order).
 fn fortran_order(element: Element, mut shape: Vec<i64>) -> Result<Layout, Exception> {
     shape.reverse();
     let mut layout = Layout::contiguous(element, &shape)?;

@@ -1,4 +1,4 @@
-//! Drafts: arrays over the memory of an object that is not sealed.
+//! Drafts: objects of the store that are not sealed yet, and the arrays by which their memory is written.
 //!
 //! A sealed object must not be writable, so sealing unmaps its host memory from the process that wrote it. An array of the
 //! draft, or a framework's view of one, would then point to unmapped memory: if any exists, sealing raises an error and the
@@ -20,7 +20,7 @@ use crate::error::{Exception, IntoPyResult};
 use crate::stream::{finish, handle_of};
 use crate::wait::run_blocking;
 
-/// A draft of the store: one object, or a pack.
+/// A draft (an object that is not sealed yet) of one array or of a pack of arrays.
 #[derive(Debug)]
 pub(super) enum StoreDraft {
     One(wholemem_store::Draft),
@@ -28,7 +28,7 @@ pub(super) enum StoreDraft {
 }
 
 impl StoreDraft {
-    /// Creates an object, on a GPU if `device` is one. An empty object is always in host memory.
+    /// Creates the draft of an array, on a GPU if `device` is one. An empty object is always in host memory.
     pub(super) fn one(
         client: &Client,
         name: &str,
@@ -43,7 +43,7 @@ impl StoreDraft {
         Ok(Self::One(draft))
     }
 
-    /// Creates a pack of arrays. The name of each member begins with the name of the pack.
+    /// Creates the draft of a pack of arrays. The name of each member begins with the name of the pack.
     pub(super) fn many<'a>(
         client: &Client,
         name: &str,
@@ -62,7 +62,7 @@ impl StoreDraft {
         Ok(Self::Many(client.create_pack(&pack)?))
     }
 
-    /// The device of the memory; `None` if the bytes are sent with the request to seal.
+    /// Returns the device of the draft's memory; `None` for a small draft, whose bytes are sent with the request to seal it.
     pub(super) fn device(&self) -> Option<Device> {
         match self {
             Self::One(draft) => draft.device(),
@@ -70,7 +70,7 @@ impl StoreDraft {
         }
     }
 
-    /// The memory of an array; `None` if the bytes are sent with the request to seal.
+    /// Returns the memory of an array of the draft; `None` for a small draft, whose bytes are sent with the request to seal it.
     pub(super) fn span(&self, member: usize) -> wholemem_store::Result<Option<Span>> {
         match self {
             Self::One(draft) => draft.span(),
@@ -85,7 +85,7 @@ impl StoreDraft {
         }
     }
 
-    /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
+    /// Seals the draft. If an error left the draft intact, the draft is returned with the error.
     pub(super) fn seal(self) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         match self {
             Self::One(draft) => draft.seal().map_err(|shared| {
@@ -100,12 +100,12 @@ impl StoreDraft {
     }
 }
 
-/// An open draft and its arrays.
+/// A draft that is not sealed yet, and its arrays.
 #[derive(Debug)]
 pub(super) struct OpenDraft {
     target: StoreDraft,
     views: Vec<View>,
-    /// Whether the arrays are in the memory of the object. If not, their bytes are sent when the draft is sealed.
+    /// True if the arrays are in the memory of the object. Otherwise the bytes of the arrays are sent when the draft is sealed.
     in_place: bool,
 }
 
@@ -124,20 +124,21 @@ impl OpenDraft {
         Ok(Self { target, views, in_place })
     }
 
-    /// The GPU of the memory, if it is on one.
+    /// Returns the GPU on which the draft's memory is; `None` for host memory.
     fn gpu(&self) -> Option<Device> {
         self.target.device().filter(|device| DlDevice::of(device).is_cuda())
     }
 
-    /// Whether arrays exist that prevent sealing.
+    /// Returns true if arrays of the draft still exist that prevent sealing.
     fn is_in_use(&self) -> bool {
         self.gpu().is_none() && self.views.iter().any(|view| Arc::strong_count(&view.owner) > 1)
     }
 
-    /// Completes the content: waits for a stream on a GPU, or copies the bytes that are sent with the request.
+    /// Completes the content of the draft before sealing: waits for a stream on a GPU, or copies the bytes that are sent with the
+    /// request.
     fn complete(&mut self, stream: u64) -> Result<(), Exception> {
         if let Some(device) = self.gpu() {
-            // SAFETY: the calling Python code guarantees that the stream belongs to the draft's device.
+            // SAFETY: the calling Python code guarantees that `stream` is a live stream of the draft's device.
             finish(&unsafe { FrameworkStream::new(&device, stream, None) }.stream())?;
         }
         if !self.in_place {
@@ -148,7 +149,7 @@ impl OpenDraft {
         Ok(())
     }
 
-    /// Seals the draft. On an error that left the draft intact, the draft is returned with it.
+    /// Seals the draft. If an error left the draft intact, the draft is returned with the error.
     fn seal(mut self, stream: u64) -> Result<Sealed, (Exception, Option<Box<Self>>)> {
         if let Err(raised) = self.complete(stream) {
             return Err((raised, Some(Box::new(self))));
@@ -156,7 +157,7 @@ impl OpenDraft {
         let Self { target, mut views, in_place } = self;
         let layouts = views.iter().map(|view| view.layout.clone()).collect();
         if in_place {
-            // These arrays also refer to memory that sealing unmaps.
+            // The draft drops its own arrays, because they refer to memory that sealing unmaps.
             views.clear();
         }
         target.seal().map_err(|(error, target)| {
@@ -169,7 +170,7 @@ impl OpenDraft {
     }
 }
 
-/// The state of a draft.
+/// The state of a draft: open, being sealed, or closed.
 #[derive(Debug)]
 enum DraftState {
     Open(OpenDraft),
@@ -190,7 +191,7 @@ impl SharedDraft {
         Self { name: name.to_owned(), state: Mutex::new(DraftState::Open(draft)) }
     }
 
-    /// The lock is held only briefly, because the caller may hold the GIL.
+    /// Locks the state of the draft. The lock is held only briefly, because the caller may hold the GIL.
     fn lock(&self) -> MutexGuard<'_, DraftState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -211,7 +212,7 @@ impl SharedDraft {
             .code("still-mapped")
     }
 
-    /// Calls a function with the open draft.
+    /// Calls a function with the open draft, or returns an error if the draft is not open.
     fn with<T>(&self, call: impl FnOnce(&OpenDraft) -> Result<T, Exception>) -> Result<T, Exception> {
         match &*self.lock() {
             DraftState::Open(draft) => call(draft),
@@ -233,7 +234,7 @@ impl SharedDraft {
         format!("{kind}(name='{}'{state})", self.name)
     }
 
-    /// Abandons the draft. If a thread is sealing it and sealing fails, the draft is not reopened.
+    /// Abandons the draft. A draft that a thread is sealing is then not reopened if sealing fails.
     fn abandon(&self, py: Python<'_>) {
         py.detach(|| drop(self.set(DraftState::Closed)));
     }
@@ -242,7 +243,7 @@ impl SharedDraft {
         mem::replace(&mut *self.lock(), state)
     }
 
-    /// Takes the open draft for a thread that seals it.
+    /// Takes the open draft out of the shared state, for the thread that seals it.
     fn take(&self) -> Result<OpenDraft, Exception> {
         let mut state = self.lock();
         match mem::replace(&mut *state, DraftState::Sealing) {
@@ -287,13 +288,13 @@ impl SharedDraft {
         sealed.map(|sealed| sealed.version)
     }
 
-    /// The end of a `with` block: seals the draft, or abandons it if the block raised.
+    /// Ends a `with` block of the draft: seals the draft, or abandons it if the block raised.
     fn exit(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
             self.abandon(py);
             return Ok(());
         }
-        // The block itself sealed or abandoned the draft.
+        // Code in the `with` block has already sealed or abandoned the draft.
         if matches!(*self.lock(), DraftState::Closed) {
             return Ok(());
         }
@@ -301,7 +302,8 @@ impl SharedDraft {
     }
 }
 
-/// An object that is being written. As a context manager, it is sealed at the end, or abandoned if the block raises.
+/// A draft: an object of the store that is still being written. A ``with`` block seals the draft at its end, or abandons it
+/// if the block raises.
 ///
 /// Sealing unmaps host memory from this process. If an array of the draft still exists, or a child process that was forked
 /// after one was created, :class:`wholemem.errors.InUse` is raised and the draft stays open. On a GPU, arrays may remain, but
@@ -330,7 +332,7 @@ impl Draft {
         Ok(Self { shared: SharedDraft::new(name, draft) })
     }
 
-    /// A mirror of the draft, and the array that it mirrors.
+    /// Creates a mirror (a copy in host memory) of the draft, and returns it with the array that it mirrors.
     pub(super) fn mirror(&self, copy_in: bool) -> Result<(wholemem_store::Mirror, View), Exception> {
         let refused = || {
             Exception::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
@@ -341,26 +343,26 @@ impl Draft {
             let (span, device) = (draft.target.span(0)?, draft.target.device());
             view.zip(span).zip(device).map(|((view, span), device)| (view, span, device)).ok_or_else(refused)
         })?;
-        // The lock is released, so other threads can use the draft during the copy.
+        // The lock of the draft's state is not held here, so other threads can use the draft during the copy.
         Ok((wholemem_store::Mirror::of_span(span, &device, copy_in)?, view))
     }
 }
 
 #[pymethods]
 impl Draft {
-    /// The name that the object will have.
+    /// The name that the object of the draft will have in the store.
     #[getter]
     fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// The memory of the object as a writable array, initially zero.
+    /// The memory of the draft as a writable array, initially zero.
     #[getter]
     fn array(&self) -> PyResult<Array> {
         self.shared.array(0).into_py()
     }
 
-    /// Seals the object and publishes it under its name.
+    /// Seals the draft (makes its object immutable) and publishes the object under its name.
     ///
     /// Args:
     ///     stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
@@ -400,7 +402,8 @@ impl Draft {
     }
 }
 
-/// A pack that is being written: a mapping of names to arrays. As a context manager, it is sealed like a :class:`Draft`.
+/// The draft of a pack: a mapping of names to arrays that are still being written. A ``with`` block seals or abandons it
+/// like a :class:`Draft`.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -433,7 +436,7 @@ impl PackDraft {
 
 #[pymethods]
 impl PackDraft {
-    /// The name that the pack will have.
+    /// The name that the pack will have in the store.
     #[getter]
     fn name(&self) -> &str {
         &self.shared.name
@@ -456,7 +459,7 @@ impl PackDraft {
         self.shared.array(member.into_py()?).into_py()
     }
 
-    /// Seals the pack and publishes it under its name.
+    /// Seals the pack (makes its arrays immutable) and publishes the pack under its name.
     ///
     /// Args:
     ///     stream: On a GPU, the CUDA stream whose earlier work is waited for. ``None`` is the default stream.
@@ -472,7 +475,7 @@ impl PackDraft {
         self.shared.seal(py, stream)
     }
 
-    /// Abandons the draft and frees its memory.
+    /// Abandons the draft of the pack and frees its memory.
     fn abandon(&self, py: Python<'_>) {
         self.shared.abandon(py);
     }

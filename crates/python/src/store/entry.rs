@@ -1,4 +1,4 @@
-//! Descriptions of objects and of the store, which hold no object.
+//! Describes the objects and the status of a store. A description does not keep an object alive.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use wholemem_store::ObjectId;
 use super::description;
 use crate::array::Layout;
 
-/// The description of an object. It does not hold the object.
+/// The description of an object of the store. The description does not keep the object alive.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -28,14 +28,14 @@ pub(crate) struct Entry {
     len: usize,
     is_cpu: bool,
     owner: u32,
-    /// In milliseconds since the Unix epoch.
+    /// The time at which the object was created, in milliseconds since the Unix epoch.
     created: u64,
     pack: Option<u64>,
-    /// `None` for a pack.
+    /// The layout of the object's array; `None` if the object is a pack (several arrays).
     layout: Option<Layout>,
 }
 
-/// The pickled fields of an entry. The layout is parsed from the metadata.
+/// The pickled fields of the description of an object. The layout of the array is parsed from the metadata.
 type EntryValues<'a> = (String, u64, u64, Cow<'a, [u8]>, usize, bool, u32, u64, Option<u64>);
 
 impl Entry {
@@ -47,7 +47,7 @@ impl Entry {
         Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.with_layout()
     }
 
-    /// The id of the object. An unpickled entry may have an invalid one.
+    /// Returns the id of the object. An unpickled entry may have an invalid id.
     pub(super) fn object_id(&self) -> PyResult<ObjectId> {
         let no_id = || PyValueError::new_err(format!("{} is not the id of an object", self.id));
         ObjectId::from_u64(self.id).ok_or_else(no_id)
@@ -62,7 +62,7 @@ impl Entry {
 
 #[pymethods]
 impl Entry {
-    /// The name of the object.
+    /// The name of the object in the store.
     #[getter]
     fn name(&self) -> &str {
         &self.name
@@ -74,7 +74,7 @@ impl Entry {
         self.id
     }
 
-    /// The version of the object under its name.
+    /// The version of the object among the objects with the same name.
     #[getter]
     fn version(&self) -> u64 {
         self.version
@@ -86,44 +86,45 @@ impl Entry {
         self.len
     }
 
-    /// The shape of the array; ``None`` for a pack.
+    /// The shape of the object's array; ``None`` if the object is a pack (several arrays).
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.layout.as_ref().map(|layout| PyTuple::new(py, &layout.shape)).transpose()
     }
 
-    /// The element type of the array; ``None`` for a pack.
+    /// The element type of the object's array; ``None`` if the object is a pack (several arrays).
     #[getter]
     fn dtype(&self) -> Option<&'static str> {
         self.layout.as_ref().map(|layout| layout.element.name)
     }
 
-    /// The device of the memory: ``cpu`` or ``cuda``.
+    /// The kind of device that holds the object's memory: ``cpu`` or ``cuda``.
     #[getter]
     fn device(&self) -> &'static str {
         if self.is_cpu { "cpu" } else { "cuda" }
     }
 
-    /// The user id of the creator.
+    /// The Linux user id of the creator of the object.
     #[getter]
     fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// The time of creation, in seconds since the Unix epoch, as ``time.time`` returns.
+    /// The time at which the object was created, in seconds since the Unix epoch, as ``time.time`` returns.
     #[getter]
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of many thousand years are exact")]
     fn created(&self) -> f64 {
         self.created as f64 / 1e3
     }
 
-    /// The id of the pack that the object belongs to or is; else ``None``.
+    /// The id of the pack (several arrays in one allocation), if the object is a pack or belongs to one; otherwise
+    /// ``None``.
     #[getter]
     fn pack(&self) -> Option<u64> {
         self.pack
     }
 
-    /// Whether the object is a pack.
+    /// True if the object is a pack (several arrays in one allocation).
     #[getter]
     fn is_pack(&self) -> bool {
         self.pack == Some(self.id)
@@ -133,7 +134,7 @@ impl Entry {
         self.id
     }
 
-    /// Restores a pickled entry.
+    /// Creates the description of an object from its pickled values.
     #[staticmethod]
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
@@ -160,7 +161,7 @@ impl Entry {
     }
 }
 
-/// The numbers of objects and clients and the used memory of a store.
+/// The status of a store: the numbers of objects and clients, and the memory in use.
 ///
 /// >>> from wholemem import store
 /// >>> status = store.Client().status()
@@ -169,23 +170,23 @@ impl Entry {
 #[pyclass(frozen, eq, hash, get_all, module = "wholemem.store")]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Status {
-    /// The number of sealed objects.
+    /// The number of sealed objects in the store.
     objects: u64,
-    /// The number of drafts.
+    /// The number of drafts (objects that are not sealed yet) in the store.
     unsealed: u64,
-    /// The number of deleted objects that clients still hold.
+    /// The number of deleted objects of the store that clients still hold.
     retired: u64,
-    /// The number of connections.
+    /// The number of client connections to the store.
     clients: u64,
-    /// The used host memory in bytes.
+    /// The host memory that the store uses, in bytes.
     host_used: u64,
-    /// The quota of host memory in bytes.
+    /// The quota of the store for host memory, in bytes.
     host_quota: u64,
-    /// The used device memory in bytes.
+    /// The device memory that the store uses, in bytes.
     device_used: u64,
-    /// The quota of device memory in bytes.
+    /// The quota of the store for device memory, in bytes.
     device_quota: u64,
-    /// How often a server was started for this store.
+    /// The number of server processes that were started for this store.
     servers: u64,
 }
 
@@ -207,7 +208,7 @@ impl Status {
 
 #[pymethods]
 impl Status {
-    /// Restores a pickled status.
+    /// Creates the status of a store from its pickled values.
     #[staticmethod]
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {

@@ -32,7 +32,8 @@ impl From<Error> for Exception {
             Error::Disconnected => {
                 raised("ServerLost").hint("create a new client; arrays of the old one stay valid")
             }
-            // After a signal, the exception of its handler is raised instead. Otherwise another thread closed the client.
+            // Another thread closed the client. If a signal interrupted the call, the exception of the signal handler is raised
+            // instead.
             Error::Interrupted => closed(),
             Error::TimedOut => raised("Timeout").hint("the server is stopped or overloaded"),
             Error::TooManyPins { .. } => {
@@ -47,7 +48,7 @@ impl From<Error> for Exception {
     }
 }
 
-/// The exception class and hint for an error of connecting to a socket.
+/// Returns the exception class and the hint for an error of connecting to a socket.
 fn unusable(source: &OsError) -> (&'static str, &'static str) {
     match source {
         OsError::Call { errno: Errno::NAMETOOLONG, .. } => {
@@ -62,7 +63,7 @@ fn unusable(source: &OsError) -> (&'static str, &'static str) {
     }
 }
 
-/// The exception class and hint for a refusal of the server.
+/// Returns the exception class and the hint for a request that the store's server refused.
 fn refused(refusal: &Refusal) -> (&'static str, &'static str) {
     match refusal {
         Refusal::NoSuchName { .. } => {

@@ -1,4 +1,4 @@
-//! Mirrors: copies in host memory of drafts or objects that may be on a device. A draft's mirror is written back.
+//! Mirrors: copies in host memory of drafts or objects that may be on a GPU. The mirror of a draft is written back to the draft.
 //!
 //! If a `with` block raises, its mirror is abandoned, so that incomplete data is not written to the draft.
 
@@ -15,9 +15,9 @@ use crate::wait::run_blocking;
 /// The memory of a mirror, which its arrays share.
 #[derive(Debug)]
 struct MirrorMemory {
-    /// Declared first, so that it is dropped before the source, to which the drop may write.
+    /// The field `mirror` is declared first, so that it is dropped before `source`, to which the drop may write.
     mirror: wholemem_store::Mirror,
-    /// The draft's array. While it is held, the draft cannot be sealed.
+    /// The array of the mirrored draft. While the array is held, the draft cannot be sealed.
     source: Mutex<Option<View>>,
 }
 
@@ -32,7 +32,8 @@ impl MirrorMemory {
     }
 }
 
-/// A copy in host memory of a draft, or of an array that was got by its name.
+/// A mirror: a copy in host memory of a draft, or of an array that was got by its name. The mirror of a draft is written
+/// back to the draft.
 ///
 /// The mirror of a draft is written back by :meth:`write_back`, or at the end of a ``with`` block; if the block raises, it is
 /// abandoned. The draft cannot be sealed before. A mirror that is dropped outside of a ``with`` block is written back with its
@@ -57,7 +58,7 @@ impl MirrorMemory {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// `None` after the mirror was written back or abandoned.
+    /// The memory of the mirror; `None` after the mirror was written back or abandoned.
     open: Mutex<Option<View>>,
 }
 
@@ -70,7 +71,7 @@ impl Mirror {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The end of a `with` block: writes the mirror back, or abandons it if the block raised.
+    /// Ends a `with` block of the mirror: writes the mirror back to its draft, or abandons it if the block raised.
     fn exit(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
             if let Some(memory) = self.take().and_then(MirrorMemory::of) {
@@ -78,7 +79,7 @@ impl Mirror {
             }
             return Ok(());
         }
-        // The block itself wrote it back.
+        // Code in the `with` block has already written the mirror back.
         if self.array().is_err() {
             return Ok(());
         }
@@ -89,7 +90,7 @@ impl Mirror {
 impl Drop for Mirror {
     fn drop(&mut self) {
         let Some(view) = self.take().filter(|view| !view.readonly) else { return };
-        // The caller holds the GIL; release it while the data is written.
+        // The caller holds the GIL, which is released while the mirror is written back.
         let mut view = Some(view);
         let _ = Python::try_attach(|py| py.detach(|| drop(view.take())));
     }
@@ -126,14 +127,14 @@ impl Mirror {
         Ok(Self { open: Mutex::new(Some(view)) })
     }
 
-    /// The copy as an array; writable for a draft.
+    /// The mirror's copy in host memory as an array, which is writable if the mirror is that of a draft.
     #[getter]
     fn array(&self) -> PyResult<Array> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.as_ref().map(|view| Array::new(view.clone())).ok_or_else(closed).into_py()
     }
 
-    /// Writes the mirror back to its draft and closes it. No array of the mirror may exist.
+    /// Writes the mirror back to its draft and closes the mirror. No array of the mirror may still exist.
     ///
     /// Raises:
     ///     wholemem.errors.Closed: The mirror was written back or abandoned.
@@ -141,7 +142,7 @@ impl Mirror {
     fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let view = open.take().ok_or_else(closed).into_py()?;
-        // The mirror of an object is read-only, so its arrays may stay.
+        // The mirror of a sealed object is read-only, so its arrays may remain.
         if !view.readonly && Arc::strong_count(&view.owner) > 1 {
             *open = Some(view);
             let raised = Exception::new("InUse", "cannot write the mirror back: arrays of it still exist");

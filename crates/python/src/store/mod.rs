@@ -1,4 +1,4 @@
-//! The store in Python: named objects that outlive the process that created them, as arrays.
+//! The store in Python: named objects that outlive the process that created them, and that Python gets as arrays.
 //!
 //! | module | content |
 //! |---|---|

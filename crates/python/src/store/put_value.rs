@@ -1,4 +1,4 @@
-//! The value of a `put`: one array, or several with names, in host memory or on a GPU.
+//! The value that `put` copies into a store: one array, or several arrays with names, in host memory or on a GPU.
 //!
 //! An array on a GPU is copied to memory of the store on the same GPU, after the work that is enqueued on it. The object is
 //! published when the copy is complete.
@@ -16,7 +16,7 @@ use crate::error::{Exception, IntoPyResult, name_argument};
 use crate::number::Shape;
 use crate::stream::finish;
 
-/// Converts the values of a mapping. An error names the key.
+/// Converts the values of a Python mapping. If a value cannot be converted, the error names its key.
 fn members<T>(
     mapping: &Bound<'_, PyMapping>,
     convert: impl Fn(&Bound<'_, PyAny>) -> PyResult<T>,
@@ -39,7 +39,7 @@ fn members<T>(
     Ok(members)
 }
 
-/// Parses the shapes and types of the arrays of a pack.
+/// Parses the shapes and element types of the arrays of a pack (several arrays in one object).
 pub(super) fn layouts(arrays: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Layout)>> {
     let Ok(mapping) = arrays.cast::<PyMapping>() else {
         let message = format!("`{}` is not a mapping", arrays.get_type().name()?);
@@ -57,7 +57,7 @@ pub(super) fn layouts(arrays: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Layout
     })
 }
 
-/// The value of a `put`: one array, or several with names.
+/// The value that `put` copies into a store: one array, or several arrays with names, in host memory or on a GPU.
 pub(super) enum PutValue {
     One(View),
     Many(Vec<(String, View)>),
@@ -71,7 +71,7 @@ impl PutValue {
         members(mapping, array::import_on_default_stream).map(Self::Many)
     }
 
-    /// The arrays, each with its name in errors.
+    /// Returns the arrays, each with its name for errors.
     fn views(&self) -> Vec<(String, &View)> {
         match self {
             Self::One(view) => vec![("the array".to_owned(), view)],
@@ -79,7 +79,7 @@ impl PutValue {
         }
     }
 
-    /// The GPU of all arrays; `None` if they are in host memory or empty.
+    /// Returns the GPU on which all arrays are; `None` if they are in host memory or empty.
     fn device(&self) -> Result<Option<Device>, Exception> {
         let views = self.views();
         let mut views = views.iter().filter(|(_, view)| view.layout.count() > 0);
@@ -100,10 +100,10 @@ impl PutValue {
         if view.dl_device.is_host() { Ok(None) } else { view.dl_device.device().map(Some) }
     }
 
-    /// Copies the value into the store, and returns the version of the object under its name.
+    /// Copies the arrays into the store, and returns the version of the new object under its name.
     pub(super) fn put(&self, client: &Client, name: &str) -> Result<u64, Exception> {
         let (device, views) = (self.device()?, self.views());
-        // Before memory of the store is allocated.
+        // The strides of the arrays are checked before memory of the store is allocated.
         views.iter().try_for_each(|(argument, view)| view.check_contiguous(argument))?;
         let mut draft = match self {
             Self::One(view) => StoreDraft::one(client, name, &view.layout, device.as_ref())?,
@@ -124,10 +124,10 @@ impl PutValue {
     }
 }
 
-/// Copies arrays on a GPU, and waits for the copies.
+/// Copies arrays on a GPU to a draft on the same GPU, and waits for the copies.
 fn copy_on_gpu(draft: &StoreDraft, views: &[(String, &View)]) -> Result<(), Exception> {
     let Some(device) = draft.device() else { return Ok(()) };
-    // The arrays were imported for the default stream.
+    // The copies run on the default stream, because the arrays were imported for that stream.
     let stream = FrameworkStream::default_of(&device).stream();
     for (member, (argument, view)) in views.iter().enumerate() {
         if let Some(to) = draft.span(member)?.filter(|to| !to.is_empty()) {

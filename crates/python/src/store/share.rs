@@ -1,4 +1,5 @@
-//! Publishes arrays on a GPU without a copy: the object is the array's memory, which is held until the object is freed.
+//! Publishes arrays on a GPU to a store without a copy: the object is the array's memory, which is held until the object is
+//! freed.
 //!
 //! The caller may drop the array. Its framework would then reuse the memory, so the array is held here while the object
 //! exists. For memory that this package did not allocate, the driver returns the allocation at an address, if it is
@@ -18,7 +19,7 @@ use crate::error::Exception;
 use crate::pool;
 use crate::stream::finish;
 
-/// An array whose memory is an object of a store.
+/// An array whose memory was published as an object of a store.
 #[derive(Debug)]
 struct Shared {
     client: Client,
@@ -28,10 +29,10 @@ struct Shared {
 
 static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
-/// The hint for memory that cannot be shared.
+/// The hint for an array whose memory cannot be published without a copy.
 const HINT: &str = "create the tensor in `wholemem.torch.pool.mem_pool()`, or use `put`, which copies";
 
-/// Publishes an array under a name without a copy, and returns the version of the object under its name.
+/// Publishes a GPU array under a name in a store without a copy, and returns the version of the object under its name.
 pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Exception> {
     collect();
     let epoch = ForkEpoch::current()?;
@@ -42,7 +43,7 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Exc
     view.check_contiguous("the array")?;
     let (address, len, meta) = (view.address, view.layout.len(), description::describe(&view.layout));
     let device = view.dl_device.device()?;
-    // The array was imported for the default stream.
+    // The array was imported for the default stream, whose work must have run before the array is published.
     finish(&FrameworkStream::default_of(&device).stream())?;
     let within = |base: u64| {
         let offset = to_usize(address - base);
@@ -72,7 +73,7 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Exc
     Ok(sealed.version)
 }
 
-/// Publishes a range of a segment of torch's pool, as a part of the segment if the store already has it.
+/// Publishes a range of a memory segment of torch's pool. If the store already has the segment, the object is a part of it.
 fn share_segment(
     client: &Client,
     name: &str,
@@ -92,12 +93,12 @@ fn share_segment(
     Ok(sealed)
 }
 
-/// The process that shares: a forked child must not release arrays of its parent.
+/// The process that published arrays without a copy: a forked child must not release arrays of its parent.
 static SHARING_PROCESS: OnceLock<ForkEpoch> = OnceLock::new();
 
-/// Releases arrays whose objects were freed, and returns the number of remaining arrays.
+/// Releases published arrays whose objects were freed, and returns the number of arrays that are still held.
 pub(super) fn collect() -> usize {
-    // Checked before locking: in a forked child, the mutex may be held by a thread that was not forked.
+    // A forked child is detected before the mutex is locked: in a child, a thread that was not forked may hold the mutex.
     if SHARING_PROCESS.get().is_some_and(|epoch| !epoch.is_current()) {
         return 0;
     }
@@ -108,7 +109,7 @@ pub(super) fn collect() -> usize {
     *shared = left;
     let count = shared.len();
     drop(shared);
-    // After the lock: dropping a framework's array may run arbitrary code.
+    // The arrays are dropped after the lock is released, because dropping a framework's array may run arbitrary code.
     drop(gone);
     count
 }

@@ -1,4 +1,4 @@
-//! Arrays of stored objects: each array holds a pin of its object, which is released with the last array.
+//! Arrays of stored objects: each array holds a pin that keeps its object alive and is released with the last array.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::description;
 use crate::array::{Array, DlDevice, View};
 use crate::error::{Exception, IntoPyResult};
 
-/// The object of a name: an array, or a pack of arrays.
+/// The object that a store has under a name: an array, or a pack of arrays.
 #[derive(IntoPyObject)]
 pub(super) enum StoredValue {
     Array(Array),
@@ -35,23 +35,23 @@ impl StoredValue {
     }
 }
 
-/// The object of an array that comes from a store and covers the whole object.
+/// Returns the stored object of an array that comes from a store and covers the whole object.
 pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
     let object = Arc::clone(&view.owner).downcast::<Object>().ok()?;
-    // The array covers the object in C or Fortran order.
+    // The array covers the whole object if it has no gaps, in C or Fortran order.
     let (extent, len) = (view.layout.extent().ok()?, object.len());
     let is_whole = view.layout.len() == len && extent == (0, len);
     (is_whole && view.address == object.span().ok()?.address()).then_some(object)
 }
 
-/// The id and metadata of the object that an array covers, alone or in a pack, if this client got it.
+/// Returns the id and metadata of the stored object that an array covers, alone or in a pack, if this client got the object.
 pub(super) fn stored_object(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
     if let Some(object) = object_of(view) {
         return client.is_source_of(&object).then(|| (object.id(), object.meta()));
     }
     let pack = Arc::clone(&view.owner).downcast::<PackObject>().ok()?;
     let len = view.layout.len();
-    // An empty array may have the address of another member.
+    // An empty array of a pack is excluded, because it may have the address of another array.
     let is_whole = len > 0 && view.layout.extent().ok()? == (0, len);
     let offset = view.address.checked_sub(pack.whole().span().ok()?.address())?;
     let is_match = |member: &PackMember| member.offset as u64 == offset && member.len == len;
@@ -59,7 +59,8 @@ pub(super) fn stored_object(client: &Client, view: &View) -> Option<(ObjectId, V
     (is_whole && client.is_source_of(pack.whole())).then(|| (found.id, found.meta.clone()))
 }
 
-/// A mapping of names to arrays that are one object in one allocation, in the order in which they were put.
+/// A pack: an object of the store that contains several arrays in one allocation, as a mapping of names to arrays. The
+/// order is that in which the arrays were put.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -75,7 +76,7 @@ pub(super) fn stored_object(client: &Client, view: &View) -> Option<(ObjectId, V
 pub(crate) struct Pack {
     pack: Arc<PackObject>,
     name: String,
-    /// Names without the name of the pack, in the order in which the arrays were put.
+    /// The names of the pack's arrays, without the name of the pack, in the order in which the arrays were put.
     members: Vec<String>,
     dl_device: DlDevice,
 }
@@ -92,7 +93,7 @@ impl Pack {
         Ok(Self { pack: Arc::new(pack), name, members, dl_device })
     }
 
-    /// The full name of a member, and its position.
+    /// Finds an array of the pack by its name, and returns the array's full name and its place in the pack.
     fn find(&self, name: &str) -> Option<(String, &PackMember)> {
         let full = format!("{}/{name}", self.name);
         let found = [full, name.to_owned()];
@@ -118,13 +119,13 @@ impl Pack {
 
 #[pymethods]
 impl Pack {
-    /// The name of the pack.
+    /// The name of the pack in the store.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// The size of all arrays in bytes.
+    /// The size of all arrays of the pack in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.pack.members().map(|(_, member)| member.len).sum()
@@ -146,7 +147,7 @@ impl Pack {
         PyList::new(py, &self.members)?.try_iter()
     }
 
-    /// Returns an array by its name.
+    /// Returns the array with the given name from the pack, or a default value.
     ///
     /// Args:
     ///     name: The name without the name of the pack.
@@ -164,17 +165,17 @@ impl Pack {
         }
     }
 
-    /// Returns the names of the arrays.
+    /// Returns the names of the arrays of the pack.
     fn keys(&self) -> Vec<String> {
         self.members.clone()
     }
 
-    /// Returns the arrays.
+    /// Returns the arrays of the pack.
     fn values(&self) -> PyResult<Vec<Array>> {
         self.members.iter().map(|name| self.require(name)).collect::<Result<_, _>>().into_py()
     }
 
-    /// Returns the names and arrays.
+    /// Returns the names of the pack's arrays, each with its array.
     fn items(&self) -> PyResult<Vec<(String, Array)>> {
         let items = self.members.iter().map(|name| Ok((name.clone(), self.require(name)?)));
         items.collect::<Result<_, Exception>>().into_py()

@@ -1,4 +1,4 @@
-//! Watches: iterators that wait for events of names.
+//! Watches: iterators that wait for the events (published, deleted) of names with a prefix.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -16,7 +16,7 @@ const DELETED: &str = "deleted";
 const MISSED: &str = "missed";
 const KINDS: [&str; 3] = [PUBLISHED, DELETED, MISSED];
 
-/// An event: an object was published under a name, or deleted.
+/// An event of a watch: an object of the store was published under a name, or deleted, or events were missed.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -28,14 +28,14 @@ const KINDS: [&str; 3] = [PUBLISHED, DELETED, MISSED];
 #[pyclass(frozen, eq, hash, get_all, module = "wholemem.store")]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event {
-    /// The name of the object; for ``missed``, the prefix of the watch.
+    /// The name of the event's object; if the kind is ``missed``, the prefix of the watch.
     name: String,
-    /// The id of the object; 0 for ``missed``.
+    /// The id of the event's object; 0 if the kind is ``missed``.
     id: u64,
-    /// ``published``: the object is now the current object of its name. ``deleted``: the object was deleted or replaced.
-    /// ``missed``: the server was restarted, and events of names with this prefix may be lost.
+    /// The kind of the event. ``published``: the object is now the current object of its name. ``deleted``: the object was
+    /// deleted or replaced. ``missed``: the server was restarted, and events of names with the prefix may be lost.
     kind: &'static str,
-    /// The version of the object under its name, if it was published.
+    /// The version that the published object has under its name; ``None`` for other kinds of events.
     version: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ impl Event {
         Self { name: event.name, id: event.object.as_u64(), kind, version }
     }
 
-    /// The event for a restart of the server: events of names with this prefix may be lost.
+    /// Creates the event for a restart of the server: events of names with the given prefix may be lost.
     fn missed(prefix: String) -> Self {
         Self { name: prefix, id: 0, kind: MISSED, version: None }
     }
@@ -56,7 +56,7 @@ impl Event {
 
 #[pymethods]
 impl Event {
-    /// Restores a pickled event.
+    /// Creates an event of a watch from its pickled values.
     #[staticmethod]
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
@@ -78,7 +78,8 @@ impl Event {
     }
 }
 
-/// An iterator over the events of names. It waits for the next event, and Ctrl-C interrupts it.
+/// A watch: an iterator over the events (published, deleted) of names with a prefix. The iterator waits for the next event;
+/// Ctrl-C interrupts the wait.
 ///
 /// If the server is restarted, the next event has the kind ``missed``: earlier events may be lost, and later events are
 /// delivered. List the objects again after it.
@@ -92,9 +93,9 @@ impl Event {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// The connection that receives events; `None` after `close`.
+    /// The connection that receives events of the store; `None` after `close`.
     open: Mutex<Option<wholemem_store::Watch>>,
-    /// Set when the watch or its client is closed; either ends the watch.
+    /// Two flags, one for the watch and one for its client. The watch ends when either is closed.
     closed: [ClosedFlag; 2],
     epoch: ForkEpoch,
 }
@@ -105,7 +106,7 @@ impl Watch {
         Ok(Self { open: Mutex::new(Some(watch)), closed, epoch: ForkEpoch::current()? })
     }
 
-    /// The watch, locked for this thread; an error in a forked child.
+    /// Locks the watch for this thread. Returns an error in a forked child, or if another thread waits for an event.
     fn open(&self) -> Result<MutexGuard<'_, Option<wholemem_store::Watch>>, Exception> {
         if !self.epoch.is_current() {
             return Err(Error::Forked.into());
@@ -121,7 +122,7 @@ impl Watch {
         }
     }
 
-    /// The next event; `None` if the watch is closed.
+    /// Waits for the next event of the watch, and returns `None` if the watch is closed.
     fn event(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<Event>> {
         let closed = self.closed.clone();
         let is_closed = move || closed.iter().any(ClosedFlag::is_set);
@@ -154,7 +155,7 @@ impl Watch {
         self.event(py, Deadline::NEVER)
     }
 
-    /// Waits for the next event.
+    /// Waits for the next event of the watched names and returns the event.
     ///
     /// Args:
     ///     timeout: Seconds to wait. ``None`` waits without a limit.
@@ -176,14 +177,14 @@ impl Watch {
         self.event(py, deadline)?.ok_or_else(|| closed().into())
     }
 
-    /// Closes the watch, from any thread. An iteration ends, and a thread in :meth:`next` gets
+    /// Closes the watch, from any thread. Iterations over the watch end, and a thread that waits in :meth:`next` gets
     /// :class:`wholemem.errors.Closed`.
     fn close(&self) -> PyResult<()> {
         if !self.epoch.is_current() {
             return Err(Exception::from(Error::Forked).into());
         }
         self.closed[0].set();
-        // A waiting thread drops the connection itself.
+        // If another thread waits for an event, that thread drops the connection.
         if let Ok(mut open) = self.open.try_lock() {
             drop(open.take());
         }

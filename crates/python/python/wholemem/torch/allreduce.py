@@ -1,4 +1,6 @@
-"""All-reduce with the shortest path from Python to the launch: no operator, no DLPack capsule, no further objects."""
+"""Implements an all-reduce with a short path from Python to the kernel launch: without an operator, a DLPack capsule or other
+objects.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["FastAllreduce"]
 
 
 class FastAllreduce(_ShortReduction):
-    """Sums tensors over all ranks, for many short calls such as those between the layers of a model.
+    """Sums tensors over all ranks (all-reduce), for many short calls such as those between the layers of a model.
 
     The ranks join through a process group of ``torch.distributed``, with any backend, if there is one; otherwise as a launcher
     started them (``torchrun``, ``wholemem launch``). Tensors are on the CPU or on one GPU, and of any size.
@@ -71,17 +73,17 @@ class FastAllreduce(_ShortReduction):
             )
         self.device = torch.device(self.comm.device)
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
-        # Windows that their tensors do not keep alive, by address and length.
+        # The windows (memory that all ranks map) that their registered tensors do not keep alive, by address and length.
         self._windows: dict[tuple[int, int], tuple[StorageWeakRef, Window]] = {}
-        # Windows that captured graphs may use after their tensors are dropped.
+        # The windows (memory that all ranks map) that captured CUDA graphs may use after the registered tensors are dropped.
         self._recorded: dict[int, Window] = {}
-        # Allocates what the first collective needs, because a graph capture cannot.
+        # This first collective allocates buffers, because they cannot be allocated during a graph capture.
         self.comm.stream_barrier(stream=raw_stream(self._number))
         if SHORTCUT is not None:
             self._use_shortcut(SHORTCUT)
 
     def _all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor]) -> torch.Tensor:
-        """Implements :meth:`all_reduce` for tensors that are not plain, and raises errors."""
+        """Implements :meth:`all_reduce` for calls that cannot take the fast path, and raises the errors of invalid calls."""
         check_tensor("the tensor", tensor)
         out = torch.empty_like(tensor) if out is None else out
         check_tensor("the output", out)
@@ -90,7 +92,7 @@ class FastAllreduce(_ShortReduction):
         return out
 
     def should_use(self, tensor: torch.Tensor) -> bool:
-        """Returns whether to reduce a tensor with this object: the tensor is supported and not larger than ``max_size``.
+        """Returns true if this object should reduce a tensor: the tensor is supported and not larger than ``max_size``.
 
         Args:
             tensor: The tensor.
@@ -104,7 +106,8 @@ class FastAllreduce(_ShortReduction):
         )
 
     def register_buffer(self, tensor: torch.Tensor) -> None:
-        """Registers a tensor, so that the other ranks read it in place. All ranks call it, with tensors of the same size.
+        """Registers a tensor, so that the other ranks read the tensor in place. Every rank must call this method, with a tensor
+        of the same size.
 
         Keep the tensor alive while it is reduced: otherwise its memory could be reused by another tensor on this rank, and the
         other ranks would read that. Memory that cannot be shared, such as most CPU memory, is replaced: the tensor moves to shared
@@ -120,15 +123,15 @@ class FastAllreduce(_ShortReduction):
         if not tensor.is_contiguous():
             raise WrongStride("the tensor is not contiguous", hint="use `contiguous()`")
         if tensor.numel() == 0:
-            # An empty tensor is not read.
+            # No rank reads an empty tensor, so the tensor is not registered.
             return
         self._release_windows()
         try:
             window = self.comm.window_register(tensor.detach(), stream=raw_stream(self._number))
         except Unsupported:
-            # If one rank raises this, all ranks do.
+            # All ranks raise `Unsupported` together, so all of them allocate a window here.
             window = self.comm.mem_alloc(tensor.nbytes)
-            # The data of an inference tensor can be replaced only by an inference tensor.
+            # torch replaces the data of an inference tensor only by another inference tensor.
             with torch.inference_mode(tensor.is_inference()):
                 shared = as_tensor(window.local(tensor.dtype, tensor.shape))
                 shared.copy_(tensor.detach())
@@ -140,7 +143,8 @@ class FastAllreduce(_ShortReduction):
     def empty(
         self, shape: Union[int, Sequence[int]], dtype: Union[str, torch.dtype] = torch.float32
     ) -> torch.Tensor:
-        """Creates a registered tensor filled with zeros. All ranks call it, with the same shape.
+        """Creates a zeroed tensor that is registered, so that the other ranks read it in place. Every rank must call this method
+        with the same shape.
 
         Its memory is freed with the tensor and its views; on a GPU, by the next call that creates or registers a tensor.
 
@@ -164,7 +168,7 @@ class FastAllreduce(_ShortReduction):
         if any(length < 0 for length in size):
             raise WrongValue(f"a dimension of the shape {list(size)} is negative", hint="pass lengths that are not negative")
         if size.numel() == 0:
-            # A window cannot be empty.
+            # An empty tensor gets no window, because a window cannot be empty.
             return torch.empty(size, dtype=dtype, device=self.device)
         self._release_windows()
         window = self.comm.mem_alloc(size.numel() * dtype.itemsize)
@@ -173,21 +177,21 @@ class FastAllreduce(_ShortReduction):
         return tensor
 
     def _track_owned(self, tensor: torch.Tensor, window: Window) -> None:
-        """Remembers a window by a weak reference; the tensor over its memory keeps it alive."""
+        """Holds the window in whose memory a GPU tensor lies. A CPU tensor itself keeps its window alive."""
         if self._number >= 0:
-            # Work of torch on the tensor may still run when the tensor is dropped.
+            # Work of torch on the GPU tensor may still run when the tensor is dropped.
             self._track(tensor, window)
 
     def _track(self, tensor: torch.Tensor, window: Window) -> None:
-        """Holds a window while the storage of its tensor exists. An older window of the same memory is released."""
+        """Holds a window while the storage of the window's tensor exists. Releases an older window of the same memory."""
         self._windows[tensor.data_ptr(), tensor.nbytes] = (StorageWeakRef(tensor.untyped_storage()), window)
 
     def _release_windows(self) -> None:
-        """Releases the windows whose tensors were dropped, after the work on them has run."""
+        """Releases the windows whose tensors were dropped, after the GPU work on those tensors has run."""
         expired = [key for key, (storage, _) in self._windows.items() if storage.expired()]
         if expired and self._number >= 0:
             if torch.cuda.is_current_stream_capturing():
-                # A capture cannot synchronize.
+                # The GPU cannot be synchronized during a CUDA graph capture, so no window is released now.
                 return
             torch.cuda.synchronize(self._number)
         for key in expired:
@@ -195,7 +199,8 @@ class FastAllreduce(_ShortReduction):
 
     @contextmanager
     def capture(self) -> Iterator[FastAllreduce]:
-        """Encloses the capture of CUDA graphs that contain calls of this object. All ranks capture the same calls.
+        """Returns a context manager for the capture of CUDA graphs that contain all-reduces of this object. All ranks capture the
+        same calls.
 
         Graphs also read registered tensors in place, and nothing has to be registered after the capture. Windows that are
         registered when the block ends are held until :meth:`close`, because graphs do not keep their tensors alive. At the end, the
@@ -215,12 +220,14 @@ class FastAllreduce(_ShortReduction):
         try:
             self.comm.check()
         except PeerLost as error:
-            # A rank that has closed its object may have completed its capture earlier.
+            # If another rank has left the group, this is no error: that rank may have completed its capture before.
             if error.code != "peer-left":
                 raise
 
     def close(self) -> None:
-        """Leaves the group after the enqueued work has run. Registered memory stays valid while its tensor exists."""
+        """Leaves the group of ranks after the enqueued work has run. The memory of a registered tensor stays valid while the
+        tensor exists.
+        """
         if not self.comm.closed:
             if self._number >= 0:
                 torch.cuda.synchronize(self._number)
@@ -244,7 +251,7 @@ class FastAllreduce(_ShortReduction):
 
 
 def _device(requested: Union[None, str, int, torch.device]) -> str:
-    """Returns the name of a device; by default torch's current one."""
+    """Returns the name of the requested device, or of torch's current device if none is requested."""
     if requested is None:
         requested = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     device = torch.device(requested)
@@ -254,7 +261,7 @@ def _device(requested: Union[None, str, int, torch.device]) -> str:
 
 
 def _join(rank: int, world_size: int, group: Any, device: str, timeout: Optional[float]) -> Communicator:
-    """Joins the ranks through torch's process group, alone, or through the launcher."""
+    """Creates the communicator from torch's process group, for a single rank, or as the launcher started the ranks."""
     if group is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return Communicator.from_torch(group, device=device, timeout=timeout)
     if (rank, world_size) == (0, 1):

@@ -1,4 +1,4 @@
-"""Registers operators that a compiler neither eliminates nor reorders."""
+"""Registers torch operators that a compiler neither eliminates nor reorders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ __all__ = ["register_ordered"]
 
 
 def register_ordered(name: str) -> None:
-    """Declares that an operator has an effect that torch does not see, so that it is neither eliminated nor reordered.
+    """Declares that a torch operator has an effect that torch does not see, so that a compiler neither eliminates nor reorders
+    the operator.
 
     torch's function for this is private; there is no public way to declare an effect on memory that is not a tensor. A schema
     that declares a write to a tensor does not work: the compiler copies the tensor, and moves a gather after a later scatter.

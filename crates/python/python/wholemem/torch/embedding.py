@@ -35,7 +35,7 @@ GRADIENTS_HINT = (
 
 
 class Gradients:
-    """The gradients of a table, created on first use, and the order in which they are added.
+    """The table of an embedding's gradients, which is created on first use, and the order in which gradients are added.
 
     Args:
         table: The table.
@@ -52,9 +52,10 @@ class Gradients:
 
     @property
     def table(self) -> WholeTensor:
-        """The table of gradients. The first use is a collective call."""
+        """The table of the embedding's gradients. The first use creates the table, which is a collective call."""
         if self.created is None:
-            # The lock makes threads create one table. A forked child cannot create one, and must not wait for its parent's lock.
+            # The lock makes threads create only one table. A forked child cannot create a table, and must not wait for a lock of
+            # its parent.
             with self.lock if os.getpid() == self.pid else nullcontext():
                 if self.created is None:
                     self.created = self._create()
@@ -64,13 +65,13 @@ class Gradients:
         try:
             return self.like.like()
         except RanksDisagree as error:
-            # Ranks took different paths through the model.
+            # Ranks disagree if they took different paths through the model, so the error gets a hint.
             error.hint = error.hint or GRADIENTS_HINT
             raise
 
 
 class Embedding(torch.nn.Module):
-    """An embedding like ``torch.nn.Embedding`` whose rows are a table of all ranks.
+    """An embedding like ``torch.nn.Embedding`` whose rows are a table that is divided among all ranks.
 
     The backward pass adds the gradients of rows directly to the table ``grad``, on the ranks that store them: nothing of the size
     of the table is allocated, sent or reduced. If no ``grad`` is passed, the first backward pass creates it. All ranks must run
@@ -131,16 +132,16 @@ class Embedding(torch.nn.Module):
             raise WrongType(f"the table of an embedding must hold floats, but has {table.dtype}", hint="pass a table of floats")
         self.table = table
         self._gradients = Gradients(table, grad, order)
-        # A leaf that makes autograd call the backward pass: torch does not see the table.
+        # This leaf tensor makes autograd call the backward pass of the embedding, because torch does not see the table.
         self._anchor = torch.zeros((), device=table.device, requires_grad=True)
 
     @property
     def grad(self) -> WholeTensor:
-        """The table of gradients. The first use is a collective call."""
+        """The table of the embedding's gradients. The first use creates the table, which is a collective call."""
         return self._gradients.table
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """Returns the rows at the indices, differentiable in training mode.
+        """Returns the rows of the embedding at the indices. The result is differentiable in training mode.
 
         Args:
             indices: A tensor of int32 or int64.
@@ -151,7 +152,8 @@ class Embedding(torch.nn.Module):
         return gather(self.table, indices)
 
     def requires_grad_(self, requires_grad: bool = True) -> Embedding:
-        """Sets whether gradients of the rows are computed. Call it on the embedding, not on a surrounding module.
+        """Sets whether gradients of the embedding's rows are computed. Call this method on the embedding, not on a surrounding
+        module.
 
         Args:
             requires_grad: Whether gradients are computed.
@@ -164,7 +166,8 @@ class Embedding(torch.nn.Module):
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets the gradients of all rows to zero. All ranks call it; ``zero_grad`` of a surrounding module does not call it.
+        """Sets the gradients of all rows to zero. Every rank must call this method; ``zero_grad`` of a surrounding module does
+        not call it.
 
         Args:
             set_to_none: Passed to ``torch.nn.Module.zero_grad``.
@@ -176,27 +179,27 @@ class Embedding(torch.nn.Module):
             self._barrier()
 
     def step(self, lr: float) -> None:
-        """Updates the rows by gradient descent, and sets the gradients to zero. All ranks call it.
+        """Updates the rows by gradient descent, and sets the gradients to zero. Every rank must call this method.
 
         Args:
             lr: The learning rate.
         """
         self._barrier()
-        # Every rank updates its own rows.
+        # Every rank updates only the rows that it stores.
         rows, grad = as_tensor(self.table.local()), as_tensor(self.grad.local())
         rows.sub_(grad, alpha=lr)
         grad.zero_()
         self._barrier()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
-        # The rows belong to all ranks, so a copy would be a collective call.
+        # The rows of an embedding belong to all ranks, so a deep copy would be a collective call.
         raise WrongType(
             "cannot copy this `Embedding`: its rows belong to all ranks",
             hint="`copy.copy` shares the rows; for new rows, create an `Embedding` of `table.like()` on all ranks",
         )
 
     def extra_repr(self) -> str:
-        """Returns the text that ``print`` shows."""
+        """Returns the shape and dtype of the table, which the printed form of the module contains."""
         return f"{', '.join(map(str, self.table.shape))}, dtype={self.table.dtype}"
 
     def _barrier(self) -> None:
@@ -204,7 +207,9 @@ class Embedding(torch.nn.Module):
 
 
 def _check_fits(table: WholeTensor, grad: WholeTensor) -> None:
-    """Raises an error unless a table can hold the gradients of another, each row on the same rank."""
+    """Raises an error unless ``grad`` can hold the gradients of a table: the shapes are equal, and each row is on the same rank
+    in both.
+    """
     if grad.shape != table.shape:
         raise WrongValue(f"gradients must have the shape {list(table.shape)}, but have {list(grad.shape)}")
     dtype, hint = dtype_of(grad), "create it with `table.like()`"
@@ -217,7 +222,9 @@ def _check_fits(table: WholeTensor, grad: WholeTensor) -> None:
 
 
 def _rows_of_each(table: WholeTensor) -> list[int]:
-    """Returns the number of rows of each rank, up to the last rank that has any. The result is equal on all ranks."""
+    """Returns the number of the table's rows that each rank stores, up to the last rank that stores any. The result is equal on
+    all ranks.
+    """
     counts: list[int] = []
     while sum(counts) < len(table):
         counts.append(len(table.rows_of(len(counts))))
@@ -245,7 +252,7 @@ def _backward_fake(gradients: int, values: torch.Tensor, indices: torch.Tensor) 
 
 def _setup(ctx: Any, inputs: tuple[int, int, torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
     _, gradients, _, indices = inputs
-    # Held, because the embedding may be dropped before the backward pass.
+    # The autograd context holds the gradients, because the embedding may be dropped before the backward pass.
     ctx.gradients = find(gradients, Gradients)
     ctx.save_for_backward(indices)
 

@@ -31,7 +31,9 @@ def _all_reduce(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]
 
 
 def _check_sum(tensor: torch.Tensor) -> None:
-    """Raises ``Unsupported`` unless gradients of a tensor can be added. Forward calls copy any dtype, so this is checked there."""
+    """Raises ``Unsupported`` unless gradients of a tensor can be added. Forward passes call this check, because they copy tensors
+    of any dtype.
+    """
     dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
     if dtype not in NUMBERS:
         raise Unsupported(f"{tensor.dtype} over ranks is not differentiable", hint="pass `tensor.detach()`")

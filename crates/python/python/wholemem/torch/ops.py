@@ -62,7 +62,7 @@ def gather(
     out: Optional[torch.Tensor] = None,
     dtype: Union[None, str, torch.dtype] = None,
 ) -> torch.Tensor:
-    """Gathers the rows at the indices.
+    """Copies the rows of a table at the given indices to a tensor (gather).
 
     Args:
         table: The table.
@@ -95,9 +95,10 @@ def gather(
     check_no_gradient("the output", out)
     check_tensor("the tensor of indices", indices)
     if torch.compiler.is_compiling() or is_forward_ad():
-        # An operator with an ordered effect cannot write to an argument, and forward-mode AD would lose the tangent of `out`.
+        # A compiled operator with an ordered effect cannot write to an argument, and forward-mode AD would lose the tangent of
+        # `out`, so the rows are copied to `out`.
         rows = OPS.gather(table._handle, indices, out.dtype)
-        # `copy_` alone would broadcast fewer rows and copy between devices.
+        # Without this check, `copy_` would broadcast rows to a larger output, and copy between devices.
         check_like("the output", out, rows)
         return out.copy_(rows)
     check_resolved("the output", out)
@@ -106,7 +107,8 @@ def gather(
 
 
 def scatter(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
-    """Writes rows to the rows at the indices. Other ranks see them after the next barrier.
+    """Writes rows of a tensor to the rows of a table at the given indices (scatter). Other ranks see the writes after the next
+    barrier.
 
     Args:
         table: The table.
@@ -128,7 +130,8 @@ def scatter(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, 
 
 
 def scatter_add(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
-    """Adds rows to the rows at the indices. Ranks may call it at the same time.
+    """Adds rows of a tensor to the rows of a table at the given indices (scatter-add). Several ranks may add to a row at the same
+    time.
 
     With the order ``fixed``, and for a table in host memory, it is a collective call, and sums of floats are bitwise reproducible.
 
@@ -152,7 +155,7 @@ def scatter_add(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor,
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-    """Reduces tensors over all ranks. All ranks call it and get a bitwise equal result.
+    """Reduces the tensors of all ranks element by element. Every rank must call this function, and gets a bitwise equal result.
 
     Args:
         comm: The communicator.
@@ -174,7 +177,7 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp = "sum") -
 
 
 def all_gather(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
-    """Concatenates the tensors of all ranks along a new first dimension. All ranks call it.
+    """Concatenates the tensors of all ranks along a new first dimension. Every rank must call this function.
 
     Args:
         comm: The communicator.
@@ -193,7 +196,7 @@ def all_gather(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
-    """Returns the root's tensor on every rank. All ranks call it, with tensors of one shape and dtype.
+    """Returns the tensor of the root rank on every rank. Every rank must call this function, with tensors of one shape and dtype.
 
     Args:
         comm: The communicator.
@@ -231,7 +234,9 @@ def _gather_fake(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype
 def _gather_vmap(
     info: Any, dims: tuple[Optional[int], ...], handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None
 ) -> tuple[torch.Tensor, int]:
-    """Implements ``torch.vmap``: the batch of index tensors is one tensor with another dimension."""
+    """Implements ``torch.vmap`` of a gather: the batch of index tensors is gathered as one tensor with an additional first
+    dimension.
+    """
     _, dim, *_ = dims
     return OPS.gather(handle, indices.movedim(dim, 0), dtype), 0
 
@@ -241,7 +246,7 @@ def _gather_into(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
     try:
         EXCHANGE.gather(table, contiguous("the tensor of indices", indices), out)
     except BadIndex:
-        # The other rows were written.
+        # If an index is bad, the gather still writes the rows of the other indices to `out`.
         increment_version(out)
         raise
     increment_version(out)
@@ -256,7 +261,7 @@ def _scatter_rows(add: bool, handle: int, values: torch.Tensor, indices: torch.T
 
 
 def scatter_rows(add: bool, table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, order: str) -> None:
-    """Writes or adds rows to a table.
+    """Scatters rows to a table: writes the rows at the given indices, or adds to them.
 
     Args:
         add: Whether to add.

@@ -1,4 +1,4 @@
-"""The order of scatters: whether rows for the same index are written or added in a fixed order."""
+"""Checks the order of scatters, which says if rows for the same index are written or added in a fixed order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["check_deterministic", "check_order"]
 
 
 def check_order(order: Any) -> None:
-    """Raises ``WrongValue`` unless an order exists."""
+    """Raises ``WrongValue`` unless an argument is the name of a scatter order: ``any`` or ``fixed``."""
     if order not in ("any", "fixed"):
         hint = "use `any`, or `fixed`: the same result in every run, by a collective call"
         raise WrongValue(f"the order `{order}` does not exist", hint=hint)
 
 
 def check_deterministic(table: WholeTensor, add: bool) -> None:
-    """Raises ``Unsupported``, or warns, if torch requires deterministic algorithms and a scatter in any order is not.
+    """Raises ``Unsupported``, or warns, if torch requires deterministic algorithms and a scatter with the order ``any`` is not
+    deterministic.
 
     Args:
         table: The table.
@@ -41,7 +42,8 @@ def check_deterministic(table: WholeTensor, add: bool) -> None:
 
 
 def _is_deterministic_in_any_order(table: WholeTensor) -> bool:
-    """Returns whether additions to a table do not depend on the order: for integers, and in host memory, which uses a fixed order.
+    """Returns true if additions to a table give the same sums in any order: for integers, and in host memory, where the order is
+    always fixed.
 
     Types that cannot be added are reported by the call itself.
     """

@@ -12,7 +12,7 @@ A ``torch.cuda.MemPool`` of :func:`mem_pool` has memory that other processes can
     fill(weights)
     pool.publish(client, "weights", weights)
 
-    # in another process
+    # Another process gets the tensor:
     weights = torch.from_dlpack(store.Client().get("weights", timeout=60))
 
 The tensor may be dropped: its memory is not reused before the object is deleted and all clients have released it. It must not
@@ -32,14 +32,14 @@ _allocator: Any = None
 
 
 def mem_pool() -> Any:
-    """Creates a pool whose tensors can be published.
+    """Creates a CUDA memory pool whose tensors can be published to a store without a copy.
 
     Returns:
         A ``torch.cuda.MemPool`` for ``torch.cuda.use_mem_pool``.
     """
     global _allocator
     if _allocator is None:
-        # Never dropped: torch may call it as long as a tensor exists that was allocated through it.
+        # The allocator is never dropped: torch may call it as long as a tensor exists that it allocated.
         memory: Any = import_module("torch.cuda.memory")
         _allocator = memory.CUDAPluggableAllocator(
             _native.__file__, "wholemem_torch_alloc", "wholemem_torch_free"
@@ -49,7 +49,7 @@ def mem_pool() -> Any:
 
 
 def publish(client: _native.Client, name: str, tensor: Any, *, timeout: Optional[float] = None) -> int:
-    """Publishes a tensor of a pool under a name without a copy: see :meth:`Client.share`.
+    """Publishes a tensor of a CUDA memory pool as an object of the store, without a copy: see :meth:`Client.share`.
 
     The call waits for the work on the current stream. The quota counts a segment of torch's allocator once, even if several of
     its tensors are published.
@@ -72,7 +72,7 @@ def publish(client: _native.Client, name: str, tensor: Any, *, timeout: Optional
 
 
 def collect() -> int:
-    """Releases published tensors whose objects were freed. Publishing and deleting do the same.
+    """Releases published tensors whose objects the store has freed. Publishing and deleting objects also releases them.
 
     Returns:
         The number of published tensors that are still held.

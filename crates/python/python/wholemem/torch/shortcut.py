@@ -24,12 +24,13 @@ Function = TypeVar("Function", bound=Callable[..., torch.Tensor])
 
 
 def _new(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor:
-    """Creates an uninitialised contiguous tensor."""
+    """Creates an uninitialised contiguous tensor on the CPU or on a GPU."""
     return torch.empty(size=size, dtype=dtype, device="cpu" if device < 0 else device)
 
 
 def _fast_factories() -> Optional[tuple[Any, Any, Any]]:
-    """Returns the functions by which compiled code creates tensors, or ``None``.
+    """Returns the private functions of torch by which compiled code creates tensors, or ``None`` if this version of torch lacks
+    them.
 
     On a GPU they take half the time of ``torch.empty``, but they use only the current GPU.
     """
@@ -42,12 +43,14 @@ def _fast_factories() -> Optional[tuple[Any, Any, Any]]:
 
 
 def _no_device() -> int:
-    """Returns the current GPU for a torch without CUDA."""
+    """Returns -1 as the number of the current GPU, for a version of torch without CUDA."""
     return -1
 
 
 def _flag(module: ModuleType, name: str, inactive: object) -> tuple[dict[str, Any], str, object]:
-    """Returns a module variable that an observer of calls replaces, and the value that it has without an observer."""
+    """Returns a module variable that an observer of calls (such as a profiler) replaces, and the value of the variable without an
+    observer.
+    """
     if name not in vars(module):
         raise AttributeError(f"`{module.__name__}` has no `{name}`")
     return vars(module), name, inactive
@@ -57,13 +60,14 @@ def _shortcut() -> Optional[Shortcut]:
     try:
         functions, operators = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
         profiling = _flag(profiler, "_is_profiler_enabled", False)
-        # A fast check for all threads; the stack of this thread is checked during the call.
+        # This flag is a fast check for dispatch modes of all threads; the mode stack of this thread is checked during the call.
         dispatching = _flag(_python_dispatch, "_is_in_torch_dispatch_mode", False)
         forward = _flag(forward_ad, "_current_level", -1)
         compiling = _flag(torch.compiler, "_is_compiling_flag", False)
         return Shortcut(
             EXCHANGE,
-            # These observers record every call, and would record a repeated call twice.
+            # The observers in `checked_before` record every call, and would record a call twice if it were repeated by the
+            # dispatcher.
             checked_before=[profiling, dispatching, functions],
             checked_during=[forward, compiling, operators, torch._C._is_tracing],
             types=list(DTYPES.values()),
@@ -72,7 +76,7 @@ def _shortcut() -> Optional[Shortcut]:
             mark_written=torch._C._increment_version,
         )
     except AttributeError:
-        # An unknown version of torch: use the dispatcher.
+        # This version of torch does not have the required functions: all calls go through the dispatcher.
         return None
 
 
@@ -81,7 +85,7 @@ SHORTCUT = _shortcut()
 
 
 def bypass_dispatcher(function: Function) -> Function:
-    """Decorates a gather so that it bypasses the dispatcher if possible. Compilers see the function itself.
+    """Decorates a gather function so that calls bypass torch's dispatcher if possible. Compilers see the undecorated function.
 
     Args:
         function: The gather, which calls the operator.
@@ -92,5 +96,5 @@ def bypass_dispatcher(function: Function) -> Function:
 
 
 def is_forward_ad() -> bool:
-    """Returns whether forward-mode AD is active."""
+    """Returns true if forward-mode automatic differentiation is active."""
     return bool(getattr(forward_ad, "_current_level", -1) >= 0)

@@ -1,4 +1,4 @@
-"""torch tensors: the exchange API by which the native half reads them, their dtypes, and checks in Python.
+"""Reads and checks torch tensors: opens the exchange API for native code, lists the supported dtypes, and checks arguments.
 
 The native half checks shapes, strides, devices and memory in every call.
 """
@@ -17,7 +17,7 @@ __all__ = ["as_tensor"]
 
 
 def _exchange() -> Exchange:
-    """Opens torch's exchange API."""
+    """Opens torch's DLPack C exchange API, by which native code reads tensors."""
     exchange = Exchange.of(torch.Tensor, torch.nn.Parameter)
     if exchange is None:
         raise Unsupported(
@@ -68,7 +68,8 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def contiguous(argument: str, tensor: torch.Tensor, dims: int = 0) -> torch.Tensor:
-    """Returns an input tensor, or a contiguous copy of it. After one dimension of indices, rows may have gaps between them.
+    """Returns a tensor if it is contiguous, or else a contiguous copy. If ``dims`` is 1, contiguous rows with gaps between them
+    are not copied.
 
     Args:
         argument: The name of the tensor in errors.
@@ -81,7 +82,7 @@ def contiguous(argument: str, tensor: torch.Tensor, dims: int = 0) -> torch.Tens
     if tensor.is_contiguous():
         return tensor
     if tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0:
-        # A copy would read freed memory.
+        # Copying a tensor whose storage was freed would read freed memory.
         raise WrongValue(f"{argument} has no memory", hint="pass a tensor whose storage was not freed")
     has_plain_rows = (
         dims == 1 and tensor.numel() > 0 and tensor[0].is_contiguous() and tensor.stride(0) >= tensor[0].numel()
@@ -102,7 +103,7 @@ def raw_stream(device: int) -> int:
 
 
 def dtype_of(table: WholeTensor) -> torch.dtype:
-    """Returns the torch dtype of a table.
+    """Returns the torch dtype of a table's elements.
 
     Args:
         table: The table.
@@ -117,7 +118,7 @@ def dtype_of(table: WholeTensor) -> torch.dtype:
 
 
 def as_torch_dtype(dtype: Any) -> torch.dtype:
-    """Converts a dtype argument, which is a torch dtype or its name.
+    """Converts a dtype argument, which is a torch dtype or the name of one, to a torch dtype.
 
     Args:
         dtype: The argument.
@@ -139,32 +140,32 @@ def check_kind(argument: str, value: Any, kind: type) -> None:
 
 
 def check_tensor(argument: str, value: Any) -> None:
-    """Raises ``WrongType`` unless an argument is a tensor or overrides torch functions."""
+    """Raises ``WrongType`` unless an argument is a tensor or an object with ``__torch_function__``."""
     if not isinstance(value, torch.Tensor) and not hasattr(value, "__torch_function__"):
         raise WrongType(f"{argument} is a `{type(value).__name__}`", hint="pass a tensor: `torch.as_tensor(...)`")
 
 
 def check_op(op: Any) -> None:
-    """Raises ``WrongType`` unless a reduction is given by name."""
+    """Raises ``WrongType`` unless the reduction operation is given as a ``str``, such as ``sum``."""
     if not isinstance(op, str):
         hint = "pass its name, such as `sum`, `avg`, `min` or `max`"
         raise WrongType(f"the operation is a `{type(op).__name__}`, not a str", hint=hint)
 
 
 def check_number(dtype: torch.dtype) -> None:
-    """Raises ``WrongType`` unless elements of a dtype can be reduced."""
+    """Raises ``WrongType`` unless collectives can reduce elements of a dtype."""
     if dtype not in NUMBERS:
         raise WrongType(f"cannot compute with {dtype}", hint="convert the tensor to another type first")
 
 
 def check_requested_dtype(argument: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raises ``WrongValue`` unless an output has the requested dtype."""
+    """Raises ``WrongValue`` unless an output tensor has the requested dtype."""
     if dtype is not tensor.dtype:
         raise WrongValue(f"{argument} has the type {tensor.dtype}, but `dtype` is {dtype}", hint="omit `dtype`")
 
 
 def check_no_gradient(argument: str, tensor: torch.Tensor) -> None:
-    """Raises ``Unsupported`` if autograd records writes to an output."""
+    """Raises ``Unsupported`` if autograd records writes to an output tensor."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise Unsupported(f"{argument} requires a gradient", hint="pass `tensor.detach()`, or use `torch.no_grad()`")
 
@@ -177,7 +178,7 @@ def check_resolved(argument: str, tensor: torch.Tensor) -> None:
 
 
 def check_like(argument: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Raises an error unless a tensor has the dtype, shape and device of another."""
+    """Raises an error unless a tensor has the dtype, shape and device of another tensor."""
     if tensor.dtype is not other.dtype:
         raise WrongType(f"{argument} has the type {tensor.dtype}, but the tensor has {other.dtype}", hint="use the same type")
     if tensor.shape != other.shape:
@@ -186,7 +187,7 @@ def check_like(argument: str, tensor: torch.Tensor, other: torch.Tensor) -> None
 
 
 def check_same_device(argument: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Raises ``WrongDevice`` unless two tensors are on one device."""
+    """Raises ``WrongDevice`` unless two tensors are on the same device."""
     if tensor.device != other.device:
         raise WrongDevice(
             f"{argument} is on {tensor.device}, but the other tensor is on {other.device}",
@@ -195,6 +196,6 @@ def check_same_device(argument: str, tensor: torch.Tensor, other: torch.Tensor) 
 
 
 def check_indices(indices: torch.Tensor) -> None:
-    """Raises ``WrongType`` unless a tensor can hold indices."""
+    """Raises ``WrongType`` unless a tensor of indices has the dtype int32 or int64."""
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise WrongType(f"indices must be int32 or int64, but are {indices.dtype}", hint="convert them with `long()`")
