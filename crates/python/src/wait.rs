@@ -35,7 +35,7 @@ struct SignalCheck {
 }
 
 thread_local! {
-    /// The interrupt check of a finished call, for the next call: most calls do not block, and allocating a check would take as
+    /// An interrupt check that the next call of this thread reuses: most calls do not block, and allocating a check would take as
     /// long as the call.
     static CACHED: Cell<Option<SignalCheck>> = const { Cell::new(None) };
 }

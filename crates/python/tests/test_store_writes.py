@@ -127,7 +127,7 @@ def test_all_protocols_but_dlpack_share_read_only_memory(client: store.Client) -
     # A copy-on-write export shares the memory of the object until it is written.
     assert map_of(array.data_ptr()) == ("r--s", map_of(address(exported))[1])
     assert map_of(address(exported))[0] == "rw-p"
-    # With `lent()`, the caller promises not to write, and the memory is exported directly.
+    # With `lent()`, the caller promises not to write, so DLPack exports the memory of the object directly.
     assert Careless(array.lent(), None).address == Careless(array.lent()).address == array.data_ptr()
     # A copy has its own memory, so it is exported without the read-only flag.
     assert Careless(array, copy=True).flags == 2

@@ -73,7 +73,7 @@ class FastAllreduce(_ShortReduction):
             )
         self.device = torch.device(self.comm.device)
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
-        # The windows (memory that all ranks map) that their registered tensors do not keep alive, by address and length.
+        # The windows (memory that all ranks map) whose tensors do not keep them alive, by address and length of the tensor.
         self._windows: dict[tuple[int, int], tuple[StorageWeakRef, Window]] = {}
         # The windows (memory that all ranks map) that captured CUDA graphs may use after the registered tensors are dropped.
         self._recorded: dict[int, Window] = {}

@@ -65,7 +65,7 @@ class Gradients:
         try:
             return self.like.like()
         except RanksDisagree as error:
-            # Ranks disagree if they took different paths through the model, so the error gets a hint.
+            # Ranks disagree here if they took different paths through the model, so the error gets a hint.
             error.hint = error.hint or GRADIENTS_HINT
             raise
 
