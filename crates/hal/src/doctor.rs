@@ -17,32 +17,32 @@ use wholemem_os::probe;
 
 use crate::{Backend, BackendKind, Capability, Device, DeviceInfo, Error};
 
-/// The result of examining a backend.
+/// The result of examining a backend on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendFindings {
-    /// The kind of the backend.
+    /// The kind of the examined backend.
     pub kind: BackendKind,
-    /// Its devices, or the reason why it is not available.
+    /// The findings for each device of the backend, or the reason why the backend is not available.
     pub devices: Result<Vec<DeviceFindings>, String>,
 }
 
-/// The result of examining a device.
+/// The result of examining a device of a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFindings {
-    /// The properties of the device.
+    /// The properties of the examined device.
     pub info: DeviceInfo,
-    /// The results of its tests.
+    /// The results of the tests of the device.
     pub findings: Vec<Finding>,
 }
 
-/// The result of one test.
+/// The result of one test of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The name of the test.
+    /// The name of the test of the device.
     pub name: String,
-    /// Whether the test succeeded.
+    /// True if the test of the device succeeded.
     pub works: bool,
-    /// The reason of a failure, or details.
+    /// The reason why the test of the device failed, or details about its result.
     pub reason: Option<String>,
 }
 
@@ -65,7 +65,7 @@ pub fn examine() -> Vec<BackendFindings> {
     findings.into()
 }
 
-/// The reason of an error without the operation and the device, for output that has already named them.
+/// Returns the reason of an error without the operation and the device, for output that has already named them.
 #[must_use]
 pub fn reason(error: &Error) -> String {
     match error {
@@ -79,7 +79,7 @@ pub fn reason(error: &Error) -> String {
 }
 
 fn devices_of(backend: &Backend) -> Vec<DeviceFindings> {
-    // Facts about the kernel apply to every device of the host backend.
+    // Facts about the kernel are listed for every device of the host backend.
     let mut facts = if backend.kind() == BackendKind::Host { kernel_findings() } else { Vec::new() };
     facts.extend(backend.facts().into_iter().map(|fact| Finding {
         name: fact.name.to_owned(),
@@ -105,7 +105,7 @@ fn capabilities_of(device: &Device) -> impl Iterator<Item = Finding> {
     })
 }
 
-/// Tests whether work of a device can access the memory of each other device.
+/// Tests whether work of a device can access the memory of each other device of the backend.
 fn peers_of(device: &Device) -> impl Iterator<Item = Finding> {
     let backend = device.backend();
     let peers = backend.devices().iter().filter(|info| info.id != device.id());

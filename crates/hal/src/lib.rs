@@ -160,7 +160,7 @@
 #![allow(unsafe_code, reason = "this crate wraps the unsafe calls of drivers in safe ones")]
 
 mod backend;
-/// Types, result codes and function versions of the CUDA driver.
+/// Generated bindings of the CUDA driver: types, result codes and function versions.
 #[rustfmt::skip]
 #[path = "generated/bindings.rs"]
 #[allow(

@@ -1,4 +1,4 @@
-//! A fill pattern that differs in every word, and a checksum that depends on every bit, on any device.
+//! A fill pattern for memory of any device that differs in every word, and a checksum that depends on every bit.
 //!
 //! Tests and benchmarks use it to fill and check memory without copying it: the checksum of a filled range
 //! can be computed without reading the range. The kernels are in `kernels/memory.cu`; the host functions here compute
@@ -20,14 +20,14 @@ const IMAGE: KernelImage = KernelImage {
 
 const WORD: usize = size_of::<u64>();
 
-/// The threads per block and the maximum number of blocks: enough to occupy any GPU.
+/// The number of threads per block and the maximum number of blocks of the pattern kernels: enough to occupy any GPU.
 const THREADS: u32 = 256;
 const MAX_BLOCKS: u32 = 4096;
 
-/// The number of words that a host function processes at a time.
+/// The number of words that a pattern kernel on the host processes at a time.
 const CHUNK: usize = 4096;
 
-/// Word `index` of the pattern with the given seed.
+/// Returns word `index` of the fill pattern with the given seed.
 #[must_use]
 pub fn word(seed: u64, index: u64) -> u64 {
     let mut x = seed.wrapping_add(index).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -36,19 +36,19 @@ pub fn word(seed: u64, index: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The term of word `index` in the checksum.
+/// Returns the term that word `index` adds to the checksum.
 #[must_use]
 pub fn checksum_term(word: u64, index: u64) -> u64 {
     word.wrapping_mul(index.wrapping_mul(2).wrapping_add(1))
 }
 
-/// The checksum of `len` bytes of the pattern, computed without memory.
+/// Returns the checksum of `len` bytes of the fill pattern, computed without memory.
 #[must_use]
 pub fn expected(seed: u64, len: usize) -> u64 {
     (0..(len / WORD) as u64).fold(0, |sum, index| sum.wrapping_add(checksum_term(word(seed, index), index)))
 }
 
-/// The fill and checksum kernels, loaded on a device.
+/// The kernels that fill memory with the pattern and compute the checksum, loaded on a device.
 #[derive(Debug)]
 pub struct Pattern {
     fill: Function,
@@ -57,30 +57,31 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Loads the kernels.
+    /// Loads the pattern kernels on a device.
     ///
     /// # Errors
     /// As [`Module::load`].
     pub fn load(device: &Device) -> Result<Self> {
-        // SAFETY: the kernels take an address, a count and a seed, or an address, a count and an address; the launches
-        // below pass these.
+        // SAFETY: `fill_pattern` takes an address, a count and a seed, and `checksum` takes an address, a count and an address;
+        // the launches below pass these.
         let module = unsafe { Module::load(device, &IMAGE) }?;
         let result = PinnedBuffer::create(device, WORD)?;
         Ok(Self { fill: module.function("fill_pattern")?, sum: module.function("checksum")?, result })
     }
 
-    /// Enqueues filling a span whose length and address are multiples of 8.
+    /// Enqueues filling a span with the pattern. The length and the address of the span must be multiples of 8.
     ///
     /// # Errors
     /// [`Error::UnalignedLength`], [`Error::UnalignedOffset`], [`Error::Denied`]; [`Error::Failed`].
     pub fn fill(&self, stream: &Stream, to: &Span, seed: u64) -> Result<()> {
         let count = words(stream, to, Rights::ReadWrite)?;
         let args = Args::new().u64(to.address()).u64(count).u64(seed);
-        // SAFETY: the arguments match the kernel's parameters; the span is writable and stays mapped until the kernel has run.
+        // SAFETY: the arguments match the parameters of `fill_pattern`; the span is writable and stays mapped until the kernel
+        // has run.
         unsafe { stream.launch(&self.fill, &shape(count), &args, std::slice::from_ref(to)) }
     }
 
-    /// Computes the checksum of a span whose length and address are multiples of 8, and waits for it.
+    /// Computes the checksum of a span, and waits for it. The length and the address of the span must be multiples of 8.
     ///
     /// # Errors
     /// As [`Pattern::fill`], and as [`Stream::synchronize`].
@@ -89,7 +90,7 @@ impl Pattern {
         let result = self.result.all();
         stream.write(&result, &[0; WORD])?;
         let args = Args::new().u64(from.address()).u64(count).u64(result.address());
-        // SAFETY: the arguments match the kernel's parameters; both spans are accessible and held.
+        // SAFETY: the arguments match the parameters of `checksum`; both spans are accessible, and the stream holds them.
         unsafe { stream.launch(&self.sum, &shape(count), &args, [from, &result]) }?;
         stream.synchronize(Deadline::NEVER)?;
         let mut sum = [0; WORD];
@@ -118,7 +119,7 @@ fn shape(count: u64) -> LaunchShape {
     LaunchShape::linear(u32::try_from(blocks).expect("at most `MAX_BLOCKS`"), THREADS)
 }
 
-/// The memory given by the first two arguments of both kernels.
+/// Returns a view of the memory that the first two arguments of a pattern kernel describe.
 ///
 /// # Safety
 /// The first two arguments are the address and the number of words of memory that stays mapped while the view is used.
@@ -126,12 +127,12 @@ unsafe fn memory<'a>(args: &Args, writable: bool) -> SharedSlice<'a> {
     let (at, count) = (args.read_u64(0).expect("an address"), args.read_u64(1).expect("a count"));
     let at = Address(at).to_host().expect("mapped memory is not at null");
     let len = to_usize(count) * WORD;
-    // SAFETY: the caller guarantees that the range is mapped.
+    // SAFETY: the caller of `memory` guarantees that the range stays mapped while the view is used.
     unsafe { SharedSlice::new(at, len, writable) }
 }
 
 unsafe fn fill_on_host(_: &LaunchShape, args: &Args) {
-    // SAFETY: `Pattern::fill` launches this with a writable span of that many words.
+    // SAFETY: `Pattern::fill` launches this kernel with the address and the number of words of a writable span.
     let memory = unsafe { memory(args, true) };
     let seed = args.read_u64(2).expect("a seed");
     let mut bytes = Vec::with_capacity(CHUNK * WORD);
@@ -144,7 +145,7 @@ unsafe fn fill_on_host(_: &LaunchShape, args: &Args) {
 }
 
 unsafe fn sum_on_host(_: &LaunchShape, args: &Args) {
-    // SAFETY: `Pattern::checksum` launches this with a readable span of that many words.
+    // SAFETY: `Pattern::checksum` launches this kernel with the address and the number of words of a readable span.
     let memory = unsafe { memory(args, false) };
     let mut bytes = vec![0; CHUNK * WORD];
     let mut sum = 0_u64;
@@ -159,7 +160,7 @@ unsafe fn sum_on_host(_: &LaunchShape, args: &Args) {
         }
     }
     let at = Address(args.read_u64(2).expect("an address")).to_host().expect("not null");
-    // SAFETY: `Pattern::checksum` passes the address of a word that it owns.
+    // SAFETY: the third argument from `Pattern::checksum` is the address of a word that it owns.
     let result = unsafe { SharedSlice::new(at, WORD, true) };
     result.write_at(0, &sum.to_ne_bytes()).expect("one word");
 }

@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Device {
-    /// Returns the kind of handle with the widest reach that works on this device (fabric, file descriptor, CUDA IPC,
-    /// in this order), and the failed tests of the kinds before it.
+    /// Returns the kind of memory handle with the widest reach that works on this device (fabric, file descriptor,
+    /// CUDA IPC, in this order), and the failed tests of the kinds before it.
     ///
     /// ```
     /// use wholemem_hal::{AllocationSpec, Allocation, Backend, HandleKind, HostConfig};
@@ -36,7 +36,7 @@ impl Device {
             }
             failed.push(probe);
         }
-        // If allocations cannot be shared at all, buffers from `cuMemAlloc` remain.
+        // If allocations cannot be shared at all, buffers from `cuMemAlloc` can, as CUDA IPC handles.
         (HandleKind::CudaIpc, failed)
     }
 
@@ -70,7 +70,7 @@ impl Device {
     }
 }
 
-/// Tests one capability.
+/// Tests one capability of a device, by using it.
 fn test_capability(device: &Device, capability: Capability) -> Result<()> {
     let granule = device.granularity()?.minimum.len();
     let expect =
@@ -108,7 +108,7 @@ fn test_capability(device: &Device, capability: Capability) -> Result<()> {
             expect(!stored, "a store to a read-only mapping succeeded")
         }
         Capability::ZeroedMemory => {
-            // Release dirty memory first, so that the driver can return it to the next allocation.
+            // Memory that was written is released first, so that the driver can return it to the next allocation.
             let map = device.allocate(granule)?.map(Rights::ReadWrite)?;
             let stream = device.stream()?;
             stream.fill(&map.all(), 0xAB)?;
@@ -136,7 +136,8 @@ fn test_capability(device: &Device, capability: Capability) -> Result<()> {
             device.stream()?.record(&event)?;
             match event.export()? {
                 handle @ EventHandle::Fd(_) => Event::import(device, handle)?.wait(Deadline::NEVER),
-                // As with CUDA IPC memory handles, only another process can open it.
+                // Only another process can open a CUDA IPC event handle, so the test waits for the exported event
+                // itself.
                 EventHandle::CudaIpc(_) => event.wait(Deadline::NEVER),
             }
         }
@@ -168,7 +169,8 @@ fn test_capability(device: &Device, capability: Capability) -> Result<()> {
             let created = Allocation::create(device.backend(), &fabric)?;
             import(device, &created, HandleKind::Fabric, Rights::ReadWrite).map(drop)
         }
-        // A process cannot open its own handle; tests with two processes cover opening.
+        // A process cannot open its own CUDA IPC handle, so the test only creates one; tests with two processes cover
+        // opening.
         Capability::CudaIpc => CudaMallocBuffer::create(device, granule)?.export().map(drop),
         Capability::DmaBuf => dma_buf(device, granule),
         Capability::Rdma => {
@@ -194,7 +196,8 @@ fn import(device: &Device, created: &Allocation, kind: HandleKind, rights: Right
     Allocation::import(device, created.export(kind, rights)?, created.len())
 }
 
-/// Returns whether bytes written through one mapping are read through another, at its start and its end.
+/// Returns whether bytes that are written through the mapping `to` are read through `from`, at the start and at the
+/// end.
 fn write_is_visible(device: &Device, to: &Mapping, from: &Mapping) -> Result<bool> {
     let stream = device.stream()?;
     let sent = *b"wholemem";
@@ -208,17 +211,17 @@ fn write_is_visible(device: &Device, to: &Mapping, from: &Mapping) -> Result<boo
 
 unsafe fn empty_kernel(_: &LaunchShape, _: &Args) {}
 
-/// An empty kernel in the PTX version of all kernels of this project.
+/// An empty kernel, in the PTX version of all kernels of this project.
 const PROBE: KernelImage = KernelImage {
     ptx: Some(".version 8.4\n.target sm_70\n.address_size 64\n.visible .entry probe()\n{\n ret;\n}\n"),
     host: &[("probe", empty_kernel)],
 };
 
 fn kernels(device: &Device, _granule: usize) -> Result<()> {
-    // SAFETY: the function has no parameters and an empty body.
+    // SAFETY: the kernel `probe` has no parameters and an empty body.
     let function = unsafe { Module::load(device, &PROBE) }?.function("probe")?;
     let stream = device.stream()?;
-    // SAFETY: the function of `PROBE` takes no arguments and accesses no memory.
+    // SAFETY: the kernel `probe` takes no arguments and accesses no memory.
     unsafe { stream.launch(&function, &LaunchShape::linear(1, 1), &Args::new(), &[]) }?;
     stream.synchronize(Deadline::NEVER)
 }
@@ -227,10 +230,10 @@ fn multicast(device: &Device, granule: usize) -> Result<()> {
     let backend = device.backend();
     let devices: Vec<_> = backend.devices().iter().map(|info| info.id).collect();
     let attempt = || Attempt::Create { len: granule, device: device.label() };
-    // SAFETY: the devices exist, the length is one granule, and the object is released below.
+    // SAFETY: the devices exist, the length is one granule, and the multicast object is released below.
     let created = unsafe { backend.memory().create_multicast(&devices, granule) }
         .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
-    // SAFETY: created above, and not mapped.
+    // SAFETY: the multicast object was created above, and is not mapped.
     unsafe { backend.memory().release(created) }
         .map_err(|cause| backend.to_error(device.id(), Attempt::Release, cause))
 }

@@ -1,4 +1,4 @@
-//! A best-fit allocator of ranges within one memory. All bookkeeping is outside the memory.
+//! A best-fit allocator of ranges within one memory. All its bookkeeping is outside of the memory.
 //!
 //! ```text
 //!   used   [===A===]      [==B==]                [=====C=====]
@@ -36,74 +36,74 @@ use wholemem_os::Size;
 
 use crate::Granule;
 
-/// The error of allocating, reserving or freeing a range.
+/// The error of allocating, reserving or freeing a range with a [`Suballocator`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuballocatorError {
-    /// The length is zero.
+    /// The length of the requested range is zero.
     #[error("cannot allocate 0 bytes")]
     ZeroLength,
-    /// The alignment is not a power of two.
-    #[error("an alignment of {align} is not a power of two")]
+    /// The requested alignment is not a power of two.
+    #[error("cannot allocate: an alignment of {align} is not a power of two")]
     BadAlignment {
-        /// The alignment.
+        /// The requested alignment in bytes.
         align: usize,
     },
-    /// No free range is large enough.
+    /// No free range is large enough for the requested length.
     #[error("cannot allocate {}: the largest free range is {}", Size(*len), Size(*largest))]
     Full {
-        /// The requested length.
+        /// The requested length in bytes.
         len: usize,
-        /// The length of the largest free range.
+        /// The length of the largest free range in bytes.
         largest: usize,
     },
-    /// The range is not entirely free, or not inside the memory.
+    /// The range to reserve is not entirely free, or not inside the memory.
     #[error("cannot reserve {} at offset {}: part of the range is not free", Size(*len), Size(*offset))]
     Taken {
-        /// The offset of the range.
+        /// The offset of the range to reserve.
         offset: usize,
-        /// The length of the range.
+        /// The length of the range to reserve in bytes.
         len: usize,
     },
-    /// The offset is not a multiple of the granule.
-    #[error("cannot reserve at offset {offset}: not a multiple of the granule, {granule}")]
+    /// The offset of the range to reserve is not a multiple of the granule.
+    #[error("cannot reserve at offset {offset}: the offset is not a multiple of the granule, {granule}")]
     Misaligned {
-        /// The offset.
+        /// The offset of the range to reserve.
         offset: usize,
         /// The granule of the allocator, in bytes.
         granule: usize,
     },
-    /// No used range begins at the offset.
-    #[error("no used range begins at offset {offset}")]
+    /// No used range begins at the offset of the range to free.
+    #[error("cannot free the range at offset {offset}: no used range begins there")]
     NotInUse {
-        /// The offset.
+        /// The offset of the range to free.
         offset: usize,
     },
 }
 
-/// Allocates ranges of a memory of fixed length.
+/// An allocator of ranges in one memory of fixed length, which it never accesses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suballocator {
     len: usize,
-    /// Used and free ranges begin and end at multiples of the granule.
+    /// The granule: used and free ranges begin and end at its multiples.
     granule: Granule,
-    /// Used ranges: length by offset.
+    /// The used ranges of the memory: length by offset.
     used: BTreeMap<usize, usize>,
-    /// Free ranges: length by offset.
+    /// The free ranges of the memory: length by offset.
     free: BTreeMap<usize, usize>,
-    /// Free ranges as (length, offset).
+    /// The free ranges of the memory as (length, offset), shortest first.
     by_len: BTreeSet<(usize, usize)>,
     used_len: usize,
 }
 
 impl Suballocator {
-    /// Creates an allocator of `len` bytes, all free, with a granule of one byte.
+    /// Creates an allocator for a memory of `len` bytes, all free, with a granule of one byte.
     #[must_use]
     pub fn new(len: usize) -> Self {
         Self::with_granule(len, Granule::BYTE)
     }
 
-    /// Creates an allocator of `len` bytes, all free, whose ranges are multiples of `granule`.
+    /// Creates an allocator for a memory of `len` bytes, all free, whose ranges are multiples of `granule`.
     ///
     /// The remainder of `len` after the last whole granule is never allocated.
     #[must_use]
@@ -114,7 +114,8 @@ impl Suballocator {
         all
     }
 
-    /// Allocates `len` bytes at a multiple of `align`, from the smallest free range that fits; among equals, the lowest.
+    /// Allocates `len` bytes at a multiple of `align`, from the smallest free range that fits; among ranges of equal length, from
+    /// the lowest.
     ///
     /// The length is rounded up to a multiple of the granule.
     ///
@@ -140,7 +141,7 @@ impl Suballocator {
         Ok(offset)
     }
 
-    /// Marks exactly this range as used, to rebuild the state after a restart.
+    /// Marks exactly the range of `len` bytes at `offset` as used, to rebuild the state of an allocator after a restart.
     ///
     /// The length is rounded up to a multiple of the granule, as by [`Self::allocate`].
     ///
@@ -164,7 +165,7 @@ impl Suballocator {
         Ok(())
     }
 
-    /// Frees the range at `offset` and returns its length, a multiple of the granule.
+    /// Frees the used range at `offset` and returns its length, a multiple of the granule.
     ///
     /// # Errors
     /// [`SuballocatorError::NotInUse`].
@@ -186,26 +187,26 @@ impl Suballocator {
         Ok(len)
     }
 
-    /// The length of the memory in bytes.
+    /// Returns the length of the memory in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "emptiness would be ambiguous: see `used_len`")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The number of used bytes, a multiple of the granule.
+    /// Returns the number of used bytes of the memory, a multiple of the granule.
     #[must_use]
     pub fn used_len(&self) -> usize {
         self.used_len
     }
 
-    /// The length of the largest free range, regardless of alignment.
+    /// Returns the length of the largest free range, regardless of alignment.
     #[must_use]
     pub fn largest_free(&self) -> usize {
         self.by_len.last().map_or(0, |&(len, _)| len)
     }
 
-    /// The used ranges as (offset, length), lowest first.
+    /// Returns the used ranges as (offset, length), in the order of their offsets.
     pub fn used(&self) -> impl Iterator<Item = (usize, usize)> {
         self.used.iter().map(|(&offset, &len)| (offset, len))
     }
@@ -245,10 +246,10 @@ mod tests {
         pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     }
 
-    /// Miri is some hundred times slower than native code.
+    /// The maximum number of steps in a test. Miri is some hundred times slower than native code.
     const MAX_STEPS: usize = if cfg!(miri) { 10 } else { 80 };
 
-    /// A reference implementation with one flag per byte.
+    /// A reference implementation of the suballocator, with one flag per byte.
     struct NaiveSuballocator {
         flags: [bool; WHOLE],
     }
@@ -344,7 +345,7 @@ mod tests {
                 prop_assert_eq!(fast.largest_free(), naive.runs().last().map_or(0, |&(len, _)| len));
                 prop_assert_eq!(fast.used_len(), naive.flags.iter().filter(|&&flag| flag).count());
 
-                // The used ranges determine the state: rebuilding from them gives an equal allocator.
+                // The used ranges determine the state of an allocator: rebuilding it from them gives an equal one.
                 let mut rebuilt = new();
                 for (offset, len) in fast.used() {
                     rebuilt.reserve_at(offset, len).expect("used ranges do not overlap");
@@ -373,7 +374,10 @@ mod tests {
         assert_eq!(suballocator.reserve_at(0, len), Err(SuballocatorError::Taken { offset: 0, len }));
         let misaligned = SuballocatorError::Misaligned { offset: 8, granule: 16 };
         assert_eq!(suballocator.reserve_at(8, 16), Err(misaligned));
-        assert_eq!(misaligned.to_string(), "cannot reserve at offset 8: not a multiple of the granule, 16");
+        assert_eq!(
+            misaligned.to_string(),
+            "cannot reserve at offset 8: the offset is not a multiple of the granule, 16"
+        );
         assert_eq!(suballocator, before);
     }
 

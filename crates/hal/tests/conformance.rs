@@ -1,5 +1,5 @@
-//! Runs the conformance suite on the default host backend, on four virtual devices with large granules, on deferred
-//! streams, and on the fault backend without faults.
+//! Runs the conformance suite for backends on the default host backend, on four virtual devices with large granules,
+//! on deferred streams, and on the fault backend without faults.
 
 use wholemem_hal::host::{HostMemory, HostQueue};
 use wholemem_hal::{Backend, Granule, HostConfig};

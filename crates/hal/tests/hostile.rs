@@ -1,4 +1,5 @@
-//! Invalid handles, and handles inherited through `fork`, are rejected with the exact error and without side effects.
+//! Tests that invalid handles, and handles inherited through `fork`, are rejected with the exact error and without
+//! side effects.
 
 #![allow(unsafe_code, reason = "stores by address and kernel launches are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
@@ -21,7 +22,7 @@ fn device() -> Device {
     Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
 }
 
-/// Creates a memory file with arbitrary seals, as an untrusted process might send.
+/// Creates a memory file with arbitrary seals, such as an untrusted process might send.
 fn foreign(len: usize, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, len as u64).unwrap();
@@ -73,7 +74,7 @@ fn import_rejects_anything_but_sealed_memory_of_the_exact_length() {
         let after = Census::take();
         assert_eq!(before.fds.len() - handles, after.fds.len(), "each import closed its descriptor");
         assert_eq!(before.maps, after.maps);
-        // A file of any process that passes the checks is accepted.
+        // A memory file that passes the checks is accepted, whichever process created it.
         Allocation::import(&device, foreign(LEN, seals).into(), LEN).unwrap();
     });
 }
@@ -237,7 +238,7 @@ fn a_forked_child_can_neither_use_nor_release_inherited_handles() {
         let pinned = PinnedBuffer::create(&device, 100).unwrap();
         let graph = stream.capture(|stream| stream.fill(&map.all(), 1)).unwrap();
         map.bytes().unwrap().fill(5).unwrap();
-        // SAFETY: the kernel has no parameters and an empty body.
+        // SAFETY: the kernel `empty` has no parameters and an empty body.
         let module = unsafe { Module::load(&device, &EMPTY) }.unwrap();
         let function = module.function("empty").unwrap();
         assert_eq!(device.probe(Capability::Create).outcome, Ok(()));
@@ -300,17 +301,17 @@ fn a_forked_child_can_neither_use_nor_release_inherited_handles() {
             assert_eq!(module.function("empty").unwrap_err(), forked(launch()));
             assert_eq!(function.occupancy(1, 0).unwrap_err(), forked(launch()));
             let (shape, none) = (LaunchShape::linear(1, 1), Args::new());
-            // SAFETY: the kernel has no parameters and an empty body.
+            // SAFETY: the kernel `empty` has no parameters and an empty body.
             let launched = unsafe { stream.launch(&function, &shape, &none, &[]) };
             assert_eq!(launched.unwrap_err(), forked(launch()));
-            // SAFETY: the only kernel of the image has no parameters and an empty body.
+            // SAFETY: the kernel `empty`, the only one of the image, has no parameters and an empty body.
             let loaded = unsafe { Module::load(&device, &EMPTY) };
             assert_eq!(loaded.unwrap_err(), forked(Attempt::LoadModule { device: label }));
             assert_eq!(inherited_reservation.free().unwrap_err(), forked(Attempt::Free));
             assert_eq!(inherited_map.unmap().unwrap_err(), forked(Attempt::Unmap));
             assert_eq!(inherited_memory.release().unwrap_err(), forked(Attempt::Release));
 
-            // Drops in the child release nothing: the resources belong to the parent.
+            // Dropping inherited handles in the child releases nothing, since the resources belong to the parent.
             let inherited = Census::take();
             drop((memory, map, stream, event, reservation, pinned, graph, module, function));
             Census::take().assert_same_as(&inherited, "after the child dropped the inherited handles");
@@ -319,7 +320,7 @@ fn a_forked_child_can_neither_use_nor_release_inherited_handles() {
             let own = self::device().allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
             own.bytes().unwrap().fill(1).unwrap();
         });
-        // The closure moved the parent's handles; the parent dropped them with the closure.
+        // The closure has moved the parent's handles, and they were dropped with the closure.
         let after = Census::take();
         assert!(after.fds.len() < before.fds.len(), "{after:?}");
     });

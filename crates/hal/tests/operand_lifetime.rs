@@ -1,4 +1,5 @@
-//! Operand lifetimes: unfinished work keeps its memory mapped even if queries fail, and failed releases are retried.
+//! Tests of operand lifetimes: unfinished work keeps its memory mapped even if queries fail, and failed releases are
+//! retried.
 
 #![allow(unsafe_code, reason = "stores by address and kernel launches are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
@@ -17,7 +18,7 @@ use wholemem_testkit::{Census, Deferred, Fault, Ranks, in_forked_child, seed, te
 
 const LEN: usize = 64 << 10;
 
-/// A deferred stream that is blocked by an event, with a fill after it. Only the stream holds the fill's memory.
+/// A deferred stream with a fill that waits for an event. Only the stream holds the memory of the fill.
 struct BlockedFill {
     device: Device,
     fault: Fault,
@@ -42,9 +43,10 @@ impl BlockedFill {
         Self { device, fault, stream, unblock, ticket, at }
     }
 
-    /// Returns whether the memory of the fill is still mapped.
+    /// Returns whether the memory that the fill writes is still mapped.
     fn is_mapped(&self) -> bool {
-        // SAFETY: the memory belongs to this test, or nothing is mapped there: the process does nothing else.
+        // SAFETY: the memory belongs to this test, or nothing is mapped there, since no other test runs in this
+        // process.
         unsafe { vm::try_store(self.at) }
     }
 
@@ -52,7 +54,7 @@ impl BlockedFill {
         self.unblock.complete(self.ticket, Duration::ZERO);
     }
 
-    /// Makes the next raw call of this name fail, whatever calls come before it.
+    /// Calls `run` repeatedly, each time with a later backend call failing, until the call named `call` has failed.
     fn fail_next(&self, call: &str, mut run: impl FnMut()) {
         for nth in 1..100 {
             self.fault.arm(nth);
@@ -68,7 +70,8 @@ impl BlockedFill {
     }
 }
 
-/// Creates an event that completes when the test calls `complete` with the returned ticket.
+/// Creates an event that completes when the test calls `complete` with the returned ticket (the number of the event's
+/// record).
 fn manual_event(device: &Device) -> (HostEvent, u64, Event) {
     let event = HostEvent::shared().unwrap();
     let ticket = event.next_ticket();
@@ -120,7 +123,7 @@ fn a_batch_is_held_if_its_event_cannot_be_queried() {
     in_own_process(test_name!(), || {
         let work = BlockedFill::new();
         let other = work.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
-        // Several batches, each with its event; `hold` queries the oldest.
+        // The stream gets several batches of work, each followed by an event; `hold` queries the oldest event.
         work.fail_next("is_done", || (0..100).for_each(|_| drop(work.stream.fill(&other.all(), 2))));
         work.unblock();
         work.stream.synchronize(Deadline::NEVER).unwrap();
@@ -134,7 +137,8 @@ fn finished_batches_are_released_while_the_stream_is_in_use() {
         let work = BlockedFill::new();
         let other = work.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
         work.unblock();
-        // No thread waits; enqueuing is enough, because each query of an event runs an operation of a deferred stream.
+        // No thread waits for the stream: enqueuing is enough, because each query of an event runs an operation of a
+        // deferred stream.
         let rounds = (0..100_000).find(|_| {
             work.stream.fill(&other.all(), 2).unwrap();
             !work.is_mapped()
@@ -146,7 +150,7 @@ fn finished_batches_are_released_while_the_stream_is_in_use() {
 #[test]
 fn a_dropped_stream_is_held_if_its_completion_cannot_be_queried() {
     in_own_process(test_name!(), || {
-        // The calls that check whether a dropped stream has finished; each fails once.
+        // The calls that check whether a dropped stream has finished, each of which fails once.
         for (nth, call) in [(1, "create_event"), (2, "record"), (3, "is_done")] {
             let mut work = BlockedFill::new();
             let backend = work.device.backend().clone();
@@ -193,7 +197,7 @@ fn a_forked_child_runs_no_deferred_work_of_its_parent() {
             map.bytes().unwrap().read_at(0, &mut seen).unwrap();
             seen[0]
         };
-        // The parent drops one stream with unfinished work, the child drops the others.
+        // The parent drops one stream with unfinished work, and the child drops the others.
         let (unblock, ticket, event) = manual_event(&device);
         let retired = device.stream().unwrap();
         retired.await_event(&event).unwrap();
@@ -228,18 +232,18 @@ fn a_repeatedly_failing_release_is_retried_until_it_succeeds() {
             assert_eq!(backend.collect(), 1);
         }
         fault.arm(0);
-        // Dropping another resource retries the release.
+        // Dropping another resource retries the failed release.
         drop(device.allocate(LEN).unwrap());
         Census::take().assert_same_as(&before, "after the next drop");
         assert_eq!(backend.collect(), 0);
     });
 }
 
-/// Stores a byte at an address; the arguments are the address and the value.
+/// A host kernel that stores a byte; the arguments are the address and the value.
 unsafe fn store(_: &LaunchShape, args: &Args) {
     let at = Address(args.read_u64(0).expect("an address")).to_host().expect("not null");
     let value = args.read_u32(1).expect("a number").to_le_bytes()[0];
-    // SAFETY: the launch passes the address of a mapped, writable byte.
+    // SAFETY: the launch of the kernel passes the address of a mapped, writable byte.
     let byte = unsafe { SharedSlice::new(at, 1, true) };
     byte.write_at(0, &[value]).expect("one byte");
 }
@@ -252,10 +256,10 @@ fn a_launched_kernel_holds_its_module_and_its_operands() {
         let mut work = BlockedFill::new();
         let map = work.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
         work.at = map.bytes().unwrap().as_ptr();
-        // SAFETY: the launch below passes the parameters of the only function.
+        // SAFETY: the launch below passes the parameters of `store`, the only function of the image.
         let store = unsafe { Module::load(&work.device, &STORE) }.unwrap().function("store").unwrap();
         let args = Args::new().u64(map.address()).u32(7);
-        // SAFETY: the arguments are an address and a number, and the memory is an operand.
+        // SAFETY: the arguments are an address and a number, as `store` takes them, and the memory is an operand.
         unsafe { work.stream.launch(&store, &LaunchShape::linear(1, 1), &args, &[map.all()]) }.unwrap();
         let debug_contains = |text: &str| format!("{:?}", work.device.backend()).contains(text);
         drop((map, store));
@@ -273,14 +277,14 @@ fn a_kernel_or_an_operand_of_another_backend_is_rejected() {
     let [ours, theirs] = [(); 2].map(|()| {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
-        // SAFETY: the function is not launched.
+        // SAFETY: the launch of `store` below is rejected, so the function does not run.
         let store = unsafe { Module::load(&device, &STORE) }.unwrap().function("store").unwrap();
         (device, store, map.all())
     });
     let (stream, shape) = (ours.0.stream().unwrap(), LaunchShape::linear(1, 1));
     let wrong = || Err(Error::WrongBackend { attempt: Attempt::Launch { name: "store" } });
     for (function, operand) in [(&theirs.1, &ours.2), (&ours.1, &theirs.2)] {
-        // SAFETY: the launch is rejected; without arguments, the function would only panic.
+        // SAFETY: the launch is rejected; without arguments, the kernel would only panic.
         let launched =
             unsafe { stream.launch(function, &shape, &Args::new(), std::slice::from_ref(operand)) };
         assert_eq!(launched, wrong());

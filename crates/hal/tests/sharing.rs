@@ -1,4 +1,4 @@
-//! Sharing memory and events between processes: transfer, lifetime, protection and release.
+//! Tests of sharing memory and events between processes: transfer, lifetime, protection and release.
 
 #![allow(unsafe_code, reason = "changes of maps and stores by address are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
@@ -65,7 +65,8 @@ fn memory_outlives_the_process_that_created_it() {
                 rank.wait_to_be_killed();
             }
             1 => {
-                // Rank 1 holds only the descriptor, without a mapping; the descriptor keeps the memory alive.
+                // Rank 1 holds only the descriptor of the memory, without a mapping; the descriptor keeps the memory
+                // alive.
                 let (_, fds) = rank.recv(0);
                 rank.kill(0);
                 rank.send(2, b"memory", &[fds[0].as_fd()]);
@@ -102,7 +103,7 @@ fn ten_thousand_shares_leak_no_descriptors_or_maps() {
                 drop(map);
                 rank.send(0, b"done", &[]);
             }
-            // The first round has created everything that stays.
+            // After the first round, a process has every descriptor and map that it keeps.
             if round == 0 {
                 before = Some(Census::take());
             }
@@ -152,11 +153,12 @@ fn another_user_cannot_write_through_a_read_only_descriptor() {
             let memory = device.allocate(LEN).unwrap();
             let map = memory.map(Rights::ReadWrite).unwrap();
             map.bytes().unwrap().fill(0x11).unwrap();
-            // Control: the same attacks succeed on a memory file without the seals and mode of this crate.
+            // As a control, the test shows that the same attacks succeed on a memory file without the seals and mode
+            // of this crate.
             let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&plain, LEN as u64).unwrap();
             let plain = reopen(&plain, OFlags::RDONLY).unwrap();
-            // Memory that was imported, with the kernel's default mode, and is exported again.
+            // `foreign` is memory with the kernel's default mode, which is imported and then exported again.
             let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
             let foreign = rustix::fs::memfd_create("foreign", flags).unwrap();
             rustix::fs::ftruncate(&foreign, LEN as u64).unwrap();
@@ -204,12 +206,12 @@ fn attack(fd: &OwnedFd) {
     let map = memory.map(Rights::Read).unwrap();
     let bytes = map.bytes().unwrap();
     assert_eq!(bytes.write_at(0, b"x"), Err(wholemem_os::Error::ReadOnly));
-    // SAFETY: this test owns the mapping; if the call succeeds, the test fails.
+    // SAFETY: the mapping belongs to this test; if the call succeeds, the test fails.
     let widened = unsafe { vm::protect(bytes.as_ptr(), LEN, vm::Protection::ReadWrite) };
     assert_eq!(widened, Err(wholemem_os::Error::Call { call: "mprotect", errno: Errno::ACCESS }));
-    // SAFETY: the kernel checks the page's access rights.
+    // SAFETY: the kernel checks the access rights of the page before it stores a byte.
     assert!(!unsafe { vm::try_store(bytes.as_ptr()) }, "a store to the mapping");
-    // SAFETY: without a fixed address nothing is replaced; a failed call maps nothing.
+    // SAFETY: without a fixed address `mmap` replaces no mapping, and a failed call maps nothing.
     let again = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),

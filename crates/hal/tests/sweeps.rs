@@ -1,4 +1,5 @@
-//! Fault sweeps: every path runs once per call with that call failing; it returns the exact error and leaks nothing.
+//! Fault sweeps of the host backend: every path (sequence of calls) runs once per call with that call failing; it
+//! returns the exact error and leaks nothing.
 
 use wholemem_hal::host::{HostMemory, HostQueue};
 use wholemem_hal::{AllocationSpec, Backend, Granule, HostConfig, Rights};
@@ -21,7 +22,8 @@ fn failing_raw_calls_leak_nothing() {
         for (name, path) in paths::ALL {
             let calls = sweep::raw_calls(&backend, &fault, true, path);
             assert!(calls > 10, "the path `{name}` makes {calls} calls");
-            // Streams, events, graphs and modules hold no kernel resources that a census would count.
+            // A census counts kernel resources, which streams, events, graphs and modules do not hold, so their
+            // tables are checked.
             assert_eq!(format!("{backend:?}").matches("HandleTable(0 live)").count(), 4, "{backend:?}");
         }
     });
@@ -55,7 +57,8 @@ fn failing_system_calls_of_numa_bound_and_long_memory_leak_nothing() {
         let calls = sweep::system_calls(
             || Backend::host(config()),
             |backend| {
-                // Long enough that the available memory is checked first, and bound to a NUMA node.
+                // The memory is long enough that the available memory is checked first, and it is bound to a NUMA
+                // node.
                 let device = backend.device(0)?;
                 let spec = AllocationSpec { node: Some(0), ..AllocationSpec::new(&device, 64 << 20) };
                 let map = wholemem_hal::Allocation::create(backend, &spec)?.map(Rights::ReadWrite)?;

@@ -1,4 +1,4 @@
-//! One stream used by several threads, and by a child that is forked while a thread uses it.
+//! Tests of one stream that several threads use, and of a child that is forked while a thread uses the stream.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -13,7 +13,7 @@ use wholemem_os::{Deadline, Memfd, SharedMap, vm};
 use wholemem_testkit::{Deferred, Ranks, in_forked_child, seed, test_name};
 
 const LEN: usize = 64 << 10;
-/// Enough rounds that a race between two steps of a call occurs.
+/// The number of rounds of a test: enough that a race between two steps of a call occurs.
 const ROUNDS: usize = 30_000;
 
 fn devices() -> [Device; 2] {
@@ -22,7 +22,7 @@ fn devices() -> [Device; 2] {
     [inline, deferred].map(|backend| backend.device(0).unwrap())
 }
 
-/// Runs `body` repeatedly while another thread captures and launches the stream `ROUNDS` times.
+/// Runs `body` repeatedly while another thread captures a graph on the stream and launches it, `ROUNDS` times.
 fn during_captures(device: &Device, mut body: impl FnMut(&Stream)) {
     let stream = device.stream().unwrap();
     let is_done = AtomicBool::new(false);
@@ -52,7 +52,7 @@ fn a_read_runs_or_fails_but_is_never_captured_into_another_threads_graph() {
             let mut seen = [0; 8];
             match stream.read(&span, &mut seen) {
                 Ok(()) => assert_eq!(seen, [7; 8], "a successful read has copied the bytes"),
-                // The copy has run, and the wait for it overlapped a capture.
+                // The copy has run, and the wait for the copy overlapped a capture.
                 Err(Error::Capturing { attempt: Attempt::Synchronize }) => {}
                 refused => assert_eq!(refused, capturing),
             }
@@ -62,7 +62,7 @@ fn a_read_runs_or_fails_but_is_never_captured_into_another_threads_graph() {
 
 #[test]
 fn captured_work_keeps_its_operands_alive() {
-    // A failure would be a store to unmapped memory, so the test runs in a separate process.
+    // A failure of this test would be a store to unmapped memory, so the test runs in a separate process.
     Ranks::of(1).run(test_name!(), |_| {
         for device in devices() {
             let memory = device.allocate(LEN).unwrap();
@@ -96,7 +96,8 @@ fn a_blocked_wait_does_not_block_other_threads_of_the_stream() {
     });
 }
 
-/// Creates an event that completes when the test calls `complete` with the returned ticket.
+/// Creates an event that completes when the test calls `complete` with the returned ticket (the number of the event's
+/// record).
 fn manual_event(device: &Device) -> (HostEvent, u64, Event) {
     let event = HostEvent::shared().unwrap();
     let ticket = event.next_ticket();
@@ -105,7 +106,7 @@ fn manual_event(device: &Device) -> (HostEvent, u64, Event) {
     (event, ticket, Event::import(device, EventHandle::Fd(handle)).unwrap())
 }
 
-/// The offset of the waiter count in a shared event.
+/// The offset of the waiter count in the memory of a shared event.
 const WAITERS_OFFSET: usize = 36;
 
 #[test]
@@ -121,7 +122,7 @@ fn a_child_forked_while_the_stream_is_locked_gets_errors_and_does_not_hang() {
         let words = SharedMap::create(&words, vm::Protection::Read).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| stream.await_event(&event).unwrap());
-            // The thread holds the stream's lock from here on.
+            // Once a waiter is counted, the thread holds the stream's lock.
             while words.bytes().read_u32(WAITERS_OFFSET).unwrap().load_acquire() == 0 {
                 std::thread::yield_now();
             }

@@ -37,7 +37,7 @@ use crate::{Errno, Error, Result};
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// A process generation: every fork starts a new epoch in the child.
+/// The fork epoch of a process: every fork starts a new epoch in the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForkEpoch(u64);
 

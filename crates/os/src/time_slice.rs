@@ -102,7 +102,7 @@ pub struct Yielder {
 }
 
 impl Yielder {
-    /// Creates the state of a thread that starts running now.
+    /// Creates a `Yielder` for a thread that starts running now.
     #[must_use]
     pub fn new() -> Self {
         Self { since: Instant::now(), run: RUN, is_busy: false }

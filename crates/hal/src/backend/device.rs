@@ -1,4 +1,4 @@
-//! A device of an open backend.
+//! A device of an open backend (CUDA or host).
 //!
 //! Methods that create memory and streams and that test capabilities are defined in the modules of those types.
 
@@ -29,31 +29,31 @@ impl Device {
         Self { backend, id }
     }
 
-    /// The backend of the device.
+    /// Returns the backend of the device.
     #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
 
-    /// The device number.
+    /// Returns the number of the device on its backend.
     #[must_use]
     pub fn id(&self) -> DeviceId {
         self.id
     }
 
-    /// The name of the device in error messages.
+    /// Returns the name of the device in error messages, such as `host:0`.
     #[must_use]
     pub fn label(&self) -> DeviceLabel {
         DeviceLabel { backend: self.backend.kind(), id: self.id }
     }
 
-    /// The properties of the device that were read when the backend was opened.
+    /// Returns the properties of the device, which were read when the backend was opened.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.backend.devices()[self.id.0 as usize]
     }
 
-    /// The granularity of memory that [`Device::allocate`] creates.
+    /// Returns the granularity of memory that [`Device::allocate`] creates.
     ///
     /// # Errors
     /// [`Error::Failed`] if the backend cannot report it.
@@ -61,13 +61,14 @@ impl Device {
         self.backend.granularity(&AllocationSpec::new(self, 1))
     }
 
-    /// The free memory of the device in bytes. Other processes that use the device change it.
+    /// Returns the free memory of the device in bytes. It changes when any process allocates or frees memory of the
+    /// device.
     ///
     /// # Errors
     /// [`Error::Failed`] if the backend cannot report it.
     pub fn available(&self) -> Result<usize> {
         self.backend.check_fork(|| Attempt::Inspect)?;
-        // SAFETY: the device exists, and the process is not a forked child.
+        // SAFETY: the device exists on this backend, and the process is not a forked child.
         unsafe { self.backend.memory().available(self.id) }
             .map_err(|cause| self.backend.to_error(self.id, Attempt::Inspect, cause))
     }
@@ -78,7 +79,7 @@ impl Device {
 }
 
 impl AllocationSpec {
-    /// Describes memory of the device that is shared as a file descriptor.
+    /// Describes `len` bytes of memory on `device` that are shared as a file descriptor.
     #[must_use]
     pub fn new(device: &Device, len: usize) -> Self {
         Self { device: device.id(), len, handle: HandleKind::Fd, rdma: false, node: None }

@@ -12,7 +12,8 @@ use crate::{
     DeviceInfo, DeviceLabel, Error, Granularity, HostConfig, Result, cuda, host,
 };
 
-/// An open backend. Clones refer to the same backend. Memory of two separately opened backends cannot be mixed.
+/// An open backend, the CUDA or the host implementation of devices. Clones refer to the same backend. Memory of two
+/// separately opened backends cannot be mixed.
 ///
 /// ```
 /// use wholemem_hal::{Backend, BackendKind};
@@ -78,7 +79,7 @@ impl Backend {
         Self::from_raw(Arc::new(memory), Arc::new(queue))
     }
 
-    /// Creates a backend from raw implementations, for test kits.
+    /// Creates a backend from implementations of the raw traits, for test kits.
     ///
     /// # Errors
     /// [`Error::Failed`] if the fork handler cannot be registered.
@@ -91,25 +92,25 @@ impl Backend {
         Ok(Self { core: Arc::new(BackendCore { memory, queue, epoch, retired, probes }) })
     }
 
-    /// The kind of the backend.
+    /// Returns the kind of the backend.
     #[must_use]
     pub fn kind(&self) -> BackendKind {
         self.core.memory.kind()
     }
 
-    /// The devices of the backend; device `n` has index `n`.
+    /// Returns the properties of the backend's devices; device `n` has index `n`.
     #[must_use]
     pub fn devices(&self) -> &[DeviceInfo] {
         self.core.memory.devices()
     }
 
-    /// Additional facts about the backend, mostly versions.
+    /// Returns additional facts about the backend, mostly versions.
     #[must_use]
     pub fn facts(&self) -> Vec<BackendFact> {
         self.core.memory.facts()
     }
 
-    /// Returns a device by number.
+    /// Returns the device with the given number.
     ///
     /// # Errors
     /// [`Error::NoSuchDevice`].
@@ -123,21 +124,21 @@ impl Backend {
         }
     }
 
-    /// Returns the device that owns the memory at an address of this process, or that it is pinned for; `None` if the
-    /// backend does not know the address.
+    /// Returns the device that owns the memory at an address of this process, or for which that memory is pinned;
+    /// `None` if the backend does not know the address.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the backend does not track addresses; [`Error::Failed`].
     #[doc(alias = "cuPointerGetAttribute")]
     pub fn device_at(&self, address: u64) -> Result<Option<Device>> {
         self.check_fork(|| Attempt::Inspect)?;
-        // SAFETY: the process is not a forked child; any address is valid.
+        // SAFETY: the process is not a forked child, and `device_at` accepts any address.
         let found = unsafe { self.core.memory.device_at(Address(address)) };
         let found = found.map_err(|cause| self.to_error(DeviceId(0), Attempt::Inspect, cause))?;
         Ok(found.map(|id| Device::new(self.clone(), id)))
     }
 
-    /// The granularity of memory created with `spec`; its length is ignored.
+    /// Returns the granularity of memory that is created with `spec`, whose length is ignored.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Failed`].
@@ -154,11 +155,13 @@ impl Backend {
     /// Every drop retries too, so a call is needed only if nothing else is dropped any more. In a forked child it does
     /// nothing.
     pub fn collect(&self) -> usize {
-        // Check before taking the lock: if another thread held it at the fork, it is never released in the child.
+        // The fork is checked before the lock is taken: if another thread held the lock at the fork, it is never
+        // released in the child.
         if !self.core.epoch.is_current() {
             return 0;
         }
-        // Empty the list first: a release may retire another resource.
+        // The list of retired resources is emptied before the releases are retried, since a release may retire
+        // another resource.
         let mut round =
             RetryPass { backend: self, untried: std::mem::take(&mut *self.retired()), left: Vec::new() };
         while let Some(item) = round.untried.pop() {
@@ -176,14 +179,14 @@ impl Backend {
         &*self.core.queue
     }
 
-    /// Returns [`Error::Forked`] in a forked child.
+    /// Returns [`Error::Forked`] if this process is a forked child of the one that opened the backend.
     #[inline]
     pub(crate) fn check_fork(&self, attempt: impl FnOnce() -> Attempt) -> Result<()> {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked { attempt: attempt() }) }
     }
 
-    /// Returns the cached result for this device and capability, or runs `test`. Success and missing support are
-    /// cached.
+    /// Returns the cached result of testing a capability of a device, or runs `test`. Success and missing support are
+    /// cached, other failures are not.
     pub(crate) fn cached_probe(
         &self,
         device: DeviceId,
@@ -192,16 +195,17 @@ impl Backend {
     ) -> CapabilityProbe {
         let probes = || self.core.probes.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (device, capability);
-        // The parent's results are not valid in this process, and its lock may be held.
+        // In a forked child the parent's results are not valid, and the lock may be held.
         if let Err(forked) = self.check_fork(|| Attempt::Inspect) {
             return CapabilityProbe { capability, outcome: Err(forked) };
         }
         if let Some(probe) = probes().get(&key) {
             return probe.clone();
         }
-        // Do not hold the lock: a test may take long.
+        // The lock is not held while the test runs, since a test may take long.
         let probe = CapabilityProbe { capability, outcome: test() };
-        // A failure may be temporary, such as a lack of descriptors or memory, so it is not cached.
+        // A failure of a capability test may be temporary, such as a lack of descriptors or memory, so it is not
+        // cached.
         if !matches!(probe.outcome, Err(Error::Failed { .. })) {
             probes().insert(key, probe.clone());
         }
@@ -222,7 +226,7 @@ impl Backend {
         }
     }
 
-    /// Runs a teardown; if the driver refuses, retires it to be retried.
+    /// Runs a teardown (a call that releases a resource). If the driver refuses it, the teardown is retried later.
     ///
     /// A forked child releases nothing: the resources belong to the parent.
     pub(crate) fn tear_down(&self, teardown: Teardown) -> Result<(), BackendError> {
@@ -243,7 +247,7 @@ impl Backend {
         }
     }
 
-    /// Releases a dropped stream now, or retires it until its work has finished.
+    /// Releases a dropped stream now if its work has finished; otherwise keeps the stream until then.
     pub(crate) fn drain(&self, mut drain: DrainingStream) {
         if !self.core.epoch.is_current() {
             std::mem::forget(drain);
@@ -257,12 +261,13 @@ impl Backend {
     }
 
     fn retired(&self) -> MutexGuard<'_, Vec<Retired>> {
-        // The list is never left half-changed, so a panic under the lock does not corrupt it.
+        // The list of retired resources is never left half-changed, so a panic under the lock does not corrupt it.
         self.core.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One pass over the retired list. Its drop puts unreleased entries back, even if a host kernel panics during the pass.
+/// One pass over the list of retired resources that retries their releases. Dropping the pass puts unreleased
+/// resources back, even if a host kernel panics during the pass.
 struct RetryPass<'a> {
     backend: &'a Backend,
     untried: Vec<Retired>,

@@ -1,10 +1,10 @@
-//! Conversion of the driver's result codes to `Result`.
+//! Conversion of the CUDA driver's result codes to `Result`.
 
 use super::bindings::CUresult;
 use crate::{BackendError, DriverCode};
 
 impl BackendError {
-    /// The error and its hint in one line, for reasons that are plain text.
+    /// Returns the error and its hint in one line, for reasons that are plain text.
     pub(super) fn explained(&self) -> String {
         let hint = match self {
             Self::Driver { code, .. } => code.hint(),
@@ -15,7 +15,7 @@ impl BackendError {
 }
 
 impl CUresult {
-    /// Returns an error that names the call, unless the code is `CUDA_SUCCESS`.
+    /// Returns an error that names the driver call, unless the result code is `CUDA_SUCCESS`.
     pub(super) fn ok(self, call: &'static str) -> Result<(), BackendError> {
         match self {
             Self::CUDA_SUCCESS => Ok(()),
@@ -23,7 +23,7 @@ impl CUresult {
         }
     }
 
-    /// Returns whether the queried work has finished; `NOT_READY` is `false`, not an error.
+    /// Returns whether the work that a driver call queried has finished; `NOT_READY` is `false`, not an error.
     pub(super) fn is_complete(self, call: &'static str) -> Result<bool, BackendError> {
         match self {
             Self::CUDA_ERROR_NOT_READY => Ok(false),
@@ -32,17 +32,20 @@ impl CUresult {
     }
 }
 
-/// The error of an argument that does not fit the driver's type; the same as the driver's own `INVALID_VALUE`.
+/// Returns the error for an argument that does not fit the type of the driver's parameter: the same as the driver's
+/// own `INVALID_VALUE`.
 pub(super) fn invalid_value(call: &'static str) -> BackendError {
     BackendError::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_INVALID_VALUE.0) }
 }
 
-/// The error of a call that succeeded with a result that its documentation excludes, such as a negative count.
+/// Returns the error for a driver call that succeeded with a result that its documentation excludes, such as a
+/// negative count.
 pub(super) fn implausible(call: &'static str) -> BackendError {
     BackendError::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_UNKNOWN.0) }
 }
 
-/// Releases a resource in an error path that nothing can retry later: tries twice, then leaks it.
+/// Releases a resource of the driver in an error path that nothing can retry later: tries twice, then leaks the
+/// resource.
 pub(super) fn release_or_leak(call: &'static str, release: impl Fn() -> CUresult) {
     if release() != CUresult::CUDA_SUCCESS
         && let Err(cause) = release().ok(call)

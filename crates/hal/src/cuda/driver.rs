@@ -1,4 +1,4 @@
-//! The driver library and its function table.
+//! The CUDA driver library and the table of its functions.
 //!
 //! The crate neither links to the driver nor uses a binding crate: the existing ones panic, or worse, if the library, a function
 //! or a result code differs from what they were built for. Here each function is looked up by name and version with
@@ -13,16 +13,16 @@ use libloading::Library;
 use super::bindings::{self, *};
 use crate::BackendError;
 
-/// The file name of the driver library.
+/// The file name of the CUDA driver library.
 const LIBRARY: &str = "libcuda.so.1";
 
-/// The only function that is looked up as a symbol.
+/// The only driver function that is looked up as a symbol; it returns the addresses of the others.
 const LOADER: &CStr = c"cuGetProcAddress_v2";
 
-/// The oldest driver with all functions and the PTX version that this crate uses: CUDA 12.4, driver 550.
+/// The oldest CUDA driver with all functions and the PTX version that this crate uses: CUDA 12.4, driver 550.
 const MIN_VERSION: c_int = 12_040;
 
-/// A function's type without the `Option` that bindgen wraps it in.
+/// Names the type of a driver function without the `Option` in which bindgen wraps it.
 pub(super) trait FunctionPointer {
     type Function;
 }
@@ -53,7 +53,7 @@ macro_rules! entry_value {
 
 macro_rules! define_driver {
     ($($need:ident $name:ident: $pfn:ident, $version:literal;)*) => {
-        /// The functions of the driver. Optional functions are `Option`s.
+        /// The functions of the CUDA driver. Functions that a driver may lack are `Option`s.
         #[expect(non_snake_case, reason = "the names are the driver's")]
         pub(super) struct Driver {
             $(pub(super) $name: entry_type!($need $pfn),)*
@@ -64,8 +64,8 @@ macro_rules! define_driver {
                 Ok(Self {
                     $($name: {
                         let address = address(loader, stringify!($name), $version);
-                        // SAFETY: the driver returned this address for this name and version, and the type was generated from
-                        // that version's declaration; null becomes `None`.
+                        // SAFETY: the driver returned `address` for this name and version, and the type was generated from the
+                        // declaration of that version; null becomes `None`.
                         let found = unsafe { std::mem::transmute::<*mut c_void, $pfn>(address) };
                         entry_value!($need $name found)
                     },)*
@@ -87,17 +87,17 @@ fn missing(function: &str) -> String {
     format!("`{LIBRARY}` has no `{function}`: the driver is older than 550")
 }
 
-/// Looks up a function with `cuGetProcAddress`; null if the driver has none.
+/// Looks up a driver function with `cuGetProcAddress`. Returns null if the driver lacks the function.
 fn address(loader: Loader, name: &str, version: c_int) -> *mut c_void {
     let Ok(name) = CString::new(name) else { return ptr::null_mut() };
     let mut address = ptr::null_mut();
-    // SAFETY: the name is a C string, `address` is writable, and the status pointer may be null.
+    // SAFETY: `name` is a C string, `address` is writable, and the status pointer may be null.
     let answer = unsafe { loader(name.as_ptr(), &raw mut address, version, 0, ptr::null_mut()) };
     if answer == CUresult::CUDA_SUCCESS { address } else { ptr::null_mut() }
 }
 
 impl Driver {
-    /// The driver of this process, loaded and initialized at the first call; or the reason why it is unavailable.
+    /// Returns the driver of this process, which the first call loads and initializes, or the reason why it is unavailable.
     pub(super) fn of_process() -> Result<&'static Self, &'static String> {
         static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
         DRIVER.get_or_init(Self::open).as_ref()
@@ -109,11 +109,11 @@ impl Driver {
             let source = std::error::Error::source(&error).map(ToString::to_string);
             format!("cannot load the NVIDIA driver ({})", source.unwrap_or_else(|| error.to_string()))
         })?;
-        // SAFETY: the symbol of this name has had this type since CUDA 12.0.
+        // SAFETY: the symbol `cuGetProcAddress_v2` has had this type since CUDA 12.0.
         let loader = unsafe { library.get::<PFN_cuGetProcAddress_v12000>(LOADER.to_bytes_with_nul()) };
         let loader = loader.ok().and_then(|loader| *loader).ok_or_else(|| missing("cuGetProcAddress_v2"))?;
         let driver = Self::look_up(loader)?;
-        // The functions are used until the process exits.
+        // The library is never unloaded, since its functions are used until the process exits.
         std::mem::forget(library);
         driver.initialize()?;
         Ok(driver)
@@ -121,7 +121,7 @@ impl Driver {
 
     fn initialize(&self) -> Result<(), String> {
         let failed = |cause: BackendError| cause.explained();
-        // SAFETY: `cuInit` accepts only the flag 0.
+        // SAFETY: `cuInit` accepts only the flag 0, which is passed.
         unsafe { (self.cuInit)(0) }.ok("cuInit").map_err(failed)?;
         let version = self.version().map_err(failed)?;
         if version < MIN_VERSION {
@@ -135,12 +135,12 @@ impl Driver {
 
     fn version(&self) -> Result<c_int, BackendError> {
         let mut version = 0;
-        // SAFETY: `version` is writable.
+        // SAFETY: the driver call writes only `version`, which is writable.
         unsafe { (self.cuDriverGetVersion)(&raw mut version) }.ok("cuDriverGetVersion")?;
         Ok(version)
     }
 
-    /// The CUDA version that the driver supports.
+    /// Returns the CUDA version that the driver supports, as text.
     pub(super) fn version_name(&self) -> String {
         self.version().map_or_else(|cause| cause.to_string(), name_of)
     }

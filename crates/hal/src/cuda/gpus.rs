@@ -15,40 +15,42 @@ use super::code::implausible;
 use super::driver::Driver;
 use crate::{BackendError, DeviceId, DeviceInfo};
 
-/// All GPUs of this process.
+/// All GPUs that are visible to this process.
 #[derive(Debug)]
 pub(crate) struct Gpus {
     driver: &'static Driver,
     ordinals: Vec<CUdevice>,
     infos: Vec<DeviceInfo>,
-    /// The process that initialized the driver; the driver does not work in its forked children.
+    /// The process that initialized the CUDA driver, which does not work in forked children.
     epoch: ForkEpoch,
-    /// Retained primary contexts, by device.
+    /// The retained primary contexts, by device number.
     contexts: Vec<Mutex<Option<Context>>>,
 }
 
 const FORKED: &str =
     "the process was forked after CUDA was initialized; start a new program instead of forking";
 
-/// A retained primary context.
+/// A CUDA primary context that is retained until the process exits.
 #[derive(Debug, Clone, Copy)]
 struct Context(CUcontext);
 
-// SAFETY: a context may be current on any thread, and on several at once.
+// SAFETY: a CUDA context may be current on any thread, and on several threads at once.
 unsafe impl Send for Context {}
 
-/// A context that is current on this thread until this value is dropped; then the previous context is current again.
+/// A CUDA context that is current on this thread until this value is dropped; then the previous context is current
+/// again.
 #[derive(Debug)]
 pub(super) struct CurrentContext {
     driver: &'static Driver,
-    // Not `Send`: the context must be popped on the thread that pushed it.
+    // `CurrentContext` is not `Send`, since the context must be popped on the thread that pushed it.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for CurrentContext {
     fn drop(&mut self) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: `popped` is writable, and this context is on top of the stack: every push is undone in its own scope.
+        // SAFETY: `popped` is writable, and this context is on top of the stack, since every push is undone in its
+        // own scope.
         if let Err(cause) = unsafe { (self.driver.cuCtxPopCurrent)(&raw mut popped) }.ok("cuCtxPopCurrent") {
             tracing::warn!(%cause, "cannot restore the caller's context");
         }
@@ -56,7 +58,7 @@ impl Drop for CurrentContext {
 }
 
 impl Gpus {
-    /// The GPUs of this process, enumerated at the first call; or the reason why there are none.
+    /// Returns the GPUs of this process, which the first call enumerates, or the reason why there are none.
     pub(crate) fn of_process() -> Result<&'static Self, String> {
         static GPUS: OnceLock<Result<Gpus, String>> = OnceLock::new();
         let gpus = GPUS.get_or_init(Self::enumerate).as_ref().map_err(Clone::clone)?;
@@ -67,7 +69,7 @@ impl Gpus {
         let driver = Driver::of_process().map_err(Clone::clone)?;
         let failed = |cause: BackendError| cause.explained();
         let mut count = 0;
-        // SAFETY: `count` is writable.
+        // SAFETY: the driver call writes only `count`, which is writable.
         unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok("cuDeviceGetCount").map_err(failed)?;
         if count == 0 {
             return Err("no GPU is visible to this process".to_owned());
@@ -89,21 +91,21 @@ impl Gpus {
         &self.infos
     }
 
-    /// The driver's ordinal of a device.
+    /// Returns the driver's ordinal of a device.
     pub(super) fn ordinal(&self, device: DeviceId) -> CUdevice {
         self.ordinals[device.0 as usize]
     }
 
-    /// The device with an ordinal of the driver.
+    /// Returns the device with the given ordinal of the driver.
     pub(super) fn device_of(&self, ordinal: CUdevice) -> Option<DeviceId> {
         let index = self.ordinals.iter().position(|&known| known == ordinal)?;
         Some(DeviceId(u32::try_from(index).expect("the driver counts GPUs in an `int`")))
     }
 
-    /// Makes the primary context of a device current.
+    /// Makes the primary context of a device current on this thread.
     pub(super) fn enter(&self, device: DeviceId) -> Result<CurrentContext, BackendError> {
         let Context(context) = self.context(device)?;
-        // SAFETY: the context is retained until the process exits.
+        // SAFETY: `context` is retained until the process exits.
         unsafe { (self.driver.cuCtxPushCurrent)(context) }.ok("cuCtxPushCurrent")?;
         Ok(CurrentContext { driver: self.driver, _this_thread: PhantomData })
     }
@@ -120,7 +122,7 @@ impl Gpus {
         Ok(*slot.insert(Context(context)))
     }
 
-    /// An attribute of a device.
+    /// Returns an attribute of a device.
     pub(super) fn attribute(
         &self,
         device: DeviceId,
@@ -132,30 +134,30 @@ impl Gpus {
 
 fn attribute(driver: &Driver, device: CUdevice, which: CUdevice_attribute) -> Result<c_int, BackendError> {
     let mut value = 0;
-    // SAFETY: `value` is writable; an unknown attribute is an error.
+    // SAFETY: `value` is writable; for an unknown attribute the driver returns an error.
     unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, which, device) }.ok("cuDeviceGetAttribute")?;
     Ok(value)
 }
 
 fn ordinal(driver: &Driver, index: c_int) -> Result<CUdevice, BackendError> {
     let mut device = 0;
-    // SAFETY: `device` is writable.
+    // SAFETY: the driver call writes only `device`, which is writable.
     unsafe { (driver.cuDeviceGet)(&raw mut device, index) }.ok("cuDeviceGet")?;
     Ok(device)
 }
 
 fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, BackendError> {
     let mut name = [0_u8; 256];
-    // SAFETY: the buffer has at least the given length.
+    // SAFETY: `name` has more than the 255 bytes that the driver may write.
     unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), 255, device) }
         .ok("cuDeviceGetName")?;
     let name = CStr::from_bytes_until_nul(&name).expect("the driver writes at most 255 of 256 zeroed bytes");
     let name = name.to_string_lossy();
     let mut memory_len = 0;
-    // SAFETY: `memory_len` is writable.
+    // SAFETY: the driver call writes only `memory_len`, which is writable.
     unsafe { (driver.cuDeviceTotalMem)(&raw mut memory_len, device) }.ok("cuDeviceTotalMem")?;
     let mut uuid = CUuuid_st { bytes: [0; 16] };
-    // SAFETY: `uuid` is writable.
+    // SAFETY: the driver call writes only `uuid`, which is writable.
     unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) }.ok("cuDeviceGetUuid")?;
     let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
     let part = |which| {

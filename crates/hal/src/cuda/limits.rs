@@ -1,4 +1,4 @@
-//! Baseline driver calls of GPU memory for benchmarks: create, export, import, map and access, without checks.
+//! Baseline driver calls for GPU memory in benchmarks: create, export, import, map and access memory, without checks.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -10,7 +10,7 @@ use crate::{BackendError, Capability, DeviceId};
 
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// A device of the driver, with a stream and two bytes of pinned memory for accesses.
+/// A CUDA device for benchmarks, with a stream and two bytes of pinned memory through which memory is accessed.
 #[derive(Debug)]
 pub(crate) struct CudaCalls {
     gpus: &'static Gpus,
@@ -19,14 +19,14 @@ pub(crate) struct CudaCalls {
     stage: *mut u8,
 }
 
-/// An allocation that is released on drop.
+/// An allocation of the CUDA driver that is released on drop.
 #[derive(Debug)]
 pub(crate) struct CudaHandle {
     driver: &'static Driver,
     handle: u64,
 }
 
-/// A mapping that is removed on drop, together with its addresses.
+/// A mapping of GPU memory that is removed on drop, together with its addresses.
 #[derive(Debug)]
 pub(crate) struct CudaMap {
     driver: &'static Driver,
@@ -43,9 +43,9 @@ impl CudaCalls {
         let _current = gpus.enter(device)?;
         let (mut stream, mut stage) = (std::ptr::null_mut(), std::ptr::null_mut());
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING.0;
-        // SAFETY: `stream` is writable.
+        // SAFETY: the driver call writes only `stream`, which is writable.
         unsafe { (gpus.driver().cuStreamCreate)(&raw mut stream, flags) }.ok("cuStreamCreate")?;
-        // SAFETY: `stage` is writable.
+        // SAFETY: the driver call writes only `stage`, which is writable.
         unsafe { (gpus.driver().cuMemHostAlloc)(&raw mut stage, 2, CU_MEMHOSTALLOC_PORTABLE) }
             .ok("cuMemHostAlloc")?;
         Ok(Self { gpus, device, stream, stage: stage.cast() })
@@ -76,19 +76,19 @@ impl CudaCalls {
 
     pub(crate) fn export(&self, allocation: &CudaHandle) -> Result<OwnedFd, BackendError> {
         let mut fd: RawFd = -1;
-        // SAFETY: the allocation is live, and the output has room for a descriptor.
+        // SAFETY: the allocation is live, and `fd` has room for a descriptor.
         unsafe {
             (self.gpus.driver().cuMemExportToShareableHandle)((&raw mut fd).cast(), allocation.handle, FD, 0)
         }
         .ok("cuMemExportToShareableHandle")?;
-        // SAFETY: the driver created this descriptor for the caller, and no other code uses it.
+        // SAFETY: the driver created `fd` for the caller, and no other code uses it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     pub(crate) fn import(&self, fd: &OwnedFd) -> Result<CudaHandle, BackendError> {
         let (driver, mut handle) = (self.gpus.driver(), 0);
         let source = std::ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
-        // SAFETY: `handle` is writable; the driver refuses a foreign descriptor.
+        // SAFETY: `handle` is writable, and the driver refuses a descriptor that is not memory.
         unsafe { (driver.cuMemImportFromShareableHandle)(&raw mut handle, source, FD) }
             .ok("cuMemImportFromShareableHandle")?;
         Ok(CudaHandle { driver, handle })
@@ -96,10 +96,10 @@ impl CudaCalls {
 
     pub(crate) fn map(&self, allocation: &CudaHandle, len: usize) -> Result<CudaMap, BackendError> {
         let (driver, mut at) = (self.gpus.driver(), 0);
-        // SAFETY: `at` is writable.
+        // SAFETY: the driver call writes only `at`, which is writable.
         unsafe { (driver.cuMemAddressReserve)(&raw mut at, len, 0, 0, 0) }.ok("cuMemAddressReserve")?;
         let mut map = CudaMap { driver, at, len, mapped: false };
-        // SAFETY: the range was reserved above; the allocation is live.
+        // SAFETY: the range was reserved above, and the allocation is live.
         unsafe { (driver.cuMemMap)(at, len, 0, allocation.handle, 0) }.ok("cuMemMap")?;
         map.mapped = true;
         let access = CUmemAccessDesc_v1 {
@@ -109,19 +109,19 @@ impl CudaCalls {
             },
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the range was mapped above; `access` is one description.
+        // SAFETY: the range was mapped above, and `access` is one description.
         unsafe { (driver.cuMemSetAccess)(at, len, &raw const access, 1) }.ok("cuMemSetAccess")?;
         Ok(map)
     }
 
     pub(crate) fn ends(&self, map: &CudaMap) -> Result<[u8; 2], BackendError> {
         self.copy([(self.stage_at(0), map.at), (self.stage_at(1), map.last())])?;
-        // SAFETY: `stage` has two bytes, and no copy is writing them any more.
+        // SAFETY: `stage` has two bytes, and the copies that wrote them have finished.
         Ok(unsafe { self.stage.cast::<[u8; 2]>().read_volatile() })
     }
 
     pub(crate) fn set_ends(&self, map: &CudaMap, ends: [u8; 2]) -> Result<(), BackendError> {
-        // SAFETY: `stage` has two bytes, and no copy is reading them.
+        // SAFETY: `stage` has two bytes, and no copy reads them now.
         unsafe { self.stage.cast::<[u8; 2]>().write_volatile(ends) };
         self.copy([(map.at, self.stage_at(0)), (map.last(), self.stage_at(1))])
     }
@@ -130,18 +130,18 @@ impl CudaCalls {
         self.stage.expose_provenance() as u64 + index
     }
 
-    /// Copies two bytes and waits for the copies.
+    /// Copies two single bytes on the device, and waits for the copies.
     fn copy(&self, pairs: [(u64, u64); 2]) -> Result<(), BackendError> {
         let _current = self.gpus.enter(self.device)?;
         for (to, from) in pairs {
-            // SAFETY: the addresses are the ends of a live mapping and bytes of `stage`.
+            // SAFETY: the addresses are those of the ends of a live mapping, and of the bytes of `stage`.
             unsafe { (self.gpus.driver().cuMemcpyAsync)(to, from, 1, self.stream) }.ok("cuMemcpyAsync")?;
         }
-        // SAFETY: the stream is live.
+        // SAFETY: the stream is live, since `self` owns it.
         unsafe { (self.gpus.driver().cuStreamSynchronize)(self.stream) }.ok("cuStreamSynchronize")
     }
 
-    /// The shortest time of several copies, measured by the device's clock.
+    /// Returns the shortest time of several copies, measured with events of the device.
     pub(crate) fn best_copy(
         &self,
         to: u64,
@@ -153,29 +153,29 @@ impl CudaCalls {
         let _current = self.gpus.enter(self.device)?;
         let mut events = [std::ptr::null_mut(); 2];
         for event in &mut events {
-            // SAFETY: `event` is writable.
+            // SAFETY: the driver call writes only `event`, which is writable.
             unsafe { (driver.cuEventCreate)(event, CUevent_flags::CU_EVENT_DEFAULT.0) }
                 .ok("cuEventCreate")?;
         }
         let [start, end] = events;
         let mut best = f32::INFINITY;
         for _ in 0..times {
-            // SAFETY: the event and the stream are live.
+            // SAFETY: `start` and the stream are live.
             unsafe { (driver.cuEventRecord)(start, self.stream) }.ok("cuEventRecord")?;
             // SAFETY: the caller's spans hold both ranges, which are mapped and have `len` bytes; the stream is live.
             unsafe { (driver.cuMemcpyAsync)(to, from, len, self.stream) }.ok("cuMemcpyAsync")?;
-            // SAFETY: the event and the stream are live.
+            // SAFETY: `end` and the stream are live.
             unsafe { (driver.cuEventRecord)(end, self.stream) }.ok("cuEventRecord")?;
-            // SAFETY: the stream is live.
+            // SAFETY: the stream is live, since `self` owns it.
             unsafe { (driver.cuStreamSynchronize)(self.stream) }.ok("cuStreamSynchronize")?;
             let mut milliseconds = 0.0;
-            // SAFETY: both events have completed.
+            // SAFETY: both events have completed, since the stream is idle.
             unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, start, end) }
                 .ok("cuEventElapsedTime")?;
             best = best.min(milliseconds);
         }
         for event in events {
-            // SAFETY: created above, and no longer used.
+            // SAFETY: the event was created above, and is no longer used.
             unsafe { (driver.cuEventDestroy)(event) }.ok("cuEventDestroy")?;
         }
         std::time::Duration::try_from_secs_f32(best / 1e3).map_err(|_| implausible("cuEventElapsedTime"))
@@ -188,20 +188,20 @@ impl CudaMap {
     }
 }
 
-// The drops below ignore errors of the driver: there is nothing to retry.
+// The destructors ignore errors of the driver: a benchmark does not retry a release.
 impl Drop for CudaCalls {
     fn drop(&mut self) {
         let Ok(_current) = self.gpus.enter(self.device) else { return };
-        // SAFETY: this value owns the stream, which is no longer used.
+        // SAFETY: `CudaCalls` owns the stream, which is no longer used.
         let _ = unsafe { (self.gpus.driver().cuStreamDestroy)(self.stream) };
-        // SAFETY: this value owns the buffer, which is no longer used.
+        // SAFETY: `CudaCalls` owns the buffer, which is no longer used.
         let _ = unsafe { (self.gpus.driver().cuMemFreeHost)(self.stage.cast()) };
     }
 }
 
 impl Drop for CudaHandle {
     fn drop(&mut self) {
-        // SAFETY: the handle is live, and this is its only release.
+        // SAFETY: the allocation is live, and this is its only release.
         let _ = unsafe { (self.driver.cuMemRelease)(self.handle) };
     }
 }
@@ -209,7 +209,7 @@ impl Drop for CudaHandle {
 impl Drop for CudaMap {
     fn drop(&mut self) {
         if self.mapped {
-            // SAFETY: the range was mapped by one call and is no longer used.
+            // SAFETY: the range was mapped by one call, and is no longer used.
             let _ = unsafe { (self.driver.cuMemUnmap)(self.at, self.len) };
         }
         // SAFETY: the range was reserved by one call, and nothing is mapped in it any more.

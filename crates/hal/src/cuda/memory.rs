@@ -1,4 +1,4 @@
-//! The raw memory operations on GPUs: the driver's virtual memory management.
+//! The raw memory operations on GPUs, through the CUDA driver's virtual memory management.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -19,13 +19,13 @@ use crate::{
     HandleKind, Rights, ShareHandle,
 };
 
-/// The device whose context is used by calls that need any context.
+/// The device whose context is made current for driver calls that need any context.
 const ANY: DeviceId = DeviceId(0);
 
 /// The PTX version of this project's kernels.
 const PTX: &str = "8.4";
 
-/// GPU memory as a `RawMemory`.
+/// GPU memory as an implementation of `RawMemory`.
 #[derive(Debug)]
 pub(crate) struct CudaMemory {
     gpus: &'static Gpus,
@@ -34,17 +34,17 @@ pub(crate) struct CudaMemory {
 
 impl CudaMemory {
     pub(super) fn new(gpus: &'static Gpus) -> Self {
-        // Contexts, and the memory pinned in them, live until the process exits.
+        // The pool lives until the process exits, as do contexts and the memory pinned in them.
         static POOL: LazyLock<PinnedPool> = LazyLock::new(PinnedPool::default);
         Self { gpus, pinned_pool: &POOL }
     }
 
-    /// Allocates pinned memory from the driver.
+    /// Allocates `len` bytes of pinned host memory from the driver.
     fn alloc_pinned(&self, device: DeviceId, len: usize) -> Result<*mut u8, BackendError> {
         let _current = self.gpus.enter(device)?;
         let mut at = std::ptr::null_mut();
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: `at` is writable.
+        // SAFETY: the driver call writes only `at`, which is writable.
         unsafe { (self.driver().cuMemHostAlloc)(&raw mut at, len, flags) }.ok("cuMemHostAlloc")?;
         Ok(at.cast())
     }
@@ -53,7 +53,7 @@ impl CudaMemory {
         self.gpus.driver()
     }
 
-    /// Describes memory to create.
+    /// Converts the description of memory to create to that of the driver.
     fn prop(&self, spec: &AllocationSpec) -> Result<CUmemAllocationProp_v1, BackendError> {
         let (type_, id) = match spec.node {
             None => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, self.gpus.ordinal(spec.device)),
@@ -92,7 +92,7 @@ impl CudaMemory {
     }
 }
 
-/// The driver's handle type; `NONE` for handles that do not refer to allocations.
+/// Returns the driver's handle type; `NONE` for handles that do not refer to allocations.
 fn handle_type(kind: HandleKind) -> CUmemAllocationHandleType {
     match kind {
         HandleKind::Fd => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -101,7 +101,7 @@ fn handle_type(kind: HandleKind) -> CUmemAllocationHandleType {
     }
 }
 
-/// Sets close-on-exec: otherwise programs that this process starts would inherit the driver's descriptor.
+/// Sets close-on-exec on a descriptor from the driver: otherwise programs that this process starts would inherit it.
 fn close_on_exec(fd: OwnedFd) -> Result<OwnedFd, BackendError> {
     let failed = |errno| BackendError::Os(wholemem_os::Error::Call { call: "fcntl", errno });
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map_err(failed)?;
@@ -113,8 +113,8 @@ fn ipc_unsupported() -> BackendError {
     BackendError::Unsupported { capability: Capability::CudaIpc, reason }
 }
 
-// SAFETY: each method makes the driver's own call; the driver maps whole allocations at reserved addresses and refuses
-// handles that are not memory; its memory never shrinks; host pointers come from the driver.
+// SAFETY: each method makes the corresponding driver call; the driver maps whole allocations at reserved addresses
+// and refuses handles that are not memory; driver memory never shrinks; host pointers come from the driver.
 unsafe impl RawMemory for CudaMemory {
     fn kind(&self) -> BackendKind {
         BackendKind::Cuda
@@ -165,7 +165,7 @@ unsafe impl RawMemory for CudaMemory {
     unsafe fn available(&self, device: DeviceId) -> Result<usize, BackendError> {
         let _current = self.gpus.enter(device)?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are writable.
+        // SAFETY: `free` and `total` are writable.
         unsafe { (self.driver().cuMemGetInfo)(&raw mut free, &raw mut total) }.ok("cuMemGetInfo")?;
         Ok(free)
     }
@@ -179,7 +179,7 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: the handle is live, and this is its only release.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live, and this is its only release.
         unsafe { (self.driver().cuMemRelease)(allocation.0) }.ok("cuMemRelease")
     }
 
@@ -190,11 +190,13 @@ unsafe impl RawMemory for CudaMemory {
         wanted: Option<Address>,
     ) -> Result<Address, BackendError> {
         let (mut at, hint) = (0, wanted.map_or(0, |wanted| wanted.0));
-        // SAFETY: `at` is writable; if the addresses are not free, the driver returns an error or other addresses.
+        // SAFETY: `at` is writable; if the wanted addresses are not free, the driver returns an error or other
+        // addresses.
         unsafe { (self.driver().cuMemAddressReserve)(&raw mut at, len, align.unwrap_or(0), hint, 0) }
             .ok("cuMemAddressReserve")?;
         if hint != 0 && at != hint {
-            // The driver treats the address as a hint. SAFETY: reserved above, and not used by any code.
+            // The driver treats the wanted address as a hint.
+            // SAFETY: the range was reserved above, and no code uses it.
             release_or_leak("cuMemAddressFree", || unsafe { (self.driver().cuMemAddressFree)(at, len) });
             return Err(invalid_value("cuMemAddressReserve"));
         }
@@ -202,12 +204,14 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: the range is one reservation in which nothing is mapped, and this is its only release.
+        // SAFETY: by the contract of `RawMemory`, the range is one reservation in which nothing is mapped, and this
+        // is its only release.
         unsafe { (self.driver().cuMemAddressFree)(at.0, len) }.ok("cuMemAddressFree")
     }
 
     unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: the range is an unmapped part of one reservation, and the allocation is live.
+        // SAFETY: by the contract of `RawMemory`, the range is an unmapped part of one reservation, and the
+        // allocation is live.
         unsafe { (self.driver().cuMemMap)(at.0, len, 0, allocation.0, 0) }.ok("cuMemMap")
     }
 
@@ -225,13 +229,13 @@ unsafe impl RawMemory for CudaMemory {
             flags: flags(grant.rights),
         };
         let descriptions: Vec<_> = grants.iter().map(describe).collect();
-        // SAFETY: the range is mapped, and `descriptions` has the given length.
+        // SAFETY: by the contract of `RawMemory`, the range is mapped; `descriptions` has the given length.
         unsafe { (self.driver().cuMemSetAccess)(at.0, len, descriptions.as_ptr(), descriptions.len()) }
             .ok("cuMemSetAccess")
     }
 
     unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: the range was mapped by one call and is no longer used.
+        // SAFETY: by the contract of `RawMemory`, the range was mapped by one call and is no longer used.
         unsafe { (self.driver().cuMemUnmap)(at.0, len) }.ok("cuMemUnmap")
     }
 
@@ -247,7 +251,7 @@ unsafe impl RawMemory for CudaMemory {
             return Err(BackendError::Unsupported { capability: Capability::ShareReadOnly, reason });
         }
         let export = |target: *mut c_void| {
-            // SAFETY: the allocation is live, and the output is large enough for this kind of handle.
+            // SAFETY: the allocation is live, and `target` is large enough for this kind of handle.
             let code = unsafe {
                 (self.driver().cuMemExportToShareableHandle)(target, allocation.0, handle_type(kind), 0)
             };
@@ -261,7 +265,7 @@ unsafe impl RawMemory for CudaMemory {
             HandleKind::Fd => {
                 let mut fd: RawFd = -1;
                 export((&raw mut fd).cast())?;
-                // SAFETY: the driver created this descriptor for the caller, and no other code uses it.
+                // SAFETY: the driver created `fd` for the caller, and no other code uses it.
                 Ok(ShareHandle::Fd(close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })?))
             }
             HandleKind::Fabric => {
@@ -274,7 +278,8 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     fn caches_exports(&self) -> bool {
-        // The first export takes most of a millisecond on an H200, as long as the rest of sharing 16 GiB.
+        // The first export of an allocation takes most of a millisecond on an H200, as long as all other steps of
+        // sharing 16 GiB.
         true
     }
 
@@ -287,13 +292,13 @@ unsafe impl RawMemory for CudaMemory {
         let kind = handle_type(handle.kind());
         let import = |source: *mut c_void| {
             let mut raw = 0;
-            // SAFETY: `raw` is writable; the driver validates the source and refuses a foreign handle.
+            // SAFETY: `raw` is writable; the driver validates `source` and refuses a foreign handle.
             unsafe { (self.driver().cuMemImportFromShareableHandle)(&raw mut raw, source, kind) }
                 .ok("cuMemImportFromShareableHandle")?;
             Ok(ImportedAllocation { raw: RawAllocation(raw), rights: Rights::ReadWrite })
         };
         match handle {
-            // The driver takes the descriptor itself in place of a pointer.
+            // The driver takes the number of the descriptor in place of a pointer.
             ShareHandle::Fd(fd) => {
                 import(std::ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize))
             }
@@ -304,7 +309,7 @@ unsafe impl RawMemory for CudaMemory {
 
     unsafe fn retain(&self, at: Address) -> Result<RawAllocation, BackendError> {
         let (mut handle, at) = (0, at.to_host().map_or(std::ptr::null_mut(), NonNull::as_ptr));
-        // SAFETY: `handle` is writable; an address without such memory is an error.
+        // SAFETY: `handle` is writable; for an address without an allocation the driver returns an error.
         let code = unsafe { (self.driver().cuMemRetainAllocationHandle)(&raw mut handle, at.cast()) };
         if code == CUresult::CUDA_ERROR_INVALID_VALUE {
             let reason = "the memory is from `cudaMalloc`; \
@@ -318,7 +323,7 @@ unsafe impl RawMemory for CudaMemory {
     unsafe fn address_range(&self, at: Address) -> Result<(Address, usize), BackendError> {
         let _current = self.gpus.enter(ANY)?;
         let (mut base, mut len) = (0, 0);
-        // SAFETY: both are writable; an address without memory is an error.
+        // SAFETY: `base` and `len` are writable; for an address without memory the driver returns an error.
         unsafe { (self.driver().cuMemGetAddressRange)(&raw mut base, &raw mut len, at.0) }
             .ok("cuMemGetAddressRange")?;
         Ok((Address(base), len))
@@ -328,7 +333,8 @@ unsafe impl RawMemory for CudaMemory {
         let _current = self.gpus.enter(ANY)?;
         let mut ordinal: c_int = -1;
         let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: `ordinal` is writable and has the size of this attribute; an address without memory is an error.
+        // SAFETY: `ordinal` is writable and has the size of this attribute; for an address without memory the driver
+        // returns an error.
         let code = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut ordinal).cast(), which, at.0) };
         if code == CUresult::CUDA_ERROR_INVALID_VALUE {
             return Ok(None);
@@ -342,7 +348,7 @@ unsafe impl RawMemory for CudaMemory {
         // SAFETY: `prop` is writable, and the allocation is live.
         unsafe { (self.driver().cuMemGetAllocationPropertiesFromHandle)(prop.as_mut_ptr(), allocation.0) }
             .ok("cuMemGetAllocationPropertiesFromHandle")?;
-        // SAFETY: zeroed bytes are valid for every field, and the driver has filled them in.
+        // SAFETY: zeroed bytes are valid for every field of `prop`, and the driver has filled them in.
         let prop = unsafe { prop.assume_init() };
         let is_device = prop.location.type_ == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         let device = is_device.then(|| self.gpus.device_of(prop.location.id)).flatten();
@@ -361,7 +367,7 @@ unsafe impl RawMemory for CudaMemory {
         let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         // SAFETY: `fd` is writable, and the range is mapped.
         unsafe { get((&raw mut fd).cast(), at.0, len, kind, 0) }.ok("cuMemGetHandleForAddressRange")?;
-        // SAFETY: the driver created this descriptor for the caller, and no other code uses it.
+        // SAFETY: the driver created `fd` for the caller, and no other code uses it.
         close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
@@ -370,7 +376,7 @@ unsafe impl RawMemory for CudaMemory {
             Some(at) => at.as_ptr(),
             None => self.alloc_pinned(device, PinnedPool::round_up(len))?,
         };
-        // SAFETY: the buffer has at least this length, and no other code uses it.
+        // SAFETY: the buffer at `at` has at least `len` bytes, and no other code uses it.
         unsafe { at.write_bytes(0, len) };
         Ok(Address::of_host(at))
     }
@@ -389,14 +395,14 @@ unsafe impl RawMemory for CudaMemory {
         let _current = self.gpus.enter(ANY)?;
         let read_only = if rights == Rights::ReadWrite { 0 } else { CU_MEMHOSTREGISTER_READ_ONLY };
         let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
-        // SAFETY: the range stays mapped with these rights until it is unregistered.
+        // SAFETY: by the contract of `RawMemory`, the range stays mapped with these rights until it is unregistered.
         unsafe { (self.driver().cuMemHostRegister)(at.as_ptr().cast(), len, flags) }
             .ok("cuMemHostRegister")?;
         let mut seen = 0;
         // SAFETY: `seen` is writable, and the range was registered above.
         let code = unsafe { (self.driver().cuMemHostGetDevicePointer)(&raw mut seen, at.as_ptr().cast(), 0) };
         if let Err(cause) = code.ok("cuMemHostGetDevicePointer") {
-            // SAFETY: registered above, and not used by any device yet.
+            // SAFETY: the range was registered above, and no device uses it yet.
             let unregister = || unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) };
             release_or_leak("cuMemHostUnregister", unregister);
             return Err(cause);
@@ -406,14 +412,14 @@ unsafe impl RawMemory for CudaMemory {
 
     unsafe fn unregister(&self, at: NonNull<u8>, _len: usize) -> Result<(), BackendError> {
         let _current = self.gpus.enter(ANY)?;
-        // SAFETY: the range was registered, and devices no longer use it.
+        // SAFETY: by the contract of `RawMemory`, the range was registered, and devices no longer use it.
         unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) }.ok("cuMemHostUnregister")
     }
 
     unsafe fn cuda_malloc(&self, device: DeviceId, len: usize) -> Result<Address, BackendError> {
         let _current = self.gpus.enter(device)?;
         let mut at = 0;
-        // SAFETY: `at` is writable.
+        // SAFETY: the driver call writes only `at`, which is writable.
         unsafe { (self.driver().cuMemAlloc)(&raw mut at, len) }.ok("cuMemAlloc")?;
         Ok(Address(at))
     }
@@ -425,13 +431,13 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     unsafe fn export_cuda_ipc(&self, device: DeviceId, at: Address) -> Result<ShareHandle, BackendError> {
-        // SAFETY: the call refuses an address without memory.
+        // SAFETY: `address_range` accepts any address, and refuses one without memory.
         let (base, _) = unsafe { self.address_range(at) }?;
         let _current = self.gpus.enter(device)?;
         let mut token = MaybeUninit::<CUipcMemHandle_v1>::zeroed();
-        // SAFETY: `token` is writable; memory without such a handle is an error.
+        // SAFETY: `token` is writable; for memory without a CUDA IPC handle the driver returns an error.
         unsafe { (self.driver().cuIpcGetMemHandle)(token.as_mut_ptr(), base.0) }.ok("cuIpcGetMemHandle")?;
-        // SAFETY: zeroed bytes are valid, and the driver has filled them in.
+        // SAFETY: zeroed bytes are a valid token, and the driver has filled them in.
         let token = unsafe { token.assume_init() }.reserved.map(|byte| byte.to_ne_bytes()[0]);
         let offset = at.0.checked_sub(base.0).ok_or_else(|| implausible("cuMemGetAddressRange"))?;
         Ok(ShareHandle::CudaIpc { token, offset: to_usize(offset) })
@@ -442,14 +448,14 @@ unsafe impl RawMemory for CudaMemory {
         let _current = self.gpus.enter(device)?;
         let token = CUipcMemHandle_v1 { reserved: token.map(|byte| c_char::from_ne_bytes([byte])) };
         let (mut at, flags) = (0, CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0);
-        // SAFETY: `at` is writable; an invalid token is an error.
+        // SAFETY: `at` is writable; for an invalid token the driver returns an error.
         unsafe { (self.driver().cuIpcOpenMemHandle)(&raw mut at, token, flags) }.ok("cuIpcOpenMemHandle")?;
         Ok(Address(at))
     }
 
     unsafe fn close_cuda_ipc(&self, device: DeviceId, at: Address) -> Result<(), BackendError> {
         let _current = self.gpus.enter(device)?;
-        // SAFETY: the buffer was opened by `open_cuda_ipc` and is no longer used.
+        // SAFETY: the buffer was opened by `open_cuda_ipc`, and is no longer used.
         unsafe { (self.driver().cuIpcCloseMemHandle)(at.0) }.ok("cuIpcCloseMemHandle")
     }
 
@@ -479,9 +485,9 @@ unsafe impl RawMemory for CudaMemory {
         // SAFETY: `handle` is writable and `prop` is initialized.
         unsafe { create(&raw mut handle, &raw const prop) }.ok("cuMulticastCreate")?;
         for &device in devices {
-            // SAFETY: the object was created above for these devices.
+            // SAFETY: the multicast object was created above for these devices.
             if let Err(cause) = unsafe { add(handle, self.gpus.ordinal(device)) }.ok("cuMulticastAddDevice") {
-                // SAFETY: created above, and not used by any code.
+                // SAFETY: the multicast object was created above, and no code uses it.
                 release_or_leak("cuMemRelease", || unsafe { (driver.cuMemRelease)(handle) });
                 return Err(cause);
             }
@@ -499,7 +505,7 @@ unsafe impl RawMemory for CudaMemory {
             let reason = "the driver has no `cuMulticastBindMem`";
             return Err(BackendError::Unsupported { capability: Capability::Multicast, reason });
         };
-        // SAFETY: both are live and have the length `len`.
+        // SAFETY: the multicast object and the allocation are live and have the length `len`.
         unsafe { bind(multicast.0, 0, allocation.0, 0, len, 0) }.ok("cuMulticastBindMem")
     }
 
@@ -507,7 +513,8 @@ unsafe impl RawMemory for CudaMemory {
         let _current = self.gpus.enter(ANY)?;
         let mut pointer: *mut u8 = std::ptr::null_mut();
         let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
-        // SAFETY: `pointer` is writable and has the size of this attribute; memory without a host pointer is an error.
+        // SAFETY: `pointer` is writable and has the size of this attribute; for memory without a host pointer the
+        // driver returns an error.
         let code = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut pointer).cast(), which, at.0) };
         if code == CUresult::CUDA_ERROR_INVALID_VALUE {
             return Ok(None);

@@ -28,7 +28,7 @@ use queue::CudaQueue;
 
 use crate::{BackendKind, Error, Result, bindings};
 
-/// Opens the backend with all GPUs that are visible to this process.
+/// Opens the CUDA backend with all GPUs that are visible to this process.
 pub(crate) fn open() -> Result<(CudaMemory, CudaQueue)> {
     let unavailable = |reason| Error::Unavailable { backend: BackendKind::Cuda, reason };
     let gpus = Gpus::of_process().map_err(unavailable)?;

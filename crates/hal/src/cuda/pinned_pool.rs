@@ -1,4 +1,4 @@
-//! A pool of pinned buffers that were released, for reuse.
+//! A pool that keeps released pinned buffers for reuse, since freeing pinned memory waits for running work.
 //!
 //! Freeing pinned memory makes the driver wait for all work on the device. If ranks of one process wait for each other in
 //! kernels, the rank that frees would wait for a kernel that waits for this rank: a deadlock. So buffers of moderate size are
@@ -9,16 +9,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::raw::Address;
 
-/// The minimum length of a buffer.
+/// The minimum length of a pinned buffer in bytes.
 const MIN_LEN: usize = 4 << 10;
 
-/// The maximum length of a pooled buffer.
+/// The maximum length of a pinned buffer that the pool keeps.
 const MAX_LEN: usize = 8 << 20;
 
-/// The maximum total length of pooled buffers.
+/// The maximum total length of the pinned buffers in the pool.
 const MAX_POOL_LEN: usize = 128 << 20;
 
-/// Unused pinned buffers by length.
+/// A pool of unused pinned buffers, by length.
 #[derive(Debug, Default)]
 pub(super) struct PinnedPool {
     state: Mutex<PoolState>,
@@ -31,12 +31,12 @@ struct PoolState {
 }
 
 impl PinnedPool {
-    /// The length of the buffer that is allocated for a request of `len` bytes.
+    /// Returns the length of the pinned buffer that is allocated for a request of `len` bytes.
     pub(super) fn round_up(len: usize) -> usize {
         if len > MAX_LEN { len } else { len.max(MIN_LEN).next_power_of_two() }
     }
 
-    /// Takes a buffer of at least `len` bytes from the pool, if there is one.
+    /// Takes a pinned buffer of at least `len` bytes from the pool, if there is one.
     pub(super) fn take(&self, len: usize) -> Option<Address> {
         let len = Self::round_up(len);
         let mut state = self.state();
@@ -45,7 +45,8 @@ impl PinnedPool {
         Some(at)
     }
 
-    /// Puts a buffer for `len` bytes into the pool; `false` if the buffer is too long or the pool is full.
+    /// Puts the pinned buffer of a request for `len` bytes into the pool. Returns `false` if the buffer is too long or the pool
+    /// is full.
     pub(super) fn put(&self, at: Address, len: usize) -> bool {
         let len = Self::round_up(len);
         let mut state = self.state();
@@ -58,7 +59,7 @@ impl PinnedPool {
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        // No operation under this lock can panic halfway.
+        // No operation under the lock of the pool can panic halfway, so the pool is consistent even if the lock is poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

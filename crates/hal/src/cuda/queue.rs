@@ -18,16 +18,16 @@ use crate::raw::{
 };
 use crate::{Args, BackendError, Capability, DeviceId, KernelImage, LaunchShape};
 
-/// How long a wait with a deadline spins before it sleeps between queries.
+/// The time for which a wait with a deadline spins before it sleeps between queries.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// The sleep between two queries: the driver has no wait with a timeout.
+/// The time for which a wait sleeps between two queries, since the driver has no wait with a timeout.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The size of the buffer for the PTX compiler's error log.
+/// The size of the buffer for the error log of the PTX compiler.
 const LOG_LEN: usize = 8192;
 
-/// GPU streams as a `RawQueue`.
+/// GPU streams as an implementation of `RawQueue`.
 #[derive(Debug)]
 pub(crate) struct CudaQueue {
     gpus: &'static Gpus,
@@ -46,7 +46,7 @@ impl CudaQueue {
         self.gpus.enter(device)
     }
 
-    /// Polls until `is_complete` returns `true` or the deadline passes.
+    /// Polls until `is_complete` returns `true`. Returns `false` if the deadline passes first.
     fn poll(
         deadline: Deadline,
         mut is_complete: impl FnMut() -> Result<bool, BackendError>,
@@ -70,7 +70,7 @@ impl CudaQueue {
     }
 }
 
-/// The driver's handles are pointers; they are stored as integers.
+/// Converts a handle of the driver, which is a pointer, to an integer for storage.
 fn number<T>(pointer: *mut T) -> u64 {
     to_u64(pointer.expose_provenance())
 }
@@ -79,18 +79,18 @@ fn pointer<T>(handle: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(to_usize(handle))
 }
 
-/// Drops a value that a graph owned. The driver calls this once per value.
+/// Drops a value that a graph owned. The driver calls this function once per value.
 unsafe extern "C" fn drop_user_object(object: *mut c_void) {
-    // SAFETY: the pointer is the box that `attach_user_object` leaked.
+    // SAFETY: `object` is the box that `attach_user_object` leaked, and the driver passes it once.
     drop(unsafe { Box::from_raw(object.cast::<UserObject>()) });
 }
 
-// SAFETY: the driver's streams and events guarantee the order and completion that the trait requires.
+// SAFETY: streams and events of the driver have the order and the completion that `RawQueue` requires.
 unsafe impl RawQueue for CudaQueue {
     unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, BackendError> {
         let _current = self.enter(device)?;
         let mut stream = std::ptr::null_mut();
-        // SAFETY: `stream` is writable.
+        // SAFETY: the driver call writes only `stream`, which is writable.
         unsafe { (self.driver().cuStreamCreate)(&raw mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING.0) }
             .ok("cuStreamCreate")?;
         Ok(RawStream { device, handle: number(stream) })
@@ -98,20 +98,20 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: the stream is live, and this is its only release.
+        // SAFETY: by the contract of `RawQueue`, the stream is live, and this is its only release.
         unsafe { (self.driver().cuStreamDestroy)(pointer(stream.handle)) }.ok("cuStreamDestroy")
     }
 
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError> {
         let _current = self.enter(stream.device)?;
         if deadline == Deadline::NEVER {
-            // SAFETY: the stream is live.
+            // SAFETY: by the contract of `RawQueue`, the stream is live.
             unsafe { (self.driver().cuStreamSynchronize)(pointer(stream.handle)) }
                 .ok("cuStreamSynchronize")?;
             return Ok(true);
         }
         Self::poll(deadline, || {
-            // SAFETY: the stream is live.
+            // SAFETY: by the contract of `RawQueue`, the stream is live.
             unsafe { (self.driver().cuStreamQuery)(pointer(stream.handle)) }.is_complete("cuStreamQuery")
         })
     }
@@ -125,46 +125,46 @@ unsafe impl RawQueue for CudaQueue {
             EventKind::Shared => untimed | CUevent_flags::CU_EVENT_INTERPROCESS.0,
         };
         let mut event = std::ptr::null_mut();
-        // SAFETY: `event` is writable.
+        // SAFETY: the driver call writes only `event`, which is writable.
         unsafe { (self.driver().cuEventCreate)(&raw mut event, flags) }.ok("cuEventCreate")?;
         Ok(RawEvent { device, handle: number(event) })
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), BackendError> {
         let _current = self.enter(event.device)?;
-        // SAFETY: the event is live, and this is its only release.
+        // SAFETY: by the contract of `RawQueue`, the event is live, and this is its only release.
         unsafe { (self.driver().cuEventDestroy)(pointer(event.handle)) }.ok("cuEventDestroy")
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: both are live.
+        // SAFETY: by the contract of `RawQueue`, the event and the stream are live.
         unsafe { (self.driver().cuEventRecord)(pointer(event.handle), pointer(stream.handle)) }
             .ok("cuEventRecord")
     }
 
     unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: both are live.
+        // SAFETY: by the contract of `RawQueue`, the stream and the event are live.
         unsafe { (self.driver().cuStreamWaitEvent)(pointer(stream.handle), pointer(event.handle), 0) }
             .ok("cuStreamWaitEvent")
     }
 
     unsafe fn is_done(&self, event: RawEvent) -> Result<bool, BackendError> {
         let _current = self.enter(event.device)?;
-        // SAFETY: the event is live.
+        // SAFETY: by the contract of `RawQueue`, the event is live.
         unsafe { (self.driver().cuEventQuery)(pointer(event.handle)) }.is_complete("cuEventQuery")
     }
 
     unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, BackendError> {
         let _current = self.enter(event.device)?;
         if deadline == Deadline::NEVER {
-            // SAFETY: the event is live.
+            // SAFETY: by the contract of `RawQueue`, the event is live.
             unsafe { (self.driver().cuEventSynchronize)(pointer(event.handle)) }.ok("cuEventSynchronize")?;
             return Ok(true);
         }
         Self::poll(deadline, || {
-            // SAFETY: the event is live.
+            // SAFETY: by the contract of `RawQueue`, the event is live.
             unsafe { (self.driver().cuEventQuery)(pointer(event.handle)) }.is_complete("cuEventQuery")
         })
     }
@@ -185,7 +185,7 @@ unsafe impl RawQueue for CudaQueue {
             return Err(BackendError::Unsupported { capability: Capability::Timing, reason });
         }
         code.ok("cuEventElapsedTime")?;
-        // Negative if the end was recorded before the start.
+        // The time is negative if the end event was recorded before the start event.
         Duration::try_from_secs_f32(milliseconds.max(0.0) / 1e3)
             .map_err(|_| implausible("cuEventElapsedTime"))
     }
@@ -200,7 +200,7 @@ unsafe impl RawQueue for CudaQueue {
             return Err(BackendError::Unsupported { capability: Capability::SharedEvent, reason });
         }
         code.ok("cuIpcGetEventHandle")?;
-        // SAFETY: zeroed bytes are valid, and the driver has filled them in.
+        // SAFETY: zeroed bytes are a valid token, and the driver has filled them in.
         let token = unsafe { token.assume_init() };
         Ok(EventHandle::CudaIpc(token.reserved.map(|byte| byte.to_ne_bytes()[0])))
     }
@@ -213,7 +213,7 @@ unsafe impl RawQueue for CudaQueue {
         let _current = self.enter(device)?;
         let token = CUipcEventHandle_v1 { reserved: token.map(|byte| c_char::from_ne_bytes([byte])) };
         let mut event = std::ptr::null_mut();
-        // SAFETY: `event` is writable; an invalid token is an error.
+        // SAFETY: `event` is writable; for an invalid token the driver returns an error.
         unsafe { (self.driver().cuIpcOpenEventHandle)(&raw mut event, token) }.ok("cuIpcOpenEventHandle")?;
         Ok(RawEvent { device, handle: number(event) })
     }
@@ -226,29 +226,29 @@ unsafe impl RawQueue for CudaQueue {
         len: usize,
     ) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: the module's contract: both ranges are accessible, and held until the copy has run.
+        // SAFETY: by the contract of `RawQueue`, both ranges are accessible, and held until the copy has run.
         unsafe { (self.driver().cuMemcpyAsync)(to.0, from.0, len, pointer(stream.handle)) }
             .ok("cuMemcpyAsync")
     }
 
     unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: the module's contract: the range is writable, and held until the fill has run.
+        // SAFETY: by the contract of `RawQueue`, the range is writable, and held until the fill has run.
         unsafe { (self.driver().cuMemsetD8Async)(to.0, value, len, pointer(stream.handle)) }
             .ok("cuMemsetD8Async")
     }
 
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // Relaxed: other threads keep using the driver during the capture.
+        // The capture mode is relaxed, since other threads keep using the driver during the capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is live, and is not being captured.
+        // SAFETY: by the contract of `RawQueue`, the stream is live, and is not being captured.
         unsafe { (self.driver().cuStreamBeginCapture)(pointer(stream.handle), mode) }
             .ok("cuStreamBeginCapture")
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
-        // The capture must end even if no context can be made current; the driver call needs none.
+        // The capture must end even if no context can be made current: `cuStreamEndCapture` needs no context.
         let current = self.enter(stream.device);
         let mut graph = std::ptr::null_mut();
         // SAFETY: `graph` is writable, and the stream is being captured.
@@ -260,14 +260,14 @@ unsafe impl RawQueue for CudaQueue {
             unsafe { (self.driver().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0) }
                 .ok("cuGraphInstantiateWithFlags")
         });
-        // SAFETY: the instantiated graph does not need the graph any more.
+        // SAFETY: the graph was created above, and the instantiated graph does not need it any more.
         release_or_leak("cuGraphDestroy", || unsafe { (self.driver().cuGraphDestroy)(graph) });
         made?;
         Ok(RawGraph { device: stream.device, handle: number(ready) })
     }
 
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<RawCapture>, BackendError> {
-        // The default stream is never captured, and querying it during a capture of another stream would invalidate that capture.
+        // The default stream is never captured, and querying it while another stream is captured would invalidate that capture.
         if stream.handle == 0 {
             return Ok(None);
         }
@@ -275,7 +275,7 @@ unsafe impl RawQueue for CudaQueue {
         let (mut status, mut graph) =
             (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, std::ptr::null_mut());
         let (id, nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the stream is live; the status and the graph are writable, and the other outputs may be null.
+        // SAFETY: the stream is live; `status` and `graph` are writable, and the other outputs may be null.
         let code = unsafe {
             (self.driver().cuStreamGetCaptureInfo)(
                 pointer(stream.handle),
@@ -293,12 +293,12 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn attach_user_object(&self, capture: RawCapture, object: UserObject) -> Result<(), BackendError> {
         let _current = self.enter(capture.device)?;
-        // Boxed twice: the driver stores a thin pointer, and `UserObject` is a fat one.
+        // The value is boxed twice, since the driver stores a thin pointer, and `UserObject` is a fat one.
         let boxed = Box::into_raw(Box::new(object));
         let flags = CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC.0;
         let mut user_object = std::ptr::null_mut();
-        // SAFETY: `user_object` is writable, and `drop_user_object` drops the value behind the pointer. After an error the value
-        // is leaked.
+        // SAFETY: `user_object` is writable, and `drop_user_object` drops the value behind `boxed`. After an error the value is
+        // leaked.
         unsafe {
             (self.driver().cuUserObjectCreate)(
                 &raw mut user_object,
@@ -310,7 +310,7 @@ unsafe impl RawQueue for CudaQueue {
         }
         .ok("cuUserObjectCreate")?;
         let flags = CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE.0;
-        // SAFETY: the capture has not ended, and the object was created above; its only reference moves to the graph. After an
+        // SAFETY: the capture has not ended, and `user_object` was created above; its only reference moves to the graph. After an
         // error the reference is leaked.
         unsafe { (self.driver().cuGraphRetainUserObject)(pointer(capture.handle), user_object, 1, flags) }
             .ok("cuGraphRetainUserObject")
@@ -318,7 +318,8 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: both are live, and the operands of the graph are held until it has run.
+        // SAFETY: by the contract of `RawQueue`, the graph and the stream are live, and the operands of the graph are held until
+        // it has run.
         unsafe { (self.driver().cuGraphLaunch)(pointer(graph.handle), pointer(stream.handle)) }
             .ok("cuGraphLaunch")
     }
@@ -340,7 +341,7 @@ unsafe impl RawQueue for CudaQueue {
         let mut values: [*mut c_void; 2] =
             [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_LEN)];
         let mut module = std::ptr::null_mut();
-        // SAFETY: `module` is writable, the text is null-terminated, and the log has the given length.
+        // SAFETY: `module` is writable, `text` is null-terminated, and `log` has the given length.
         let code = unsafe {
             (self.driver().cuModuleLoadDataEx)(
                 &raw mut module,
@@ -433,8 +434,9 @@ unsafe impl RawQueue for CudaQueue {
                 attrs: &raw mut attribute,
                 numAttrs: 1,
             };
-            // SAFETY: as below; `config` has one attribute, and the caller guarantees that the kernel waits for the preceding
-            // work.
+            // SAFETY: the function and the stream are live; `config` has one attribute; each parameter points to a value that the
+            // driver copies before it returns; the caller guarantees the number and types of the parameters, and that the kernel
+            // waits for the preceding work.
             return unsafe {
                 (self.driver().cuLaunchKernelEx)(
                     &raw const config,
@@ -445,8 +447,8 @@ unsafe impl RawQueue for CudaQueue {
             }
             .ok("cuLaunchKernelEx");
         }
-        // SAFETY: both are live; each parameter points to a value that the driver copies before it returns; the caller guarantees
-        // their number and types.
+        // SAFETY: the function and the stream are live; each parameter points to a value that the driver copies before it
+        // returns; the caller guarantees the number and types of the parameters.
         let code = unsafe {
             (self.driver().cuLaunchKernel)(
                 pointer(function.handle),

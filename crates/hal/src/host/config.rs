@@ -4,7 +4,7 @@ use wholemem_os::{numa, vm};
 
 use crate::{Attempt, BackendKind, DeviceId, DeviceInfo, Error, Granule, Result};
 
-/// The devices of a host backend, and their granule.
+/// The devices of a host backend, and the granule in which they allocate memory.
 ///
 /// By default there is one device per NUMA node, and the granule is 64 KiB, the largest page size of the supported
 /// CPUs, so that layouts are equal on all machines.
@@ -42,20 +42,21 @@ impl HostConfig {
         Self { virtual_devices: Some(count), ..Self::default() }
     }
 
-    /// Sets the granule, which must be at least a page.
+    /// Sets the granule in which the devices allocate memory, which must be at least a page.
     #[must_use]
     pub fn granule(self, granule: Granule) -> Self {
         Self { granule, ..self }
     }
 
-    /// The devices of this configuration on this machine, each with the NUMA node that its memory is bound to.
+    /// Returns the devices of this configuration on this machine, each with the NUMA node to which its memory is
+    /// bound.
     pub(super) fn devices(&self) -> Result<Vec<(DeviceInfo, Option<u32>)>> {
         let nodes = numa::nodes().map_err(|cause| Error::Failed {
             attempt: Attempt::Open { backend: BackendKind::Host },
             cause: cause.into(),
         })?;
         let Some(count) = self.virtual_devices else {
-            // With one NUMA node, binding memory to it would only cost system calls.
+            // On a machine with one NUMA node, binding memory to it would only cost system calls.
             let several = nodes.len() > 1;
             let of_node = |(index, node): (usize, &numa::Node)| {
                 let name = format!("NUMA node {}", node.id);

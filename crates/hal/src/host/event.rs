@@ -9,9 +9,9 @@ use std::time::Duration;
 use wholemem_os::vm::{Protection, SharedMap, page_size};
 use wholemem_os::{Deadline, Error, Memfd, Result, futex, memfd};
 
-/// The counters of recorded and of completed event records.
+/// An event of the host backend: the counters of its issued and of its completed records.
 ///
-/// Each record gets the next ticket; the ticket completes when the stream check_peer_access the record. A wait is for the ticket
+/// Each record gets the next ticket; the ticket completes when the stream reaches the record. A wait is for the ticket
 /// that was the latest when the wait began, so a later record neither prolongs nor ends it.
 ///
 /// Streams with a deferred schedule may complete the records of one event out of order, so a private event stores every
@@ -32,18 +32,18 @@ struct PrivateCounters {
     words: [AtomicU64; WORDS],
     wake_word: AtomicU32,
     waiters: AtomicU32,
-    /// The tickets that were issued and have not completed.
+    /// The tickets (numbers of event records) that were issued and have not completed.
     pending: Mutex<BTreeSet<u64>>,
 }
 
 impl PrivateCounters {
     fn pending(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        // Each change is one insert or one remove, so a panic under the lock does not corrupt the set.
+        // Each change of the pending tickets is one insert or one remove, so a panic under the lock does not corrupt the set.
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The indices of the words; in shared memory each has eight bytes, followed by the two 32-bit words.
+/// The indices of the 64-bit words of an event. In shared memory, the two 32-bit words follow them.
 const TICKETS: usize = 0;
 const LATEST: usize = 1;
 const COMPLETED: usize = 2;
@@ -55,7 +55,7 @@ const WAITERS_OFFSET: usize = WAKE_WORD_OFFSET + size_of::<u32>();
 const MAPPED: &str = "the words are aligned and inside the first page of a writable mapping";
 
 impl HostEvent {
-    /// Creates an event for this process only.
+    /// Creates an event that only this process can use.
     #[must_use]
     pub fn private() -> Self {
         Self { storage: EventStorage::Private(Box::default()) }
@@ -69,7 +69,7 @@ impl HostEvent {
         Self::from_memfd(Memfd::create("wholemem-event", page_size())?)
     }
 
-    /// Opens another process's event.
+    /// Opens an event that another process exported.
     ///
     /// # Errors
     /// Returns the error of an invalid descriptor; [`Error::ReadOnly`] if it is not writable.
@@ -82,7 +82,7 @@ impl HostEvent {
         Ok(Self { storage: EventStorage::Shared { memory, map } })
     }
 
-    /// Duplicates the descriptor for another process; `None` if the event is private.
+    /// Duplicates the event's descriptor for another process. Returns `None` if the event is private.
     ///
     /// # Errors
     /// Returns an error of the operating system.
@@ -99,10 +99,10 @@ impl HostEvent {
         matches!(self.storage, EventStorage::Shared { .. })
     }
 
-    /// Issues the ticket of a new record.
+    /// Issues the ticket (the number) of a new record of the event.
     #[must_use]
     pub fn next_ticket(&self) -> u64 {
-        // Wraps instead of panicking: another process may have written any value.
+        // The ticket counter wraps instead of panicking, since another process may have written any value.
         let ticket = self.word(TICKETS).fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         if let EventStorage::Private(counters) = &self.storage {
             counters.pending().insert(ticket);
@@ -110,19 +110,19 @@ impl HostEvent {
         ticket
     }
 
-    /// Makes later waits wait for `ticket`. Called after the record was submitted: if records run inline, this process
-    /// cannot die between the two and leave other processes waiting for a record that never completes.
+    /// Makes later waits wait for the record with this `ticket`. The caller has submitted the record before: if records run
+    /// inline, this process cannot die in between and leave other processes waiting for a record that never completes.
     pub fn set_latest(&self, ticket: u64) {
         self.word(LATEST).fetch_max(ticket, Ordering::Release);
     }
 
-    /// The ticket of the latest record.
+    /// Returns the ticket (the number) of the latest record of the event.
     #[must_use]
     pub fn latest(&self) -> u64 {
         self.word(LATEST).load(Ordering::Acquire)
     }
 
-    /// Returns whether the record with this ticket has completed.
+    /// Returns whether the event record with this ticket has completed.
     #[must_use]
     pub fn is_complete(&self, ticket: u64) -> bool {
         match &self.storage {
@@ -131,7 +131,7 @@ impl HostEvent {
         }
     }
 
-    /// Completes the record with this ticket and wakes the waiters.
+    /// Completes the event record with this ticket, and wakes the waiters.
     pub fn complete(&self, ticket: u64, now: Duration) {
         let nanos = u64::try_from(now.as_nanos())
             .expect("the monotonic clock fits 64 bits of nanoseconds for 500 years");
@@ -150,7 +150,7 @@ impl HostEvent {
         }
     }
 
-    /// Waits until the record with this ticket completes; `false` if the deadline passed first.
+    /// Waits until the event record with this ticket completes. Returns `false` if the deadline passed first.
     ///
     /// # Errors
     /// Returns an error of the operating system.
@@ -174,7 +174,7 @@ impl HostEvent {
         answer
     }
 
-    /// The monotonic time at which the latest completed record completed.
+    /// Returns the monotonic time at which the latest completed record of the event completed.
     #[must_use]
     pub fn completed_at(&self) -> Duration {
         Duration::from_nanos(self.word(COMPLETED_AT).load(Ordering::Acquire))

@@ -1,4 +1,4 @@
-//! The raw memory operations on Linux: each is one or two system calls.
+//! The raw memory operations on Linux, each of which makes one or two system calls.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -13,21 +13,21 @@ use crate::{
     HandleKind, Result, Rights, ShareHandle,
 };
 
-/// From this length on, the available memory is checked first: filling memory that is not available does not fail but triggers
-/// the OOM killer. For shorter memory, the check would cost more than the allocation.
+/// The minimum length of new memory for which the available memory is checked: filling memory that is not available does not fail
+/// but triggers the OOM killer. For shorter memory, the check would cost more than the allocation.
 const CHECK_AVAILABLE_LEN: usize = 64 << 20;
 
-/// Linux shared memory as a `RawMemory`.
+/// Linux shared memory as an implementation of `RawMemory`.
 #[derive(Debug)]
 pub struct HostMemory {
     devices: Vec<DeviceInfo>,
-    /// The NUMA node that a device's memory is bound to.
+    /// The NUMA node to which the memory of each device is bound, if any.
     nodes: Vec<Option<u32>>,
     granule: Granule,
 }
 
 impl HostMemory {
-    /// Opens the devices of `config`.
+    /// Opens the host devices that `config` describes.
     ///
     /// # Errors
     /// [`Error::BadConfig`](crate::Error::BadConfig); [`Error::Failed`](crate::Error::Failed) if the kernel's memory information
@@ -39,7 +39,7 @@ impl HostMemory {
     }
 }
 
-/// Returns an error if the machine does not have `len` bytes of free memory.
+/// Returns an error if `len` bytes of memory are not available on the machine. Short lengths are not checked.
 fn check_available(len: usize) -> Result<(), BackendError> {
     if len >= CHECK_AVAILABLE_LEN {
         let available = meminfo::available()?;
@@ -59,7 +59,7 @@ fn protection(rights: Rights) -> Protection {
 }
 
 fn pointer(at: Address) -> Result<NonNull<u8>, BackendError> {
-    // A caller may pass any address; addresses of this backend are never null.
+    // A caller may pass any address, so null is an error; addresses of this backend are never null.
     at.to_host().ok_or(BackendError::Os(wholemem_os::Error::Call { call: "mmap", errno: Errno::INVAL }))
 }
 
@@ -67,10 +67,13 @@ fn raw_fd(allocation: RawAllocation) -> RawFd {
     RawFd::try_from(allocation.0).expect("a host allocation is a file descriptor")
 }
 
+/// Borrows the file descriptor of an allocation.
+///
 /// # Safety
 /// The allocation is live for `'a`.
 unsafe fn file<'a>(allocation: RawAllocation) -> BorrowedFd<'a> {
-    // SAFETY: an allocation of this backend is an open file descriptor until it is released.
+    // SAFETY: an allocation of this backend is an open file descriptor until it is released, and the caller guarantees that it is
+    // live for `'a`.
     unsafe { BorrowedFd::borrow_raw(raw_fd(allocation)) }
 }
 
@@ -88,7 +91,7 @@ fn kind_unsupported(kind: HandleKind) -> BackendError {
 }
 
 // SAFETY: `map` maps a sealed memory file of the given length; `import` refuses files that are not sealed; the CPU can address
-// all memory, so `host_pointer` is the address itself.
+// all host memory, so `host_pointer` is the address itself.
 unsafe impl RawMemory for HostMemory {
     fn kind(&self) -> BackendKind {
         BackendKind::Host
@@ -106,7 +109,8 @@ unsafe impl RawMemory for HostMemory {
             let reason = "network cards can register any host memory directly";
             return Err(BackendError::Unsupported { capability: Capability::Rdma, reason });
         }
-        // Memory that begins at a huge-page boundary can have huge pages.
+        // The recommended granule is at least a huge page, since memory that begins at a multiple of the huge-page size can have
+        // huge pages.
         let recommended = Granule::new(self.granule.len().max(vm::LARGE_PAGE));
         let recommended = recommended.expect("both are powers of two");
         Ok(Granularity { minimum: self.granule, recommended })
@@ -123,7 +127,7 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: this allocation owns the descriptor, and this is its only release.
+        // SAFETY: the allocation owns the descriptor, and this is its only release.
         drop(unsafe { OwnedFd::from_raw_fd(raw_fd(allocation)) });
         Ok(())
     }
@@ -140,27 +144,29 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: the range is one reservation in which nothing is mapped, and this is its only release.
+        // SAFETY: by the contract of `RawMemory`, the range is one reservation in which nothing is mapped, and this is its only
+        // release.
         Ok(unsafe { vm::release(pointer(at)?, len) }?)
     }
 
     unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
         let file = unsafe { file(allocation) };
-        // SAFETY: the range is an unmapped part of one reservation, and the files of this backend are sealed against shrinking.
+        // SAFETY: by the contract of `RawMemory`, the range is an unmapped part of one reservation; the files of this backend are
+        // sealed against shrinking.
         Ok(unsafe { vm::map_at(pointer(at)?, len, file, Protection::None) }?)
     }
 
     unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), BackendError> {
-        // A process has one page table, so it gets the highest rights of all devices; the safe types restrict each device to its
-        // own rights.
+        // The CPU gets the highest rights of all devices, since a process has one page table; the safe types restrict each device
+        // to its own rights.
         let highest = grants.iter().map(|grant| grant.rights).max().unwrap_or(Rights::None);
-        // SAFETY: the range is mapped, and no right that is in use is revoked.
+        // SAFETY: by the contract of `RawMemory`, the range is mapped, and no right that is in use is revoked.
         Ok(unsafe { vm::protect(pointer(at)?, len, protection(highest)) }?)
     }
 
     unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: the range was mapped by one call and is no longer used.
+        // SAFETY: by the contract of `RawMemory`, the range was mapped by one call and is no longer used.
         Ok(unsafe { vm::unmap_at(pointer(at)?, len) }?)
     }
 
@@ -173,7 +179,7 @@ unsafe impl RawMemory for HostMemory {
         if kind != HandleKind::Fd {
             return Err(kind_unsupported(kind));
         }
-        // SAFETY: the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
         let file = unsafe { file(allocation) };
         Ok(ShareHandle::Fd(match rights {
             Rights::ReadWrite => memfd::share_fd(file)?,
@@ -195,7 +201,7 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {
-        // SAFETY: the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
         let file = unsafe { file(allocation) };
         Ok(AllocationProperties {
             len: Some(memfd::len_of(file)?),
@@ -205,24 +211,25 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn populate(&self, at: Address, len: usize, _rights: Rights) -> Result<(), BackendError> {
-        // SAFETY: the range is mapped with at least read access.
+        // SAFETY: the caller of `populate` has mapped the range with at least read access.
         Ok(unsafe { vm::populate(pointer(at)?, len) }?)
     }
 
     unsafe fn enlarge_pages(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: the range is mapped.
+        // SAFETY: by the contract of `RawMemory`, the range is mapped.
         Ok(unsafe { vm::enlarge_pages(pointer(at)?, len) }?)
     }
 
     unsafe fn set_inherited(&self, at: Address, len: usize, is_inherited: bool) -> Result<(), BackendError> {
-        // SAFETY: the range is mapped, and the safe types refuse inherited handles in a child.
+        // SAFETY: by the contract of `RawMemory`, the range is mapped; in a forked child, the safe types refuse inherited
+        // handles.
         Ok(unsafe { vm::set_inherited(pointer(at)?, len, is_inherited) }?)
     }
 
     unsafe fn pin(&self, _device: DeviceId, len: usize) -> Result<Address, BackendError> {
         check_available(len)?;
         let at = vm::reserve(len, vm::page_size(), None)?;
-        // SAFETY: the range was reserved above.
+        // SAFETY: the range was reserved above, and no other code uses it.
         if let Err(error) = unsafe { vm::protect(at, len, Protection::ReadWrite) } {
             // SAFETY: the range was reserved above, and no other code uses it.
             let _ = unsafe { vm::release(at, len) };
@@ -242,14 +249,14 @@ unsafe impl RawMemory for HostMemory {
         offset: usize,
         len: usize,
     ) -> Result<Option<PrivateMap>, BackendError> {
-        // SAFETY: the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
         let file = unsafe { file(allocation) };
-        // SAFETY: the files of this backend are sealed against shrinking.
+        // SAFETY: the file is sealed against shrinking, as are all memory files of this backend.
         Ok(Some(unsafe { PrivateMap::of_file(file, offset, len) }?))
     }
 
     unsafe fn revoke(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: the range is mapped, and a fault on a later access is intended.
+        // SAFETY: the caller of `revoke` guarantees that the range is mapped, and intends a fault on a later access.
         Ok(unsafe { vm::revoke(pointer(at)?, len) }?)
     }
 

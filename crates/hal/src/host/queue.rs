@@ -16,7 +16,7 @@ use crate::raw::{
 };
 use crate::{Args, BackendError, Capability, DeviceId, HostFunction, KernelImage, LaunchShape};
 
-/// Streams, events, graphs and kernels of the host as a `RawQueue`.
+/// Streams, events, graphs and kernels of the host, as an implementation of `RawQueue`.
 #[derive(Debug)]
 pub struct HostQueue {
     schedule: Box<dyn Schedule>,
@@ -32,39 +32,39 @@ struct EventEntry {
     kind: EventKind,
 }
 
-/// A stream. Its handle is its address, and the handle of a function is the address of its entry in the image, so that enqueuing
-/// needs no lock and no table lookup.
+/// A stream of the host backend. Its handle is its address, and the handle of a kernel is the address of its entry in the kernel
+/// image, so that enqueuing needs no lock and no table lookup.
 #[derive(Debug)]
 struct HostStream {
-    /// Unlike the address, the id is never reused: a destroyed stream may have unfinished work.
+    /// The id of the stream. Unlike the stream's address, it is never reused, since a destroyed stream may have unfinished work.
     id: StreamId,
-    /// The captured work, during a capture.
+    /// The captured work of the stream, during a capture.
     captured: Mutex<Option<Vec<Work>>>,
 }
 
 impl HostStream {
-    /// Returns the stream of a handle.
+    /// Returns the stream that a raw handle refers to.
     ///
     /// # Safety
     /// The handle refers to a stream of this backend that lives for `'a`.
     unsafe fn of<'a>(stream: RawStream) -> &'a Self {
-        // SAFETY: the caller guarantees a live handle; `create_stream` made it from the address, and the table keeps the stream
-        // there.
+        // SAFETY: the caller guarantees a live handle, which `create_stream` made from the stream's address; the table keeps the
+        // stream there.
         unsafe { &*pointer(stream.handle) }
     }
 }
 
-/// A kernel of an image, with its name.
+/// A kernel of a kernel image, with its name.
 type NamedFunction = (&'static str, HostFunction);
 
 impl HostQueue {
-    /// Creates a queue that runs work inline.
+    /// Creates a queue whose streams run work inline, inside the enqueuing call.
     #[must_use]
     pub fn inline() -> Self {
         Self::new(Box::new(Inline))
     }
 
-    /// Creates a queue with the given schedule.
+    /// Creates a queue whose streams run work when the given schedule decides.
     #[must_use]
     pub fn new(schedule: Box<dyn Schedule>) -> Self {
         Self {
@@ -76,28 +76,28 @@ impl HostQueue {
         }
     }
 
-    /// Adds work to the graph if the stream is in capture mode; otherwise submits it to the scheduler.
+    /// Adds work to the graph if the stream is being captured; otherwise submits the work to the schedule.
     ///
     /// # Safety
     /// As [`Schedule::submit`]; the operands of captured work stay accessible while its graph may be launched.
     unsafe fn submit(&self, stream: RawStream, work: Work<&Args>) {
-        // SAFETY: the module's contract: handles are live.
+        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
         let stream = unsafe { HostStream::of(stream) };
         match &mut *lock(&stream.captured) {
             Some(captured) => captured.push(work.into_owned()),
-            // SAFETY: the caller guarantees the requirements of `Schedule::submit`.
+            // SAFETY: the caller of this function guarantees the requirements of `Schedule::submit`.
             None => unsafe { self.schedule.submit(stream.id, work) },
         }
     }
 
-    /// Runs work until `done` returns `true` or the deadline passes.
+    /// Runs submitted work until `done` returns `true`. Returns `false` if the deadline passes first.
     fn drive(&self, deadline: Deadline, mut done: impl FnMut() -> bool) -> bool {
         loop {
             if done() {
                 return true;
             }
             if !self.schedule.advance() {
-                // All remaining work waits for another thread or process.
+                // No operation is ready, since all remaining work waits for another thread or process.
                 if deadline.has_passed() {
                     return false;
                 }
@@ -107,8 +107,8 @@ impl HostQueue {
     }
 }
 
-// SAFETY: the schedule preserves the order; the record of an event runs after all work submitted before it; an idle stream has no
-// work left.
+// SAFETY: the schedule preserves the order of each stream; the record of an event runs after all work submitted before it; an
+// idle stream has no work left.
 unsafe impl RawQueue for HostQueue {
     fn runs_inline(&self) -> bool {
         self.schedule.runs_inline()
@@ -120,14 +120,14 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError> {
-        // SAFETY: the module's contract: handles are live.
+        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
         let id = unsafe { HostStream::of(stream) }.id;
         self.streams.remove(id);
         Ok(())
     }
 
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError> {
-        // SAFETY: the module's contract: handles are live.
+        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
         let stream = unsafe { HostStream::of(stream) };
         Ok(self.drive(deadline, || self.schedule.is_idle(stream.id)))
     }
@@ -148,7 +148,7 @@ unsafe impl RawQueue for HostQueue {
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), BackendError> {
         let event = Arc::clone(&self.events.get(event.handle).event);
         let ticket = event.next_ticket();
-        // SAFETY: a record accesses only the event, and owns a reference to it.
+        // SAFETY: a record accesses only the event, to which it owns a reference.
         unsafe { self.submit(stream, Work::Record { event: Arc::clone(&event), ticket }) };
         event.set_latest(ticket);
         Ok(())
@@ -157,7 +157,7 @@ unsafe impl RawQueue for HostQueue {
     unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), BackendError> {
         let event = Arc::clone(&self.events.get(event.handle).event);
         let ticket = event.latest();
-        // SAFETY: a wait accesses only the event, and owns a reference to it.
+        // SAFETY: a wait accesses only the event, to which it owns a reference.
         unsafe { self.submit(stream, Work::Wait { event, ticket }) };
         Ok(())
     }
@@ -166,7 +166,7 @@ unsafe impl RawQueue for HostQueue {
         let entry = self.events.get(event.handle);
         let done = entry.event.is_complete(entry.event.latest());
         if !done {
-            // Advance the schedule, so that a caller that polls makes progress.
+            // The schedule is advanced, so that a caller that polls the event makes progress.
             self.schedule.advance();
         }
         Ok(done)
@@ -176,7 +176,7 @@ unsafe impl RawQueue for HostQueue {
         let event = Arc::clone(&self.events.get(event.handle).event);
         let ticket = event.latest();
         if self.schedule.runs_inline() {
-            // With an inline schedule, only a record of another process can be pending.
+            // With an inline schedule, the only event records that can be pending are those of another process.
             return Ok(event.wait(ticket, deadline)?);
         }
         Ok(self.drive(deadline, || event.is_complete(ticket)))
@@ -215,26 +215,26 @@ unsafe impl RawQueue for HostQueue {
         from: Address,
         len: usize,
     ) -> Result<(), BackendError> {
-        // SAFETY: the module's contract: both ranges are accessible, and held until the copy has run.
+        // SAFETY: by the contract of `RawQueue`, both ranges are accessible, and held until the copy has run.
         unsafe { self.submit(stream, Work::Copy { to, from, len }) };
         Ok(())
     }
 
     unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError> {
-        // SAFETY: the module's contract: the range is accessible, and held until the fill has run.
+        // SAFETY: by the contract of `RawQueue`, the range is accessible, and held until the fill has run.
         unsafe { self.submit(stream, Work::Fill { to, value, len }) };
         Ok(())
     }
 
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), BackendError> {
-        // SAFETY: the module's contract: handles are live.
+        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
         let stream = unsafe { HostStream::of(stream) };
         *lock(&stream.captured) = Some(Vec::new());
         Ok(())
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
-        // SAFETY: the module's contract: handles are live.
+        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
         let captured = lock(&unsafe { HostStream::of(stream) }.captured).take();
         let captured = captured.expect("the module's contract: the stream is being captured");
         Ok(RawGraph { device: stream.device, handle: self.graphs.insert(captured) })
@@ -242,7 +242,7 @@ unsafe impl RawQueue for HostQueue {
 
     unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), BackendError> {
         let works = self.graphs.get(graph.handle);
-        // SAFETY: the module's contract: the operands of the graph are accessible, and held until it has run.
+        // SAFETY: by the contract of `RawQueue`, the operands of the graph are accessible, and held until it has run.
         unsafe { self.submit(stream, Work::Graph(works)) };
         Ok(())
     }
@@ -273,7 +273,7 @@ unsafe impl RawQueue for HostQueue {
         _block: u32,
         _shared_len: u32,
     ) -> Result<u32, BackendError> {
-        // A host kernel is one call for the whole grid, so its blocks never run concurrently.
+        // One block can be resident: a host kernel is one call for the whole grid, so its blocks never run concurrently.
         Ok(1)
     }
 
@@ -284,25 +284,26 @@ unsafe impl RawQueue for HostQueue {
         shape: &LaunchShape,
         args: &Args,
     ) -> Result<(), BackendError> {
-        // SAFETY: the module's contract: `function` returned the handle, which is the address of a static entry.
+        // SAFETY: by the contract of `RawQueue`, the handle is from `function`: the address of a static entry.
         let (_, function) = unsafe { *pointer::<NamedFunction>(function.handle) };
-        // SAFETY: the module's contract: the arguments match, and their memory is held until the kernel has run.
+        // SAFETY: by the contract of `RawQueue`, the arguments match the kernel, and the memory that it accesses is held until it
+        // has run.
         unsafe { self.submit(stream, Work::Call { function, shape: *shape, args }) };
         Ok(())
     }
 }
 
-/// Converts an address to a handle.
+/// Converts the address of a stream or of a kernel entry to a handle.
 fn number<T>(at: *const T) -> u64 {
     to_u64(at.expose_provenance())
 }
 
-/// Converts a handle back to the address.
+/// Converts a handle to the address from which it was made.
 fn pointer<T>(handle: u64) -> *const T {
     std::ptr::with_exposed_provenance(to_usize(handle))
 }
 
-/// Live objects by id. Ids are never reused.
+/// A table of live objects by id. Ids are never reused.
 struct HandleTable<T> {
     next: AtomicU64,
     entries: Mutex<HashMap<u64, Arc<T>>>,
@@ -330,7 +331,7 @@ impl<T> HandleTable<T> {
         number
     }
 
-    /// Inserts the object that `make` creates from its id.
+    /// Inserts the object that `make` creates from its id into the table.
     fn insert_numbered(&self, make: impl FnOnce(u64) -> T) -> Arc<T> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::new(make(id));
@@ -348,7 +349,7 @@ impl<T> HandleTable<T> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Only a host kernel can panic while one of these locks is held, and the capture list is then consistent.
+    // Only a host kernel can panic while one of these locks is held, and the list of captured work is consistent then.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -356,11 +357,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// A schedule that checks every submitted record and runs it inline.
+    /// A schedule for a test that checks every submitted event record and runs it inline.
     #[derive(Debug)]
     struct RecordCheck;
 
-    // SAFETY: work runs inside `submit`, and only records are submitted.
+    // SAFETY: work runs inside `submit`, and the test submits only event records.
     unsafe impl Schedule for RecordCheck {
         fn runs_inline(&self) -> bool {
             true
@@ -369,7 +370,7 @@ mod tests {
         unsafe fn submit(&self, _stream: StreamId, work: Work<&Args>) {
             let Work::Record { event, ticket } = &work else { panic!("not a record: {work:?}") };
             assert!(event.latest() < *ticket, "a process that dies here must not leave a waiter");
-            // SAFETY: a record accesses only the event.
+            // SAFETY: an event record accesses only the event.
             unsafe { work.run() };
             assert!(event.is_complete(*ticket));
         }
@@ -386,9 +387,9 @@ mod tests {
     #[test]
     fn a_record_becomes_the_latest_only_after_it_was_submitted() {
         let queue = HostQueue::new(Box::new(RecordCheck));
-        // SAFETY: the call takes no handle, and the test does not fork.
+        // SAFETY: `create_stream` takes no handle, and the test does not fork.
         let stream = unsafe { queue.create_stream(DeviceId(0)) }.unwrap();
-        // SAFETY: the call takes no handle, and the test does not fork.
+        // SAFETY: `create_event` takes no handle, and the test does not fork.
         let event = unsafe { queue.create_event(DeviceId(0), EventKind::Shared) }.unwrap();
         for ticket in 1..4 {
             // SAFETY: the event and the stream are live, since neither is destroyed, and the test does not fork.

@@ -1,4 +1,4 @@
-//! Baseline system calls of host memory: create, send, map and access a memory file.
+//! Baseline system calls for host memory in benchmarks: create, send, map and access a memory file.
 
 use std::ffi::c_void;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -34,7 +34,7 @@ pub fn create(len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Duplicates a descriptor for another process.
+/// Duplicates the descriptor of a memory file for another process.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -42,7 +42,7 @@ pub fn export(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(file, 3)?)
 }
 
-/// Makes the system calls that check a received descriptor, and ignores their results.
+/// Makes the system calls with which the host backend checks a received descriptor, and ignores their results.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -54,7 +54,7 @@ pub fn inspect(file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// A memory file mapped with read and write access.
+/// A mapping of a memory file with read and write access.
 #[derive(Debug)]
 pub struct HostMap {
     at: *mut c_void,
@@ -62,7 +62,7 @@ pub struct HostMap {
 }
 
 impl HostMap {
-    /// Reserves addresses, maps the file and sets access: three calls.
+    /// Reserves addresses, maps the memory file there and sets the access rights, with three system calls.
     ///
     /// # Errors
     /// Returns the kernel's error.
@@ -71,31 +71,31 @@ impl HostMap {
         // SAFETY: without a fixed address the kernel chooses a free range.
         let at = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, none, reserve) }?;
         let map = Self { at, len };
-        // SAFETY: the range was reserved above.
+        // SAFETY: the range was reserved above, and no other code uses it.
         unsafe { rustix::mm::mmap(at, len, none, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
         // SAFETY: no other code uses the range before this function returns it.
         unsafe { rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) }?;
         Ok(map)
     }
 
-    /// Reads the first and the last byte.
+    /// Reads the first and the last byte of the mapping.
     #[must_use]
     pub fn ends(&self) -> [u8; 2] {
         let first = self.at.cast::<u8>();
         // SAFETY: the mapping has `len` bytes and is not empty: the kernel refuses an empty one.
         let last = unsafe { first.add(self.len - 1) };
-        // SAFETY: the mapping is readable while `self` lives.
+        // SAFETY: `first` is the first byte of the mapping, which is readable while `self` lives.
         let first = unsafe { first.read_volatile() };
         // SAFETY: `last` is the last byte of the mapping, which is readable while `self` lives.
         [first, unsafe { last.read_volatile() }]
     }
 
-    /// Writes the first and the last byte.
+    /// Writes the first and the last byte of the mapping.
     pub fn set_ends(&self, [first, last]: [u8; 2]) {
         let at = self.at.cast::<u8>();
         // SAFETY: the mapping has `len` bytes and is not empty.
         let end = unsafe { at.add(self.len - 1) };
-        // SAFETY: the mapping is writable while `self` lives.
+        // SAFETY: `at` is the first byte of the mapping, which is writable while `self` lives.
         unsafe { at.write_volatile(first) };
         // SAFETY: `end` is the last byte of the mapping, which is writable while `self` lives.
         unsafe { end.write_volatile(last) };
@@ -104,7 +104,7 @@ impl HostMap {
 
 impl Drop for HostMap {
     fn drop(&mut self) {
-        // SAFETY: this value owns the range; an error of the kernel cannot be handled here.
+        // SAFETY: this `HostMap` owns the range; an error of the kernel cannot be handled in a destructor.
         let _ = unsafe { rustix::mm::munmap(self.at, self.len) };
     }
 }
@@ -141,20 +141,20 @@ pub fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Opt
     Ok((received.bytes, file))
 }
 
-/// The shortest time of several `memcpy` calls.
+/// Returns the shortest time of several `memcpy` calls between two spans; `None` if the CPU cannot address them.
 pub(super) fn best_copy(to: &Span, from: &Span, times: u32) -> Option<Duration> {
     let (target, source) = (to.at().to_host()?, from.at().to_host()?);
     let copy = || {
         let start = Instant::now();
-        // SAFETY: the caller checked that the spans are mapped, held, equally long and do not overlap. The benchmark
-        // guarantees that no other code writes them meanwhile.
+        // SAFETY: the spans hold their mapped memory, and the caller has checked that they are equally long and do
+        // not overlap. The benchmark guarantees that no other code writes them meanwhile.
         unsafe { source.copy_to_nonoverlapping(target, to.len()) };
         start.elapsed()
     };
     (0..times).map(|_| copy()).min()
 }
 
-/// Creates and maps memory, as the baseline of allocation benchmarks.
+/// Creates and maps a memory file, as the baseline of allocation benchmarks.
 ///
 /// # Errors
 /// Returns the kernel's error.

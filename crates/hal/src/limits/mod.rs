@@ -13,10 +13,10 @@ use std::time::Duration;
 use crate::cuda::limits as cuda;
 use crate::{BackendKind, Device, Error, Result, Span};
 
-/// Any error of a baseline call.
+/// The error of a baseline call, of any type.
 pub type RawError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Makes the baseline calls for one device.
+/// Makes the baseline calls of benchmarks for one device.
 #[derive(Debug)]
 pub struct RawDevice(DeviceKind);
 
@@ -26,7 +26,7 @@ enum DeviceKind {
     Cuda(cuda::CudaCalls),
 }
 
-/// Created or imported memory; released on drop.
+/// Memory that a baseline call created or imported; it is released on drop.
 #[derive(Debug)]
 pub struct RawDeviceMemory(MemoryKind);
 
@@ -36,7 +36,7 @@ enum MemoryKind {
     Cuda(cuda::CudaHandle),
 }
 
-/// A mapping of such memory; removed on drop.
+/// A mapping that a baseline call created; it is removed on drop.
 #[derive(Debug)]
 pub struct RawDeviceMapping(MappingKind);
 
@@ -49,7 +49,7 @@ enum MappingKind {
 const MIXED: &str = "the memory belongs to another backend";
 
 impl RawDevice {
-    /// Opens the baseline calls of `device`.
+    /// Prepares the baseline calls of benchmarks for `device`.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -60,7 +60,7 @@ impl RawDevice {
         }))
     }
 
-    /// Creates memory.
+    /// Creates `len` bytes of memory on the device.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -71,7 +71,7 @@ impl RawDevice {
         }))
     }
 
-    /// Creates a file descriptor for another process.
+    /// Creates a file descriptor of the memory for another process.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -83,7 +83,7 @@ impl RawDevice {
         })
     }
 
-    /// Imports memory from a file descriptor.
+    /// Imports memory from a file descriptor of another process.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -97,7 +97,7 @@ impl RawDevice {
         }))
     }
 
-    /// Maps memory of `len` bytes with read and write access.
+    /// Maps `len` bytes of memory with read and write access.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -111,7 +111,7 @@ impl RawDevice {
         }))
     }
 
-    /// Reads the first and the last byte.
+    /// Reads the first and the last byte of the mapping.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -123,7 +123,7 @@ impl RawDevice {
         })
     }
 
-    /// Writes the first and the last byte.
+    /// Writes the first and the last byte of the mapping.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -136,7 +136,7 @@ impl RawDevice {
         Ok(())
     }
 
-    /// The shortest time of several copies between two spans of the same length that do not overlap.
+    /// Returns the shortest time of several copies between two spans of the same length that do not overlap.
     ///
     /// # Errors
     /// [`Error::LengthsDiffer`], [`Error::Overlap`]; the driver's error.

@@ -16,8 +16,8 @@ use crate::{
 const NOT_SHAREABLE: &str = "the memory was created without a shareable handle; \
                              in PyTorch set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`";
 
-/// Physical memory on a device, created here or imported from another process. It has no address: [map](Mapping) it to use it.
-/// Clones refer to the same memory, which is freed when the last reference to it in any process is released.
+/// Physical memory on a device, created in this process or imported from another one. It has no address: to use it,
+/// [map](Mapping) it. Clones refer to the same memory, which is freed when the last reference to it in any process is released.
 ///
 /// ```
 /// use wholemem_hal::{Allocation, Backend, HandleKind, HostConfig, Rights};
@@ -41,12 +41,12 @@ pub struct Allocation {
     core: Arc<AllocationCore>,
 }
 
-/// Memory that other code in this process mapped, found by [`Allocation::adopt`].
+/// A range of memory that other code in this process mapped, found by [`Allocation::adopt`].
 #[derive(Debug, Clone)]
 pub struct Segment {
-    /// The address in this process.
+    /// The address of the memory in this process.
     pub address: u64,
-    /// The memory mapped at the address.
+    /// The memory that is mapped at the address.
     pub allocation: Allocation,
 }
 
@@ -56,10 +56,10 @@ pub(crate) struct AllocationCore {
     device: DeviceId,
     raw: RawAllocation,
     len: usize,
-    /// The highest rights that may be granted.
+    /// The highest access rights to the memory that may be granted.
     rights: Rights,
     granularity: Granularity,
-    /// The descriptor of the first export, cached if creating one is slow.
+    /// The file descriptor of the first export of the memory, cached if creating one is slow.
     exported: Mutex<Option<OwnedFd>>,
 }
 
@@ -82,7 +82,7 @@ impl AllocationCore {
 }
 
 impl Allocation {
-    /// Creates memory.
+    /// Creates physical memory on a device.
     ///
     /// # Errors
     /// [`Error::ZeroLength`], [`Error::UnalignedLength`], [`Error::NoSuchDevice`], [`Error::Unsupported`] if the device lacks the
@@ -126,7 +126,7 @@ impl Allocation {
         let backend = device.backend();
         backend.check_fork(|| Attempt::Inspect)?;
         let granularity = check_len(backend, &AllocationSpec::new(device, len), || Attempt::Inspect)?;
-        // SAFETY: the process is not a forked child; any address is valid.
+        // SAFETY: the process is not a forked child, and `retain` accepts any address.
         let raw = unsafe { backend.memory().retain(Address(address)) }
             .map_err(|cause| backend.to_error(device.id(), Attempt::Inspect, cause))?;
         Ok(Self::own(device, raw, len, Rights::ReadWrite, granularity))
@@ -148,9 +148,9 @@ impl Allocation {
         let to_error = |cause| backend.to_error(device.id(), attempt(), cause);
         let (mut segments, mut at) = (Vec::new(), address);
         let end = address.saturating_add(len as u64);
-        // Look up the first address even if the end of the range overflows.
+        // The first address is looked up even if the end of the range overflows.
         loop {
-            // SAFETY: the process is not a forked child; any address is valid.
+            // SAFETY: the process is not a forked child, and `address_range` accepts any address.
             let (base, segment_len) =
                 unsafe { backend.memory().address_range(Address(at)) }.map_err(to_error)?;
             let allocation = Self::retain(device, base.0, segment_len)?;
@@ -177,32 +177,33 @@ impl Allocation {
         Self { core: Arc::new(AllocationCore { owned, device, raw, len, rights, granularity, exported }) }
     }
 
-    /// The length in bytes.
+    /// Returns the length of the memory in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an allocation is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// The device of the memory.
+    /// Returns the device of the memory.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.backend().clone(), self.core.device)
     }
 
-    /// The highest rights that may be granted: only reads, if the memory was imported through a read-only handle.
+    /// Returns the highest access rights to the memory that may be granted: only reads, if the memory was imported through a
+    /// read-only handle.
     #[must_use]
     pub fn rights(&self) -> Rights {
         self.core.rights
     }
 
-    /// The granularity of this kind of memory.
+    /// Returns the granularity of this kind of memory.
     #[must_use]
     pub fn granularity(&self) -> Granularity {
         self.core.granularity
     }
 
-    /// Creates a handle with which another process gets at most `rights`.
+    /// Creates a handle with which another process gets at most the access `rights` to the memory.
     ///
     /// If a driver creates the first file descriptor slowly, the descriptor is cached and later exports duplicate it: export
     /// memory once in advance if latency matters. GPU drivers export only memory that this process created; to pass on
@@ -223,9 +224,9 @@ impl Allocation {
             return Err(Error::ReadOnlyHandle { attempt: attempt() });
         }
         let to_error = |cause| backend.to_error(self.core.device, attempt(), cause);
-        // SAFETY: the allocation is live because `self` holds it.
+        // SAFETY: the allocation is live, since `self` holds it.
         let export = || unsafe { backend.memory().export(self.core.raw, kind, rights) }.map_err(to_error);
-        // Only the unrestricted descriptor is cached: the backend must create, or refuse, a restricted one.
+        // Only a descriptor with all rights is cached: the backend must create, or refuse, each restricted one.
         let widest = kind == HandleKind::Fd && rights == Rights::ReadWrite;
         if !widest || !backend.memory().caches_exports() {
             return export();
@@ -251,19 +252,20 @@ impl Allocation {
         Mapping::create(&reservation, 0, self, &[Grant { device: self.core.device, rights }])
     }
 
-    /// The properties that the backend reports for the memory.
+    /// Returns the properties that the backend reports for the memory.
     ///
     /// # Errors
     /// [`Error::Failed`].
     pub fn properties(&self) -> Result<AllocationProperties> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::Inspect)?;
-        // SAFETY: the allocation is live because `self` holds it.
+        // SAFETY: the allocation is live, since `self` holds it.
         unsafe { backend.memory().properties(self.core.raw) }
             .map_err(|cause| backend.to_error(self.core.device, Attempt::Inspect, cause))
     }
 
-    /// Releases this process's reference to the memory and returns the result. Dropping does the same but ignores errors.
+    /// Releases this process's reference to the memory and returns the result. Dropping the allocation does the same but ignores
+    /// errors.
     ///
     /// # Errors
     /// [`Error::InUse`] while it is mapped or a clone of it exists; [`Error::Failed`] if the driver refuses, in which case the

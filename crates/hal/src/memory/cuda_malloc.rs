@@ -7,7 +7,8 @@ use crate::backend::{OwnedResource, Teardown};
 use crate::raw::Address;
 use crate::{Attempt, Backend, Capability, Device, DeviceId, Error, Result, Rights, ShareHandle};
 
-/// A buffer from `cuMemAlloc`, created here or opened from a CUDA IPC handle of another process.
+/// A buffer of device memory from `cuMemAlloc`, created in this process or opened from a CUDA IPC handle of another
+/// process.
 ///
 /// It exists for memory that other code allocates, such as tensors in memory from `cudaMalloc`. Prefer an
 /// [`Allocation`](crate::Allocation) for new memory. The exporting process must outlive all users: unlike a file
@@ -37,7 +38,7 @@ impl Addressable for CudaMallocCore {
 }
 
 impl CudaMallocBuffer {
-    /// Creates a buffer of `len` bytes.
+    /// Creates a buffer of `len` bytes with `cuMemAlloc`.
     ///
     /// # Errors
     /// [`Error::ZeroLength`]; [`Error::Unsupported`] if the backend has no such memory; [`Error::Failed`].
@@ -55,7 +56,7 @@ impl CudaMallocBuffer {
         Ok(Self { core: Arc::new(CudaMallocCore { owned, device: device.id(), at, len }) })
     }
 
-    /// Opens `len` bytes of another process's buffer, starting at the offset in the handle.
+    /// Opens `len` bytes of another process's buffer, starting at the offset in its CUDA IPC handle.
     ///
     /// # Errors
     /// [`Error::ZeroLength`]; [`Error::OutOfRange`] if the buffer is shorter than `len`; [`Error::Unsupported`] for
@@ -73,7 +74,7 @@ impl CudaMallocBuffer {
             );
         };
         let to_error = |cause| backend.to_error(device.id(), attempt(), cause);
-        // SAFETY: the process is not a forked child; the handle need not be valid.
+        // SAFETY: the process is not a forked child, and `open_cuda_ipc` accepts invalid handles.
         let base = unsafe { backend.memory().open_cuda_ipc(device.id(), handle) }.map_err(to_error)?;
         let owned = OwnedResource::new(backend, Teardown::CloseCudaIpc { device: device.id(), at: base });
         // SAFETY: the process is not a forked child; `base` was just opened and stays open until `owned` is dropped.
@@ -86,16 +87,18 @@ impl CudaMallocBuffer {
         })
     }
 
-    /// Creates a handle for another process. It is valid as long as this buffer exists.
+    /// Creates a CUDA IPC handle of the buffer for another process. The handle is valid as long as this buffer
+    /// exists.
     ///
     /// # Errors
     /// [`Error::Failed`], for example because a buffer that was opened from a handle cannot be exported.
     pub fn export(&self) -> Result<ShareHandle> {
-        // SAFETY: the buffer is live because `self` holds it.
+        // SAFETY: the buffer is live, since `self` holds it; the documentation of this type requires that the buffer
+        // outlives its users.
         unsafe { Self::export_foreign(&self.device(), self.core.at.0) }
     }
 
-    /// Creates a handle of memory from `cuMemAlloc` that other code in this process allocated at `address`.
+    /// Creates a CUDA IPC handle of memory from `cuMemAlloc` that other code in this process allocated at `address`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the backend has no such memory; [`Error::Failed`] if nothing is allocated at the
@@ -106,31 +109,31 @@ impl CudaMallocBuffer {
     pub unsafe fn export_foreign(device: &Device, address: u64) -> Result<ShareHandle> {
         let backend = device.backend();
         backend.check_fork(|| Attempt::ExportCudaIpc)?;
-        // SAFETY: the process is not a forked child; any address is valid.
+        // SAFETY: the process is not a forked child, and `export_cuda_ipc` accepts any address.
         unsafe { backend.memory().export_cuda_ipc(device.id(), Address(address)) }
             .map_err(|cause| backend.to_error(device.id(), Attempt::ExportCudaIpc, cause))
     }
 
-    /// The device address of the first byte.
+    /// Returns the device address of the first byte of the buffer.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.core.at.0
     }
 
-    /// The length in bytes.
+    /// Returns the length of the buffer in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// The device of the buffer.
+    /// Returns the device of the buffer.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.core.backend().clone(), self.core.device)
     }
 
-    /// A span of the whole buffer, for use on a stream.
+    /// Returns a span of the whole buffer, for use on a stream.
     #[must_use]
     pub fn all(&self) -> Span {
         let memory: Arc<dyn Addressable> = Arc::<CudaMallocCore>::clone(&self.core);

@@ -1,4 +1,4 @@
-//! Memory that other code in this process allocated, such as tensors of a framework. Streams use it without a copy.
+//! Memory that other code in this process allocated, such as tensors of a framework, and that streams use without a copy.
 
 use std::any::Any;
 use std::fmt;
@@ -12,7 +12,7 @@ struct ForeignMemory {
     backend: Backend,
     device: DeviceId,
     rights: Rights,
-    /// Dropping the owner frees the memory.
+    /// The owner of the memory: dropping it frees the memory.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -37,8 +37,8 @@ impl Addressable for ForeignMemory {
 }
 
 impl Span {
-    /// A span of memory that other code in this process allocated and that `device` can access. The span holds `owner` until the
-    /// last work that uses the memory has run; any thread may then drop it.
+    /// Creates a span of memory that other code in this process allocated and that `device` can access. The span holds `owner`
+    /// until the last work that uses the memory has run; any thread may then drop it.
     ///
     /// ```
     /// use std::sync::Arc;

@@ -11,7 +11,8 @@ use crate::raw::Address;
 use crate::values::RightsTable;
 use crate::{Attempt, Backend, Device, DeviceId, Error, Grant, Result, Rights};
 
-/// A whole allocation, mapped into a reservation. It holds the allocation and the reservation; enqueued work holds the mapping.
+/// A whole allocation that is mapped into a reservation (a range of addresses). The mapping holds both of them, and enqueued work
+/// holds the mapping.
 ///
 /// Clones refer to the same mapping, which is removed when its last clone is dropped and the last work that uses it has run.
 #[derive(Debug, Clone)]
@@ -31,7 +32,7 @@ struct MappingCore {
 
 impl MappingCore {
     fn rights(&self) -> MutexGuard<'_, RightsTable> {
-        // The table is replaced in one assignment, so a panic under the lock does not corrupt it.
+        // The table of rights is replaced in one assignment, so a panic under the lock does not corrupt it.
         self.rights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -47,7 +48,7 @@ impl Addressable for MappingCore {
 }
 
 impl Mapping {
-    /// Maps all of `allocation` at `offset` of `reservation` and grants rights to devices.
+    /// Maps all of `allocation` at `offset` of `reservation`, and grants access rights to devices.
     ///
     /// # Errors
     /// [`Error::UnalignedOffset`], [`Error::BeyondReservation`], [`Error::Occupied`], [`Error::NoSuchDevice`],
@@ -88,8 +89,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Grants more rights. Rights never shrink while a mapping lives, so enqueued work and views stay valid; to revoke rights,
-    /// create a new mapping.
+    /// Grants more access rights to the mapping. Rights never shrink while a mapping lives, so enqueued work and views stay
+    /// valid; to revoke rights, create a new mapping.
     ///
     /// # Errors
     /// [`Error::NoSuchDevice`], [`Error::ReadOnlyHandle`]; [`Error::Failed`] if the driver refuses. After an error the rights are
@@ -103,39 +104,39 @@ impl Mapping {
         check_grants(backend, self.core.allocation.rights(), grants)?;
         let mut rights = self.core.rights();
         let wider = rights.with(grants);
-        // SAFETY: the range is mapped while `self` lives, and no right is revoked.
+        // SAFETY: the range is mapped while `self` lives, and `wider` revokes no right.
         unsafe { backend.memory().set_access(self.core.at, self.core.len, wider.grants()) }
             .map_err(|cause| backend.to_error(first.device, attempt(), cause))?;
         *rights = wider;
         Ok(())
     }
 
-    /// The rights of a device to the mapping.
+    /// Returns the access rights of a device to the mapping.
     #[must_use]
     pub fn rights_of(&self, device: impl Into<DeviceId>) -> Rights {
         self.core.rights_of(device.into())
     }
 
-    /// The device address of the first byte.
+    /// Returns the device address of the first byte of the mapping.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.core.at.0
     }
 
-    /// The length in bytes.
+    /// Returns the length of the mapping in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an allocation is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// The device that owns the memory.
+    /// Returns the device that owns the mapped memory.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.backend().clone(), self.core.allocation.device())
     }
 
-    /// A CPU view of the shared bytes. It is writable if any device has write access.
+    /// Returns a CPU view of the bytes of the mapping. The view is writable if any device has write access.
     ///
     /// # Errors
     /// [`Error::NotHostVisible`] for GPU memory; [`Error::Denied`] if no rights were granted; [`Error::Failed`].
@@ -153,12 +154,13 @@ impl Mapping {
             let device = self.backend().label(device);
             return Err(Error::Denied { attempt: attempt(), device, granted, needed: Rights::Read });
         }
-        // SAFETY: the range is mapped with these rights while `self` is borrowed, rights only grow, the memory cannot shrink, and
-        // this crate creates no references to the bytes.
+        // SAFETY: the range is mapped with the `granted` rights while `self` is borrowed, rights only grow, the memory cannot
+        // shrink, and this crate creates no references to the bytes.
         Ok(unsafe { SharedSlice::new(at, self.core.len, granted == Rights::ReadWrite) })
     }
 
-    /// Creates the CPU's page table entries for the whole mapping, instead of one page fault per page at the first access.
+    /// Creates the CPU's page table entries for the whole mapping at once, instead of by one page fault per page at the first
+    /// access.
     ///
     /// # Errors
     /// [`Error::Denied`] if no rights were granted; [`Error::Failed`] if the kernel cannot do it, which affects only speed.
@@ -171,7 +173,7 @@ impl Mapping {
             let device = backend.label(self.core.allocation.device());
             return Err(Error::Denied { attempt: attempt(), device, granted: rights, needed: Rights::Read });
         }
-        // SAFETY: the range is mapped with these rights while `self` lives.
+        // SAFETY: the range is mapped with `rights` while `self` lives.
         unsafe { backend.memory().populate(self.core.at, self.core.len, rights) }
             .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt(), cause))
     }
@@ -206,8 +208,9 @@ impl Mapping {
             .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt(), cause))
     }
 
-    /// Maps part of the memory again, copy-on-write, for code that must not change it but may write to its view. Pages that were
-    /// not written show the shared memory. The new mapping is independent of this one. A forked child may call this too.
+    /// Maps part of the memory again, copy-on-write, for code that must not change the memory but may write to its own view.
+    /// Pages that were not written show the shared memory. The new mapping is independent of this one. A forked child may call
+    /// this function too.
     ///
     /// # Errors
     /// [`Error::NotHostVisible`] for GPU memory; [`Error::Failed`] if the kernel refuses, or the range is empty or not inside the
@@ -216,14 +219,14 @@ impl Mapping {
     pub fn map_private(&self, offset: usize, len: usize) -> Result<PrivateMap> {
         let backend = self.backend();
         let (device, raw) = (self.core.allocation.device(), self.core.allocation.raw());
-        // SAFETY: the allocation is live while `self` lives.
+        // SAFETY: the allocation is live, since `self` holds it.
         let mapped = unsafe { backend.memory().map_private(raw, offset, len) }
             .map_err(|cause| backend.to_error(device, Attempt::Map { len, offset }, cause))?;
         mapped.ok_or_else(|| Error::NotHostVisible { device: backend.label(device) })
     }
 
-    /// In a forked child that inherited the mapping, revokes the CPU's access to it: a later access there raises `SIGSEGV`. Use
-    /// it for memory that only the parent may read. The call allocates nothing.
+    /// Revokes the CPU's access to the mapping in a forked child that inherited it: a later access in the child raises `SIGSEGV`.
+    /// Use this function for memory that only the parent may read. The call allocates nothing.
     ///
     /// # Errors
     /// [`Error::InUse`] in the process that created the mapping; [`Error::Failed`] if the kernel refuses.
@@ -233,7 +236,8 @@ impl Mapping {
         if backend.check_fork(|| attempt.clone()).is_ok() {
             return Err(Error::InUse { attempt });
         }
-        // SAFETY: the range stays mapped in a child, which releases nothing; a fault on a later access there is intended.
+        // SAFETY: the range stays mapped in a forked child, which releases nothing; a fault on a later access in the child is
+        // intended.
         unsafe { backend.memory().revoke(self.core.at, self.core.len) }
             .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt, cause))
     }
@@ -252,7 +256,7 @@ impl Mapping {
             .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt(), cause))
     }
 
-    /// A span of `len` bytes at `offset`, for use on a stream.
+    /// Returns a span of `len` bytes of the mapping at `offset`, for use on a stream.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -260,20 +264,20 @@ impl Mapping {
         self.all().part(offset, len)
     }
 
-    /// A span of the whole mapping, for use on a stream.
+    /// Returns a span of the whole mapping, for use on a stream.
     #[must_use]
     pub fn all(&self) -> Span {
         let memory: Arc<dyn Addressable> = Arc::<MappingCore>::clone(&self.core);
         Span::new(memory, self.core.at, self.core.len)
     }
 
-    /// Returns whether a clone, a span or enqueued work also holds the mapping; then [`Mapping::unmap`] fails.
+    /// Returns whether a clone, a span or enqueued work also holds the mapping, so that [`Mapping::unmap`] fails.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.core) > 1
     }
 
-    /// Removes the mapping and returns the result. Dropping does the same but ignores errors.
+    /// Removes the mapping and returns the result. Dropping the mapping does the same but ignores errors.
     ///
     /// # Errors
     /// [`Error::InUse`] while a clone, a span or enqueued work holds it; [`Error::Failed`] if the driver refuses, in which case
@@ -285,7 +289,7 @@ impl Mapping {
         core.owned.tear_down().map_err(|cause| backend.to_error(device, Attempt::Unmap, cause))
     }
 
-    /// A reference that keeps the memory mapped.
+    /// Returns a reference that keeps the memory mapped.
     pub(super) fn operand(&self) -> Operand {
         Arc::<MappingCore>::clone(&self.core)
     }
@@ -295,7 +299,7 @@ impl Mapping {
     }
 }
 
-/// A claimed range of a reservation and the memory mapped there. Both are held until the range is unmapped.
+/// A claimed range of a reservation, and the memory that is mapped there. Both are held until the range is unmapped.
 #[derive(Debug)]
 struct ClaimedRange {
     reservation: Arc<ReservationCore>,

@@ -42,9 +42,10 @@ struct PinnedCore {
     len: usize,
 }
 
-// SAFETY: only `SharedSlice` and streams access the bytes.
+// SAFETY: the bytes of the buffer are accessed only through `SharedSlice` and by streams.
 unsafe impl Send for PinnedCore {}
-// SAFETY: a shared reference gives access only through `SharedSlice` and streams, which allow concurrent writers.
+// SAFETY: a `&PinnedCore` gives access to the bytes only through `SharedSlice` and streams, which allow concurrent
+// writers.
 unsafe impl Sync for PinnedCore {}
 
 impl Addressable for PinnedCore {
@@ -62,7 +63,7 @@ impl Addressable for PinnedCore {
 }
 
 impl PinnedBuffer {
-    /// Creates a zeroed buffer of `len` bytes.
+    /// Creates a zeroed pinned buffer of `len` bytes.
     ///
     /// # Errors
     /// [`Error::ZeroLength`]; [`Error::Failed`] if there is not enough memory.
@@ -83,14 +84,14 @@ impl PinnedBuffer {
         Ok(Self { core: Arc::new(PinnedCore { owned, device: device.id(), at, pointer, len }) })
     }
 
-    /// The length in bytes.
+    /// Returns the length of the pinned buffer in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// A view of the bytes that allows concurrent writes by devices.
+    /// Returns a view of the buffer's bytes that allows concurrent writes by devices.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -101,14 +102,14 @@ impl PinnedBuffer {
         Ok(unsafe { SharedSlice::new(self.core.pointer, self.core.len, true) })
     }
 
-    /// A span of the whole buffer, for use on a stream.
+    /// Returns a span of the whole pinned buffer, for use on a stream.
     #[must_use]
     pub fn all(&self) -> Span {
         let memory: Arc<dyn Addressable> = Arc::<PinnedCore>::clone(&self.core);
         Span::new(memory, self.core.at, self.core.len)
     }
 
-    /// The device for which the buffer is pinned.
+    /// Returns the device for which the buffer is pinned.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.core.backend().clone(), self.core.device)

@@ -35,7 +35,7 @@ pub struct Registration {
 
 #[derive(Debug)]
 struct RegistrationCore {
-    /// The teardown holds the mapping, because registered memory must stay mapped.
+    /// The registration of the memory. Its teardown holds the mapping, because registered memory must stay mapped.
     owned: OwnedResource,
     place: HostAddress,
     at: Address,
@@ -58,7 +58,8 @@ impl Addressable for RegistrationCore {
 }
 
 impl Registration {
-    /// Registers all of `map` with the backend of `device`, with the rights that the mapping has now.
+    /// Registers all of the mapping `map` with the backend of `device`, with the access rights that the mapping has
+    /// now.
     ///
     /// # Errors
     /// [`Error::NotHostVisible`](crate::Error::NotHostVisible) for a mapping of device memory;
@@ -71,20 +72,20 @@ impl Registration {
         let bytes = map.bytes()?;
         let rights = if bytes.is_writable() { Rights::ReadWrite } else { Rights::Read };
         let place = HostAddress(bytes.as_ptr());
-        // SAFETY: the registration keeps the memory mapped, and rights only grow.
+        // SAFETY: the registration holds the mapping, so that the memory stays mapped, and rights only grow.
         let at = unsafe { backend.memory().register(place.0, len, rights) }
             .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
         let owned = OwnedResource::new(backend, Teardown::Unregister { at: place, len, _map: map.operand() });
         Ok(Self { core: Arc::new(RegistrationCore { owned, place, at, len, rights }) })
     }
 
-    /// The device address of the first byte.
+    /// Returns the device address of the first byte of the registered memory.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.core.at.0
     }
 
-    /// A span of the whole registration, for use on a stream.
+    /// Returns a span of all registered memory, for use on a stream.
     #[must_use]
     pub fn all(&self) -> Span {
         let memory: Arc<dyn Addressable> = Arc::<RegistrationCore>::clone(&self.core);

@@ -35,7 +35,7 @@ pub(crate) struct ReservationCore {
     owned: OwnedResource,
     at: Address,
     len: usize,
-    /// The mapped ranges: length by offset, without overlaps.
+    /// The mapped ranges of the reservation: length by offset, without overlaps.
     mapped: Mutex<BTreeMap<usize, usize>>,
 }
 
@@ -48,14 +48,15 @@ impl ReservationCore {
         self.at.after(offset)
     }
 
-    /// Claims a range for a mapping, unless it is out of bounds or overlaps another mapping.
+    /// Claims a range of the reservation for a mapping, unless the range is out of bounds or overlaps another
+    /// mapping.
     pub(crate) fn claim(&self, offset: usize, len: usize) -> Result<()> {
         let attempt = || Attempt::Map { len, offset };
         let Some(end) = offset.checked_add(len).filter(|&end| end <= self.len) else {
             return Err(Error::BeyondReservation { attempt: attempt(), reserved: self.len });
         };
         let mut mapped = self.mapped();
-        // Only the last range that begins before the end of this one can overlap it.
+        // Of the mapped ranges that begin before the end of the new one, only the last can overlap it.
         if let Some((&taken_offset, &taken_len)) = mapped.range(..end).next_back()
             && taken_offset + taken_len > offset
         {
@@ -65,13 +66,14 @@ impl ReservationCore {
         Ok(())
     }
 
-    /// Frees the claim of a range.
+    /// Removes the claim of the range at `offset`, whose mapping is gone.
     pub(crate) fn unclaim(&self, offset: usize) {
         self.mapped().remove(&offset);
     }
 
     fn mapped(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        // Each change is one insert or one remove, so a panic under the lock does not corrupt the map.
+        // Each change of the mapped ranges is one insert or one remove, so a panic under the lock does not corrupt
+        // the map.
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -106,7 +108,7 @@ impl Reservation {
 
     fn reserve(backend: &Backend, len: usize, align: Option<usize>, wanted: Option<Address>) -> Result<Self> {
         let attempt = || Attempt::Reserve { len };
-        // Addresses belong to all devices; the granule of the first device is used for all of them.
+        // Addresses belong to all devices of the backend; the granule of the first device is used for all of them.
         let first = backend.device(0)?;
         backend.check_fork(attempt)?;
         if len == 0 {
@@ -123,20 +125,21 @@ impl Reservation {
         Ok(Self { core: Arc::new(ReservationCore { owned, at, len, mapped: Mutex::default() }) })
     }
 
-    /// The device address of the first byte.
+    /// Returns the first device address of the reservation.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.core.at.0
     }
 
-    /// The length in bytes.
+    /// Returns the length of the reservation in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a reservation is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// Frees the addresses and returns the result. Dropping does the same but ignores errors.
+    /// Frees the reserved addresses and returns the result. Dropping the reservation does the same but ignores
+    /// errors.
     ///
     /// # Errors
     /// [`Error::InUse`] while memory is mapped in it or a clone of it exists; [`Error::Failed`] if the driver refuses,

@@ -1,4 +1,4 @@
-//! A range of memory that is an operand of stream work. It keeps the memory alive and knows the rights of each device.
+//! A span: a range of memory that is an operand of stream work. It keeps the memory alive and knows the rights of each device.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use crate::backend::KeepAlive;
 use crate::raw::Address;
 use crate::{Attempt, Backend, Device, DeviceId, Error, Result, Rights};
 
-/// Memory that has an address and outlives the work that uses it.
+/// Memory that has an address and stays alive until the work that uses it has run.
 pub(crate) trait Addressable: KeepAlive {
     fn backend(&self) -> &Backend;
     fn rights_of(&self, device: DeviceId) -> Rights;
 
-    /// The host pointer to `len` bytes at device address `at`, for memory that the host accesses without a mapping.
+    /// Returns the host pointer to `len` bytes at device address `at`, for memory that the host accesses without a mapping.
     fn host_pointer(&self, _at: Address, _len: usize) -> Option<NonNull<u8>> {
         None
     }
 }
 
-/// Translates device address `at` to a host pointer, in memory of `all` bytes that starts at both given addresses. `None` unless
-/// `len` bytes at `at` are inside.
+/// Translates the device address `at` to a host pointer, in memory of `all` bytes that starts at the device address `begin` and
+/// the host pointer `pointer`. Returns `None` unless `len` bytes at `at` are inside the memory.
 pub(super) fn host_pointer_within(
     (begin, pointer): (Address, NonNull<u8>),
     all: usize,
@@ -30,14 +30,14 @@ pub(super) fn host_pointer_within(
     len: usize,
 ) -> Option<NonNull<u8>> {
     let offset = to_usize(at.0.checked_sub(begin.0)?);
-    // SAFETY: the offset is at most the length of the memory that the pointer points to.
+    // SAFETY: `offset` is at most the length of the memory to which `pointer` points.
     (offset.checked_add(len)? <= all).then(|| unsafe { pointer.add(offset) })
 }
 
-/// Several memories as one operand. A device has the lowest of its rights to the parts.
+/// Several memories that are one operand of stream work. A device has the lowest of its rights to the memories.
 #[derive(Debug)]
 struct JoinedMemory {
-    /// The joined memories; never empty.
+    /// The joined memories: at least one.
     parts: Vec<Arc<dyn Addressable>>,
 }
 
@@ -55,8 +55,8 @@ impl Addressable for JoinedMemory {
     }
 }
 
-/// A range of a [`Mapping`](crate::Mapping), a [`PinnedBuffer`](crate::PinnedBuffer) or other memory, or several contiguous
-/// ranges that were [joined](Span::join).
+/// A span: a range of a [`Mapping`](crate::Mapping), a [`PinnedBuffer`](crate::PinnedBuffer) or other memory, or several
+/// contiguous ranges that were [joined](Span::join).
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, Rights};
@@ -80,7 +80,7 @@ impl Span {
         Self { memory, at, len }
     }
 
-    /// The sub-range of `len` bytes at `offset`.
+    /// Returns the part of the span with `len` bytes at `offset`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -132,7 +132,7 @@ impl Span {
         Ok(Self { memory: Arc::new(JoinedMemory { parts }), at: first.at, len })
     }
 
-    /// Returns an empty span that keeps the memory of all `spans` alive, so that one operand replaces many. `None` if `spans` is
+    /// Returns an empty span that keeps the memory of all `spans` alive, so that one operand replaces many; `None` if `spans` is
     /// empty.
     ///
     /// ```
@@ -158,19 +158,19 @@ impl Span {
         Ok(Some(Self { memory: Arc::new(JoinedMemory { parts }), at: first.at, len: 0 }))
     }
 
-    /// The device address of the first byte, as a kernel argument.
+    /// Returns the device address of the first byte of the span, as a kernel argument.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.at.0
     }
 
-    /// The length in bytes.
+    /// Returns the length of the span in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether the length is zero.
+    /// Returns whether the length of the span is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -184,11 +184,11 @@ impl Span {
         &self.memory
     }
 
-    /// The bytes, if the host accesses them without a mapping and they are within one memory.
+    /// Returns a view of the span's bytes, if the host accesses them without a mapping and they are within one memory.
     pub(crate) fn host_bytes(&self, writable: bool) -> Option<SharedSlice<'_>> {
         let pointer = self.memory.host_pointer(self.at, self.len)?;
-        // SAFETY: the memory lives as long as `self` is borrowed and is accessed only through views; a caller that writes has
-        // checked the rights.
+        // SAFETY: the memory lives as long as `self` is borrowed and is accessed only through views; callers that write have
+        // checked the access rights.
         Some(unsafe { SharedSlice::new(pointer, self.len, writable) })
     }
 
@@ -196,13 +196,14 @@ impl Span {
         self.at < other.at.after(other.len) && other.at < self.at.after(self.len)
     }
 
-    /// Checks that work of `device` may access the span with the needed rights. A launch does not check its operands; its caller
-    /// does.
+    /// Checks that work of `device` may access the span with the needed rights. A kernel launch does not check its operands, so
+    /// its caller does.
     ///
     /// # Errors
     /// [`Error::Denied`], [`Error::WrongBackend`] and [`Error::Forked`], all with the given operation.
     pub fn check(&self, device: &Device, needed: Rights, attempt: impl Fn() -> Attempt) -> Result<()> {
-        // Check before taking the lock: if another thread held it at the fork, it is never released in the child.
+        // The fork is checked before the lock is taken: if another thread held the lock at the fork, it is never released in the
+        // child.
         device.backend().check_fork(&attempt)?;
         if self.memory.backend() != device.backend() {
             return Err(Error::WrongBackend { attempt: attempt() });

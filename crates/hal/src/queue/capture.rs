@@ -6,15 +6,15 @@ use crate::raw::RawCapture;
 use crate::{Attempt, BackendError, Error, Result};
 
 impl Stream {
-    /// Returns whether enqueued work is currently [captured](Self::capture) instead of run, by this crate or by other
-    /// code.
+    /// Returns whether work that is enqueued on the stream is currently [captured](Self::capture) instead of run, by
+    /// this crate or by other code.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.core.state().capture.is_some()
             || self.captured_elsewhere().is_ok_and(|capture| capture.is_some())
     }
 
-    /// The capture that the owner of a borrowed stream has begun, if any.
+    /// Returns the capture that the owner of a borrowed stream has begun, if there is one.
     pub(super) fn captured_elsewhere(&self) -> Result<Option<RawCapture>, BackendError> {
         if matches!(self.core.owner, StreamOwner::OwnedResource(_)) {
             return Ok(None);
@@ -23,7 +23,7 @@ impl Stream {
         unsafe { self.device().backend().queue().capture_of(self.core.raw) }
     }
 
-    /// Captures the work that `work` enqueues on this stream into a graph, instead of running it.
+    /// Captures the work that the closure `work` enqueues on this stream into a graph, instead of running it.
     ///
     /// Work that other threads enqueue on the stream meanwhile is captured too, or fails.
     ///
@@ -38,7 +38,8 @@ impl Stream {
             if state.capture.is_some() {
                 return Err(Error::Capturing { attempt: Attempt::Capture });
             }
-            // SAFETY: the stream is live, and is not being captured.
+            // SAFETY: the stream is live, and this crate is not capturing it; the driver refuses a stream that its
+            // owner is capturing.
             unsafe { backend.queue().begin_capture(self.core.raw) }
                 .map_err(|cause| backend.to_error(self.device().id(), Attempt::Capture, cause))?;
             state.capture = Some(Vec::new());
@@ -51,7 +52,7 @@ impl Stream {
     }
 }
 
-/// Ends a capture, on drop or explicitly with a result.
+/// Ends the capture of a stream, on drop or explicitly with a result.
 struct EndCapture<'a> {
     stream: &'a Stream,
 }
@@ -65,14 +66,14 @@ impl EndCapture<'_> {
 
     fn finish(stream: &Stream) -> Result<Graph> {
         let (backend, device) = (stream.device().backend(), stream.device());
-        // `work` may have forked: the capture belongs to the parent.
+        // The closure `work` may have forked: in a child, the capture belongs to the parent.
         backend.check_fork(|| Attempt::Capture)?;
         let (operands, raw) = {
-            // Hold the lock, so that no work is captured after the operands have been taken.
+            // The stream is locked, so that no work is captured after the operands have been taken.
             let mut state = stream.core.state();
             let operands = state.capture.take().expect("only this value ends the capture");
-            // SAFETY: the stream is live and being captured: this value was created when the capture began, and ends it
-            // once.
+            // SAFETY: the stream is live and being captured: this `EndCapture` was created when the capture began,
+            // and ends it once.
             (operands, unsafe { backend.queue().end_capture(stream.core.raw) })
         };
         let raw = raw.map_err(|cause| backend.to_error(device.id(), Attempt::Capture, cause))?;
@@ -82,7 +83,7 @@ impl EndCapture<'_> {
 
 impl Drop for EndCapture<'_> {
     fn drop(&mut self) {
-        // The panic is reported instead of this result; the graph, if any, is dropped.
+        // The result of the capture is ignored, since a panic is reported instead; the graph, if any, is dropped.
         let _ = Self::finish(self.stream);
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct EventCore {
 }
 
 impl Event {
-    /// Creates an event.
+    /// Creates an event of the given kind on a device.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device lacks this kind of event; [`Error::Failed`].
@@ -53,7 +53,7 @@ impl Event {
         Ok(Self::own(device, raw))
     }
 
-    /// Opens another process's event. The call consumes the handle.
+    /// Opens an event of another process. The call consumes the handle.
     ///
     /// # Errors
     /// [`Error::Failed`] if the handle is invalid.
@@ -61,7 +61,7 @@ impl Event {
         let attempt = || Attempt::ImportEvent { device: device.label() };
         let backend = device.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the device exists, and the process is not a forked child; the handle need not be valid.
+        // SAFETY: the device exists, the process is not a forked child, and `import_event` accepts invalid handles.
         let raw = unsafe { backend.queue().import_event(device.id(), handle) }
             .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
         Ok(Self::own(device, raw))
@@ -79,26 +79,26 @@ impl Event {
         }
     }
 
-    /// Creates a handle of a [shared](EventKind::Shared) event for another process.
+    /// Creates a handle with which another process opens a [shared](EventKind::Shared) event.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an event of another kind; [`Error::Failed`].
     pub fn export(&self) -> Result<EventHandle> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::ShareEvent)?;
-        // SAFETY: the event is live because `self` holds it.
+        // SAFETY: the event is live, since `self` holds it.
         unsafe { backend.queue().export_event(self.core.raw) }
             .map_err(|cause| backend.to_error(self.core.device, Attempt::ShareEvent, cause))
     }
 
-    /// Returns whether the event has completed. An event that was never recorded has.
+    /// Returns whether the event has completed. An event that was never recorded counts as completed.
     ///
     /// # Errors
     /// [`Error::Failed`] if the work before it failed.
     pub fn is_done(&self) -> Result<bool> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::AwaitEvent)?;
-        // SAFETY: the event is live because `self` holds it.
+        // SAFETY: the event is live, since `self` holds it.
         unsafe { backend.queue().is_done(self.core.raw) }
             .map_err(|cause| backend.to_error(self.core.device, Attempt::AwaitEvent, cause))
     }
@@ -110,14 +110,14 @@ impl Event {
     pub fn wait(&self, deadline: Deadline) -> Result<()> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::AwaitEvent)?;
-        // SAFETY: the event is live because `self` holds it.
+        // SAFETY: the event is live, since `self` holds it.
         let done = unsafe { backend.queue().wait_event(self.core.raw, deadline) }
             .map_err(|cause| backend.to_error(self.core.device, Attempt::AwaitEvent, cause))?;
         if done { Ok(()) } else { Err(Error::TimedOut { attempt: Attempt::AwaitEvent }) }
     }
 
-    /// The time from `self` to `end`, which must both be [timed](EventKind::Timed) and complete; zero if `end`
-    /// completed first.
+    /// Returns the time from the event `self` to the event `end`, which must both be [timed](EventKind::Timed) and
+    /// complete; zero if `end` completed first.
     ///
     /// # Errors
     /// [`Error::WrongBackend`]; [`Error::NotReached`]; [`Error::Unsupported`] for events of another kind;
@@ -138,7 +138,7 @@ impl Event {
             .map_err(|cause| backend.to_error(self.core.device, Attempt::Measure, cause))
     }
 
-    /// The device of the event; only streams of this device can record it.
+    /// Returns the device of the event; only streams of this device can record it.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.backend().clone(), self.core.device)
@@ -148,7 +148,7 @@ impl Event {
         self.core.owned.backend()
     }
 
-    /// Notes that the event was recorded.
+    /// Marks the event as recorded.
     pub(super) fn set_recorded(&self) {
         self.core.is_recorded.store(true, Ordering::Release);
     }

@@ -6,7 +6,7 @@ use crate::backend::{Operand, OwnedResource, Teardown};
 use crate::raw::RawGraph;
 use crate::{Attempt, Backend, Device, Error, Result, Stream};
 
-/// Work that was [captured](Stream::capture) from a stream. The graph keeps its operands alive.
+/// A graph: work that was [captured](Stream::capture) from a stream. It keeps the operands of the work alive.
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, Rights};
@@ -40,7 +40,7 @@ impl Graph {
         Self { core: Arc::new(GraphCore { owned, raw, device: device.clone(), _operands: operands }) }
     }
 
-    /// Enqueues the captured work on `stream`.
+    /// Enqueues the captured work of the graph on `stream`.
     ///
     /// # Errors
     /// [`Error::WrongBackend`]; [`Error::Capturing`]; [`Error::Failed`].
@@ -56,7 +56,7 @@ impl Graph {
         })
     }
 
-    /// The device on which it was captured.
+    /// Returns the device on which the graph was captured.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device

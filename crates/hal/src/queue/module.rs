@@ -21,7 +21,8 @@ struct ModuleCore {
 }
 
 impl Module {
-    /// Loads kernels. Load them when a device is opened: some drivers block here until running kernels end.
+    /// Loads a set of kernels on a device. Do so when the device is opened: some drivers block in this call until
+    /// running kernels end.
     ///
     /// # Errors
     /// [`Error::Failed`] with the driver's error.
@@ -32,15 +33,15 @@ impl Module {
         let attempt = || Attempt::LoadModule { device: device.label() };
         let backend = device.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the device exists, the process is not a forked child, and the caller guarantees that the image is
-        // correct.
+        // SAFETY: the device exists, the process is not a forked child, and the caller guarantees that the functions
+        // of the image have the parameters that later launches pass.
         let raw = unsafe { backend.queue().load_module(device.id(), image) }
             .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
         let owned = OwnedResource::new(backend, Teardown::UnloadModule(raw));
         Ok(Self { core: Arc::new(ModuleCore { owned, device: device.clone(), raw }) })
     }
 
-    /// Looks up a kernel by name.
+    /// Looks up a kernel of the module by name.
     ///
     /// # Errors
     /// [`Error::NoSuchFunction`]; [`Error::Failed`].
@@ -48,7 +49,7 @@ impl Module {
         let attempt = || Attempt::Launch { name };
         let backend = self.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the module is live because `self` holds it.
+        // SAFETY: the module is live, since `self` holds it.
         let raw = unsafe { backend.queue().function(self.core.raw, name) }
             .map_err(|cause| backend.to_error(self.core.device.id(), attempt(), cause))?;
         match raw {
@@ -62,7 +63,7 @@ impl Module {
     }
 }
 
-/// A kernel of a module. It keeps the module loaded.
+/// A kernel of a loaded module. It keeps the module loaded.
 #[derive(Debug, Clone)]
 #[doc(alias = "CUfunction")]
 pub struct Function {
@@ -72,20 +73,20 @@ pub struct Function {
 }
 
 impl Function {
-    /// The name of the kernel.
+    /// Returns the name of the kernel.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The device of the kernel.
+    /// Returns the device of the kernel.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.module.core.device
     }
 
-    /// The number of blocks of `threads` threads that can be resident on the idle device at once. Blocks that wait for
-    /// each other must not exceed it.
+    /// Returns the number of the kernel's blocks of `threads` threads that can be resident on the idle device at
+    /// once. Blocks that wait for each other must not exceed this number.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -93,7 +94,7 @@ impl Function {
         let attempt = || Attempt::Launch { name: self.name };
         let backend = self.module.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the function is live because its module is held.
+        // SAFETY: the function is live, since `self` holds its module.
         unsafe { backend.queue().occupancy(self.raw, threads, shared_len) }
             .map_err(|cause| backend.to_error(self.device().id(), attempt(), cause))
     }
@@ -102,7 +103,7 @@ impl Function {
         self.raw
     }
 
-    /// The operand that work which runs the kernel must hold.
+    /// Returns the operand that work must hold to run the kernel: its module.
     pub(super) fn operand(&self) -> Operand {
         Arc::<ModuleCore>::clone(&self.module.core)
     }

@@ -13,7 +13,7 @@ use crate::{
     Args, Attempt, BackendError, Device, DeviceLabel, Error, LaunchShape, PinnedBuffer, Result, Rights, Span,
 };
 
-/// The length of the staging buffer for copies between a device and pageable host memory.
+/// The length of the pinned staging buffer for copies between a device and pageable host memory.
 const STAGE_LEN: usize = 4 << 20;
 
 /// A queue of work on a device. Work runs in the order in which it is enqueued, and the stream keeps its operands alive until it
@@ -48,27 +48,27 @@ pub struct Stream {
 pub(super) struct StreamCore {
     device: Device,
     pub(super) raw: RawStream,
-    /// Whether work has run when the enqueuing call returns.
+    /// True if work on the stream has run when the enqueuing call returns.
     inline: bool,
     state: Mutex<StreamState>,
     pub(super) owner: StreamOwner,
 }
 
-/// The code that destroys a stream.
+/// The code that destroys a stream: this crate or other code in the process.
 #[derive(Debug)]
 pub(super) enum StreamOwner {
-    /// This handle destroys it.
+    /// This crate destroys the stream when its last handle is dropped.
     OwnedResource(OwnedResource),
-    /// Other code in the process destroys it, at any time while no work is being enqueued.
+    /// Other code in the process destroys the stream, at any time while no work is being enqueued.
     Borrowed,
-    /// Other code in the process destroys it, but not before this handle is dropped.
+    /// Other code in the process destroys the stream, but not before this handle is dropped.
     BorrowedStatic,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct StreamState {
     in_flight: InFlight,
-    /// The operands of the current capture, if there is one.
+    /// The operands of the work in the current capture, if there is one.
     pub(super) capture: Option<Vec<Operand>>,
     /// The staging buffer of the last copy between a device and pageable host memory, for reuse.
     stage: Option<PinnedBuffer>,
@@ -77,12 +77,13 @@ pub(super) struct StreamState {
 impl StreamCore {
     #[inline]
     pub(super) fn state(&self) -> MutexGuard<'_, StreamState> {
-        // Only a host kernel can panic under this lock, before or after the lists are changed, so they are consistent.
+        // Only a host kernel can panic while the stream is locked, before or after the lists of operands are changed, so they are
+        // consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Streams are equal if they are clones of each other.
+/// Compares streams, which are equal if they are clones of each other.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.core, &other.core)
@@ -115,7 +116,7 @@ impl Device {
 }
 
 impl Stream {
-    /// Creates a stream.
+    /// Creates a stream on a device.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -131,7 +132,7 @@ impl Stream {
     }
 
     /// Wraps a stream that other code in this process created, given the driver's handle; zero is the device's default stream.
-    /// Dropping the value releases the operands of its work but does not destroy the stream.
+    /// Dropping the wrapper releases the operands of its work but does not destroy the stream.
     ///
     /// If the owner captures the stream, work enqueued through this value is captured, and the owner's graph keeps the operands
     /// alive.
@@ -144,8 +145,8 @@ impl Stream {
         Self::new(device, RawStream { device: device.id(), handle }, StreamOwner::Borrowed)
     }
 
-    /// Wraps a stream that other code in this process created, as [`from_foreign`](Self::from_foreign), and that outlives this
-    /// value and its clones. Its work costs no more than work on a stream that this crate created.
+    /// Wraps a stream that other code in this process created, like [`from_foreign`](Self::from_foreign), if the stream outlives
+    /// the wrapper and its clones. Its work costs no more than work on a stream that this crate created.
     ///
     /// # Safety
     /// The handle is a stream of this device. The stream exists until the last clone of this value is dropped and the work
@@ -161,28 +162,28 @@ impl Stream {
         Self { core: Arc::new(core) }
     }
 
-    /// The device of the stream.
+    /// Returns the device of the stream.
     #[must_use]
     #[inline]
     pub fn device(&self) -> &Device {
         &self.core.device
     }
 
-    /// The driver's handle of the stream, for other code in this process.
+    /// Returns the driver's handle of the stream, for other code in this process.
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.core.raw.handle
     }
 
-    /// Returns whether work has run when the enqueuing call returns, unless it is being captured.
+    /// Returns whether work on the stream has run when the enqueuing call returns, unless it is being captured.
     #[must_use]
     #[inline]
     pub fn runs_inline(&self) -> bool {
         self.core.inline
     }
 
-    /// Runs `work` in stream order on the calling thread and returns `true`, if the stream [runs work inline](Self::runs_inline)
-    /// and is not being captured. Otherwise does nothing and returns `false`.
+    /// Runs the closure `work` in stream order on the calling thread and returns `true`, if the stream [runs work
+    /// inline](Self::runs_inline) and is not being captured. Otherwise does nothing and returns `false`.
     ///
     /// `work` must not use the stream, which is locked meanwhile; the same holds for host kernels.
     ///
@@ -209,7 +210,8 @@ impl Stream {
         if !self.core.inline {
             return Ok(false);
         }
-        // Hold the lock while `work` runs: threads that share the stream run one after the other, and no capture can begin.
+        // The stream is locked while `work` runs, so that threads that share the stream run one after the other, and no capture
+        // can begin.
         let state = self.core.state();
         let now = state.capture.is_none();
         if now {
@@ -218,7 +220,7 @@ impl Stream {
         Ok(now)
     }
 
-    /// Copies `from` to `to`, which must have the same length and not overlap.
+    /// Enqueues a copy of the span `from` to the span `to`, which must have the same length and not overlap.
     ///
     /// For copies from host memory to host memory, GPU drivers block the caller until earlier work has run, and with it other
     /// threads of the process. Copy such bytes on the CPU after [`synchronize`](Self::synchronize) instead.
@@ -245,12 +247,12 @@ impl Stream {
             return Err(Error::Overlap { attempt: attempt() });
         }
         self.enqueue(attempt(), during_capture, [hold(to), hold(from)], |queue, stream| {
-            // SAFETY: both ranges were checked above, and the stream holds them until the copy has run.
+            // SAFETY: both spans were checked above, and the stream holds their memory until the copy has run.
             unsafe { queue.copy(stream, to.at(), from.at(), from.len()) }
         })
     }
 
-    /// Sets every byte of `to` to `value`.
+    /// Enqueues work that sets every byte of the span `to` to `value`.
     ///
     /// # Errors
     /// [`Error::ZeroLength`], [`Error::Denied`], [`Error::WrongBackend`]; [`Error::Failed`].
@@ -262,23 +264,25 @@ impl Stream {
         }
         to.check(self.device(), Rights::ReadWrite, attempt)?;
         self.enqueue(attempt(), DuringCapture::Allowed, [hold(to)], |queue, stream| {
-            // SAFETY: the range was checked above, and the stream holds it until the fill has run.
+            // SAFETY: the span was checked above, and the stream holds its memory until the fill has run.
             unsafe { queue.fill(stream, to.at(), value, to.len()) }
         })
     }
 
-    /// Sets every byte of `to` to `value` without checking the granted rights.
+    /// Enqueues work that sets every byte of the span `to` to `value`, without checking the granted rights.
     ///
     /// # Safety
     /// Either the driver refuses an access without rights, or writing the memory is acceptable.
     pub(crate) unsafe fn fill_unchecked(&self, to: &Span, value: u8) -> Result<()> {
         self.enqueue(Attempt::Fill { len: to.len() }, DuringCapture::Allowed, [hold(to)], |queue, stream| {
-            // SAFETY: the range is mapped and held; the caller guarantees that writing it is acceptable.
+            // SAFETY: the memory of the span is mapped, and the stream holds it; the caller guarantees that the driver refuses
+            // the access, or that writing the memory is acceptable.
             unsafe { queue.fill(stream, to.at(), value, to.len()) }
         })
     }
 
-    /// Launches a kernel. `operands` is the memory that it accesses, except memory that the caller keeps alive otherwise.
+    /// Launches a kernel on the stream. `operands` is the memory that the kernel accesses, except memory that the caller keeps
+    /// alive otherwise.
     ///
     /// # Errors
     /// [`Error::WrongBackend`]; [`Error::Failed`].
@@ -310,7 +314,7 @@ impl Stream {
         })
     }
 
-    /// Records the event after all work that is enqueued so far.
+    /// Records the event after all work that is enqueued on the stream so far.
     ///
     /// # Errors
     /// [`Error::WrongBackend`], [`Error::Capturing`]; [`Error::Failed`].
@@ -319,14 +323,14 @@ impl Stream {
         let operand = self.event_operand(event, Attempt::Record)?;
         self.check_device(event.device().label(), || Attempt::Record)?;
         self.run_now(Attempt::Record, [operand], |queue, stream| {
-            // SAFETY: the event is live, and the stream holds it until it completes.
+            // SAFETY: the event is live, and the stream holds it until the record completes.
             unsafe { queue.record(event.raw(), stream) }
         })?;
         event.set_recorded();
         Ok(())
     }
 
-    /// Makes work that is enqueued later wait for the latest record of the event.
+    /// Makes work that is enqueued on the stream later wait for the latest record of the event.
     ///
     /// On the host backend, where work runs inline, this call blocks without a limit. If another process that may die records the
     /// event, call [`Event::wait`] with a deadline first.
@@ -358,7 +362,7 @@ impl Stream {
         Ok(Arc::<EventCore>::clone(event.core()))
     }
 
-    /// Waits until all enqueued work has run, and releases its operands.
+    /// Waits until all work that is enqueued on the stream has run, and releases its operands.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Capturing`]; [`Error::Failed`] if the work failed.
@@ -367,7 +371,8 @@ impl Stream {
         let attempt = Attempt::Synchronize;
         let backend = self.device().backend();
         backend.check_fork(|| Attempt::Synchronize)?;
-        // Do not hold the lock: other threads may enqueue meanwhile, or wait with their own deadlines.
+        // The stream is not locked during the wait, since other threads may enqueue work meanwhile, or wait with their own
+        // deadlines.
         let mut waiting = {
             let elsewhere = self.captured_elsewhere().is_ok_and(|capture| capture.is_some());
             let mut state = self.core.state();
@@ -376,7 +381,7 @@ impl Stream {
             }
             TakenOperands { core: &self.core, in_flight: std::mem::take(&mut state.in_flight) }
         };
-        // SAFETY: the stream is live because `self` holds it.
+        // SAFETY: the stream is live, since `self` holds it.
         match unsafe { backend.queue().wait_stream(self.core.raw, deadline) } {
             Ok(true) => {
                 waiting.in_flight.clear();
@@ -387,8 +392,8 @@ impl Stream {
         }
     }
 
-    /// Copies `source` to `to` and waits until the copy is complete. If `to` is host memory, the calling thread writes it while
-    /// the stream is idle; work that other threads enqueue meanwhile may see partial data.
+    /// Copies the bytes of `source` to the span `to` and waits until the copy is complete. If `to` is host memory, the calling
+    /// thread writes it while the stream is idle; work that other threads enqueue meanwhile may see partial data.
     ///
     /// # Errors
     /// As [`Stream::copy`] and [`Stream::synchronize`].
@@ -416,8 +421,8 @@ impl Stream {
         })
     }
 
-    /// Copies `from` to `target` and waits until the copy is complete. Host memory is read by the calling thread, as in
-    /// [`write`](Self::write).
+    /// Copies the span `from` to the bytes of `target` and waits until the copy is complete. Host memory is read by the calling
+    /// thread, as in [`write`](Self::write).
     ///
     /// # Errors
     /// As [`Stream::copy`] and [`Stream::synchronize`].
@@ -445,7 +450,7 @@ impl Stream {
         })
     }
 
-    /// Waits until all enqueued work has run, unless `len` is zero.
+    /// Waits until all work that is enqueued on the stream has run, unless `len` is zero.
     fn synchronize_before_copy(&self, attempt: impl Fn() -> Attempt, len: usize) -> Result<()> {
         self.device().backend().check_fork(&attempt)?;
         if self.is_capturing() {
@@ -469,7 +474,7 @@ impl Stream {
         if len == 0 {
             return Ok(());
         }
-        // Taken from the stream while it is in use, so that two threads never share it.
+        // The staging buffer is taken from the stream while it is in use, so that two threads never share it.
         let reused = self.core.state().stage.take().filter(|stage| stage.len() >= len.min(STAGE_LEN));
         let stage = reused.map_or_else(|| PinnedBuffer::create(self.device(), len.min(STAGE_LEN)), Ok)?;
         let bytes = stage.bytes()?;
@@ -484,8 +489,8 @@ impl Stream {
         self.device().backend().to_error(self.device().id(), Attempt::Copy { len }, cause.into())
     }
 
-    /// Enqueues work; during a capture, captures or refuses it. `operands` is only evaluated if the work may run after this call
-    /// returns: in a capture, and on streams that do not run inline.
+    /// Enqueues work on the stream; during a capture, the work is captured or refused. `operands` is only evaluated if the work
+    /// may run after this call returns: in a capture, and on streams that do not run inline.
     fn enqueue(
         &self,
         attempt: Attempt,
@@ -496,8 +501,8 @@ impl Stream {
         let device = self.device();
         device.backend().check_fork(|| attempt.clone())?;
         let queue = device.backend().queue();
-        // Hold the lock from the check of the capture until the operands are stored: another thread may begin or end a capture at
-        // any time, and work must not be captured without its operands.
+        // The stream is locked from the check of the capture until the operands are stored, since another thread may begin or end
+        // a capture at any time, and work must not be captured without its operands.
         let mut state = self.core.state();
         let elsewhere = self
             .captured_elsewhere()
@@ -506,7 +511,8 @@ impl Stream {
             return Err(Error::Capturing { attempt });
         }
         let answer = work(queue, self.core.raw);
-        // Hold the operands even after an error: a driver may return the error of earlier work and still enqueue this work.
+        // The operands are held even after an error, since a driver may return the error of earlier work and still enqueue this
+        // work.
         match (&mut state.capture, elsewhere) {
             (Some(captured), _) => captured.extend(operands),
             (None, _) if self.core.inline => {}
@@ -526,7 +532,7 @@ impl Stream {
         answer.map_err(|cause| device.backend().to_error(device.id(), attempt, cause))
     }
 
-    /// Enqueues work that cannot be captured.
+    /// Enqueues work that cannot be captured: during a capture of the stream, the call fails.
     pub(super) fn run_now(
         &self,
         attempt: Attempt,
@@ -537,7 +543,8 @@ impl Stream {
     }
 }
 
-/// The operands of work that was enqueued before a wait, during the wait. Its drop returns the rest to the stream.
+/// The operands of work that was enqueued before a wait for the stream, during the wait. Dropping this value returns the operands
+/// of unfinished work to the stream.
 struct TakenOperands<'a> {
     core: &'a StreamCore,
     in_flight: InFlight,
@@ -550,7 +557,7 @@ impl Drop for TakenOperands<'_> {
     }
 }
 
-/// Whether an operation may be captured.
+/// Says whether an operation may be captured, or is refused during a capture of its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DuringCapture {
     Allowed,

@@ -22,19 +22,19 @@ const NO_CUDA_MALLOC: BackendError = BackendError::Unsupported {
 pub struct Address(pub u64);
 
 impl Address {
-    /// The address of host memory. [`Self::to_host`] converts it back to a pointer.
+    /// Returns the address of host memory for a pointer. [`Self::to_host`] converts it back to a pointer.
     #[must_use]
     pub fn of_host<T>(at: *const T) -> Self {
         Self(to_u64(at.expose_provenance()))
     }
 
-    /// The CPU's pointer of a host address; `None` for null.
+    /// Returns the CPU's pointer for a host address; `None` for null.
     #[must_use]
     pub fn to_host(self) -> Option<NonNull<u8>> {
         NonNull::new(std::ptr::with_exposed_provenance_mut(to_usize(self.0)))
     }
 
-    /// The address `offset` bytes after this one.
+    /// Returns the address `offset` bytes after this address.
     #[must_use]
     pub fn after(self, offset: usize) -> Self {
         Self(self.0 + to_u64(offset))
@@ -47,16 +47,16 @@ impl fmt::Debug for Address {
     }
 }
 
-/// The backend's own handle of physical memory.
+/// A backend's own handle of physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RawAllocation(pub u64);
 
-/// Imported memory.
+/// Memory that was imported from a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImportedAllocation {
-    /// The handle of the memory.
+    /// The backend's own handle of the imported memory.
     pub raw: RawAllocation,
-    /// The highest rights that the handle grants.
+    /// The highest access rights that the imported handle grants.
     pub rights: Rights,
 }
 
@@ -64,50 +64,51 @@ pub struct ImportedAllocation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
 pub struct AllocationProperties {
-    /// The length, if the backend can report it.
+    /// The length of the allocation in bytes, if the backend can report it.
     pub len: Option<usize>,
-    /// The device, if the backend can report it.
+    /// The device of the allocation, if the backend can report it.
     pub device: Option<DeviceId>,
-    /// The kinds of handle that the memory can be exported as.
+    /// The kinds of handle as which the allocation can be exported.
     pub handles: Vec<HandleKind>,
 }
 
 /// A fact about a backend, such as a version, for diagnostics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendFact {
-    /// The name of the fact.
+    /// The name of the fact about the backend.
     pub name: &'static str,
-    /// Whether the fact holds.
+    /// True if the fact about the backend holds.
     pub holds: bool,
-    /// Details, such as a version.
+    /// Details of the fact about the backend, such as a version.
     pub detail: String,
 }
 
-/// The raw operations on memory. The [module](super) states the contract of every `# Safety` section.
+/// The raw operations on memory, which a backend implements without checks. The [module](super) states the contract of every `#
+/// Safety` section.
 ///
 /// # Safety
 /// Safe code relies on the implementation: a successful `map` makes the range valid memory until `unmap`, `import` never returns
 /// memory that can shrink, and `host_pointer` is correct.
 pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
-    /// The kind of the backend.
+    /// Returns the kind of the backend.
     fn kind(&self) -> BackendKind;
 
-    /// The devices; device `n` has index `n`.
+    /// Returns the properties of the backend's devices; device `n` has index `n`.
     fn devices(&self) -> &[DeviceInfo];
 
-    /// Additional facts about the backend, for diagnostics.
+    /// Returns additional facts about the backend, for diagnostics.
     fn facts(&self) -> Vec<BackendFact> {
         Vec::new()
     }
 
-    /// The granularity of memory created with `spec`; its length is ignored.
+    /// Returns the granularity of memory that is created with `spec`, whose length is ignored.
     ///
     /// # Errors
     /// Returns the driver's error.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, BackendError>;
 
-    /// The free memory of a device in bytes.
+    /// Returns the free memory of a device in bytes.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -117,7 +118,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     #[doc(alias = "cuMemGetInfo")]
     unsafe fn available(&self, device: DeviceId) -> Result<usize, BackendError>;
 
-    /// Creates physical memory.
+    /// Creates the physical memory that `spec` describes.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -137,8 +138,8 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     #[doc(alias = "cuMemRelease")]
     unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError>;
 
-    /// Reserves addresses at a multiple of `align`, or of the backend's own alignment if `align` is `None`. If `wanted` is given,
-    /// reserves exactly that address.
+    /// Reserves `len` bytes of addresses at a multiple of `align`, or of the backend's own alignment if `align` is `None`. If
+    /// `wanted` is given, the range begins exactly there.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -163,7 +164,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     #[doc(alias = "cuMemAddressFree")]
     unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
-    /// Maps a whole allocation, without access rights.
+    /// Maps a whole allocation at reserved addresses, without access rights.
     ///
     /// # Errors
     /// Returns the driver's error; nothing is mapped.
@@ -183,7 +184,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     #[doc(alias = "cuMemSetAccess")]
     unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), BackendError>;
 
-    /// Unmaps a mapping; its addresses stay reserved.
+    /// Unmaps a mapped allocation; its addresses stay reserved.
     ///
     /// # Errors
     /// Returns the driver's error; the range is still mapped.
@@ -193,7 +194,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     #[doc(alias = "cuMemUnmap")]
     unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
-    /// Creates a handle for another process.
+    /// Creates a handle with which another process imports an allocation.
     ///
     /// # Errors
     /// Returns the driver's error; [`BackendError::Unsupported`] for a kind or a right that the backend lacks.
@@ -208,12 +209,12 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         rights: Rights,
     ) -> Result<ShareHandle, BackendError>;
 
-    /// Returns whether creating the first file descriptor of an allocation is so slow that it should be cached.
+    /// Returns whether creating the first file descriptor of an allocation is so slow that the descriptor should be cached.
     fn caches_exports(&self) -> bool {
         false
     }
 
-    /// Imports memory from a handle. The call consumes the handle.
+    /// Imports memory from a handle of another process. The call consumes the handle.
     ///
     /// # Errors
     /// Returns the error of an invalid handle, or the driver's error.
@@ -241,7 +242,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(BackendError::Unsupported { capability: Capability::Retain, reason })
     }
 
-    /// The start and the length of the memory that contains an address.
+    /// Returns the start and the length of the memory that contains an address.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] if the backend does not track addresses.
@@ -254,7 +255,8 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(BackendError::Unsupported { capability: Capability::Retain, reason })
     }
 
-    /// The device that owns the memory at an address, or that it is pinned for; `None` if the backend does not know the address.
+    /// Returns the device that owns the memory at an address, or for which that memory is pinned; `None` if the backend does not
+    /// know the address.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] if the backend does not track addresses; the driver's error.
@@ -267,7 +269,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(BackendError::Unsupported { capability: Capability::Retain, reason })
     }
 
-    /// The properties of an allocation.
+    /// Returns the properties of an allocation.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -290,7 +292,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(BackendError::Unsupported { capability: Capability::DmaBuf, reason })
     }
 
-    /// Creates the page table entries of a mapped range. Does nothing if memory of the backend causes no page faults.
+    /// Creates the CPU's page table entries of a mapped range. Does nothing if memory of the backend causes no page faults.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -312,7 +314,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Sets whether forked children inherit a mapped range. Does nothing if they never do.
+    /// Sets whether forked children inherit a mapped range. Does nothing if children never inherit memory of the backend.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -348,7 +350,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     #[doc(alias = "cuMemFreeHost")]
     unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
-    /// Registers host memory that is already mapped, and returns its device address.
+    /// Registers host memory that is already mapped with the devices, and returns its device address.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -365,7 +367,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(Address::of_host(at.as_ptr()))
     }
 
-    /// Unregisters host memory.
+    /// Unregisters host memory from the devices.
     ///
     /// # Errors
     /// Returns the driver's error; the memory is still registered.
@@ -389,7 +391,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(NO_CUDA_MALLOC)
     }
 
-    /// Frees memory from [`Self::cuda_malloc`]. Some drivers block here until running kernels end.
+    /// Frees memory from [`Self::cuda_malloc`]. Some drivers block in this call until running kernels end.
     ///
     /// # Errors
     /// Returns the driver's error; the memory still exists.
@@ -413,7 +415,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(NO_CUDA_MALLOC)
     }
 
-    /// Maps the whole buffer of another process's CUDA IPC handle and returns its address.
+    /// Maps the whole buffer that a CUDA IPC handle of another process refers to, and returns its address.
     ///
     /// # Errors
     /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
@@ -441,7 +443,8 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(NO_CUDA_MALLOC)
     }
 
-    /// Creates a multicast object. It is mapped like an allocation; a store to it writes to the memory bound on every device.
+    /// Creates a multicast object, which is mapped like an allocation. A store to the object writes to the memory that is bound
+    /// to it on every device.
     ///
     /// # Errors
     /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no multicast.
@@ -459,7 +462,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(BackendError::Unsupported { capability: Capability::Multicast, reason })
     }
 
-    /// Binds an allocation of one of the devices to a multicast object.
+    /// Binds an allocation to a multicast object, for the device of the allocation.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -493,7 +496,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Revokes the CPU's access to a mapped range in this process. Does nothing if the CPU has none.
+    /// Revokes the CPU's access to a mapped range in this process. Does nothing if the CPU cannot access the range.
     ///
     /// # Errors
     /// Returns the kernel's error.
@@ -504,7 +507,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// The CPU's pointer for a device address; `None` if the CPU cannot address it.
+    /// Returns the CPU's pointer for a device address; `None` if the CPU cannot address the memory.
     ///
     /// # Errors
     /// Returns the driver's error.

@@ -1,4 +1,4 @@
-//! The interface that a backend implements: two traits without checks.
+//! The interface that a backend implements: two traits whose methods make no checks.
 //!
 //! A backend translates each method to calls of its driver and returns the driver's error; it does not repeat the checks of the
 //! safe types. [`RawMemory`] has the seven operations on shareable memory and queries about memory, [`RawQueue`] has streams,

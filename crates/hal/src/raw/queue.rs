@@ -14,26 +14,26 @@ macro_rules! raw_handles {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub struct $name {
-            /// The device of the handle.
+            /// The device of the object to which the handle refers.
             pub device: DeviceId,
-            /// The backend's own handle.
+            /// The backend's own handle of the object, as an integer.
             pub handle: u64,
         }
     )*};
 }
 
 raw_handles! {
-    /// A stream: a queue of work on a device.
+    /// A raw handle of a stream: a queue of work on a device.
     RawStream;
-    /// An event: a point in a stream.
+    /// A raw handle of an event: a point in a stream.
     RawEvent;
-    /// An instantiated graph.
+    /// A raw handle of an instantiated graph.
     RawGraph;
-    /// A capture that other code in the process has begun.
+    /// A raw handle of a capture that other code in the process has begun.
     RawCapture;
-    /// A loaded kernel module.
+    /// A raw handle of a loaded kernel module.
     RawModule;
-    /// A kernel of a module.
+    /// A raw handle of a kernel in a module.
     RawFunction;
 }
 
@@ -43,11 +43,11 @@ pub type UserObject = Box<dyn Send>;
 /// The purpose of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// Orders streams of this process.
+    /// The event orders streams of this process.
     Order,
-    /// Orders streams, and measures time.
+    /// The event orders streams, and measures time.
     Timed,
-    /// Orders streams of several processes.
+    /// The event orders streams of several processes.
     Shared,
 }
 
@@ -55,24 +55,25 @@ pub enum EventKind {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EventHandle {
-    /// A memory file that contains the event's counters.
+    /// A file descriptor of a memory file that contains the event's counters.
     Fd(OwnedFd),
     /// A CUDA IPC event handle.
     CudaIpc([u8; 64]),
 }
 
-/// The raw operations on streams. The [module](super) states the contract of every `# Safety` section.
+/// The raw operations on streams, which a backend implements without checks. The [module](super) states the contract of every `#
+/// Safety` section.
 ///
 /// # Safety
 /// Work on one stream runs in the order in which it was enqueued; an event completes only after all work before its record; a
 /// stream that has finished accesses no memory.
 pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
-    /// Returns whether work has finished when the enqueuing call returns, so that no operands need to be kept alive.
+    /// Returns whether work on a stream has finished when the enqueuing call returns, so that no operands need to be kept alive.
     fn runs_inline(&self) -> bool {
         false
     }
 
-    /// Creates a stream.
+    /// Creates a stream on a device.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -92,7 +93,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuStreamDestroy")]
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError>;
 
-    /// Waits until all work on the stream has finished; `false` if the deadline passed first.
+    /// Waits until all work on the stream has finished. Returns `false` if the deadline passed first.
     ///
     /// # Errors
     /// Returns the driver's error: the work failed, or its state is unknown.
@@ -102,7 +103,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuStreamSynchronize")]
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError>;
 
-    /// Creates an event.
+    /// Creates an event of the given kind on a device.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -142,7 +143,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuStreamWaitEvent")]
     unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), BackendError>;
 
-    /// Returns whether the latest record of the event has completed. An event that was never recorded has.
+    /// Returns whether the latest record of the event has completed. An event that was never recorded counts as completed.
     ///
     /// # Errors
     /// Returns the driver's error: the work failed, or its state is unknown.
@@ -152,7 +153,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuEventQuery")]
     unsafe fn is_done(&self, event: RawEvent) -> Result<bool, BackendError>;
 
-    /// Blocks the calling thread until the latest record of the event completes; `false` if the deadline passed first.
+    /// Blocks the calling thread until the latest record of the event completes. Returns `false` if the deadline passed first.
     ///
     /// # Errors
     /// Returns the driver's error: the work failed, or its state is unknown.
@@ -162,7 +163,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuEventSynchronize")]
     unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, BackendError>;
 
-    /// The time between the latest records of two timed events that have completed.
+    /// Returns the time between the latest records of two timed events that have completed.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -172,7 +173,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuEventElapsedTime")]
     unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, BackendError>;
 
-    /// Creates a handle of a shared event for another process.
+    /// Creates a handle with which another process opens a shared event.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -182,7 +183,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuIpcGetEventHandle")]
     unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, BackendError>;
 
-    /// Opens another process's event.
+    /// Opens an event from the handle of another process.
     ///
     /// # Errors
     /// Returns the error of an invalid handle, or the driver's error.
@@ -192,7 +193,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuIpcOpenEventHandle")]
     unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, BackendError>;
 
-    /// Copies bytes.
+    /// Enqueues a copy of `len` bytes on the stream.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -208,7 +209,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
         len: usize,
     ) -> Result<(), BackendError>;
 
-    /// Sets bytes to a value.
+    /// Enqueues work on the stream that sets `len` bytes to a value.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -218,7 +219,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuMemsetD8Async")]
     unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError>;
 
-    /// Begins a capture: later work on the stream is captured instead of run.
+    /// Begins a capture of the stream: later work on the stream is captured instead of run.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -228,7 +229,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuStreamBeginCapture")]
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), BackendError>;
 
-    /// Ends the capture and instantiates the graph. Even after an error, the stream is no longer captured.
+    /// Ends the capture of the stream and instantiates the captured graph. Even after an error, the stream is no longer captured.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -251,8 +252,8 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Attaches a value to another library's capture. The value is dropped with the capture and the last graph created from it;
-    /// after an error it is leaked.
+    /// Attaches a value to a capture of another library. The value is dropped with the capture and the last graph created from
+    /// it; after an error the value is leaked.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -270,7 +271,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Launches a graph.
+    /// Enqueues the work of a graph on the stream.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -290,7 +291,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuGraphExecDestroy")]
     unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), BackendError>;
 
-    /// Loads a kernel module.
+    /// Loads a module of kernels on a device.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -310,7 +311,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuModuleUnload")]
     unsafe fn unload_module(&self, module: RawModule) -> Result<(), BackendError>;
 
-    /// Looks up a kernel by name.
+    /// Looks up a kernel of the module by name.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -320,7 +321,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuModuleGetFunction")]
     unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, BackendError>;
 
-    /// The number of blocks of this shape that can be resident on the device at once.
+    /// Returns the number of the kernel's blocks with `block` threads that can be resident on the device at once.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -335,7 +336,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
         shared_len: u32,
     ) -> Result<u32, BackendError>;
 
-    /// Launches a kernel.
+    /// Enqueues a kernel launch on the stream.
     ///
     /// # Errors
     /// Returns the driver's error.

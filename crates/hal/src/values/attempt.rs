@@ -6,7 +6,7 @@ use wholemem_os::Size;
 
 use super::{BackendKind, DeviceId, DeviceLabel, HandleKind, Rights};
 
-/// The operation that failed, with its operands. `Display` continues the sentence "cannot ...".
+/// The operation that an error reports as failed, with its operands. `Display` continues the sentence "cannot ...".
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "`Display` describes each variant and its fields")]

@@ -12,9 +12,9 @@ pub enum Capability {
     ShareFd,
     /// Memory can be exported as a read-only file descriptor.
     ShareReadOnly,
-    /// A mapping can be read-only.
+    /// A mapping of memory for a device can be read-only.
     ReadOnlyMap,
-    /// New memory is zeroed.
+    /// New memory of the device is zeroed.
     ZeroedMemory,
     /// The caller can choose the address of a reservation, so that several processes map memory at the same address.
     FixedAddress,
@@ -67,7 +67,7 @@ impl Capability {
         Self::Rdma,
     ];
 
-    /// The name in machine-readable output.
+    /// Returns the name of the capability in machine-readable output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

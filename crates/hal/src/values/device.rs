@@ -7,9 +7,9 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// Linux shared memory.
+    /// The backend for Linux shared memory.
     Host,
-    /// CUDA's virtual memory management.
+    /// The backend for NVIDIA GPUs, with CUDA's virtual memory management.
     Cuda,
 }
 
@@ -54,9 +54,9 @@ impl fmt::Display for DeviceId {
 /// A device by backend and number, as error messages name it: `host:0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceLabel {
-    /// The backend.
+    /// The backend of the device.
     pub backend: BackendKind,
-    /// The device number on that backend.
+    /// The number of the device on that backend.
     pub id: DeviceId,
 }
 
@@ -66,16 +66,16 @@ impl fmt::Display for DeviceLabel {
     }
 }
 
-/// Properties of a device that are known without a call to it.
+/// Properties of a device that are known without a call to the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The device number.
+    /// The number of the device on its backend.
     pub id: DeviceId,
-    /// The name from the driver or from the host configuration.
+    /// The name of the device, from the driver or from the host configuration.
     pub name: String,
-    /// The total memory in bytes.
+    /// The total memory of the device in bytes.
     pub memory_len: usize,
-    /// Identifies the device in every process, whatever its number is there.
+    /// An identifier of the device that is the same in every process, whatever number the device has there.
     pub uuid: [u8; 16],
     /// The compute capability of a GPU times ten (90 for 9.0); zero for other devices.
     #[doc(alias = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR")]

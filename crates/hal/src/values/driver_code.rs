@@ -1,10 +1,11 @@
-//! The result codes of the CUDA driver. The set is open: a driver may be newer than the headers this crate was built with.
+//! The result codes of the CUDA driver. Codes without a name are allowed, since a driver may be newer than the headers this crate
+//! was built with.
 
 use std::fmt;
 
 use crate::bindings::{CUresult, RESULT_NAMES};
 
-/// A result code of the CUDA driver. Every number is valid; codes in the pinned headers have names.
+/// A result code of the CUDA driver. Every number is valid; codes in the headers that this crate was built with have names.
 ///
 /// ```
 /// use wholemem_hal::DriverCode;
@@ -17,13 +18,13 @@ use crate::bindings::{CUresult, RESULT_NAMES};
 pub struct DriverCode(pub u32);
 
 impl DriverCode {
-    /// The name in NVIDIA's headers, if the code has one.
+    /// Returns the name of the result code in NVIDIA's headers, if it has one.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         RESULT_NAMES.iter().find(|(code, _)| *code == self.0).map(|(_, name)| *name)
     }
 
-    /// A hint for the user, if there is a known remedy.
+    /// Returns a hint for the user about the result code, if there is a known remedy.
     pub(crate) fn hint(self) -> Option<&'static str> {
         Some(match CUresult(self.0) {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => "`nvidia-smi` lists the processes that use GPU memory",

@@ -19,158 +19,158 @@ pub enum Error {
     /// The length of memory, a reservation or a copy is zero.
     #[error("cannot {attempt}: the length is zero")]
     ZeroLength {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The length is not a multiple of the granule.
+    /// A length is not a multiple of the granule, the allocation unit of the device.
     #[error("cannot {attempt}: the length is not a multiple of the granule, {}", Size(*granule))]
     UnalignedLength {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The granule in bytes.
+        /// The granule of the device in bytes.
         granule: usize,
     },
 
-    /// The offset is not a multiple of the granule.
+    /// An offset or an address is not a multiple of the granule, the allocation unit of the device.
     #[error("cannot {attempt}: the offset is not a multiple of the granule, {}", Size(*granule))]
     UnalignedOffset {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The granule in bytes.
+        /// The granule of the device in bytes.
         granule: usize,
     },
 
-    /// The alignment is not a power of two.
+    /// A requested alignment is not a power of two.
     #[error("cannot {attempt}: an alignment of {align} is not a power of two")]
     BadAlignment {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The alignment in bytes.
+        /// The requested alignment in bytes.
         align: usize,
     },
 
-    /// The mapping would extend past the end of its reservation.
-    #[error("cannot {attempt}: reservation is {}", Size(*reserved))]
+    /// A mapping would extend past the end of its reservation (a range of addresses).
+    #[error("cannot {attempt}: the length of the reservation is {}", Size(*reserved))]
     BeyondReservation {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The length of the reservation.
+        /// The length of the reservation in bytes.
         reserved: usize,
     },
 
-    /// Another mapping occupies part of the range.
+    /// Another mapping occupies part of the range to map.
     #[error("cannot {attempt}: {} at offset {} is already mapped", Size(*taken_len), Size(*taken_offset))]
     Occupied {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The offset of the other mapping.
+        /// The offset of the other mapping in the reservation.
         taken_offset: usize,
-        /// The length of the other mapping.
+        /// The length of the other mapping in bytes.
         taken_len: usize,
     },
 
-    /// The backend has no device of this number.
-    #[error("there is no device {device} on {backend}: it has {count}")]
+    /// The backend has no device with the requested number.
+    #[error("there is no device {device} on {backend}: the number of devices is {count}")]
     NoSuchDevice {
-        /// The backend.
+        /// The backend on which the device was requested.
         backend: BackendKind,
-        /// The requested device.
+        /// The number of the requested device.
         device: DeviceId,
-        /// The number of devices.
+        /// The number of devices that the backend has.
         count: usize,
     },
 
-    /// The operands belong to different backends, or to different openings of one backend.
+    /// The operands of an operation belong to different backends, or to different openings of one backend.
     #[error("cannot {attempt}: the operands belong to different backends")]
     WrongBackend {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
     /// An operand of one device was used on a stream of another device.
     #[error("cannot {attempt}: the operand belongs to {found}, the stream to {expected}")]
     WrongDevice {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The device of the stream.
+        /// The device of the stream on which the operand was used.
         expected: DeviceLabel,
-        /// The device of the operand.
+        /// The device to which the operand belongs.
         found: DeviceLabel,
     },
 
     /// A device lacks the access rights that the operation needs.
     #[error("cannot {attempt}: {device} was granted {granted} but needs {needed}")]
     Denied {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
         /// The device that lacks the rights.
         device: DeviceLabel,
-        /// The rights it has.
+        /// The access rights that the device has.
         granted: Rights,
-        /// The rights it needs.
+        /// The access rights that the device needs.
         needed: Rights,
     },
 
-    /// The memory was imported through a read-only handle.
+    /// Write access was requested to memory that was imported through a read-only handle.
     #[error("cannot {attempt}: the memory was received read-only")]
     ReadOnlyHandle {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The range is not inside the memory.
-    #[error("cannot use {} at offset {}: the memory is {}", Size(*len), Size(*offset), Size(*size))]
+    /// The range to access is not inside the memory.
+    #[error("cannot use {} at offset {}: the length of the memory is {}", Size(*len), Size(*offset), Size(*size))]
     OutOfRange {
-        /// The offset of the range.
+        /// The offset of the range in the memory.
         offset: usize,
-        /// The length of the range.
+        /// The length of the range in bytes.
         len: usize,
-        /// The length of the memory.
+        /// The length of the memory in bytes.
         size: usize,
     },
 
     /// The source and the destination of a copy have different lengths.
     #[error("cannot copy {} to a range of {}", Size(*from), Size(*to))]
     LengthsDiffer {
-        /// The length of the source.
+        /// The length of the source of the copy in bytes.
         from: usize,
-        /// The length of the destination.
+        /// The length of the destination of the copy in bytes.
         to: usize,
     },
 
     /// The source and the destination of a copy overlap.
     #[error("cannot {attempt}: the two ranges overlap")]
     Overlap {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The CPU cannot address this device memory.
+    /// The CPU cannot address the memory of a device.
     #[error("the CPU cannot address memory of {device}")]
     NotHostVisible {
-        /// The device.
+        /// The device whose memory the CPU cannot address.
         device: DeviceLabel,
     },
 
-    /// The resource cannot be released explicitly because other references to it exist.
-    #[error("cannot {attempt}: other references to it exist; it is released with the last one")]
+    /// A resource cannot be released explicitly because other references to it exist.
+    #[error("cannot {attempt}: other references to the resource exist; it is released with the last one")]
     InUse {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The operation is not possible while the stream is being captured.
+    /// An operation is not possible while its stream is being captured.
     #[error("cannot {attempt} while the stream is being captured")]
     Capturing {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The module has no kernel of this name for the backend.
+    /// A kernel module has no kernel of the requested name for its backend.
     #[error("the module has no function `{name}` for {backend}")]
     NoSuchFunction {
-        /// The requested function.
+        /// The name of the requested kernel.
         name: String,
         /// The backend of the module.
         backend: BackendKind,
@@ -179,59 +179,59 @@ pub enum Error {
     /// A forked child used a handle that it inherited; only the process that created a handle may use it.
     #[error("cannot {attempt}: this process is a forked child, and the handle belongs to its parent")]
     Forked {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The deadline passed before the wait ended.
+    /// The deadline of a wait for a stream or an event passed before the wait ended.
     #[error("cannot {attempt}: the deadline passed")]
     TimedOut {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The device lacks a capability.
+    /// A device lacks a capability that the operation needs.
     #[error("{device} has no {capability}: {reason}")]
     Unsupported {
-        /// The capability.
+        /// The capability that the device lacks.
         capability: Capability,
-        /// The device.
+        /// The device that lacks the capability.
         device: DeviceLabel,
-        /// Why the device lacks the capability.
+        /// The reason why the device lacks the capability.
         reason: &'static str,
     },
 
-    /// The backend cannot be opened on this machine.
+    /// A backend cannot be opened on this machine.
     #[error("the {backend} backend is not available: {reason}")]
     Unavailable {
-        /// The backend.
+        /// The backend that cannot be opened.
         backend: BackendKind,
-        /// Why the backend cannot be opened.
+        /// The reason why the backend cannot be opened.
         reason: String,
     },
 
     /// A configuration value is invalid.
     #[error("cannot set {setting} to {value}: {rule}")]
     BadConfig {
-        /// The name of the setting.
+        /// The name of the setting that was given the invalid value.
         setting: &'static str,
-        /// The rejected value.
+        /// The invalid value of the setting.
         value: usize,
-        /// The rule that the value breaks.
+        /// The rule that the value of the setting breaks.
         rule: &'static str,
     },
 
     /// A handle was requested that would grant no access rights.
     #[error("cannot {attempt}: a handle must grant at least read access")]
     NoRights {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
-    /// The time between two events was requested before both were recorded and reached.
+    /// The time between two events was requested before both were recorded and completed.
     #[error("cannot {attempt}: one of the events was not recorded or is not reached yet")]
     NotReached {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
     },
 
@@ -247,16 +247,16 @@ pub enum Error {
     /// A call of the backend failed.
     #[error("cannot {attempt}")]
     Failed {
-        /// The attempted operation.
+        /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The error of the backend.
+        /// The error that the backend returned.
         #[source]
         cause: BackendError,
     },
 }
 
 impl Error {
-    /// Returns a stable numeric code: the same in C, in Python and between processes.
+    /// Returns a stable numeric code of the error, which is the same in C, in Python and between processes.
     ///
     /// ```
     /// use wholemem_hal::{Backend, HostConfig};
@@ -300,7 +300,7 @@ impl Error {
 }
 
 impl Error {
-    /// Returns advice for the user, if there is a known remedy.
+    /// Returns advice for the user about the error, if there is a known remedy.
     ///
     /// ```
     /// use wholemem_hal::{Backend, HostConfig};
@@ -349,23 +349,23 @@ pub enum BackendError {
     Driver {
         /// The C name of the driver function.
         call: &'static str,
-        /// The result code.
+        /// The result code that the driver function returned.
         code: DriverCode,
     },
 
-    /// Not enough memory is available.
+    /// Less memory is available than was requested.
     #[error("only {} of memory are available", Size(*available))]
     OutOfMemory {
-        /// The available bytes.
+        /// The number of available bytes of memory.
         available: usize,
     },
 
     /// The backend does not support the operation.
     #[error("{reason}")]
     Unsupported {
-        /// The missing capability.
+        /// The capability that the backend lacks.
         capability: Capability,
-        /// Why the backend does not support the operation.
+        /// The reason why the backend does not support the operation.
         reason: &'static str,
     },
 }
@@ -380,7 +380,7 @@ impl BackendError {
             Self::Os(_) => 104,
             Self::OutOfMemory { .. } => 105,
             Self::Driver { .. } => 106,
-            // Above the raw traits this becomes `Error::Unsupported`.
+            // `Unsupported` has the code of `Error::Unsupported`, to which the safe types convert it.
             Self::Unsupported { .. } => 20,
         }
     }
@@ -394,7 +394,10 @@ mod tests {
     fn messages_name_the_operation_and_its_operands() {
         let attempt = Attempt::Map { len: 3 << 20, offset: 1 << 20 };
         let beyond = Error::BeyondReservation { attempt: attempt.clone(), reserved: 2 << 20 };
-        assert_eq!(beyond.to_string(), "cannot map 3 MiB at offset 1 MiB: reservation is 2 MiB");
+        assert_eq!(
+            beyond.to_string(),
+            "cannot map 3 MiB at offset 1 MiB: the length of the reservation is 2 MiB"
+        );
 
         let occupied = Error::Occupied { attempt, taken_offset: 0, taken_len: 2 << 20 };
         let text = "cannot map 3 MiB at offset 1 MiB: 2 MiB at offset 0 B is already mapped";

@@ -1,4 +1,4 @@
-//! The unit in which a device allocates physical memory.
+//! The granule: the unit in which a device allocates physical memory.
 
 use super::{Error, Result};
 
@@ -35,14 +35,14 @@ impl Granule {
         }
     }
 
-    /// The length in bytes.
+    /// Returns the length of the granule in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a granule is never empty")]
     pub fn len(self) -> usize {
         self.0
     }
 
-    /// Returns whether `len` is a multiple of the granule; zero is.
+    /// Returns whether `len` is a multiple of the granule, as zero is.
     #[must_use]
     pub fn divides(self, len: usize) -> bool {
         len & (self.0 - 1) == 0
@@ -59,9 +59,9 @@ impl Granule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "cuMemGetAllocationGranularity")]
 pub struct Granularity {
-    /// Lengths and offsets must be multiples of this granule.
+    /// The granule of which lengths and offsets must be multiples.
     pub minimum: Granule,
-    /// Lengths and offsets should be multiples of this granule for the best speed.
+    /// The granule of which lengths and offsets should be multiples for the best speed.
     pub recommended: Granule,
 }
 

@@ -14,9 +14,9 @@ pub type HostFunction = unsafe fn(&LaunchShape, &Args);
 /// A set of kernels, as PTX for CUDA and as Rust functions for the host backend.
 #[derive(Clone, Copy)]
 pub struct KernelImage {
-    /// PTX for CUDA devices.
+    /// The kernels as PTX for CUDA devices, if the image has any.
     pub ptx: Option<&'static str>,
-    /// Functions for host devices, by name.
+    /// The kernels as functions for host devices, with their names.
     pub host: &'static [(&'static str, HostFunction)],
 }
 
@@ -38,21 +38,22 @@ impl<I: Iterator<Item: fmt::Debug> + Clone> fmt::Debug for Names<I> {
     }
 }
 
-/// The grid and block dimensions of a launch.
+/// The grid and block dimensions of a kernel launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// The number of blocks in x, y and z.
+    /// The number of blocks of the grid in x, y and z.
     pub grid: [u32; 3],
     /// The number of threads per block in x, y and z.
     pub block: [u32; 3],
-    /// The bytes of dynamic shared memory per block.
+    /// The number of bytes of dynamic shared memory per block.
     pub shared_len: u32,
-    /// Whether the launch uses programmatic stream serialization: it may start before the preceding kernel of the stream ends.
+    /// True if the launch uses programmatic stream serialization: the kernel may start before the preceding kernel of the stream
+    /// ends.
     pub programmatic: bool,
 }
 
 impl LaunchShape {
-    /// A one-dimensional grid of `blocks` blocks of `threads` threads.
+    /// Describes a one-dimensional grid of `blocks` blocks of `threads` threads.
     #[must_use]
     pub fn linear(blocks: u32, threads: u32) -> Self {
         Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_len: 0, programmatic: false }
@@ -70,7 +71,7 @@ impl LaunchShape {
     }
 }
 
-/// The arguments of a launch, in order. Small argument lists need no heap allocation.
+/// The arguments of a kernel launch, in order. Small argument lists need no heap allocation.
 ///
 /// ```
 /// use wholemem_hal::Args;
@@ -82,44 +83,44 @@ impl LaunchShape {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     bytes: SmallVec<[u8; 192]>,
-    /// The offset and the length of each argument in `bytes`; offsets are aligned to the argument's alignment.
+    /// The offset and the length of each kernel argument in `bytes`; offsets are aligned to the argument's alignment.
     places: SmallVec<[(usize, usize); 4]>,
 }
 
 impl Args {
-    /// Creates an empty argument list.
+    /// Creates an empty list of kernel arguments.
     #[must_use]
     #[inline]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends a `u32`.
+    /// Appends a `u32` to the kernel arguments.
     #[must_use]
     #[inline]
     pub fn u32(self, value: u32) -> Self {
         self.value(&value)
     }
 
-    /// Appends a `u64` or an address.
+    /// Appends a `u64` or an address to the kernel arguments.
     #[must_use]
     #[inline]
     pub fn u64(self, value: u64) -> Self {
         self.value(&value)
     }
 
-    /// Appends a number or a structure by its in-memory representation.
+    /// Appends a number or a structure to the kernel arguments, by its in-memory representation.
     #[must_use]
     #[inline]
     pub fn value<T: IntoBytes + Immutable>(self, value: &T) -> Self {
         self.bytes(value.as_bytes(), align_of::<T>())
     }
 
-    /// Appends raw bytes; `align` is the alignment of the structure, a power of two.
+    /// Appends a structure to the kernel arguments as raw bytes; `align` is the alignment of the structure, a power of two.
     #[must_use]
     #[inline]
     pub fn bytes(mut self, value: &[u8], align: usize) -> Self {
-        // No argument needs more than page alignment; other values are rounded up to a power of two.
+        // No kernel argument needs more than page alignment; other values are rounded up to a power of two.
         let align = align.clamp(1, 4096).next_power_of_two();
         let start = self.bytes.len().next_multiple_of(align);
         self.bytes.resize(start, 0);
@@ -128,13 +129,13 @@ impl Args {
         self
     }
 
-    /// The number of arguments.
+    /// Returns the number of kernel arguments.
     #[must_use]
     pub fn count(&self) -> usize {
         self.places.len()
     }
 
-    /// The bytes of one argument.
+    /// Returns the bytes of one kernel argument.
     #[must_use]
     #[inline]
     pub fn read(&self, index: usize) -> Option<&[u8]> {
@@ -142,25 +143,26 @@ impl Args {
         self.bytes.get(start..start + len)
     }
 
-    /// Pointers to the bytes of each argument.
+    /// Returns pointers to the bytes of each kernel argument.
     pub(crate) fn pointers(&self) -> impl Iterator<Item = *const u8> {
         self.places.iter().map(|&(start, _)| self.bytes[start..].as_ptr())
     }
 
-    /// Copies one argument; `None` if its length differs or its bytes are invalid for the type.
+    /// Copies one kernel argument to a value; `None` if its length differs from the type's, or its bytes are invalid for the
+    /// type.
     #[must_use]
     #[inline]
     pub fn read_value<T: TryFromBytes>(&self, index: usize) -> Option<T> {
         T::try_read_from_bytes(self.read(index)?).ok()
     }
 
-    /// One argument as a `u32`; `None` if it has another length.
+    /// Returns one kernel argument as a `u32`; `None` if the argument has another length.
     #[must_use]
     pub fn read_u32(&self, index: usize) -> Option<u32> {
         self.read_value(index)
     }
 
-    /// One argument as a `u64`; `None` if it has another length.
+    /// Returns one kernel argument as a `u64`; `None` if the argument has another length.
     #[must_use]
     pub fn read_u64(&self, index: usize) -> Option<u64> {
         self.read_value(index)

@@ -5,7 +5,7 @@ use super::{Capability, Result};
 /// The result of testing a capability on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapabilityProbe {
-    /// The tested capability.
+    /// The capability that was tested.
     pub capability: Capability,
     /// `Ok` if the capability works, otherwise the error of the test.
     pub outcome: Result<()>,

@@ -8,11 +8,11 @@ use super::DeviceId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[doc(alias = "CUmemAccess_flags")]
 pub enum Rights {
-    /// No access.
+    /// The device has no access to the memory.
     None,
-    /// Loads.
+    /// The device may load from the memory.
     Read,
-    /// Loads and stores.
+    /// The device may load from the memory and store to it.
     ReadWrite,
 }
 
@@ -30,9 +30,9 @@ impl fmt::Display for Rights {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "CUmemAccessDesc")]
 pub struct Grant {
-    /// The device that gets the rights.
+    /// The device that gets the access rights.
     pub device: DeviceId,
-    /// The granted rights.
+    /// The access rights that are granted to the device.
     pub rights: Rights,
 }
 
@@ -46,12 +46,13 @@ impl RightsTable {
         self.0.iter().find(|grant| grant.device == device).map_or(Rights::None, |grant| grant.rights)
     }
 
-    /// The highest rights that any device has.
+    /// Returns the highest access rights that any device has to the mapping.
     pub(crate) fn highest(&self) -> Rights {
         self.0.iter().map(|grant| grant.rights).max().unwrap_or(Rights::None)
     }
 
-    /// Returns this table with `grants` added. If a device occurs twice, the higher rights apply.
+    /// Returns a copy of this table of access rights with `grants` added. If a device occurs twice, the higher rights
+    /// apply.
     pub(crate) fn with(&self, grants: &[Grant]) -> Self {
         let mut table = self.clone();
         for grant in grants {

@@ -26,8 +26,8 @@ impl fmt::Display for HandleKind {
     }
 }
 
-/// A handle that another process imports memory from. A file descriptor keeps the memory alive; the other kinds are
-/// valid only while an allocation exists.
+/// A handle from which another process imports memory. A file descriptor keeps the memory alive; a handle of another
+/// kind is valid only while an allocation of the memory exists.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ShareHandle {
@@ -37,15 +37,15 @@ pub enum ShareHandle {
     Fabric([u8; 64]),
     /// A CUDA IPC handle; send its bytes and the offset over any channel.
     CudaIpc {
-        /// The bytes of the handle.
+        /// The bytes of the CUDA IPC handle.
         token: [u8; 64],
-        /// The offset of the memory in the driver's allocation.
+        /// The offset of the shared memory in the driver's allocation.
         offset: usize,
     },
 }
 
 impl ShareHandle {
-    /// The kind of the handle.
+    /// Returns the kind of the handle.
     #[must_use]
     pub fn kind(&self) -> HandleKind {
         match self {
@@ -55,7 +55,7 @@ impl ShareHandle {
         }
     }
 
-    /// Returns the file descriptor, if this is one.
+    /// Returns the file descriptor, if the handle is one.
     #[must_use]
     pub fn into_fd(self) -> Option<OwnedFd> {
         match self {

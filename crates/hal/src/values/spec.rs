@@ -18,13 +18,13 @@ use super::{DeviceId, HandleKind};
 pub struct AllocationSpec {
     /// The device on which to create the memory.
     pub device: DeviceId,
-    /// The length in bytes, a multiple of the granule.
+    /// The length of the memory in bytes, a multiple of the granule.
     pub len: usize,
     /// The kind of handle that will share the memory.
     pub handle: HandleKind,
-    /// Whether network cards will access the memory directly (GPUDirect RDMA).
+    /// True if network cards will access the memory directly (GPUDirect RDMA).
     pub rdma: bool,
-    /// A NUMA node whose host memory is used instead of the device's memory. On the host backend, it overrides the node
-    /// of the device.
+    /// A NUMA node whose host memory is used instead of the device's memory. On the host backend, this node overrides
+    /// that of the device.
     pub node: Option<u32>,
 }

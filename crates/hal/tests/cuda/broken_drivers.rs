@@ -1,4 +1,5 @@
-//! Missing, outdated and faulty drivers, and invalid handles: each has its own error, with a hint if there is a remedy.
+//! Tests with missing, outdated and faulty CUDA drivers, and with invalid handles: each has its own error, with a
+//! hint if there is a remedy.
 
 use std::process::Command;
 
@@ -13,7 +14,7 @@ const STEP: usize = 2 << 20;
 const UNAVAILABLE: Option<&str> =
     Some("`wholemem doctor` lists the failed checks; the host backend works without a GPU");
 
-/// Runs `body` in a separate process, on the fake driver with these settings.
+/// Runs `body` in a separate process, on the fake CUDA driver with the given settings.
 fn on_fake_driver(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     if Ranks::is_rank() {
         return Ranks::of(1).run(test, |_| body());
@@ -22,7 +23,7 @@ fn on_fake_driver(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     on_driver(&fake, test, settings, body);
 }
 
-/// Runs `body` in a separate process, on the installed driver library.
+/// Runs `body` in a separate process, on the driver library that `fake` has installed, with the given settings.
 fn on_driver(fake: &FakeCuda, test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let set = |ranks: Ranks, (name, value): &(&str, &str)| {
         ranks.env(format!("WHOLEMEM_FAKE_CUDA_{name}"), value.to_owned())
@@ -30,7 +31,7 @@ fn on_driver(fake: &FakeCuda, test: &str, settings: &[(&str, &str)], body: impl 
     settings.iter().fold(fake.ranks(1), set).run(test, |_| body());
 }
 
-/// The reason why CUDA is unavailable.
+/// Returns the reason why the CUDA backend is unavailable.
 fn reason() -> String {
     let error = Backend::open(BackendKind::Cuda).unwrap_err();
     assert_eq!(error.hint(), UNAVAILABLE);
@@ -162,7 +163,7 @@ fn a_hidden_gpu_has_a_hint() {
     });
 }
 
-/// The driver calls that open the backend with one GPU.
+/// The driver calls that open the CUDA backend on a machine with one GPU.
 const OPENING: [&str; 9] = [
     "cuInit",
     "cuDriverGetVersion",
@@ -190,7 +191,7 @@ fn an_unknown_result_code_is_returned_unchanged() {
     let nth = (OPENING.len() + 3).to_string();
     on_fake_driver(test_name!(), &[("DEVICES", "1"), ("FAIL_CALL", &nth)], || {
         let device = cuda::backend().unwrap().device(0).unwrap();
-        // Two calls that query the granularity come first.
+        // Two driver calls that query the granularity come before `cuMemCreate`.
         let error = device.allocate(STEP).unwrap_err();
         let attempt = Attempt::Create { len: STEP, device: device.label() };
         assert_eq!(error, Error::Failed { attempt, cause: driver_error("cuMemCreate", 987) });
@@ -221,7 +222,7 @@ fn a_kernel_newer_than_the_driver_has_a_hint() {
             (".version 8.5\n", 222, Some("the kernel is newer than the driver; install driver 550 or newer")),
             ("not a kernel", 218, None),
         ] {
-            // SAFETY: no kernel of it is launched.
+            // SAFETY: no kernel of the module is launched.
             let error =
                 unsafe { Module::load(&device, &KernelImage { ptx: Some(ptx), host: &[] }) }.unwrap_err();
             let attempt = Attempt::LoadModule { device: device.label() };
@@ -240,7 +241,7 @@ fn numbers_beyond_an_int_are_invalid_values() {
         let error = Allocation::create(&backend, &node).unwrap_err();
         assert_eq!(error, Error::Failed { attempt: Attempt::Inspect, cause: driver_error("cuMemCreate", 1) });
 
-        // SAFETY: no kernel of it is launched.
+        // SAFETY: no kernel of the module is launched.
         let module =
             unsafe { Module::load(&device, &KernelImage { ptx: Some(cuda::TESTING_PTX), host: &[] }) };
         let function = module.unwrap().function("wait_then_set").unwrap();
@@ -299,7 +300,7 @@ fn adopting_an_address_without_an_allocation_is_rejected() {
         assert!(matches!(error, Error::Unsupported { capability: Capability::ShareFd, .. }), "{error:?}");
 
         let own = [0_u8; 8];
-        // Also the highest address.
+        // The test also adopts the highest address, where the end of the range overflows.
         for address in [own.as_ptr().addr() as u64, u64::MAX] {
             let error = Allocation::adopt(&device, address, 8).unwrap_err();
             let attempt = Attempt::Adopt { len: 8, device: device.label() };

@@ -1,5 +1,5 @@
-//! Fault sweeps of the driver: every path runs once per driver call with that call failing. It returns exactly that
-//! error and leaks nothing, neither in the process nor in the driver.
+//! Fault sweeps of the CUDA driver: every path (sequence of calls) runs once per driver call with that call failing.
+//! It returns exactly that error and leaks nothing, neither in the process nor in the driver.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use wholemem_os::Deadline;
 use wholemem_testkit::conformance::paths;
 use wholemem_testkit::{FakeCuda, FakeDriver, Rank, Ranks, cuda, sweep, test_name};
 
-/// Runs `body` in rank processes on the fake driver.
+/// Runs `body` in `count` rank processes on the fake CUDA driver.
 fn on_fake_driver(count: usize, test: &str, body: impl FnOnce(&Rank)) {
     if Ranks::is_rank() {
         return Ranks::of(count).run(test, body);
@@ -20,7 +20,7 @@ fn on_fake_driver(count: usize, test: &str, body: impl FnOnce(&Rank)) {
     fake.ranks(count).run(test, body);
 }
 
-/// Sweeps a path in a separate process.
+/// Runs a path (a sequence of calls) in a separate process, once per driver call with that call failing.
 fn sweep_path(test: &str, at_least: u64, path: impl Fn(&Backend) -> Result<()>) {
     on_fake_driver(1, test, |_| {
         let backend = cuda::backend().unwrap();

@@ -1,4 +1,4 @@
-//! Runs the same tests on the fake driver, so that they run on machines without a GPU.
+//! Runs the tests of the CUDA backend on the fake driver, so that they also run on machines without a GPU.
 
 use wholemem_testkit::FakeCuda;
 

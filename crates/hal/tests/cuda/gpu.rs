@@ -1,4 +1,4 @@
-//! Tests that need a GPU, or the fake driver.
+//! Tests of the CUDA backend that need a GPU, or the fake driver.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use wholemem_hal::{
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
-/// The first GPU; without one, reports the test as skipped.
+/// Returns the first GPU. Without a GPU, reports the test as skipped.
 fn gpu() -> Option<Device> {
     cuda::backend().map(|backend| backend.device(0).unwrap())
 }
@@ -53,14 +53,14 @@ fn memory_dropped_while_a_kernel_uses_it_stays_mapped_until_the_kernel_ends() {
     if gpu().is_none() && !Ranks::is_rank() {
         return;
     }
-    // In a separate process, so that no other test changes the available memory.
+    // The test runs in a separate process, so that no other test changes the available memory.
     Ranks::of(1).run(test_name!(), |_| drop_memory_of_a_running_kernel(&gpu().unwrap()));
 }
 
 fn drop_memory_of_a_running_kernel(device: &Device) {
     let step = granule(device);
-    // Resources whose creation may block on running kernels are created first. SAFETY: the launch passes the function's
-    // parameters.
+    // Resources whose creation may block on running kernels are created first.
+    // SAFETY: the launch passes the parameters of `wait_then_set`.
     let wait = unsafe { Module::load(device, &TESTING) }.unwrap().function("wait_then_set").unwrap();
     let flag = PinnedBuffer::create(device, 4).unwrap();
     let (slow, other) = (device.stream().unwrap(), device.stream().unwrap());
@@ -71,11 +71,11 @@ fn drop_memory_of_a_running_kernel(device: &Device) {
     let map = memory.map(Rights::ReadWrite).unwrap();
     let minute = 60_000_000_000;
     let args = Args::new().u64(flag.all().address()).u64(minute).u64(map.address()).bytes(&[77], 1);
-    // SAFETY: the arguments are a flag, a time, a byte address and a value; the mapping is an operand, and the flag
-    // outlives the work.
+    // SAFETY: the arguments are a flag, a time, a byte address and a value, as `wait_then_set` takes them; the
+    // mapping is an operand, and the flag outlives the work.
     unsafe { slow.launch(&wait, &LaunchShape::linear(1, 1), &args, &[map.all()]) }.unwrap();
     drop((map, memory));
-    // The kernel spins, and its memory is still mapped: no call here waits for the kernel.
+    // The kernel spins, and its memory is still mapped: none of the following calls waits for the kernel.
     assert_eq!(slow.synchronize(Deadline::NOW), Err(Error::TimedOut { attempt: Attempt::Synchronize }));
     for _ in 0..8 {
         let more = device.allocate(step).unwrap().map(Rights::ReadWrite).unwrap();
@@ -113,7 +113,7 @@ fn each_device_can_access_its_own_memory() {
 fn the_driver_refuses_to_fill_a_read_only_mapping() {
     let Some(device) = gpu() else { return };
     assert_eq!(device.probe(Capability::ReadOnlyMap).outcome, Ok(()));
-    // The context is still usable.
+    // The CUDA context is still usable after the refused fill.
     assert_eq!(device.probe(Capability::Create).outcome, Ok(()));
 }
 
@@ -121,7 +121,7 @@ fn the_driver_refuses_to_fill_a_read_only_mapping() {
 fn foreign_memory_is_adopted_segment_by_segment() {
     let Some(device) = gpu() else { return };
     let step = granule(&device);
-    // As a framework does: one reservation with adjacent segments.
+    // The test creates one reservation with adjacent segments, as the allocator of a framework does.
     let whole = Reservation::create(device.backend(), 4 * step).unwrap();
     let rights = [Grant { device: device.id(), rights: Rights::ReadWrite }];
     let maps = [(0, 1), (1, 2)].map(|(offset, granules)| {
@@ -233,7 +233,7 @@ fn a_kernel_newer_than_the_driver_is_rejected() {
         ),
         host: &[],
     };
-    // SAFETY: no kernel of it is launched.
+    // SAFETY: no kernel of the module is launched.
     let error = unsafe { Module::load(&device, &image) }.unwrap_err();
     let Error::Failed { attempt, cause: BackendError::Driver { call, .. } } = &error else {
         panic!("{error:?}")
@@ -261,7 +261,7 @@ fn a_foreign_graph_holds_the_operands_of_captured_work() {
     let Some(device) = gpu() else { return };
     let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
     let (stream, event) = (device.stream().unwrap(), Event::create(&device, EventKind::Order).unwrap());
-    // SAFETY: (both) the handle is that of `stream`, which outlives the value.
+    // SAFETY: both handles are those of `stream`, which outlives the wrapped streams.
     let borrowed = [unsafe { Stream::from_foreign(&device, stream.handle()) }, unsafe {
         Stream::from_foreign_static(&device, stream.handle())
     }];
@@ -291,7 +291,7 @@ fn a_foreign_graph_holds_the_operands_of_captured_work() {
         device.backend().collect();
         assert_eq!(Arc::strong_count(&owner), 2, "the graph holds the owner");
         drop((graph, other));
-        // The driver drops the graph's user objects asynchronously.
+        // The driver drops the user objects of a destroyed graph asynchronously.
         let limit = Deadline::after(Duration::from_secs(60));
         while Arc::strong_count(&owner) > 1 && !limit.has_passed() {
             device.backend().collect();
@@ -313,7 +313,7 @@ fn host_memory_is_registered_and_shared_with_the_gpu() {
     let mut word = [0; 8];
     map.bytes().unwrap().read_at(8 * 1000, &mut word).unwrap();
     assert_eq!(u64::from_ne_bytes(word), pattern::word(5, 1000));
-    // The registration holds the mapping.
+    // The registration holds the mapping, so the memory stays mapped after `map` is dropped.
     drop(map);
     assert_eq!(kernels.checksum(&stream, &registered.all()).unwrap(), pattern::expected(5, 1 << 20));
 
@@ -345,8 +345,8 @@ fn two_processes_share_gpu_memory_events_and_cuda_malloc_buffers() {
             kernels.fill(&stream, &map.all(), 11).unwrap();
             kernels.fill(&stream, &malloced.all(), 12).unwrap();
             stream.record(&event).unwrap();
-            // An address inside the buffer: the handle contains its offset. SAFETY: the buffer lives until the other
-            // rank has finished.
+            // The address is inside the buffer, so the handle contains its offset.
+            // SAFETY: the buffer lives until the other rank has finished.
             let malloced_handle =
                 unsafe { CudaMallocBuffer::export_foreign(&device, malloced.address() + 1024) }.unwrap();
             let ShareHandle::CudaIpc { token, offset } = malloced_handle else {
@@ -404,7 +404,7 @@ fn a_process_without_cuda_keeps_gpu_memory_of_a_killed_process_alive() {
             rank.wait_to_be_killed();
         }
         1 => {
-            // This rank never opens CUDA.
+            // This rank never opens CUDA, and only passes the descriptor on.
             let (_, fds) = rank.recv(0);
             rank.kill(0);
             rank.send(2, b"memory", &[fds[0].as_fd()]);

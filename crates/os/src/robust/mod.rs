@@ -104,11 +104,11 @@ unsafe impl Sync for RobustLock {}
 /// The state of a robust lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockState {
-    /// No thread holds the lock.
+    /// No thread holds the robust lock.
     Free,
-    /// A living thread holds the lock.
+    /// A living thread holds the robust lock.
     Alive,
-    /// A thread died while it held the lock.
+    /// A thread died while it held the robust lock.
     Died,
 }
 
@@ -207,7 +207,7 @@ impl RobustLock {
             match error {
                 Error::Call { errno: Errno::OWNERDEAD, .. } => {
                     self.died().store(1, Ordering::Release);
-                    // This thread holds the lock now. Unlocking it without `pthread_mutex_consistent` makes it
+                    // This thread holds the dead owner's lock now. Unlocking it without `pthread_mutex_consistent` makes it
                     // permanently not recoverable.
                     unlock(self.layout);
                     return Err(Error::OwnerDied);

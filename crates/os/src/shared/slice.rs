@@ -77,7 +77,7 @@ impl<'a> SharedSlice<'a> {
         Ok(Self { at, len, ..*self })
     }
 
-    /// Returns a read-only view of the same bytes.
+    /// Returns a read-only view of the bytes of this view.
     #[must_use]
     pub fn read_only(&self) -> SharedSlice<'a> {
         Self { writable: false, ..*self }
