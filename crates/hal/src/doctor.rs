@@ -143,7 +143,7 @@ mod tests {
         };
         assert_eq!(works(0, "create"), Some(true));
         assert_eq!(works(1, "fabric"), Some(false));
-        assert_eq!((works(0, "reaches-host:1"), works(0, "check_peer_access-host:0")), (Some(true), None));
+        assert_eq!((works(0, "reaches-host:1"), works(0, "reaches-host:0")), (Some(true), None));
         assert!(
             devices[0].findings.len() > Capability::ALL.len(),
             "the findings include facts about the kernel"
