@@ -27,7 +27,7 @@ Case = tuple[tuple[str, Any], ...]
 
 
 def run(program: str, arguments: list[str], seconds: float) -> dict[Case, tuple[float, str]]:
-    """Runs one benchmark of a program, and returns the value and unit of each of its cases."""
+    """Runs the command ``bench`` of a program `wholemem`, and returns the value and unit of each measured case."""
     command = [program, "bench", *arguments, "--json"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
     if ended.returncode != 0:

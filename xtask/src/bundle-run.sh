@@ -3,9 +3,10 @@
 #
 #   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, python, calls, peers
 #
-# tests: all test suites, without benchmarks; memory: its test suites and memory benchmarks; rows: gather and scatter; reduce: collectives of ranks that share the GPU, and
-# all-reduce compared with PyTorch; python: the Python package with this machine's Python, PyTorch, CuPy and JAX; calls: the cost
-# of a call from PyTorch; peers: gather compared with PyTorch and WholeGraph, if the bundle was built with --peers.
+# tests: all test suites, without benchmarks; memory: the tests and benchmarks of memory; rows: gather and scatter; reduce:
+# collectives of ranks that share the GPU, and all-reduce compared with PyTorch; python: the Python package with this machine's
+# Python, PyTorch, CuPy and JAX; calls: the cost of a call from PyTorch; peers: gather compared with PyTorch and WholeGraph, if the
+# bundle was built with --peers.
 # Every step has a time limit. Tests with several processes on the GPU run under an MPS server in private folders, which stops
 # when the script exits. The settings of the GPU are not changed.
 set -uo pipefail
@@ -14,7 +15,6 @@ report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
 case "$part" in all | tests | memory | rows | reduce | python | calls | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
-failed=0
 private=$(mktemp -d)
 export WHOLEMEM_REQUIRE_CUDA=1 WHOLEMEM_TEST_SECONDS=120 NO_COLOR=1
 export CUDA_MPS_PIPE_DIRECTORY="$private/pipe" CUDA_MPS_LOG_DIRECTORY="$private/log"
@@ -44,15 +44,18 @@ begin_mps() {
 }
 trap 'end_mps; rm -rf "$private"' EXIT
 
-# step NAME SECONDS COMMAND...: runs a command; its output is appended to log.txt, its outcome to summary.txt.
+# step NAME SECONDS COMMAND...: runs a command; its output is appended to log.txt, its outcome to summary.txt. Steps may run at the
+# same time, so the output is appended when the command has ended.
 step() {
-    local name=$1 limit=$2 start=$SECONDS rc
+    local name=$1 limit=$2 start=$SECONDS rc output
     shift 2
-    echo "== $name" | tee -a "$report/log.txt"
-    timeout --kill-after=10 "$limit" "$@" >>"$report/log.txt" 2>&1
+    output=$(mktemp -p "$private")
+    echo "== $name" | tee "$output"
+    timeout --kill-after=10 "$limit" "$@" >>"$output" 2>&1
     rc=$?
     local outcome=ok
-    [ "$rc" -ne 0 ] && outcome="FAILED ($rc)" && failed=1
+    [ "$rc" -ne 0 ] && outcome="FAILED ($rc)" && touch "$private/failed"
+    cat "$output" >>"$report/log.txt"
     printf '%-28s %-14s %4d s\n' "$name" "$outcome" $((SECONDS - start)) | tee -a "$report/summary.txt"
 }
 
@@ -148,7 +151,8 @@ collective_benches() {
 }
 
 # The package is unpacked for this run, and pytest too if the machine has none. Tests with several processes share the GPU through
-# MPS. Each test file runs in its own process, so that a hang does not affect the others.
+# MPS. Each test file runs in its own process, so that a hang does not affect the others. Most of their time is the start of
+# processes, so the files run side by side, except those that compare the free memory of the whole GPU before and after.
 python() {
     local tests="$here/python/tests" wheel file
     unpack_python
@@ -166,10 +170,17 @@ for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", 
         pytest_of "$file"
     done
     begin_mps "python ranks" || return
-    for file in "$tests"/test_gpu*_ranks.py "$tests"/test_torch*.py "$tests"/test_guides.py; do
-        [ -e "$file" ] && pytest_of "$file"
+    for file in "$tests"/test_guides.py "$tests"/test_torch*.py "$tests"/test_gpu*_ranks.py; do
+        [ -e "$file" ] && pytest_beside "$file"
     done
+    wait
     end_mps
+}
+# Starts `pytest_of` in the background, after waiting until fewer than PYTHON_TESTS test files run.
+PYTHON_TESTS=6
+pytest_beside() {
+    while [ "$(jobs -rp | wc -l)" -ge "$PYTHON_TESTS" ]; do wait -n; done
+    pytest_of "$1" &
 }
 unpack_python() {
     python3 -m zipfile -e "$here"/python/wholemem-*.whl "$private/python"
@@ -219,4 +230,4 @@ case "$part" in
     *) parts=("$part") ;;
 esac
 for name in "${parts[@]}"; do "$name"; done
-exit "$failed"
+[ ! -e "$private/failed" ]

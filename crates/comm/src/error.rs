@@ -138,8 +138,11 @@ pub enum Error {
         limit: u32,
     },
 
-    /// The number of entries passed to an all-to-all operation does not fit the number of ranks.
-    #[error("an all-to-all operation got {count} entries, which cannot be assigned to {size} ranks")]
+    /// The number of entries passed to an all-to-all operation does not fit the number of ranks: `all_to_all` needs
+    /// the same number of bytes for each rank, `all_to_allv` one part for each rank.
+    #[error(
+        "an all-to-all operation of {size} ranks got {count} entries: `all_to_all` needs a multiple of {size} bytes, `all_to_allv` {size} parts"
+    )]
     WrongCount {
         /// The number of entries: bytes in `all_to_all`, parts in `all_to_allv`.
         count: usize,

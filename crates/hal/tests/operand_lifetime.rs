@@ -18,7 +18,8 @@ use wholemem_testkit::{Census, Deferred, Fault, Ranks, in_forked_child, seed, te
 
 const LEN: usize = 64 << 10;
 
-/// A deferred stream with a fill that waits for an event. Only the stream holds the memory of the fill.
+/// A deferred stream (one that runs work later) with a fill that waits for an event. Only the stream holds the memory
+/// of the fill.
 struct BlockedFill {
     device: Device,
     fault: Fault,
@@ -197,7 +198,8 @@ fn a_forked_child_runs_no_deferred_work_of_its_parent() {
             map.bytes().unwrap().read_at(0, &mut seen).unwrap();
             seen[0]
         };
-        // The parent drops one stream with unfinished work, and the child drops the others.
+        // The parent drops one stream with unfinished work before the fork, and the child drops its copies of the other
+        // streams. The child must run none of this work.
         let (unblock, ticket, event) = manual_event(&device);
         let retired = device.stream().unwrap();
         retired.await_event(&event).unwrap();
@@ -239,7 +241,8 @@ fn a_repeatedly_failing_release_is_retried_until_it_succeeds() {
     });
 }
 
-/// A host kernel that stores a byte; the arguments are the address and the value.
+/// A kernel of the host backend, which runs on the CPU: stores a byte. Its arguments are the address and the value of
+/// the byte.
 unsafe fn store(_: &LaunchShape, args: &Args) {
     let at = Address(args.read_u64(0).expect("an address")).to_host().expect("not null");
     let value = args.read_u32(1).expect("a number").to_le_bytes()[0];

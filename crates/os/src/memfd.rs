@@ -1,5 +1,5 @@
-//! Memory files (memfd): anonymous memory behind a file descriptor, resident, private to its owner and sealed against
-//! resizing.
+//! Memory files (memfd): anonymous memory behind a file descriptor, which cannot be resized, and which other users can
+//! access only through a descriptor that is passed to them.
 //!
 //! All host memory of wholemem is a [`Memfd`]. For memory created here and for memory received from a peer:
 //!
@@ -64,8 +64,8 @@ pub struct Memfd {
 }
 
 impl Memfd {
-    /// Creates a memory file of `len` zeroed, resident bytes. `name` is shown in `/proc/<pid>/maps` and
-    /// `/proc/<pid>/fd`.
+    /// Creates a memory file of `len` zeroed bytes, whose pages are allocated now. `name` is shown in
+    /// `/proc/<pid>/maps` and `/proc/<pid>/fd`.
     ///
     /// # Errors
     /// [`Error::ZeroLength`], or the failed call: `memfd_create` with `EINVAL` for a name that is longer than 249

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Displays a byte count in the largest binary unit that represents it exactly with at most one decimal digit.
+/// Displays a byte count in the largest binary unit that represents it exactly with at most one digit after the
+/// decimal point.
 ///
 /// ```
 /// use wholemem_os::Size;
@@ -25,8 +26,8 @@ impl fmt::Display for Size {
             .iter()
             .find(|(_, shift)| bytes >> shift != 0)
             .and_then(|(unit, shift)| {
-                // A byte count that needs more than one decimal digit is printed in bytes, so that an error message
-                // never rounds a difference away.
+                // A byte count that has more than one digit after the decimal point in the larger unit is printed in
+                // bytes, so that an error message never rounds a difference away.
                 let whole = bytes >> shift;
                 let rest = (bytes & ((1 << shift) - 1)) as u128;
                 match (rest * 10) >> shift {

@@ -60,15 +60,16 @@ pub fn request(slice: Duration) {
 /// The time for which a busy thread runs before it yields its core.
 const RUN: Duration = Duration::from_micros(100);
 
-/// The maximum time for which a busy thread runs before it yields its core, if the threads that get the core do not
-/// return it soon.
+/// The maximum time for which a busy thread runs before it yields its core. The time is doubled up to this maximum as
+/// long as the other threads use the yielded core for a long time.
 const MAX_RUN: Duration = Duration::from_millis(16);
 
-/// The minimum length of a wait that counts as blocked, so that other threads had the core.
+/// The minimum length of a wait that counts as blocking: other threads had the core during the wait, so the thread does
+/// not have to yield its core again soon.
 const BLOCKED: Duration = Duration::from_micros(20);
 
-/// If a yielded core is not returned within this time, the threads that got it are busy themselves, and do not wait
-/// for a reply.
+/// The minimum duration of a `sched_yield` that counts as long: other threads computed on the core meanwhile, because a
+/// thread that only waits for a reply uses the core for a shorter time.
 const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
 /// The time slice that is requested for a thread while it is busy.

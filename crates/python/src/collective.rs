@@ -65,7 +65,8 @@ pub(crate) struct Operands {
     to: Operand,
 }
 
-/// Runs the collectives for all callers: arrays, torch operators and the fast path.
+/// Runs the collectives for all callers: the methods of `Communicator`, torch operators, and the fast path (calls from
+/// torch that bypass its dispatcher).
 impl CommState {
     /// Checks the tensors of a collective and builds its operands. The output must have the input's type, and the shape `outer`
     /// followed by the input's shape. `argument` names the input in errors.
@@ -120,7 +121,8 @@ impl CommState {
     }
 }
 
-/// The arguments of a collective that was called with arrays.
+/// The checked arguments of a collective that Python called as a method of `Communicator`, with arrays of any
+/// framework.
 struct CollectiveArgs<'py> {
     state: Arc<CommState>,
     on: CallStream,

@@ -323,7 +323,8 @@ impl WholeTensor {
         self.scatter_rows(py, &on.stream, &indices.indices, &rows, scatter)
     }
 
-    /// Returns an input array in memory that the device can access: host arrays are copied, except torch tensors.
+    /// Returns an input array in memory that the device can access: copies a host array to a GPU, but returns a torch
+    /// tensor as it is, because a torch tensor on another device is an error.
     fn stage_input(
         &self,
         py: Python<'_>,

@@ -24,7 +24,8 @@ DRAFTS: list[Any] = [
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Forks a child process that inherits the Python objects of this process and exits at the end of the ``with`` block."""
+    """Forks a child process that inherits the Python objects of this process and only waits. The ``with`` block runs in the
+    parent; the child exits at the end of the block."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -162,7 +162,7 @@ ctypes.memset({where}, 1, 1)
 
 
 def fault(served: StoreServer, where: str, before: str = "", **environment: str) -> tuple[int, str]:
-    """Runs a process that writes to an address, and returns its exit status and its last output."""
+    """Runs a process that writes one byte to a memory address, and returns the exit status and the stderr of the process."""
     text = WRITES.format(where=where, before=before)
     ended = run(text, cwd=HERE, env={**os.environ, "SOCKET": served.socket, **environment})
     return ended.returncode, ended.stderr

@@ -426,7 +426,7 @@ def test_bad_tensors_are_rejected() -> None:
 @needs_cuda
 def test_a_tensor_on_another_device_is_rejected() -> None:
     table = filled(joined("cpu"), torch.ones(5, 2))
-    with pytest.raises(errors.WrongDevice, match="the tensor is on cuda:0, but the communicator is on cpu") as caught:
+    with pytest.raises(errors.WrongDevice, match="the array of indices is on cuda:0, but the communicator is on cpu") as caught:
         wm.gather(table, torch.tensor([0], device="cuda"))
     assert caught.value.hint == "move it to cpu first"
     with pytest.raises(errors.WrongDevice, match="is on cpu, but the other tensor is on cuda:0"):

@@ -33,13 +33,13 @@ def deterministic() -> Iterator[None]:
 
 
 def operand(rank: int, count: int = 2000) -> tuple[Any, Any]:
-    """Returns rows of which many go to one index, and whose sum depends on the order of additions."""
+    """Returns rows and their indices. Many rows have the same index, and their sum depends on the order of additions."""
     of = torch.Generator().manual_seed(rank)
     return torch.randn(count, 8, generator=of), torch.randint(0, 4, (count,), generator=of)
 
 
 def added_in_order(size: int) -> Any:
-    """Returns the sums of all ranks' rows, added row by row."""
+    """Returns the expected table after a scatter-add of all ranks in fixed order: adds row after row, rank by rank."""
     total = torch.zeros(4, 8)
     for rank in range(size):
         for row, place in zip(*operand(rank)):

@@ -138,7 +138,7 @@ def test_the_wrapper_behaves_like_the_wrapped_function(table: WholeTensor, devic
     assert inspect.isfunction(function) and inspect.signature(wm.gather) == inspect.signature(function)
     assert (wm.gather.__name__, wm.gather.__module__) == ("gather", ops.__name__)
     assert wm.gather.__doc__ == function.__doc__ and repr(wm.gather).startswith("<function gather at ")
-    assert "Gathers the rows at the indices" in pydoc.render_doc(wm.gather)
+    assert function.__doc__.splitlines()[0] in pydoc.render_doc(wm.gather)
     assert pickle.loads(pickle.dumps(wm.gather)) is wm.gather and copy.deepcopy(wm.gather) is wm.gather
     assert weakref.ref(wm.gather)() is wm.gather and inspect.getsource(wm.gather) == inspect.getsource(function)
     assert (wm.gather.__code__, wm.gather.__kwdefaults__) == (function.__code__, function.__kwdefaults__)

@@ -21,7 +21,7 @@ use crate::alloc::raw_error;
 use crate::args::IndexChoice;
 use crate::sample::{Implementation, PairedTimes, Summary, TimedRun};
 
-/// The least length of a plain copy on a host that is divided among all cores, as gathers are.
+/// The minimum length in bytes of a plain copy that is divided among all cores on the host backend, as gathers are.
 const PARALLEL_MIN: usize = 16 << 20;
 
 /// Runs a benchmark case as one rank. Reports the beginning and the end of each measured round.
@@ -61,12 +61,13 @@ struct RowsRunner<'a> {
     draws: u64,
 }
 
-/// The buffers of one round: those of gather or scatter, and that of the plain copy.
+/// The buffers of one round: those of the gather or scatter, and that of the plain copy with which it is compared.
 struct BufferPair {
     dense: Span,
     indices: Span,
     draw: IndexSequence,
-    /// The contiguous memory that the plain copy reads or writes.
+    /// The contiguous memory of the plain copy with which a gather or scatter is compared: the destination of the copy
+    /// for a gather, the source for a scatter.
     plain: Span,
     pieces: Vec<TablePart>,
 }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The rank in the position of rank 0 decides when every rank has joined or died, or when its timeout expires. A rank
-//! whose parent has not appeared decides for the ranks below it when its timeout expires.
+//! whose parent has not appeared decides for the ranks of its subtree when its timeout expires.
 //!
 //! **Deaths.** If a rank dies before it has forwarded a decision, one of its neighbours takes its position in the
 //! tree: it accepts the dead rank's children, and if it is one of them itself, it joins the dead rank's parent. So
@@ -56,11 +56,11 @@ const MAX_REFUSED: Duration = Duration::from_millis(500);
 pub(crate) enum Input {
     /// The parent and this rank have authenticated each other.
     ParentJoined,
-    /// A child is authenticated, and its admission is about to be sent.
+    /// A child rank is authenticated, and its admission is about to be sent.
     ChildAdmitted(Rank),
-    /// A child and this rank have authenticated each other.
+    /// A child rank and this rank have authenticated each other.
     ChildJoined(Rank),
-    /// A child reports which ranks below it have joined or died.
+    /// A child rank reports which ranks of its subtree have joined or died.
     Update(JoinUpdate),
     /// The neighbour in this position of the tree died after it was authenticated, and left this record of its state.
     Died(Rank, JoinRecord),
@@ -84,7 +84,7 @@ pub(crate) enum Input {
 pub(crate) enum Output {
     /// Send the parent the ranks that have joined or died.
     Up(JoinUpdate),
-    /// Send a child the decision whether the group is complete or has failed.
+    /// Send a child rank the decision whether the group is complete or has failed.
     Down(Rank, Result<(), GroupFault>),
     /// Joining has ended: the group is complete, or it has failed.
     End(Result<(), GroupFault>),
@@ -99,7 +99,7 @@ pub(crate) struct JoinProtocol {
     timeout: Duration,
     give_up_on_decision: Duration,
     parent: ParentState,
-    /// The children that are connected to this rank.
+    /// The child ranks that are connected to this rank.
     children: BTreeSet<Rank>,
     /// The positions of this rank in the tree: its own, and those of dead ranks that it has taken.
     positions: BTreeSet<Rank>,
@@ -305,7 +305,7 @@ impl JoinProtocol {
     }
 
     /// Records which ranks have joined or died, and returns those that were not known before. Joined ranks count if
-    /// they are below this rank, dead ranks always.
+    /// they are in the subtree of this rank, dead ranks always.
     fn record_update(&mut self, mut update: JoinUpdate) -> JoinUpdate {
         let tree = self.tree;
         update.joined.retain(|rank| tree.is_below(*rank) && self.joined.insert(*rank));
@@ -342,7 +342,8 @@ impl JoinProtocol {
         }
     }
 
-    /// Returns the ranks below this rank that have neither joined nor died.
+    /// Returns the ranks in the subtree of this rank (its descendants in the tree of ranks) that have neither joined
+    /// nor died.
     fn missing(&self) -> Vec<Rank> {
         let mut missing = Vec::new();
         let mut left = vec![self.tree.rank];

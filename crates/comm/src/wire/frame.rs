@@ -44,15 +44,16 @@ macro_rules! kinds {
 kinds! {
     /// The greeting: carries the sender's liveness page and pidfd as two file descriptors.
     Greeting = 1,
-    /// Reports to the parent which ranks below the sender have joined or died.
+    /// Reports to the sender's parent in the tree of ranks which ranks of the sender's subtree have joined or died.
     JoinUpdate = 2,
-    /// Tells a child whether the group is complete, or why joining failed.
+    /// Tells a child rank in the tree of ranks whether the group is complete, or why joining failed.
     JoinDecision = 3,
-    /// A vote in a collective operation, sent to the parent.
+    /// A vote in a collective operation, sent to the parent in the tree of ranks.
     Vote = 4,
-    /// The decision of a collective operation, sent to a child.
+    /// The decision of a collective operation, sent to a child in the tree of ranks.
     Decision = 5,
-    /// Reports to the parent which ranks below the sender are missing in an operation.
+    /// Reports to the sender's parent in the tree of ranks which ranks of the sender's subtree are missing in an
+    /// operation.
     MissingReport = 6,
     /// A message from one rank to any other rank.
     Direct = 7,
@@ -66,8 +67,8 @@ kinds! {
     GroupFailed = 11,
     /// Reports that a rank has left the group.
     RankLeft = 12,
-    /// Offers a direct link to a rank that is not a neighbour: one end of a socket pair, as a file descriptor. If the
-    /// frame has no descriptor, the descriptor was lost on the way.
+    /// Offers a direct link to a rank that is not a neighbour in the tree of ranks: one end of a socket pair, as a file
+    /// descriptor. If the frame has no descriptor, the descriptor was lost on the way.
     LinkOffer = 13,
     /// Accepts an offered direct link.
     LinkAccepted = 14,
@@ -76,7 +77,7 @@ kinds! {
 }
 
 impl FrameKind {
-    /// Returns true if frames of this kind are forwarded to ranks that are not neighbours of the sender.
+    /// Returns true if frames of this kind are forwarded to ranks that are not neighbours of the sender in the tree.
     pub(crate) fn is_forwarded(self) -> bool {
         matches!(self, Self::Direct | Self::LinkOffer | Self::LinkAccepted | Self::LinkDeclined)
     }

@@ -69,7 +69,8 @@ impl EndCapture<'_> {
         // The closure `work` may have forked: in a child, the capture belongs to the parent.
         backend.check_fork(|| Attempt::Capture)?;
         let (operands, raw) = {
-            // The stream is locked, so that no work is captured after the operands have been taken.
+            // The stream stays locked until the capture has ended. Otherwise another thread could add work to the graph
+            // after the operands have been taken, and the graph would not hold the operands of that work.
             let mut state = stream.core.state();
             let operands = state.capture.take().expect("only this value ends the capture");
             // SAFETY: the stream is live and being captured: this `EndCapture` was created when the capture began,

@@ -100,7 +100,7 @@ pub enum Error {
     },
 
     /// A device lacks the access rights that the operation needs.
-    #[error("cannot {attempt}: {device} was granted {granted} but needs {needed}")]
+    #[error("cannot {attempt}: {device} was granted {granted} to the memory, but needs {needed}")]
     Denied {
         /// The operation that was attempted and failed.
         attempt: Attempt,
@@ -113,7 +113,7 @@ pub enum Error {
     },
 
     /// Write access was requested to memory that was imported through a read-only handle.
-    #[error("cannot {attempt}: the memory was received read-only")]
+    #[error("cannot {attempt}: the memory was imported through a read-only handle")]
     ReadOnlyHandle {
         /// The operation that was attempted and failed.
         attempt: Attempt,
@@ -131,7 +131,7 @@ pub enum Error {
     },
 
     /// The source and the destination of a copy have different lengths.
-    #[error("cannot copy {} to a range of {}", Size(*from), Size(*to))]
+    #[error("cannot copy {} to a range of {}: the lengths differ", Size(*from), Size(*to))]
     LengthsDiffer {
         /// The length of the source of the copy in bytes.
         from: usize,
@@ -229,7 +229,7 @@ pub enum Error {
     },
 
     /// The time between two events was requested before both were recorded and completed.
-    #[error("cannot {attempt}: one of the events was not recorded or is not reached yet")]
+    #[error("cannot {attempt}: one of the events was not recorded or has not completed")]
     NotReached {
         /// The operation that was attempted and failed.
         attempt: Attempt,

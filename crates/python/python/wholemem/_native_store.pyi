@@ -342,7 +342,7 @@ class Pack(Mapping[str, Array]):
 
     @property
     def name(self) -> str:
-        """The name of the pack in the store."""
+        """The name of the pack (an object with several arrays) in the store."""
     @property
     def nbytes(self) -> int:
         """The size of all arrays of the pack in bytes."""

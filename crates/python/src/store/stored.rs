@@ -119,7 +119,7 @@ impl Pack {
 
 #[pymethods]
 impl Pack {
-    /// The name of the pack in the store.
+    /// The name of the pack (an object with several arrays) in the store.
     #[getter]
     fn name(&self) -> &str {
         &self.name

@@ -1,5 +1,5 @@
-//! The pins of forked children (marks that an object is in use): a child holds the objects of its parent from the moment at which
-//! `fork` returns in the child.
+//! The pins (marks that an object of the store is in use) of forked children: a child holds the objects of its parent
+//! from the moment at which `fork` returns in the child.
 //!
 //! ```text
 //!   parent, before the fork     opens another connection, sends `await child`: its pin page is valid while this connection is
@@ -65,7 +65,7 @@ struct Registry {
     cores: Vec<Weak<ClientCore>>,
     /// The copy-on-write maps of small objects, with their connections.
     private: Vec<(Weak<ClientCore>, Weak<PrivateMap>)>,
-    /// The pin pages that this process has inherited from its own parent.
+    /// The pin pages (memory that marks the objects in use) that this process has inherited from its own parent.
     inherited: Vec<PinHolder>,
 }
 
@@ -92,7 +92,7 @@ impl PinHolder {
 struct Fork {
     registry: MutexGuard<'static, Registry>,
     accesses: Vec<ChildAccess>,
-    /// The pin pages that the child inherits.
+    /// The pin pages (memory that marks the objects in use) that the forked child inherits.
     inherited: Vec<PinHolder>,
     /// The connections on which new pins are blocked until the fork is complete.
     paused: Vec<Arc<ClientCore>>,
@@ -110,7 +110,8 @@ struct ChildAccess {
 /// The way in which pinned objects stay valid for a forked child.
 #[derive(Debug)]
 enum PinTransfer {
-    /// The child claims a pin page that the parent has prepared.
+    /// The forked child claims a pin page: memory that marks the objects that the child uses, filled by its parent
+    /// before the fork.
     Claim(PageClaim),
     /// No pins are needed, because the store has ended and its memory is never overwritten.
     NotNeeded,
@@ -118,7 +119,8 @@ enum PinTransfer {
     Failed,
 }
 
-/// The data that a forked child needs to claim its pin page, all prepared before the fork.
+/// The data that a forked child needs to claim its pin page (memory that marks the objects that the child uses), all
+/// prepared before the fork.
 #[derive(Debug)]
 struct PageClaim {
     page: MappedCells,
@@ -284,7 +286,8 @@ impl ChildAccess {
 }
 
 impl PageClaim {
-    /// Obtains a pin page for a forked child from the server. Runs in the parent before the fork.
+    /// Obtains a pin page (memory that marks the objects in use) for a forked child from the server. Runs in the parent
+    /// before the fork.
     fn create(core: &ClientCore, deadline: Deadline) -> Result<Self> {
         let (mut connection, welcome) = loop {
             match core.connect_again(deadline) {
@@ -316,7 +319,8 @@ impl PageClaim {
         })
     }
 
-    /// Claims the pin page of a forked child. Runs in the child. Returns true if the child's objects are safe to read.
+    /// Claims the pin page of a forked child: asks the server to keep the page valid while the child lives. Runs in the
+    /// child. Returns true if the child's objects are safe to read.
     fn claim(&self, deadline: Deadline) -> bool {
         loop {
             match self.try_claim(deadline) {

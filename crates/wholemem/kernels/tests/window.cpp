@@ -47,7 +47,8 @@ void windows_find_every_part()
     }
 }
 
-// Tests that the items in a lane's memory do not overlap and are inside that memory, by marking every byte of every item.
+// Tests that the signals and buffers in the memory of a lane (a sequence of collective calls) do not overlap and are
+// inside that memory, by marking every byte of each.
 void lanes_keep_things_apart(u32 ranks)
 {
     LaneRef lane = LaneRef();

@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_sign_of_zero_is_preserved() {
-        // A sum that starts at zero instead of rank 0's value would be +0.
+        // The sum of -0 and -0 is -0. If the sum started at zero instead of rank 0's value, it would be +0.
         assert_eq!(f32::reduce_naive(&[-0.0, -0.0], ReduceOp::Sum).to_bits(), 1 << 31);
         assert_eq!(f32::reduce_naive(&[-0.0], ReduceOp::Avg).to_bits(), 1 << 31);
         for values in [[0.0, -0.0], [-0.0, 0.0]] {

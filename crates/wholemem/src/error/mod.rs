@@ -111,7 +111,7 @@ pub enum Error {
     NoDimensions,
 
     /// A range of rows or columns is not within the tensor.
-    #[error("cannot use {dimension} {start}..{end}: the tensor has {count}")]
+    #[error("cannot use {dimension} {start}..{end}: the tensor has {count} {dimension}")]
     OutOfRange {
         /// The word "rows" or "columns".
         dimension: &'static str,
@@ -263,8 +263,8 @@ pub enum Error {
         fits: u32,
     },
 
-    /// The window that was passed to a collective call belongs to another group.
-    #[error("the window belongs to another group")]
+    /// The window (memory of all ranks) that was passed to a collective call belongs to another group of ranks.
+    #[error("the window belongs to another group of ranks")]
     ForeignWindow,
 
     /// A window would have no bytes on any rank.

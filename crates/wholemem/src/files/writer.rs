@@ -173,7 +173,9 @@ impl PartialFolder {
 impl Drop for PartialFolder {
     fn drop(&mut self) {
         if self.is_owner {
-            // The removal fails if the folder was renamed. Otherwise the folder is incomplete, and removal is best effort.
+            // The temporary folder contains an incomplete save, or the old tensor that `publish` has replaced. If
+            // `publish` has renamed the folder, there is none. An error of the removal is ignored, because `drop`
+            // cannot return it.
             let _ = fs::remove_dir_all(&self.folder);
         }
     }

@@ -122,7 +122,8 @@ fn reduce(
     let context = || format!("{op} of {count} {dtype} {places:?}, seed {seed}");
     let own = symmetric.group().rank().index();
     let len = count * dtype.len();
-    // All ranks must pass the same range of a window; other memory has a different alignment on each rank.
+    // In a window the offset is equal on all ranks, because all ranks must pass the same range of a window. In a rank's
+    // own memory the offset differs between ranks, so that the test covers different alignments.
     let own_at = (seed as usize % PADDING + own * 3) % PADDING * dtype.len();
     let window_at = (seed >> 8) as usize % PADDING * dtype.len();
     let window_span = |index: usize| memory.windows[index].local().unwrap().clone();

@@ -35,7 +35,8 @@ GRADIENTS_HINT = (
 
 
 class Gradients:
-    """The table of an embedding's gradients, which is created on first use, and the order in which gradients are added.
+    """The gradients of an embedding: their table, which is created on first use, and the order in which gradients are
+    added, ``any`` or ``fixed``.
 
     Args:
         table: The table.

@@ -10,15 +10,16 @@ use super::CollectiveCall;
 /// A synchronization rule of a collective call. For each rule there is a `Mutant` that breaks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cpu) enum Rule {
-    /// Consecutive pieces of calls use alternating buffers.
+    /// The rule that consecutive pieces of collective calls use alternating buffers.
     AlternateBuffers,
-    /// Ranks wait at the first barrier of a collective call.
+    /// The rule that ranks wait for each other at the first barrier of a collective call.
     FirstBarrier,
-    /// Ranks wait at the second barrier of a collective call.
+    /// The rule that ranks wait for each other at the second barrier of a collective call.
     SecondBarrier,
-    /// Ranks wait at the end of a collective call that staged its input in several pieces.
+    /// The rule that ranks wait for each other at the end of a collective call that staged its input in several pieces.
     LastBarrier,
-    /// A packet is read only after a check of its flag.
+    /// The rule that a rank checks the flag of a packet, which shows that the packet has arrived, before it uses the
+    /// packet's data.
     CheckFlag,
 }
 

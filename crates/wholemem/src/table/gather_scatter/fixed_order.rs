@@ -107,7 +107,8 @@ impl WholeTensor {
         Ok(OutgoingRows { row_numbers, bad, rows })
     }
 
-    /// Encodes the message that this rank sends to each rank: the number of rows, their row numbers, and their bytes.
+    /// Encodes one message for each rank: the number of rows that this rank sends to it, their row numbers, and their
+    /// bytes.
     fn parts(&self, outgoing: &OutgoingRows, positions: Range<u64>) -> Vec<Vec<u8>> {
         let partition = self.memory().partition();
         let mut row_numbers = vec![Vec::new(); partition.ranks() as usize];
