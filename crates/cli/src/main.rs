@@ -5,9 +5,9 @@
 //! | [`cli`] | the command line: options, defaults, help |
 //! | [`doctor`] | tries every feature on this machine |
 //! | [`demo`] | shows the features in steps and verifies each step |
-//! | [`files`] | table files |
 //! | [`launch`] | starts a command as several ranks; the tasks of ranks in benchmarks and in the demo |
 //! | [`store`] | the server of a store, and its client commands |
+//! | [`table`] | table files |
 //! | [`peer_role`] | the tasks of the second process of a benchmark or of the demo |
 //!
 //! The crate `wholemem-command` has the parts that all commands use, and `wholemem-bench` has the command `bench`.
@@ -20,10 +20,10 @@
 mod cli;
 mod demo;
 mod doctor;
-mod files;
 mod launch;
 mod peer_role;
 mod store;
+mod table;
 
 use std::process::ExitCode;
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::Table(args) => files::run(&args),
+        Command::Table(args) => table::run(&args),
         Command::Bench(args) => wholemem_bench::run(&args),
         Command::Peer(args) => peer_role::run(&args),
         Command::Rank(args) => launch::run_role(&args),
