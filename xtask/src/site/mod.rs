@@ -8,10 +8,12 @@
 //! |---|---|
 //! | [`links`] | rewrites links to files of the repository |
 //! | [`mentions`] | checks that mentioned paths exist |
+//! | [`call_paths`] | checks that the functions in call paths exist |
 //!
 //! The site works under any URL path and from a local disk. Every link leads to an existing file and fragment. Every Markdown
 //! document of the repository has a page.
 
+mod call_paths;
 mod links;
 mod mentions;
 
@@ -29,6 +31,9 @@ use crate::{cargo, command, python, report, source_rules};
 
 const FOLDER: &str = "xtask/src/site";
 const SUMMARY: &str = include_str!("SUMMARY.md");
+
+/// The page whose call paths are checked.
+const ARCHITECTURE: &str = "docs/ARCHITECTURE.md";
 
 /// The Python packages that build the documentation site.
 const PACKAGES: [Wheel; 4] = [MDBOOK, GRIFFE2MD, GRIFFELIB, BLACK];
@@ -94,6 +99,9 @@ fn stage(sources: &Path) -> Result<Vec<String>> {
         // Paths in the changelog and the measurements are not checked, because they refer to files of earlier versions.
         if path != "CHANGELOG.md" && !path.starts_with("docs/measured/") {
             findings.extend(mentions::missing(path, &text, &files));
+        }
+        if path == ARCHITECTURE {
+            findings.extend(call_paths::wrong(path, &text, |file| fs::read_to_string(file).ok()));
         }
         let linked = links::rewrite_links(path, &text, &files);
         findings.extend(linked.broken);
