@@ -145,6 +145,8 @@ mod tests {
         for (block, name, files) in [
             ("Client::get    crates/a/src/put.rs", "Client::get", "crates/a/src/put.rs"),
             ("Store::put    crates/a/src/put.rs", "Store::put", "crates/a/src/put.rs"),
+            ("lient::put    crates/a/src/put.rs", "lient::put", "crates/a/src/put.rs"),
+            ("Clien::put    crates/a/src/put.rs", "Clien::put", "crates/a/src/put.rs"),
             (
                 "put, sends    crates/a/src/put.rs, io/send.rs",
                 "sends",
