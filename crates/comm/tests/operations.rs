@@ -250,7 +250,8 @@ fn ranks_in_different_operations_get_an_error() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let here = ranks[0].barrier();
-            assert_eq!(here, Err(Error::Mismatch { rank: Rank(1), here: "barrier", there: "all_gather" }));
+            let (own, other) = ("barrier".to_owned(), "all_gather".to_owned());
+            assert_eq!(here, Err(Error::RanksDisagree { rank: Rank(1), here: own, there: other }));
         });
         scope.spawn(|| {
             let there = ranks[1].all_gather(b"x").expect_err("the other rank called barrier");

@@ -70,7 +70,11 @@ impl Bootstrap {
             Some((front, bytes)) if front[..4] == root.0.to_le_bytes() => Ok(bytes.to_vec()),
             _ => {
                 self.core.fail_group(GroupFault::ProtocolViolation(root), None);
-                Err(Error::Mismatch { rank: root, here: "broadcast", there: "broadcast of another rank" })
+                Err(Error::RanksDisagree {
+                    rank: root,
+                    here: "broadcast".to_owned(),
+                    there: "broadcast of another rank".to_owned(),
+                })
             }
         }
     }
@@ -321,7 +325,7 @@ impl OperationGuard<'_> {
 
     /// Informs the other ranks that not all ranks are in the same operation.
     fn report_mismatch(&self, error: Error) -> Error {
-        if let Error::Mismatch { rank, .. } = &error {
+        if let Error::RanksDisagree { rank, .. } = &error {
             self.bootstrap.core.fail_group(GroupFault::ProtocolViolation(*rank), None);
         }
         error
@@ -400,7 +404,11 @@ fn check_operation(message: GroupMessage, operation: Operation, rank: Rank) -> R
     if message.operation == operation {
         Ok(message.bytes)
     } else {
-        Err(Error::Mismatch { rank, here: operation.name(), there: message.operation.name() })
+        Err(Error::RanksDisagree {
+            rank,
+            here: operation.name().to_owned(),
+            there: message.operation.name().to_owned(),
+        })
     }
 }
 
