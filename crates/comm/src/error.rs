@@ -61,12 +61,13 @@ pub enum Error {
     },
 
     /// Two ranks made different calls: all ranks must call the same operations in the same order, with arguments that
-    /// agree. Every rank of the group gets this error.
+    /// agree. Every rank of the group gets this error, also if it has made the same call as most others.
     #[error("rank {rank} called `{there}` while this rank called `{here}`")]
     RanksDisagree {
         /// A rank that made another call than this rank.
         rank: Rank,
-        /// The call of this rank, with the arguments that must be equal on all ranks.
+        /// The call of this rank, with the arguments that must be equal on all ranks. If this rank has not made its
+        /// call, it is `nothing`, with another rank and its call.
         here: String,
         /// The call of the other rank.
         there: String,
