@@ -361,6 +361,9 @@ impl ProgressThread {
                 self.check_ranks(&decode_ranks(&bytes)?)?;
                 self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }
+            FrameKind::Direct if src == self.core.tree.rank || src.0 >= self.core.tree.size => {
+                return Err(Malformed("a message is from this rank or from an unknown rank"));
+            }
             FrameKind::Vote | FrameKind::Decision | FrameKind::Direct | FrameKind::FdsLost => {
                 self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }

@@ -49,6 +49,8 @@ fn invalid_frames_are_refused_and_valid_ones_accepted() {
         (5, frame(FrameKind::LinkOffer, 1, 1), needs_none),
         (5, frame(FrameKind::LinkAccepted, 30, 1), needs_none),
         (5, frame(FrameKind::LinkDeclined, 0, 1), needs_none),
+        (5, frame(FrameKind::Direct, 1, 1), "a message is from this rank or from an unknown rank"),
+        (5, frame(FrameKind::Direct, 30, 1), "a message is from this rank or from an unknown rank"),
         (5, frame(FrameKind::Direct, 21, 22), "a frame was forwarded in the wrong direction"),
         (5, frame(FrameKind::Direct, 21, 30), wrong_destination),
         (5, frame(FrameKind::Vote, 5, 0), wrong_destination),
