@@ -19,9 +19,9 @@ use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 use crate::core::{GroupPhase, RankCore};
 use crate::fault::GroupFault;
 use crate::handshake::Acceptor;
+use crate::operation::Operation;
 use crate::progress::ProgressThread;
 use crate::rank::Tree;
-use crate::wire::operation::Operation;
 use crate::{Error, Rank, Result, UniqueId};
 
 mod collective;

@@ -11,9 +11,9 @@ use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 use crate::fault::{Disagreement, GroupFault};
 use crate::links::{FramePacket, PathAction, Paths, RankLink, SendStatus};
 use crate::machine::group_state::GroupState;
+use crate::operation::Operation;
 use crate::rank::Tree;
 use crate::wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD, encode_fault};
-use crate::wire::operation::Operation;
 use crate::{Error, Rank, Result, UniqueId};
 
 mod watchers;

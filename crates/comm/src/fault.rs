@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::wire::operation::Operation;
+use crate::operation::Operation;
 use crate::{Error, Rank};
 
 /// The reason why a group failed: a lost, aborting, missing or violating rank, or two ranks that made different calls.
@@ -49,11 +49,11 @@ impl Disagreement {
     }
 
     /// Returns the error on a rank whose last call is `own`. It names a rank whose call differs from that of this rank.
-    fn error(&self, rank: Rank, own: Option<NumberedCall>) -> Error {
+    fn error(&self, own: Option<NumberedCall>) -> Error {
         let [lower, higher] = self.calls;
         let own = own.filter(|call| call.op == self.op).map(|call| call.operation);
         let (other, here) = match own {
-            Some(own) if rank == lower.0 || rank != higher.0 && own == lower.1 => (higher, own.to_string()),
+            Some(own) if own == lower.1 => (higher, own.to_string()),
             Some(own) => (lower, own.to_string()),
             // This rank has not made the call, so both calls are those of other ranks.
             None => (lower, format!("nothing (rank {}: {})", higher.0, higher.1)),
@@ -72,9 +72,9 @@ impl GroupFault {
         }
     }
 
-    /// Returns the error on `rank`, whose last call is `own`, of every operation after the operation in which the group
+    /// Returns the error on a rank whose last call is `own`, of every operation after the operation in which the group
     /// failed.
-    pub(crate) fn error(&self, rank: Rank, own: Option<NumberedCall>) -> Error {
+    pub(crate) fn error(&self, own: Option<NumberedCall>) -> Error {
         match self {
             Self::Lost(rank) => Error::PeerLost { rank: *rank },
             Self::Aborted(by) => Error::Aborted { by: *by },
@@ -82,21 +82,15 @@ impl GroupFault {
             Self::ProtocolViolation(rank) => {
                 Error::Protocol { rank: *rank, what: "another rank reported an invalid message from it" }
             }
-            Self::RanksDisagree(disagreement) => disagreement.error(rank, own),
+            Self::RanksDisagree(disagreement) => disagreement.error(own),
         }
     }
 
-    /// Returns the error on `rank` of the operation in which the group failed.
-    pub(crate) fn error_within(
-        &self,
-        rank: Rank,
-        own: Option<NumberedCall>,
-        timeout: Duration,
-        joining: bool,
-    ) -> Error {
+    /// Returns the error on a rank whose last call is `own`, of the operation in which the group failed.
+    pub(crate) fn error_within(&self, own: Option<NumberedCall>, timeout: Duration, joining: bool) -> Error {
         match self {
             Self::Missing(missing) => Error::Timeout { missing: missing.clone(), timeout, joining },
-            other => other.error(rank, own),
+            other => other.error(own),
         }
     }
 }
@@ -115,12 +109,10 @@ mod tests {
     #[test]
     fn each_rank_is_told_a_rank_with_another_call_than_its_own() {
         let fault = GroupFault::RanksDisagree(Disagreement::new(7, BARRIER, AGREE).unwrap());
-        let error = |rank, op, operation| fault.error(Rank(rank), Some(NumberedCall { op, operation }));
-        assert_eq!(error(2, 7, Operation::Agree), disagree(4, "agree", "barrier"));
-        assert_eq!(error(4, 7, Operation::Barrier), disagree(2, "barrier", "agree"));
-        assert_eq!(error(1, 7, Operation::Agree), disagree(4, "agree", "barrier"));
-        assert_eq!(error(5, 7, Operation::Barrier), disagree(2, "barrier", "agree"));
-        assert_eq!(error(3, 7, Operation::Split), disagree(2, "split", "agree"));
+        let error = |operation| fault.error(Some(NumberedCall { op: 7, operation }));
+        assert_eq!(error(Operation::Agree), disagree(4, "agree", "barrier"));
+        assert_eq!(error(Operation::Barrier), disagree(2, "barrier", "agree"));
+        assert_eq!(error(Operation::Split), disagree(2, "split", "agree"));
     }
 
     #[test]
@@ -128,8 +120,7 @@ mod tests {
         let fault = GroupFault::RanksDisagree(Disagreement::new(7, BARRIER, AGREE).unwrap());
         let before = NumberedCall { op: 6, operation: Operation::Barrier };
         for own in [None, Some(before)] {
-            let error = fault.error(Rank(0), own);
-            assert_eq!(error, disagree(2, "nothing (rank 4: barrier)", "agree"));
+            assert_eq!(fault.error(own), disagree(2, "nothing (rank 4: barrier)", "agree"));
         }
     }
 

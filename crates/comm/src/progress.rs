@@ -21,10 +21,10 @@ use crate::handshake::Acceptor;
 use crate::links::{FramePacket, PathAction, RankLink, SendStatus};
 use crate::machine::join::{Input, JoinProtocol, JoinRecord};
 use crate::machine::stall_detector::StallDetector;
+use crate::operation::Operation;
 use crate::rank::Tree;
 use crate::wire::Malformed;
 use crate::wire::frame::{self, FrameHeader, FrameKind, decode_fault, decode_join_update, decode_ranks};
-use crate::wire::operation::Operation;
 use crate::{Rank, Result};
 
 mod joining;

@@ -14,9 +14,9 @@ use crate::core::RankState;
 use crate::fault::GroupFault;
 use crate::machine::converge::{Converge, Input, Merge, Output};
 use crate::machine::{give_up_on_decision_at, margin};
+use crate::operation::Operation;
 use crate::wire::FieldReader;
 use crate::wire::frame::{FrameHeader, FrameKind, decode_ranks, encode_ranks};
-use crate::wire::operation::Operation;
 use crate::{Bootstrap, Error, Rank, Result};
 
 /// The time that a waiting rank sleeps before it checks whether its neighbours run, and whether its caller was

@@ -24,8 +24,8 @@ use crate::core::TaggedFd;
 use crate::fault::GroupFault;
 use crate::links::FramePacket;
 use crate::machine::{give_up_on_child_at, give_up_on_parent_at};
+use crate::operation::Operation;
 use crate::wire::frame::{FrameHeader, FrameKind};
-use crate::wire::operation::Operation;
 use crate::{Bootstrap, Error, Rank, Result};
 
 impl Bootstrap {

@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError};
 use super::OperationGuard;
 use super::collective::wait_remaining_timeout;
 use crate::fault::GroupFault;
+use crate::operation::Operation;
 use crate::wire::FieldReader;
-use crate::wire::operation::Operation;
 use crate::{Bootstrap, Error, Rank, Result};
 
 /// The environment variable that overrides which node this process is on, for tests of several nodes on one machine.

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::fault::{GroupFault, NumberedCall};
+use crate::operation::Operation;
 use crate::rank::Tree;
-use crate::wire::operation::Operation;
 use crate::{Error, Rank};
 
 /// The failure of a group and the ranks that have left the group, as known to one rank.
@@ -95,14 +95,14 @@ impl GroupState {
 
     /// Returns the error of every operation after the one in which the group failed, if it has.
     pub(crate) fn error(&self) -> Option<Error> {
-        self.fault.as_ref().map(|fault| fault.error(self.tree.rank, self.call))
+        self.fault.as_ref().map(|fault| fault.error(self.call))
     }
 
     /// Returns the error of operation `op`, which cannot finish. If the group failed in it because ranks were missing,
     /// the error is a timeout of the given length.
     pub(crate) fn error_within(&self, op: u64, timeout: Duration) -> Option<Error> {
         match &self.fault {
-            Some(fault) => Some(fault.error_within(self.tree.rank, self.call, timeout, false)),
+            Some(fault) => Some(fault.error_within(self.call, timeout, false)),
             None => self.check(op).err(),
         }
     }

@@ -12,10 +12,10 @@
 
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 
-use super::operation::Operation;
 use super::{FieldReader, Malformed};
 use crate::Rank;
 use crate::fault::{Disagreement, GroupFault};
+use crate::operation::Operation;
 
 const MAGIC: [u8; 4] = *b"wmf2";
 pub(crate) const HEADER: usize = 48;
@@ -147,7 +147,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(FrameHeader, &[u8]), Malformed> {
         op: reader.u64()?,
         total: reader.u64()?,
         offset: reader.u64()?,
-        operation: Operation::decode(operation, reader.u64()?)?,
+        operation: Operation::decode(operation, reader.u64()?).map_err(Malformed)?,
     };
     let payload = reader.0;
     if usize::from(header.fds) > MAX_FDS {
@@ -246,7 +246,11 @@ fn encode_disagreement(disagreement: &Disagreement) -> Vec<u8> {
 
 fn decode_disagreement(mut reader: FieldReader<'_>) -> Result<Disagreement, Malformed> {
     let op = reader.u64()?;
-    let mut call = || Ok((Rank(reader.u32()?), Operation::decode(reader.u8()?, reader.u64()?)?));
+    let mut call = || {
+        let rank = Rank(reader.u32()?);
+        let operation = Operation::decode(reader.u8()?, reader.u64()?).map_err(Malformed)?;
+        Ok((rank, operation))
+    };
     let (lower, higher) = (call()?, call()?);
     reader.end()?;
     Disagreement::new(op, lower, higher)

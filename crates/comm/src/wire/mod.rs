@@ -5,7 +5,6 @@
 
 pub(crate) mod frame;
 pub(crate) mod handshake;
-pub(crate) mod operation;
 
 /// The reason why a message is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

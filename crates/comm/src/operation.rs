@@ -1,13 +1,9 @@
 //! The collective operations, with the arguments that must be equal on all ranks.
 //!
-//! ```text
-//!   5           40         48
-//!   | operation | argument |     in the header of a frame
-//! ```
+//! A frame contains the code of the operation and the argument; [`frame`](crate::wire::frame) has their places.
 
 use std::fmt;
 
-use super::Malformed;
 use crate::Rank;
 
 /// The collective operation that a rank has called, with the argument that must be equal on all ranks. Arguments that
@@ -48,12 +44,16 @@ impl Operation {
         }
     }
 
-    pub(crate) fn decode(code: u8, argument: u64) -> Result<Self, Malformed> {
+    /// Decodes the code of an operation and its argument.
+    ///
+    /// # Errors
+    /// The rule that the code or the argument violates.
+    pub(crate) fn decode(code: u8, argument: u64) -> Result<Self, &'static str> {
         let operation = match code {
             0 => Self::None,
             1 => Self::Barrier,
             2 => {
-                let root = u32::try_from(argument).map_err(|_| Malformed("a root is not a rank"))?;
+                let root = u32::try_from(argument).map_err(|_| "a root is not a rank")?;
                 Self::Broadcast { root: Rank(root) }
             }
             3 => Self::AllGather,
@@ -63,12 +63,12 @@ impl Operation {
             7 => Self::Split,
             8 => Self::AllToAllV,
             9 => Self::SplitByNode,
-            _ => return Err(Malformed("a frame has an unknown operation")),
+            _ => return Err("a frame has an unknown operation"),
         };
         if operation.encode() == (code, argument) {
             Ok(operation)
         } else {
-            Err(Malformed("an operation without an argument has one"))
+            Err("an operation without an argument has one")
         }
     }
 }
@@ -99,13 +99,13 @@ mod tests {
         for code in 0..=9 {
             let argument = if matches!(code, 2 | 4) { 7 } else { 0 };
             assert_eq!(Operation::decode(code, argument).map(Operation::encode), Ok((code, argument)));
-            let needless = Err(Malformed("an operation without an argument has one"));
+            let needless = Err("an operation without an argument has one");
             if argument == 0 {
                 assert_eq!(Operation::decode(code, 1), needless, "{code}");
             }
         }
-        assert_eq!(Operation::decode(10, 0), Err(Malformed("a frame has an unknown operation")));
-        assert_eq!(Operation::decode(2, 1 << 32), Err(Malformed("a root is not a rank")));
+        assert_eq!(Operation::decode(10, 0), Err("a frame has an unknown operation"));
+        assert_eq!(Operation::decode(2, 1 << 32), Err("a root is not a rank"));
     }
 
     #[test]
