@@ -19,6 +19,7 @@ use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 use crate::core::{GroupPhase, RankCore};
 use crate::fault::GroupFault;
 use crate::handshake::Acceptor;
+use crate::operation::Operation;
 use crate::progress::ProgressThread;
 use crate::rank::Tree;
 use crate::{Error, Rank, Result, UniqueId};
@@ -49,8 +50,10 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// One rank's membership in a group.
 ///
-/// Operations are collective: all ranks call the same operations in the same order. Each returns the result, or an
-/// error that names the rank at fault; an error that [poisons](Error::poisons) ends the group. An operation fails
+/// Operations are collective: all ranks call the same operations in the same order. If they do not, or if arguments
+/// differ that must be equal (the root of a broadcast, the length of the parts of `all_to_all`), every rank that makes a
+/// call gets [`Error::RanksDisagree`]; only a rank that makes no call at all is a timeout. Each operation returns the
+/// result, or an error that names the rank at fault; an error that [poisons](Error::poisons) ends the group. An operation fails
 /// when its timeout expires, and not before; it may take up to a second longer, in which the ranks inform each other
 /// which rank is missing. Dropping the value leaves the group: the other ranks can finish the operations that this
 /// rank has finished, and no later ones.
@@ -281,15 +284,16 @@ impl Bootstrap {
 
     /// Begins an operation: assigns a number to the operation, if no other operation is in progress and the group is
     /// usable.
-    fn begin(&self) -> Result<OperationGuard<'_>> {
+    fn begin(&self, operation: Operation) -> Result<OperationGuard<'_>> {
         self.check_epoch()?;
         if self.busy.swap(true, Ordering::Acquire) {
             return Err(Error::Busy);
         }
-        let guard = OperationGuard { bootstrap: self, began: Instant::now() };
+        let guard = OperationGuard { bootstrap: self, operation, began: Instant::now() };
         let mut state = self.core.state();
-        state.group.check(state.begun + 1)?;
-        state.begun += 1;
+        let op = state.begun + 1;
+        state.group.begin(op, operation)?;
+        state.begun = op;
         drop(state);
         Ok(guard)
     }
@@ -299,6 +303,8 @@ impl Bootstrap {
 #[derive(Debug)]
 struct OperationGuard<'a> {
     pub(crate) bootstrap: &'a Bootstrap,
+    /// The call, which all messages of its steps contain.
+    pub(crate) operation: Operation,
     pub(crate) began: Instant,
 }
 

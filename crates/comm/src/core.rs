@@ -8,11 +8,12 @@ use rustix::event::EventfdFlags;
 use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
-use crate::fault::GroupFault;
+use crate::fault::{Disagreement, GroupFault};
 use crate::links::{FramePacket, PathAction, Paths, RankLink, SendStatus};
 use crate::machine::group_state::GroupState;
+use crate::operation::Operation;
 use crate::rank::Tree;
-use crate::wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD, Operation, encode_fault};
+use crate::wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD, encode_fault};
 use crate::{Error, Rank, Result, UniqueId};
 
 mod watchers;
@@ -59,6 +60,22 @@ pub(crate) struct RankState {
     pub(crate) finished: u64,
     /// True if the progress thread must end.
     pub(crate) stop: bool,
+}
+
+impl RankState {
+    /// Returns a disagreement if a message of operation number `op` is from a rank that made another call than `own`,
+    /// the call of this rank. If there are several such ranks, it is with the lowest.
+    ///
+    /// Every rank that has made a call sends a message: in `all_to_all` to every rank, otherwise to its parent as soon as
+    /// all ranks below it have voted. So if the calls of two ranks differ, and every rank makes a call, then at least one
+    /// rank receives a message of another call: the parent at the lowest connection of the tree whose two ends differ,
+    /// or a rank that gets a part of an `all_to_all`.
+    pub(crate) fn find_disagreement(&self, rank: Rank, op: u64, own: Operation) -> Option<Disagreement> {
+        let differing =
+            self.inbox.iter().filter(|((of, _, _), message)| *of == op && message.operation != own);
+        let ((_, _, other), message) = differing.min_by_key(|((_, _, from), _)| *from)?;
+        Disagreement::new(op, (rank, own), (*other, message.operation))
+    }
 }
 
 /// The state of a rank that the threads of its callers share with its progress thread.
@@ -202,12 +219,12 @@ impl RankCore {
 
     /// Records that the group has failed, and informs the neighbours other than `from`.
     pub(crate) fn fail_group(&self, fault: GroupFault, from: Option<Rank>) {
-        let (to_inform, is_first) = {
+        let (to_inform, first_error) = {
             let mut state = self.state();
             let is_first = state.group.fault().is_none();
             let to_inform = state.group.fail(fault.clone(), from);
             self.changed.notify_all();
-            (to_inform, is_first)
+            (to_inform, state.group.error().filter(|_| is_first))
         };
         for link in to_inform.into_iter().filter_map(|neighbour| self.link(neighbour)) {
             let header =
@@ -219,8 +236,8 @@ impl RankCore {
                 }
             }
         }
-        if is_first {
-            self.notify(&fault.error());
+        if let Some(error) = first_error {
+            self.notify(&error);
         }
     }
 
@@ -256,11 +273,29 @@ mod tests {
     use crate::wire::frame;
 
     #[test]
+    fn a_disagreement_is_with_the_lowest_rank_that_made_another_call_in_the_same_operation() {
+        let core = RankCore::create(UniqueId::create_private().unwrap(), Tree::new(Rank(0), 5)).unwrap();
+        let mut state = core.state();
+        let own = Operation::AllToAll { part_len: 8 };
+        let mut receive = |op, kind, rank, operation| {
+            state.inbox.insert((op, kind, Rank(rank)), GroupMessage { operation, bytes: Vec::new() });
+            state.find_disagreement(Rank(0), 7, own)
+        };
+        assert_eq!(receive(7, FrameKind::Direct, 1, own), None);
+        assert_eq!(receive(8, FrameKind::Vote, 2, Operation::Barrier), None, "a later operation");
+        let with = |rank, operation| Disagreement::new(7, (Rank(0), own), (Rank(rank), operation));
+        let (other_len, vote) = (Operation::AllToAll { part_len: 9 }, Operation::Agree);
+        assert_eq!(receive(7, FrameKind::Direct, 4, other_len), with(4, other_len));
+        assert_eq!(receive(7, FrameKind::MissingReport, 3, vote), with(3, vote));
+        assert_eq!(receive(7, FrameKind::Direct, 4, own), with(3, vote));
+    }
+
+    #[test]
     fn a_group_failure_is_sent_before_queued_packets() {
         let core = RankCore::create(UniqueId::create_private().unwrap(), Tree::new(Rank(0), 2)).unwrap();
         let (here, there) = PacketSocket::pair().unwrap();
         core.links().insert(Rank(1), Arc::new(RankLink::new(Rank(1), here)));
-        let header = FrameHeader::new(FrameKind::Direct, Operation::AllToAll, Rank(0), Rank(1), 1);
+        let header = FrameHeader::new(FrameKind::Direct, Operation::AllToAllV, Rank(0), Rank(1), 1);
         core.post(Rank(1), header, &vec![0; 16 << 20]);
         core.fail_group(GroupFault::Aborted(Rank(0)), None);
         let mut buffer = vec![0; MAX_PACKET];

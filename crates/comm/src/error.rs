@@ -60,15 +60,17 @@ pub enum Error {
         missing: Vec<Rank>,
     },
 
-    /// Two ranks called different operations: every rank must call the same operations in the same order.
+    /// Two ranks made different calls: all ranks must call the same operations in the same order, with arguments that
+    /// agree. Every rank of the group gets this error, also if it has made the same call as most others.
     #[error("rank {rank} called `{there}` while this rank called `{here}`")]
-    Mismatch {
-        /// The rank that called another operation than this rank.
+    RanksDisagree {
+        /// A rank that made another call than this rank.
         rank: Rank,
-        /// The operation that this rank called.
-        here: &'static str,
-        /// The operation that the other rank called.
-        there: &'static str,
+        /// The call of this rank, with the arguments that must be equal on all ranks. If this rank has not made its
+        /// call, it is `nothing`, with another rank and its call.
+        here: String,
+        /// The call of the other rank.
+        there: String,
     },
 
     /// A rank violated the protocol between ranks, or runs another version of wholemem.
@@ -240,7 +242,7 @@ impl Error {
             Self::PeerLeft { .. } => "peer-left",
             Self::Closed => "closed",
             Self::Poisoned { .. } => "poisoned",
-            Self::Mismatch { .. } => "mismatch",
+            Self::RanksDisagree { .. } => "mismatch",
             Self::Protocol { .. } => "protocol",
             Self::RankTaken { .. } => "rank-taken",
             Self::SizeDiffers { .. } => "size-differs",
@@ -271,7 +273,7 @@ impl Error {
                 | Self::PeerLeft { .. }
                 | Self::Closed
                 | Self::Poisoned { .. }
-                | Self::Mismatch { .. }
+                | Self::RanksDisagree { .. }
                 | Self::Protocol { .. }
         )
     }

@@ -20,6 +20,7 @@
 //!   machine         the protocols as state machines without I/O, and the simulator that tests them
 //!   wire            frames and handshake messages as bytes
 //!   fault, id       why a group failed, UniqueId
+//!   operation       the collective operations, with the arguments that must be equal on all ranks
 //!   error, rank     Error, Rank and the tree
 //! ```
 //!
@@ -33,7 +34,8 @@
 //!
 //! **Guarantees.** Every wait ends when its timeout expires, not before, and at most a second after it. If a rank
 //! dies, every survivor gets [`Error::PeerLost`]. If a rank is stopped or was not started, every other rank gets
-//! [`Error::Timeout`]. Both errors name the rank. After that, every operation of the group fails at once, and the
+//! [`Error::Timeout`]. Both errors name the rank. If ranks make different calls, every rank gets
+//! [`Error::RanksDisagree`] with two of the calls, without waiting for its timeout. After that, every operation of the group fails at once, and the
 //! survivors can create a new group. A group that has ended leaves no descriptor, mapping or file.
 //!
 //! **Limits.** Traffic is not encrypted, and processes of the same user are trusted. All ranks must be on one node.
@@ -74,6 +76,7 @@ mod handshake;
 mod id;
 mod links;
 mod machine;
+mod operation;
 mod progress;
 mod rank;
 mod wire;

@@ -21,11 +21,10 @@ use crate::handshake::Acceptor;
 use crate::links::{FramePacket, PathAction, RankLink, SendStatus};
 use crate::machine::join::{Input, JoinProtocol, JoinRecord};
 use crate::machine::stall_detector::StallDetector;
+use crate::operation::Operation;
 use crate::rank::Tree;
 use crate::wire::Malformed;
-use crate::wire::frame::{
-    self, FrameHeader, FrameKind, Operation, decode_fault, decode_join_update, decode_ranks,
-};
+use crate::wire::frame::{self, FrameHeader, FrameKind, decode_fault, decode_join_update, decode_ranks};
 use crate::{Rank, Result};
 
 mod joining;
@@ -319,12 +318,15 @@ impl ProgressThread {
             }
             FrameKind::JoinDecision => {
                 let fault = decode_fault(&bytes)?;
-                self.check_ranks(fault.iter().flat_map(GroupFault::ranks))?;
+                self.check_ranks(&fault.as_ref().map(GroupFault::ranks).unwrap_or_default())?;
+                if matches!(fault, Some(GroupFault::RanksDisagree(_))) {
+                    return Err(Malformed("ranks disagreed before they had joined"));
+                }
                 self.protocol(Input::Decision(fault.map_or(Ok(()), Err)));
             }
             FrameKind::GroupFailed => {
                 let fault = decode_fault(&bytes)?.ok_or(Malformed("a group failure has no fault"))?;
-                self.check_ranks(fault.ranks())?;
+                self.check_ranks(&fault.ranks())?;
                 self.core.fail_group(fault, Some(from));
             }
             FrameKind::RankLeft => self.core.on_rank_left(src, op, Some(from)),
@@ -358,6 +360,9 @@ impl ProgressThread {
             FrameKind::MissingReport => {
                 self.check_ranks(&decode_ranks(&bytes)?)?;
                 self.store_message(op, kind, src, GroupMessage { operation, bytes });
+            }
+            FrameKind::Direct if src == self.core.tree.rank || src.0 >= self.core.tree.size => {
+                return Err(Malformed("a message is from this rank or from an unknown rank"));
             }
             FrameKind::Vote | FrameKind::Decision | FrameKind::Direct | FrameKind::FdsLost => {
                 self.store_message(op, kind, src, GroupMessage { operation, bytes });
@@ -450,14 +455,14 @@ impl ProgressThread {
 
     /// If this group is being split from another group that has failed, makes joining fail too.
     fn check_split_from(&mut self) {
-        let fault = self.split_from.as_ref().and_then(|group| group.state().group.fault().cloned());
-        if let (Some(fault), Some(_)) = (fault, &self.protocol) {
+        let error = self.split_from.as_ref().and_then(|group| group.state().group.error());
+        if let (Some(error), Some(_)) = (error, &self.protocol) {
             // The neighbours' socket files are removed: no further rank joins this group, and a dead member cannot
             // remove its own file.
             for rank in self.core.tree.neighbours() {
                 self.core.id.address(rank).remove();
             }
-            self.fail(fault.error());
+            self.fail(error);
         }
     }
 

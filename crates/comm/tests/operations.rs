@@ -245,21 +245,6 @@ fn leave_ends_the_operations_of_other_threads() {
 }
 
 #[test]
-fn ranks_in_different_operations_get_an_error() {
-    let ranks = Bootstrap::local(2).expect("a group");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let here = ranks[0].barrier();
-            assert_eq!(here, Err(Error::Mismatch { rank: Rank(1), here: "barrier", there: "all_gather" }));
-        });
-        scope.spawn(|| {
-            let there = ranks[1].all_gather(b"x").expect_err("the other rank called barrier");
-            assert_eq!(there.code(), "protocol");
-        });
-    });
-}
-
-#[test]
 fn invalid_arguments_are_refused_and_the_group_stays_usable() {
     each(2, |comm| {
         let size = 2;

@@ -179,7 +179,7 @@ impl From<wholemem::Error> for Exception {
                 let raised = Self::new("BadIndex", error.to_string()).code(error.code());
                 return raised.with(ExceptionDetail::Index { position, index, rows });
             }
-            Error::Differs { .. } | Error::SavesDiffer { .. } => "RanksDisagree",
+            Error::RanksDisagree { .. } | Error::SavesDiffer { .. } => "RanksDisagree",
             Error::TypesDiffer { .. } | Error::NotConvertible { .. } | Error::OpNotForType { .. } => {
                 "WrongType"
             }
@@ -224,7 +224,9 @@ impl From<CommError> for Exception {
                 raised("Timeout").missing(missing).hint(hint)
             }
             CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(hint),
-            CommError::Mismatch { .. } | CommError::Protocol { .. } => raised("RanksDisagree").hint(hint),
+            CommError::RanksDisagree { .. } | CommError::Protocol { .. } => {
+                raised("RanksDisagree").hint(hint)
+            }
             CommError::SizeDiffers { .. } | CommError::RankTaken { .. } => raised("RanksDisagree"),
             CommError::Environment { .. }
             | CommError::SocketDir { .. }

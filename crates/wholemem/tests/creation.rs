@@ -176,7 +176,7 @@ fn different_arguments_of_ranks_are_rejected_on_all_ranks() {
         let spec = MemorySpec::new(if group.rank() == Rank(1) { 11 } else { 10 }, 8);
         Ok(WholeMemory::create(group, &spec).unwrap_err())
     });
-    assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank: Rank(1) }; 3]);
+    assert_eq!(outcomes.unwrap(), vec![Error::RanksDisagree { rank: Rank(1) }; 3]);
 
     // One rank passes another element type or shape with the same length of a row in bytes.
     for (dtype, shape) in [(Dtype::I32, &[10, 8][..]), (Dtype::F32, &[10, 4, 2]), (Dtype::F16, &[10, 16])] {
@@ -185,7 +185,7 @@ fn different_arguments_of_ranks_are_rejected_on_all_ranks() {
             let (dtype, shape) = if differs { (dtype, shape) } else { (Dtype::F32, &[10, 8][..]) };
             Ok(WholeTensor::create(group, &TensorSpec::new(dtype, shape)).map(drop))
         });
-        assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
+        assert_eq!(outcomes.unwrap(), vec![Err(Error::RanksDisagree { rank: Rank(2) }); 3]);
     }
 
     // Two element types that have the same storage type are different arguments too.
@@ -193,7 +193,7 @@ fn different_arguments_of_ranks_are_rejected_on_all_ranks() {
         let dtype = if group.rank() == Rank(2) { Dtype::Bool } else { Dtype::U8 };
         Ok(WholeTensor::create(group, &TensorSpec::new(dtype, &[10, 8])).map(drop))
     });
-    assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
+    assert_eq!(outcomes.unwrap(), vec![Err(Error::RanksDisagree { rank: Rank(2) }); 3]);
 
     let outcomes = Communicator::on_each(&groups, |group| {
         let shape: &[u64] = if group.rank() == Rank(2) { &[] } else { &[10, 8] };

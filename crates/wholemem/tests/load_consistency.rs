@@ -106,7 +106,7 @@ fn ranks_that_interpret_one_file_differently_all_fail() {
     let len = (header.len() as u64).to_le_bytes();
     fs::write(&path, [&len[..], header.as_bytes(), &[1; 32]].concat()).unwrap();
     let failed = errors(load_each(&["x", "y"].map(|name| FileSource::tensor(&path, name))));
-    assert_eq!(failed, vec![Error::Differs { rank: Rank(1) }; 2]);
+    assert_eq!(failed, vec![Error::RanksDisagree { rank: Rank(1) }; 2]);
 }
 
 /// Returns a progress callback that overwrites the file in place after its first block was read, and changes the file's

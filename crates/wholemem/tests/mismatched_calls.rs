@@ -63,13 +63,13 @@ fn scatters_into_different_tensors_fail_on_all_ranks() {
     for adds in [false, true] {
         let scatter_row = |tensor: &WholeTensor, stream: &Stream| scatter_row(tensor, stream, adds);
         assert_eq!(on_picked_tensors(pick_same, scatter_row), [Ok(()), Ok(()), Ok(())]);
-        let differs = || Err(Error::Differs { rank: Rank(2) });
+        let differs = || Err(Error::RanksDisagree { rank: Rank(2) });
         assert_eq!(on_picked_tensors(pick_other, scatter_row), [differs(), differs(), differs()]);
         assert_eq!(on_picked_tensors(pick_view, scatter_row), [differs(), differs(), differs()]);
     }
     let one_adds =
         |tensor: &WholeTensor, stream: &Stream| scatter_row(tensor, stream, tensor.group().rank() == Rank(1));
-    let differs = || Err(Error::Differs { rank: Rank(1) });
+    let differs = || Err(Error::RanksDisagree { rank: Rank(1) });
     assert_eq!(on_picked_tensors(pick_same, one_adds), [differs(), differs(), differs()]);
 }
 
@@ -77,7 +77,7 @@ fn scatters_into_different_tensors_fail_on_all_ranks() {
 fn like_of_different_tensors_fails_on_all_ranks() {
     let like = |tensor: &WholeTensor, _: &Stream| Ok(tensor.like()?.shape().to_vec());
     assert_eq!(on_picked_tensors(pick_same, like), [Ok(vec![10, 2]), Ok(vec![10, 2]), Ok(vec![10, 2])]);
-    let differs = || Err(Error::Differs { rank: Rank(2) });
+    let differs = || Err(Error::RanksDisagree { rank: Rank(2) });
     assert_eq!(on_picked_tensors(pick_other, like), [differs(), differs(), differs()]);
     assert_eq!(on_picked_tensors(pick_view, like), [differs(), differs(), differs()]);
 }
@@ -87,7 +87,7 @@ fn saves_of_different_tensors_fail_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
     let save = |tensor: &WholeTensor, _: &Stream| tensor.save(&path, SaveSpec::default(), &ignore_progress);
-    let differs = || Err(Error::Differs { rank: Rank(2) });
+    let differs = || Err(Error::RanksDisagree { rank: Rank(2) });
     assert_eq!(on_picked_tensors(pick_other, save), [differs(), differs(), differs()]);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a failed save must not leave files");
     assert_eq!(on_picked_tensors(pick_same, save), [Ok(()), Ok(()), Ok(())]);

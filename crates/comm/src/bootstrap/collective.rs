@@ -4,18 +4,19 @@
 //! ([`converge`](crate::machine)); they differ in how votes are merged. all_to_all sends each part to its rank.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use wholemem_os::interrupt;
 
 use super::OperationGuard;
-use crate::core::{GroupMessage, RankState};
+use crate::core::RankState;
 use crate::fault::GroupFault;
 use crate::machine::converge::{Converge, Input, Merge, Output};
 use crate::machine::{give_up_on_decision_at, margin};
+use crate::operation::Operation;
 use crate::wire::FieldReader;
-use crate::wire::frame::{FrameHeader, FrameKind, Operation, decode_ranks, encode_ranks};
+use crate::wire::frame::{FrameHeader, FrameKind, decode_ranks, encode_ranks};
 use crate::{Bootstrap, Error, Rank, Result};
 
 /// The time that a waiting rank sleeps before it checks whether its neighbours run, and whether its caller was
@@ -25,6 +26,9 @@ pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(100);
 /// The maximum number of bytes that one rank contributes to a collective operation. Larger data belongs in shared
 /// memory.
 const MAX_PER_RANK: usize = 1 << 30;
+
+/// The first byte of the vote of a broadcast's root.
+const ROOT: u8 = 1;
 
 /// The result of a vote with [`Bootstrap::agree`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +50,7 @@ impl Bootstrap {
     /// # Errors
     /// [`Error::PeerLost`], [`Error::Timeout`] and the other errors of a failed group.
     pub fn barrier(&self) -> Result<()> {
-        self.begin()?.converge(Operation::Barrier, Vec::new(), no_bytes).map(drop)
+        self.begin(Operation::Barrier)?.converge(Vec::new(), no_bytes).map(drop)
     }
 
     /// Sends the bytes of rank `root` to all ranks; the bytes of the other ranks are ignored.
@@ -58,19 +62,15 @@ impl Bootstrap {
             return Err(Error::NoSuchRank { rank: root, size: self.size() });
         }
         check_len(bytes.len())?;
-        // Every vote of a broadcast contains the root, so that ranks with different roots get an error instead of wrong
-        // bytes.
-        let mut vote = root.0.to_le_bytes().to_vec();
-        if root == self.rank() {
-            vote.push(1);
-            vote.extend(bytes);
-        }
-        let decision = self.begin()?.converge(Operation::Broadcast, vote, root_bytes)?;
-        match decision.split_at_checked(5) {
-            Some((front, bytes)) if front[..4] == root.0.to_le_bytes() => Ok(bytes.to_vec()),
+        let is_root = root == self.rank();
+        // The first byte distinguishes an empty broadcast of the root from the vote of another rank.
+        let vote = if is_root { [&[ROOT], bytes].concat() } else { Vec::new() };
+        let decision = self.begin(Operation::Broadcast { root })?.converge(vote, root_bytes)?;
+        match decision.split_first() {
+            Some((&ROOT, bytes)) => Ok(bytes.to_vec()),
             _ => {
                 self.core.fail_group(GroupFault::ProtocolViolation(root), None);
-                Err(Error::Mismatch { rank: root, here: "broadcast", there: "broadcast of another rank" })
+                Err(Error::Protocol { rank: root, what: "its bytes are missing in the result" })
             }
         }
     }
@@ -81,7 +81,7 @@ impl Bootstrap {
     /// [`Error::TooLong`], and the errors of a failed group.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         check_len(bytes.len())?;
-        self.begin()?.all_gather(Operation::AllGather, bytes)
+        self.begin(Operation::AllGather)?.all_gather(bytes)
     }
 
     /// Sends the `n`th part of `bytes` to rank `n`, and returns the parts received from all ranks. All parts of all
@@ -97,7 +97,9 @@ impl Bootstrap {
         }
         let len = bytes.len() / size;
         let parts: Vec<_> = (0..size).map(|n| &bytes[n * len..(n + 1) * len]).collect();
-        let received = self.all_to_allv(&parts)?;
+        check_len(len)?;
+        let operation = Operation::AllToAll { part_len: len as u64 };
+        let received = self.begin(operation)?.all_to_allv(&parts)?;
         let of_another_len = (0..).map(Rank).zip(&received).find(|(_, part)| part.len() != len);
         if let Some((rank, _)) = of_another_len {
             self.core.fail_group(GroupFault::ProtocolViolation(rank), None);
@@ -116,7 +118,7 @@ impl Bootstrap {
             return Err(Error::WrongCount { count: parts.len(), size: self.size() });
         }
         parts.iter().try_for_each(|part| check_len(part.len()))?;
-        self.begin()?.all_to_allv(parts)
+        self.begin(Operation::AllToAllV)?.all_to_allv(parts)
     }
 
     /// Votes on whether all ranks succeeded, for example in a step that each rank performed on its own.
@@ -128,13 +130,13 @@ impl Bootstrap {
     /// [`Error::TooLong`], and the errors of a failed group.
     pub fn agree(&self, vote: Result<(), &str>) -> Result<VoteResult> {
         check_len(vote.err().map_or(0, str::len))?;
-        self.begin()?.agree(vote)
+        self.begin(Operation::Agree)?.agree(vote)
     }
 }
 
 impl OperationGuard<'_> {
     /// Performs one collective: sends merged votes up the tree of ranks, and the decision of rank 0 down the tree.
-    pub(crate) fn converge(&self, operation: Operation, own: Vec<u8>, merge: Merge) -> Result<Vec<u8>> {
+    pub(crate) fn converge(&self, own: Vec<u8>, merge: Merge) -> Result<Vec<u8>> {
         let core = &self.bootstrap.core;
         let (tree, timeout) = (core.tree, self.bootstrap.timeout);
         let mut machine = Converge::new(tree, timeout, own, merge);
@@ -143,15 +145,15 @@ impl OperationGuard<'_> {
         loop {
             for output in outputs.drain(..) {
                 match output {
-                    Output::Up(bytes) => self.post_to_parent(FrameKind::Vote, operation, op, &bytes),
+                    Output::Up(bytes) => self.post_to_parent(FrameKind::Vote, op, &bytes),
                     Output::Report(missing) => {
-                        self.post_to_parent(FrameKind::MissingReport, operation, op, &encode_ranks(&missing))
+                        self.post_to_parent(FrameKind::MissingReport, op, &encode_ranks(&missing))
                     }
                     Output::Down(bytes) => {
                         for child in tree.children() {
                             core.post(
                                 child,
-                                FrameHeader::new(FrameKind::Decision, operation, tree.rank, child, op),
+                                FrameHeader::new(FrameKind::Decision, self.operation, tree.rank, child, op),
                                 &bytes,
                             );
                         }
@@ -166,14 +168,8 @@ impl OperationGuard<'_> {
                     }
                 }
             }
-            let mut state = core.state();
-            let mut inputs = match take_inputs(&mut state, tree, op, operation) {
-                Ok(inputs) => inputs,
-                Err(error) => {
-                    drop(state);
-                    return Err(self.report_mismatch(error));
-                }
-            };
+            let mut state = self.agreed_state(op)?;
+            let mut inputs = take_inputs(&mut state, tree, op)?;
             if inputs.is_empty() {
                 if state.group.check(op).is_err() {
                     drop(state);
@@ -194,10 +190,10 @@ impl OperationGuard<'_> {
         }
     }
 
-    pub(crate) fn all_gather(&self, operation: Operation, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let core = &self.bootstrap.core;
         let own = entry(core.tree.rank, bytes);
-        let decision = self.converge(operation, own, all_entries)?;
+        let decision = self.converge(own, all_entries)?;
         let entries = read_entries(&decision).filter(|entries| {
             entries.len() == core.tree.size as usize
                 && entries.iter().enumerate().all(|(n, (rank, _))| rank.index() == n)
@@ -219,7 +215,7 @@ impl OperationGuard<'_> {
             Ok(()) => Vec::new(),
             Err(reason) => [&self.bootstrap.rank().0.to_le_bytes(), reason.as_bytes()].concat(),
         };
-        let decision = self.converge(Operation::Agree, own, lowest_refusal)?;
+        let decision = self.converge(own, lowest_refusal)?;
         match decision.split_first_chunk::<4>() {
             None if decision.is_empty() => Ok(VoteResult::Agreed),
             None => {
@@ -243,24 +239,18 @@ impl OperationGuard<'_> {
                 received[to.index()] = Some(part.to_vec());
             } else {
                 core.post_to_any(
-                    FrameHeader::new(FrameKind::Direct, Operation::AllToAll, tree.rank, to, op),
+                    FrameHeader::new(FrameKind::Direct, self.operation, tree.rank, to, op),
                     part,
                 );
             }
         }
-        let mut state = core.state();
         loop {
+            let mut state = self.agreed_state(op)?;
             for (from, slot) in (0..tree.size).map(Rank).zip(&mut received) {
                 if slot.is_none()
                     && let Some(message) = state.inbox.remove(&(op, FrameKind::Direct, from))
                 {
-                    match check_operation(message, Operation::AllToAll, from) {
-                        Ok(bytes) => *slot = Some(bytes),
-                        Err(error) => {
-                            drop(state);
-                            return Err(self.report_mismatch(error));
-                        }
-                    }
+                    *slot = Some(message.bytes);
                 }
             }
             if received.iter().all(Option::is_some) {
@@ -269,7 +259,7 @@ impl OperationGuard<'_> {
                 // In all_to_all, other ranks may still need this rank to forward their parts, so no rank continues
                 // before all ranks have received all parts.
                 self.next_operation();
-                self.converge(Operation::AllToAll, Vec::new(), no_bytes)?;
+                self.converge(Vec::new(), no_bytes)?;
                 return Ok(received.into_iter().flatten().collect());
             }
             if state.group.check(op).is_err() {
@@ -293,7 +283,6 @@ impl OperationGuard<'_> {
             let waited = core.changed.wait_timeout(state, left.min(WAIT_SLICE));
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);
             self.abort_if_interrupted();
-            state = core.state();
         }
     }
 
@@ -305,10 +294,10 @@ impl OperationGuard<'_> {
         }
     }
 
-    fn post_to_parent(&self, kind: FrameKind, operation: Operation, op: u64, bytes: &[u8]) {
+    fn post_to_parent(&self, kind: FrameKind, op: u64, bytes: &[u8]) {
         let core = &self.bootstrap.core;
         if let Some(parent) = core.tree.parent() {
-            core.post(parent, FrameHeader::new(kind, operation, core.tree.rank, parent, op), bytes);
+            core.post(parent, FrameHeader::new(kind, self.operation, core.tree.rank, parent, op), bytes);
         }
     }
 
@@ -319,12 +308,20 @@ impl OperationGuard<'_> {
         state.fds.retain(|(of, _), _| *of > op);
     }
 
-    /// Informs the other ranks that not all ranks are in the same operation.
-    fn report_mismatch(&self, error: Error) -> Error {
-        if let Error::Mismatch { rank, .. } = &error {
-            self.bootstrap.core.fail_group(GroupFault::ProtocolViolation(*rank), None);
+    /// Locks the state of this rank. If a message of operation number `op` shows that its sender made another call than
+    /// this rank, the group fails. Every wait for messages of an operation begins with this check, so that no message of
+    /// another call is taken for one of this call.
+    pub(crate) fn agreed_state(&self, op: u64) -> Result<MutexGuard<'_, RankState>> {
+        let core = &self.bootstrap.core;
+        let state = core.state();
+        match state.find_disagreement(core.tree.rank, op, self.operation) {
+            None => Ok(state),
+            Some(disagreement) => {
+                drop(state);
+                core.fail_group(GroupFault::RanksDisagree(disagreement), None);
+                Err(self.failure(op))
+            }
         }
-        error
     }
 
     /// Assigns the next operation number, for an operation that consists of several numbered steps.
@@ -336,15 +333,9 @@ impl OperationGuard<'_> {
     pub(crate) fn failure(&self, op: u64) -> Error {
         let error = {
             let state = self.bootstrap.core.state();
-            match state.group.fault() {
-                Some(fault) => fault.error_within(self.bootstrap.timeout, false),
-                None => match state.group.check(op) {
-                    Err(error) => error,
-                    Ok(()) => {
-                        unreachable!("operation {op} cannot finish, and a group that has failed stays so")
-                    }
-                },
-            }
+            state.group.error_within(op, self.bootstrap.timeout).unwrap_or_else(|| {
+                unreachable!("operation {op} cannot finish, and a group that has failed stays so")
+            })
         };
         wait_remaining_timeout(error, self.began)
     }
@@ -370,17 +361,13 @@ pub(crate) fn wait_remaining_timeout(error: Error, began: Instant) -> Error {
     }
 }
 
-/// Removes the neighbours' messages for operation `op` from the inbox, and returns them.
-fn take_inputs(
-    state: &mut RankState,
-    tree: crate::rank::Tree,
-    op: u64,
-    operation: Operation,
-) -> Result<Vec<Input>> {
+/// Removes the neighbours' messages for operation `op` from the inbox, and returns them. The caller has checked that
+/// they are of this rank's call.
+fn take_inputs(state: &mut RankState, tree: crate::rank::Tree, op: u64) -> Result<Vec<Input>> {
     let mut inputs = Vec::new();
     for child in tree.children() {
         if let Some(message) = state.inbox.remove(&(op, FrameKind::Vote, child)) {
-            inputs.push(Input::Vote { child, vote: check_operation(message, operation, child)? });
+            inputs.push(Input::Vote { child, vote: message.bytes });
         }
         if let Some(message) = state.inbox.remove(&(op, FrameKind::MissingReport, child)) {
             let malformed = |_| Error::Protocol { rank: child, what: "its report is malformed" };
@@ -391,17 +378,9 @@ fn take_inputs(
     if let Some(parent) = tree.parent()
         && let Some(message) = state.inbox.remove(&(op, FrameKind::Decision, parent))
     {
-        inputs.push(Input::Decision(check_operation(message, operation, parent)?));
+        inputs.push(Input::Decision(message.bytes));
     }
     Ok(inputs)
-}
-
-fn check_operation(message: GroupMessage, operation: Operation, rank: Rank) -> Result<Vec<u8>> {
-    if message.operation == operation {
-        Ok(message.bytes)
-    } else {
-        Err(Error::Mismatch { rank, here: operation.name(), there: message.operation.name() })
-    }
 }
 
 fn check_len(len: usize) -> Result<()> {
@@ -413,14 +392,13 @@ fn no_bytes(_: Vec<u8>, _: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     Vec::new()
 }
 
-/// Merges the votes of a broadcast: returns the vote that contains the root's bytes, or this rank's own vote if there
-/// is none.
+/// Merges the votes of a broadcast: returns the vote of the root, which is the only vote that is not empty.
 fn root_bytes(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
-    const HEAD: usize = 4;
-    if own.len() > HEAD {
-        return own;
+    if own.is_empty() {
+        children.values().find(|vote| !vote.is_empty()).cloned().unwrap_or_default()
+    } else {
+        own
     }
-    children.values().find(|vote| vote.len() > HEAD).cloned().unwrap_or(own)
 }
 
 /// Merges the votes of `agree`: returns the vote against from the lowest rank, or an empty vote if all ranks agree. A

@@ -24,7 +24,8 @@ use crate::core::TaggedFd;
 use crate::fault::GroupFault;
 use crate::links::FramePacket;
 use crate::machine::{give_up_on_child_at, give_up_on_parent_at};
-use crate::wire::frame::{FrameHeader, FrameKind, Operation};
+use crate::operation::Operation;
+use crate::wire::frame::{FrameHeader, FrameKind};
 use crate::{Bootstrap, Error, Rank, Result};
 
 impl Bootstrap {
@@ -35,7 +36,7 @@ impl Bootstrap {
     /// [`Error::Descriptors`] if a rank could not receive all of them: then no rank gets any, and the group stays
     /// usable. The errors of a failed group.
     pub fn all_gather_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
-        let guard = self.begin()?;
+        let guard = self.begin(Operation::AllGatherFds)?;
         let passed = guard.exchange_fds(fds)?;
         guard.next_operation();
         let vote = match &passed {
@@ -94,7 +95,7 @@ impl OperationGuard<'_> {
             gathered.clear();
         }
         let count = u32::try_from(gathered.len()).expect("a process has fewer than 2^32 descriptors");
-        let counts = self.all_gather(Operation::AllGatherFds, &count.to_le_bytes())?;
+        let counts = self.all_gather(&count.to_le_bytes())?;
         let decode = |(rank, count): (Rank, &Vec<u8>)| match count[..].try_into().map(u32::from_le_bytes) {
             Ok(count) => Ok(count as usize),
             Err(_) => Err(Error::Protocol { rank, what: "its count of descriptors is malformed" }),
@@ -154,7 +155,7 @@ impl OperationGuard<'_> {
     /// Sends file descriptors to a neighbour, or, if some were lost, the message that they were lost.
     fn send<'t>(&self, op: u64, to: Rank, lost: Option<FdLoss>, fds: impl Iterator<Item = &'t TaggedFd>) {
         let core = &self.bootstrap.core;
-        let header = FrameHeader::new(FrameKind::Fds, Operation::AllGatherFds, core.tree.rank, to, op);
+        let header = FrameHeader::new(FrameKind::Fds, self.operation, core.tree.rank, to, op);
         if lost.is_some() {
             return core.post(to, FrameHeader { kind: FrameKind::FdsLost, ..header }, &[]);
         }
@@ -176,8 +177,8 @@ impl OperationGuard<'_> {
         let give_up =
             if core.tree.parent() == Some(from) { give_up_on_parent_at } else { give_up_on_child_at };
         let give_up = give_up(core.tree, self.bootstrap.timeout);
-        let mut state = core.state();
         loop {
+            let mut state = self.agreed_state(op)?;
             if state.inbox.remove(&(op, FrameKind::FdsLost, from)).is_some() {
                 return Ok(Err(FdLoss::Elsewhere));
             }
@@ -200,7 +201,6 @@ impl OperationGuard<'_> {
             let waited = core.changed.wait_timeout(state, left.min(WAIT_SLICE));
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);
             self.abort_if_interrupted();
-            state = core.state();
         }
     }
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError};
 use super::OperationGuard;
 use super::collective::wait_remaining_timeout;
 use crate::fault::GroupFault;
+use crate::operation::Operation;
 use crate::wire::FieldReader;
-use crate::wire::frame::Operation;
 use crate::{Bootstrap, Error, Rank, Result};
 
 /// The environment variable that overrides which node this process is on, for tests of several nodes on one machine.
@@ -42,7 +42,7 @@ impl Bootstrap {
     /// The errors of a failed group; [`Error::Timeout`] if a member of the new group is missing, which ends the
     /// original group too. Errors contain ranks of the original group.
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
-        self.split_in(&self.begin()?, color, key)
+        self.split_in(&self.begin(Operation::Split)?, color, key)
     }
 
     fn split_in(&self, guard: &OperationGuard<'_>, color: Option<u32>, key: u32) -> Result<Option<Self>> {
@@ -50,7 +50,7 @@ impl Bootstrap {
         vote.extend(color.unwrap_or(0).to_le_bytes());
         vote.extend(key.to_le_bytes());
         let number = self.core.state().begun;
-        let votes = guard.all_gather(Operation::Split, &vote)?;
+        let votes = guard.all_gather(&vote)?;
         let mut members = Vec::new();
         for (rank, vote) in (0..self.size()).map(Rank).zip(&votes) {
             let malformed = |_| Error::Protocol { rank, what: "its color and key are malformed" };
@@ -142,8 +142,8 @@ impl Bootstrap {
     /// # Errors
     /// As [`split`](Self::split).
     pub fn split_by_node_named(&self, name: &str) -> Result<Self> {
-        let guard = self.begin()?;
-        let names = guard.all_gather(Operation::AllGather, name.as_bytes())?;
+        let guard = self.begin(Operation::SplitByNode)?;
+        let names = guard.all_gather(name.as_bytes())?;
         guard.next_operation();
         // The machine is not compared: all ranks of a group are on one machine, since they have exchanged file
         // descriptors.
@@ -173,9 +173,9 @@ mod tests {
                 scope.spawn(|| {
                     // The rank does what `split` does first, with color 0 and key 0: it gathers the colors and keys of
                     // all ranks.
-                    let guard = comm.begin().unwrap();
+                    let guard = comm.begin(Operation::Split).unwrap();
                     let number = comm.core.state().begun;
-                    guard.all_gather(Operation::Split, &[1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+                    guard.all_gather(&[1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
                     if comm.rank() == Rank(1) {
                         // Rank 1 joins the split group, and leaves it when rank 2 does not join.
                         let id = comm.core.id.split_id(number, 0);

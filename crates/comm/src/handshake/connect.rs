@@ -10,8 +10,9 @@ use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
 
 use super::{JoinedPeer, liveness_fds};
 use crate::id::{GroupKey, random};
+use crate::operation::Operation;
 use crate::rank::Tree;
-use crate::wire::frame::{FrameHeader, FrameKind, Operation};
+use crate::wire::frame::{FrameHeader, FrameKind};
 use crate::wire::handshake::{AdmissionReply, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
 use crate::{Error, Rank, Result};
 

@@ -23,8 +23,9 @@ use crate::handshake::{Acceptor, Connector, JoinedPeer, is_refusal};
 use crate::links::RankLink;
 use crate::machine::join::{Input, Output};
 use crate::machine::stall_detector::StallDetector;
+use crate::operation::Operation;
 use crate::rank::Tree;
-use crate::wire::frame::{FrameHeader, FrameKind, Operation, encode_fault, encode_join_update};
+use crate::wire::frame::{FrameHeader, FrameKind, encode_fault, encode_join_update};
 use crate::{Error, Rank};
 
 /// The interval at which a rank checks whether ranks that had joined a dead rank still listen.
@@ -210,7 +211,7 @@ impl ProgressThread {
                     if let GroupFault::Missing(missing) = &fault {
                         missing.iter().for_each(|rank| self.core.id.address(*rank).remove_stale());
                     }
-                    self.fail(fault.error_within(self.timeout, true));
+                    self.fail(fault.error_within(None, self.timeout, true));
                     return;
                 }
             }

@@ -1,6 +1,7 @@
 //! Tests of how a rank handles frames that violate the protocol.
 
 use super::*;
+use crate::fault::Disagreement;
 use crate::handshake::{JoinedPeer, liveness_fds};
 use crate::rank::Tree;
 use crate::wire::frame::{JoinUpdate, encode_fault, encode_join_update, encode_ranks};
@@ -19,7 +20,12 @@ fn rank_1() -> (ProgressThread, PacketSocket) {
 }
 
 fn frame(kind: FrameKind, src: u32, dst: u32) -> FrameHeader {
-    FrameHeader::new(kind, Operation::AllToAll, Rank(src), Rank(dst), 1)
+    FrameHeader::new(kind, Operation::AllToAllV, Rank(src), Rank(dst), 1)
+}
+
+fn disagreement(rank: Rank) -> GroupFault {
+    let calls = [(Rank(0), Operation::Barrier), (rank, Operation::Agree)];
+    GroupFault::RanksDisagree(Disagreement::new(1, calls[0], calls[1]).unwrap())
 }
 
 #[test]
@@ -43,6 +49,8 @@ fn invalid_frames_are_refused_and_valid_ones_accepted() {
         (5, frame(FrameKind::LinkOffer, 1, 1), needs_none),
         (5, frame(FrameKind::LinkAccepted, 30, 1), needs_none),
         (5, frame(FrameKind::LinkDeclined, 0, 1), needs_none),
+        (5, frame(FrameKind::Direct, 1, 1), "a message is from this rank or from an unknown rank"),
+        (5, frame(FrameKind::Direct, 30, 1), "a message is from this rank or from an unknown rank"),
         (5, frame(FrameKind::Direct, 21, 22), "a frame was forwarded in the wrong direction"),
         (5, frame(FrameKind::Direct, 21, 30), wrong_destination),
         (5, frame(FrameKind::Vote, 5, 0), wrong_destination),
@@ -64,11 +72,16 @@ fn invalid_frames_are_refused_and_valid_ones_accepted() {
         (FrameKind::JoinUpdate, encode_join_update(&JoinUpdate { joined: vec![unknown], died: vec![] })),
         (FrameKind::JoinDecision, encode_fault(Some(&GroupFault::Lost(unknown)))),
         (FrameKind::GroupFailed, encode_fault(Some(&GroupFault::Missing(vec![Rank(2), unknown])))),
+        (FrameKind::GroupFailed, encode_fault(Some(&disagreement(unknown)))),
         (FrameKind::MissingReport, encode_ranks(&[unknown])),
     ] {
         let frames = frame(kind, 5, 1).frames(&payload);
         assert_eq!(progress.on_frame(Rank(5), &frames[0], Vec::new()), not_in_the_group, "{kind:?}");
     }
+    let before_joining = encode_fault(Some(&disagreement(Rank(2))));
+    let frames = frame(FrameKind::JoinDecision, 5, 1).frames(&before_joining);
+    let rule = "ranks disagreed before they had joined";
+    assert_eq!(progress.on_frame(Rank(5), &frames[0], Vec::new()), Err(Malformed(rule)));
     let gap = FrameHeader { total: 9, offset: 4, ..frame(FrameKind::Vote, 5, 1) }.encode(&[7]);
     let rule = "a frame does not continue the previous one";
     assert_eq!(progress.on_frame(Rank(5), &gap, Vec::new()), Err(Malformed(rule)));

@@ -1,22 +1,24 @@
 //! Frames: the packets between authenticated ranks.
 //!
 //! ```text
-//!   0       4      5           6      8     12    16      24      32       40
-//!   | magic | kind | operation | fds  | src | dst | op    | total | offset | at most 69,592 bytes
+//!   0       4      5           6      8     12    16      24      32       40         48
+//!   | magic | kind | operation | fds  | src | dst | op    | total | offset | argument | at most 69,584 bytes
 //! ```
 //!
 //! `src` and `dst` are the first sender and the last receiver of a message; ranks between them forward its frames
 //! unread. A long message is divided into consecutive frames, and `offset` is the position of a frame in it.
-//! `operation` is the collective operation, so that ranks in different operations get an error; `op` is its number.
+//! `operation` and `argument` are the collective operation that the sender has called, so that ranks that made different
+//! calls get an error; `op` is its number.
 
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 
 use super::{FieldReader, Malformed};
 use crate::Rank;
-use crate::fault::GroupFault;
+use crate::fault::{Disagreement, GroupFault};
+use crate::operation::Operation;
 
-const MAGIC: [u8; 4] = *b"wmf1";
-pub(crate) const HEADER: usize = 40;
+const MAGIC: [u8; 4] = *b"wmf2";
+pub(crate) const HEADER: usize = 48;
 
 /// The maximum payload of one frame in bytes.
 pub(crate) const MAX_PAYLOAD: usize = MAX_PACKET - HEADER;
@@ -83,38 +85,6 @@ impl FrameKind {
     }
 }
 
-macro_rules! operations {
-    ($($name:ident = $code:literal $text:literal,)*) => {
-        /// The collective operation that a rank is in.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum Operation { $($name = $code,)* }
-
-        impl Operation {
-            fn decode(code: u8) -> Result<Self, Malformed> {
-                match code {
-                    $($code => Ok(Self::$name),)*
-                    _ => Err(Malformed("a frame has an unknown operation")),
-                }
-            }
-
-            pub(crate) fn name(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
-            }
-        }
-    };
-}
-
-operations! {
-    None = 0 "nothing",
-    Barrier = 1 "barrier",
-    Broadcast = 2 "broadcast",
-    AllGather = 3 "all_gather",
-    AllToAll = 4 "all_to_all",
-    AllGatherFds = 5 "all_gather_fds",
-    Agree = 6 "agree",
-    Split = 7 "split",
-}
-
 /// The header of a frame (a packet between ranks).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
@@ -137,11 +107,12 @@ impl FrameHeader {
     pub(crate) fn encode(&self, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         bytes.extend(MAGIC);
-        bytes.extend([self.kind as u8, self.operation as u8]);
+        let (operation, argument) = self.operation.encode();
+        bytes.extend([self.kind as u8, operation]);
         bytes.extend(self.fds.to_le_bytes());
         bytes.extend(self.src.0.to_le_bytes());
         bytes.extend(self.dst.0.to_le_bytes());
-        for number in [self.op, self.total, self.offset] {
+        for number in [self.op, self.total, self.offset, argument] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(payload);
@@ -166,15 +137,17 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(FrameHeader, &[u8]), Malformed> {
     if reader.array()? != MAGIC {
         return Err(Malformed("the message is not a frame of this version"));
     }
+    let kind = FrameKind::decode(reader.u8()?)?;
+    let operation = reader.u8()?;
     let header = FrameHeader {
-        kind: FrameKind::decode(reader.u8()?)?,
-        operation: Operation::decode(reader.u8()?)?,
+        kind,
         fds: reader.u16()?,
         src: Rank(reader.u32()?),
         dst: Rank(reader.u32()?),
         op: reader.u64()?,
         total: reader.u64()?,
         offset: reader.u64()?,
+        operation: Operation::decode(operation, reader.u64()?).map_err(Malformed)?,
     };
     let payload = reader.0;
     if usize::from(header.fds) > MAX_FDS {
@@ -233,6 +206,7 @@ pub(crate) fn encode_fault(fault: Option<&GroupFault>) -> Vec<u8> {
         Some(GroupFault::Aborted(rank)) => (2, std::slice::from_ref(rank)),
         Some(GroupFault::Missing(ranks)) => (3, &ranks[..]),
         Some(GroupFault::ProtocolViolation(rank)) => (4, std::slice::from_ref(rank)),
+        Some(GroupFault::RanksDisagree(disagreement)) => return encode_disagreement(disagreement),
     };
     [vec![code], encode_ranks(ranks)].concat()
 }
@@ -240,6 +214,9 @@ pub(crate) fn encode_fault(fault: Option<&GroupFault>) -> Vec<u8> {
 pub(crate) fn decode_fault(bytes: &[u8]) -> Result<Option<GroupFault>, Malformed> {
     let mut reader = FieldReader(bytes);
     let code = reader.u8()?;
+    if code == DISAGREEMENT {
+        return decode_disagreement(reader).map(GroupFault::RanksDisagree).map(Some);
+    }
     let ranks = decode_ranks(reader.0)?;
     match (code, &ranks[..]) {
         (0, []) => Ok(None),
@@ -251,6 +228,36 @@ pub(crate) fn decode_fault(bytes: &[u8]) -> Result<Option<GroupFault>, Malformed
     }
 }
 
+/// The code of the fault that two ranks made different calls.
+const DISAGREEMENT: u8 = 5;
+
+/// Encodes the operation number and the two calls, each as its rank, operation and argument.
+fn encode_disagreement(disagreement: &Disagreement) -> Vec<u8> {
+    let mut bytes = vec![DISAGREEMENT];
+    bytes.extend(disagreement.op().to_le_bytes());
+    for (rank, operation) in disagreement.calls() {
+        let (operation, argument) = operation.encode();
+        bytes.extend(rank.0.to_le_bytes());
+        bytes.push(operation);
+        bytes.extend(argument.to_le_bytes());
+    }
+    bytes
+}
+
+fn decode_disagreement(mut reader: FieldReader<'_>) -> Result<Disagreement, Malformed> {
+    let op = reader.u64()?;
+    let mut call = || {
+        let rank = Rank(reader.u32()?);
+        let operation = Operation::decode(reader.u8()?, reader.u64()?).map_err(Malformed)?;
+        Ok((rank, operation))
+    };
+    let (lower, higher) = (call()?, call()?);
+    reader.end()?;
+    Disagreement::new(op, lower, higher)
+        .filter(|disagreement| disagreement.calls() == [lower, higher])
+        .ok_or(Malformed("a disagreement has equal calls, or its ranks are not in order"))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -259,6 +266,24 @@ mod tests {
 
     fn header() -> FrameHeader {
         FrameHeader::new(FrameKind::Vote, Operation::AllGather, Rank(3), Rank(0), 17)
+    }
+
+    fn disagreement() -> Disagreement {
+        let broadcast = (Rank(1), Operation::Broadcast { root: Rank(2) });
+        Disagreement::new(9, (Rank(3), Operation::AllToAll { part_len: 5 }), broadcast).unwrap()
+    }
+
+    #[test]
+    fn a_malformed_disagreement_is_refused() {
+        let valid = encode_fault(Some(&GroupFault::RanksDisagree(disagreement())));
+        let (front, calls) = valid.split_at(9);
+        let (lower, higher) = calls.split_at(13);
+        let unordered = Err(Malformed("a disagreement has equal calls, or its ranks are not in order"));
+        for (second, first) in [(lower, higher), (lower, lower), (higher, higher)] {
+            assert_eq!(decode_fault(&[front, first, second].concat()), unordered);
+        }
+        assert_eq!(decode_fault(&[&valid[..], &[0]].concat()), Err(Malformed("the message is too long")));
+        assert_eq!(decode_fault(&valid[..valid.len() - 1]), Err(Malformed("the message is too short")));
     }
 
     #[test]
@@ -286,6 +311,7 @@ mod tests {
             Some(GroupFault::Aborted(Rank(2))),
             Some(GroupFault::Missing(vec![Rank(3), Rank(4)])),
             Some(GroupFault::ProtocolViolation(Rank(5))),
+            Some(GroupFault::RanksDisagree(disagreement())),
         ] {
             assert_eq!(decode_fault(&encode_fault(fault.as_ref())), Ok(fault));
         }
@@ -300,7 +326,7 @@ mod tests {
         fn a_decoded_frame_is_within_its_bounds(
             bytes in prop::collection::vec(any::<u8>(), 0..100),
             kind in 0u8..17,
-            operation in 0u8..9,
+            operation in 0u8..11,
         ) {
             for bytes in [bytes.clone(), [&MAGIC[..], &[kind, operation], &bytes].concat()] {
                 if let Ok((header, payload)) = decode(&bytes) {

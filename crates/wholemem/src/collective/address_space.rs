@@ -98,7 +98,7 @@ impl WindowAddressSpace {
         // Only ranks with the same backend take the value from this leader; ranks of the same process with another backend have
         // another leader.
         let taken = || process_ranks.take(leader, rank);
-        created.or_else(taken).ok_or(Error::Differs { rank: leader })
+        created.or_else(taken).ok_or(Error::RanksDisagree { rank: leader })
     }
 
     /// Creates a window with `len` bytes of device memory on this rank. Collective; the lengths of ranks may differ.

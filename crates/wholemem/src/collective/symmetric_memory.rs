@@ -55,7 +55,7 @@ impl SymmetricMemory {
     /// The environment variables `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` override the options.
     ///
     /// # Errors
-    /// [`Error::Differs`]; [`Error::NotResident`] if the kernels of the ranks that share a device cannot be resident at once;
+    /// [`Error::RanksDisagree`]; [`Error::NotResident`] if the kernels of the ranks that share a device cannot be resident at once;
     /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`].
     pub fn create(group: &Communicator, spec: &SymmetricSpec) -> Result<Self> {
         let comm = group.bootstrap();
@@ -66,7 +66,7 @@ impl SymmetricMemory {
         let terms = [spec.to_bytes(), tuning.to_bytes()].concat();
         let others = comm.all_gather(&terms)?;
         if let Some((rank, _)) = (0..).map(Rank).zip(&others).find(|(_, other)| **other != others[0]) {
-            return Err(Error::Differs { rank });
+            return Err(Error::RanksDisagree { rank });
         }
         let kernels = Arc::new(agree(comm, CollectiveKernels::load(group.device(), &spec))?);
         let (blocks, near) = resident_blocks(group, &kernels, spec.lanes.max(1))?;

@@ -28,7 +28,7 @@ pub(crate) struct CallTerms {
 
 /// Exchanges the arguments of a collective call and returns the `own` values of every rank. If a rank passes an error, all ranks
 /// return the error of the lowest such rank. If a rank makes another call or passes another `same`, all ranks return
-/// [`Error::Differs`]. Collective.
+/// [`Error::RanksDisagree`]. Collective.
 pub(crate) fn exchange_terms(
     comm: &Bootstrap,
     call: &str,
@@ -48,17 +48,17 @@ pub(crate) fn exchange_terms(
             Some((&SUCCEEDED, words)) => {
                 let own_len = terms.as_ref().map_or(0, |terms| terms.own.len() * 8);
                 let Some((own, same)) = words.split_at_checked(own_len) else {
-                    differs.get_or_insert(Error::Differs { rank });
+                    differs.get_or_insert(Error::RanksDisagree { rank });
                     continue;
                 };
                 owns.push(own.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect());
                 if *common.get_or_insert(same) != same {
-                    differs.get_or_insert(Error::Differs { rank });
+                    differs.get_or_insert(Error::RanksDisagree { rank });
                 }
             }
             Some((_, text)) => return Err(from_text(rank, &String::from_utf8_lossy(text))),
             None => {
-                differs.get_or_insert(Error::Differs { rank });
+                differs.get_or_insert(Error::RanksDisagree { rank });
             }
         }
     }

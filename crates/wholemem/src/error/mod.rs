@@ -55,7 +55,7 @@ pub enum Error {
     #[error(
         "rank {rank} made another call than rank 0, or passed other arguments: collective calls must be equal on all ranks"
     )]
-    Differs {
+    RanksDisagree {
         /// The lowest rank that differs from rank 0.
         rank: Rank,
     },
@@ -329,7 +329,7 @@ impl Error {
             Self::Hal(error) => error.code(),
             Self::OnRank { code, .. } => *code,
             Self::Comm(_) => 1000,
-            Self::Differs { .. } => 1001,
+            Self::RanksDisagree { .. } => 1001,
             Self::NoRanks => 1002,
             Self::RanksDiffer { .. } => 1003,
             Self::TooManyRows => 1004,

@@ -51,7 +51,7 @@ impl WholeTensor {
     ///
     /// # Errors
     /// [`Error::SavesDiffer`] if a rank opened another save, or another version of the file, than rank 0, because of a concurrent
-    /// save or different paths; [`Error::Differs`] if ranks interpret one file differently; [`Error::OnRank`] with the
+    /// save or different paths; [`Error::RanksDisagree`] if ranks interpret one file differently; [`Error::OnRank`] with the
     /// [file](FileError) that could not be read or changed during the read, or with [`Error::Interrupted`]; and as
     /// [`WholeTensor::create`]. After an error no rank has a tensor.
     pub fn load(
@@ -109,7 +109,7 @@ fn check_same_save(comm: &Bootstrap, opened: Result<StoredTensor, FileError>) ->
         return Err(Error::SavesDiffer { rank });
     }
     match ranks().find(|(_, words)| *words != first) {
-        Some((rank, _)) => Err(Error::Differs { rank }),
+        Some((rank, _)) => Err(Error::RanksDisagree { rank }),
         None => opened,
     }
 }

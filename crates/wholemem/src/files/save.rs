@@ -42,7 +42,7 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Differs`](crate::Error::Differs) if ranks call it on different tensors;
+    /// [`Error::RanksDisagree`](crate::Error::RanksDisagree) if ranks call it on different tensors;
     /// [`Error::OnRank`](crate::Error::OnRank) with the [file](FileError) that could not be written, or with
     /// [`Error::Interrupted`](crate::Error::Interrupted); [`Error::Comm`](crate::Error::Comm).
     pub fn save(&self, path: &Path, spec: SaveSpec, progress: ProgressCallback<'_>) -> Result<()> {

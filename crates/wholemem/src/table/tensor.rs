@@ -130,7 +130,7 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// As [`WholeMemory::create`]; [`Error::Differs`] also if ranks call it on different tensors.
+    /// As [`WholeMemory::create`]; [`Error::RanksDisagree`] also if ranks call it on different tensors.
     pub fn like(&self) -> Result<Self> {
         let len_of = |rank| {
             let own = self.rows_on(Rank(rank));

@@ -353,6 +353,6 @@ fn different_options_of_ranks_are_an_error_on_all_ranks() {
             let spec = SymmetricSpec { lanes, ..SymmetricSpec::default() };
             Ok(SymmetricMemory::create(group, &spec).unwrap_err())
         });
-        assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank }; 3]);
+        assert_eq!(outcomes.unwrap(), vec![Error::RanksDisagree { rank }; 3]);
     }
 }

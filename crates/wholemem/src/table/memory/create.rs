@@ -21,7 +21,7 @@ impl WholeMemory {
     /// If the ranks' devices are GPUs, memory of `Location::Host` is registered with their driver.
     ///
     /// # Errors
-    /// [`Error::Differs`](crate::Error::Differs); [`Error::OnRank`](crate::Error::OnRank) if a rank fails, for example for lack of
+    /// [`Error::RanksDisagree`](crate::Error::RanksDisagree); [`Error::OnRank`](crate::Error::OnRank) if a rank fails, for example for lack of
     /// memory; the errors of an invalid specification;
     /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) if a rank is lost.
     /// The error is the same on all ranks, and nothing stays allocated.
