@@ -46,6 +46,7 @@ const HEADERS: &[Header] = &[
             "abi/window_ref.rs",
             "abi/lane_ref.rs",
             "abi/lane_words.rs",
+            "abi/call_terms.rs",
             "abi/bad_index.rs",
         ],
         field_types: &[],

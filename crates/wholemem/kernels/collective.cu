@@ -12,8 +12,8 @@
     }
 
 // The minimum number of resident blocks per multiprocessor for the all-reduce by packets. With two, 64 registers per thread
-// remain. On devices before compute capability 9.0, the kernel would spill registers with so few.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// remain. On devices before compute capability 9.0 and in kernels for tests, the kernel would spill registers with so few.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(WHOLEMEM_TESTING)
 #define BLOCKS_OF_PACKETS 2
 #else
 #define BLOCKS_OF_PACKETS 1

@@ -73,7 +73,8 @@ struct World {
         lane.ranks = ranks;
         lane.near = ranks % 2 == 0; // either scope
         lane.notices_at = (u64)MAX_BLOCKS * ranks * SIGNAL_STRIDE;
-        lane.ll_at = round_up(lane.notices_at + ranks * 8, 128);
+        lane.terms_at = round_up(lane.notices_at + ranks * 8, 128);
+        lane.ll_at = round_up(lane.terms_at + TERMS_WORDS * 8, 128);
         lane.ll_len = ll_len;
         lane.staging_at = round_up(lane.ll_at + 4 * ranks * ll_len, 4096);
         lane.staging_len = staging_len;

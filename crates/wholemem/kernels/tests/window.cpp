@@ -54,7 +54,8 @@ void lanes_keep_things_apart(u32 ranks)
     LaneRef lane = LaneRef();
     lane.ranks = ranks;
     lane.notices_at = (u64)wholemem::MAX_BLOCKS * ranks * wholemem::SIGNAL_STRIDE;
-    lane.ll_at = lane.notices_at + 8 * ranks;
+    lane.terms_at = lane.notices_at + 8 * ranks;
+    lane.ll_at = lane.terms_at + 8 * (wholemem::TERMS_WORDS + wholemem::TERMS_WORDS % 2);
     lane.ll_len = 64;
     lane.staging_at = (lane.ll_at + 4 * ranks * lane.ll_len + 4095) / 4096 * 4096;
     lane.staging_len = 4096;
@@ -80,6 +81,8 @@ void lanes_keep_things_apart(u32 ranks)
         }
         for (u32 parity = 0; parity < 2; ++parity)
             mark(rank, lane.staging(rank, parity), lane.staging_len);
+        for (u32 word = 0; word < wholemem::TERMS_WORDS; ++word)
+            mark(rank, lane.term(rank, word), sizeof(u64));
         mark(rank, lane.result(rank), lane.staging_len);
     }
     require(lane.result(ranks - 1) + lane.staging_len == lane.base + lane.stride * ranks, "the end is elsewhere", ranks, bytes);

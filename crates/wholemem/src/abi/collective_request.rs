@@ -2,7 +2,7 @@
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-use super::{LaneRef, WindowRef};
+use super::{CallTerms, LaneRef, WindowRef};
 use crate::dtype::{Dtype, ReduceOp};
 
 /// The number of threads in one block of a collective kernel.
@@ -34,11 +34,17 @@ pub struct CollectiveRequest {
     /// Nonzero for a programmatic launch: the kernel starts while the previous kernel of the stream runs, and permits the next
     /// kernel to start early.
     pub programmatic: u32,
+    /// The arguments of the call that must be equal on all ranks.
+    pub terms: CallTerms,
+    /// The digest of the terms, which has at most 16 bits.
+    pub digest: u32,
+    /// Padding, which must be zero.
+    pub reserved: u32,
 }
 
-layout!(CollectiveRequest: 192 {
-    lane: 0, input: 104, output: 112, count: 120, inputs: 128, outputs: 152, dtype: 176, op: 180, root: 184,
-    programmatic: 188,
+layout!(CollectiveRequest: 248 {
+    lane: 0, input: 112, output: 120, count: 128, inputs: 136, outputs: 160, dtype: 184, op: 188, root: 192,
+    programmatic: 196, terms: 200, digest: 240, reserved: 244,
 });
 
 impl CollectiveRequest {
@@ -46,7 +52,22 @@ impl CollectiveRequest {
     pub(crate) fn without_data(lane: LaneRef) -> Self {
         let [inputs, outputs] = [WindowRef::default(); 2];
         let (dtype, op) = (Dtype::U8, ReduceOp::Sum);
-        Self { lane, input: 0, output: 0, count: 0, inputs, outputs, dtype, op, root: 0, programmatic: 0 }
+        let terms = CallTerms::default();
+        Self {
+            lane,
+            input: 0,
+            output: 0,
+            count: 0,
+            inputs,
+            outputs,
+            dtype,
+            op,
+            root: 0,
+            programmatic: 0,
+            terms,
+            digest: 0,
+            reserved: 0,
+        }
     }
 }
 
@@ -64,8 +85,8 @@ mod tests {
         };
         let mut bytes = request.as_bytes().to_vec();
         assert_eq!(CollectiveRequest::try_read_from_bytes(&bytes).ok(), Some(request));
-        assert!(CollectiveRequest::try_read_from_bytes(&bytes[..191]).is_err());
-        bytes[180] = 8;
+        assert!(CollectiveRequest::try_read_from_bytes(&bytes[..247]).is_err());
+        bytes[188] = 8;
         assert!(CollectiveRequest::try_read_from_bytes(&bytes).is_err());
     }
 }

@@ -1,11 +1,11 @@
 //! The layout of the memory that each rank has for a lane (a sequence of collective calls). The offsets are equal on all ranks.
 //!
 //! ```text
-//!   0          notices_at   ll_at                       staging_at                 result_at             len
-//!   [ signals ][ notices ]..[ slots: parity 0, then 1 ]..[ parity 0 ][ parity 1 ]..[ reduced tiles      ]
+//!   0          notices_at            ll_at                       staging_at                 result_at             len
+//!   [ signals ][ notices ][ terms ]..[ slots: parity 0, then 1 ]..[ parity 0 ][ parity 1 ]..[ reduced tiles      ]
 //! ```
 
-use super::{LaneRef, MAX_BLOCKS, SIGNAL_STRIDE};
+use super::{LaneRef, MAX_BLOCKS, SIGNAL_STRIDE, TERMS_WORDS};
 use crate::error::{Error, Result};
 
 /// The alignment in bytes of the regions in a lane's memory: packet slots, staging buffers and reduced tiles.
@@ -15,6 +15,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneLayout {
     pub(crate) notices_at: u64,
+    pub(crate) terms_at: u64,
     pub(crate) ll_at: u64,
     pub(crate) ll_len: u64,
     pub(crate) staging_at: u64,
@@ -33,13 +34,14 @@ impl LaneLayout {
             let ll_len = (ll_len as u64).checked_next_multiple_of(PAGE)?;
             let staging_len = (staging_len as u64).max(PAGE).checked_next_multiple_of(PAGE)?;
             let notices_at = u64::from(MAX_BLOCKS) * ranks * SIGNAL_STRIDE;
-            let ll_at = (notices_at + ranks * 8).checked_next_multiple_of(PAGE)?;
+            let terms_at = (notices_at + ranks * 8).checked_next_multiple_of(SIGNAL_STRIDE)?;
+            let ll_at = (terms_at + u64::from(TERMS_WORDS) * 8).checked_next_multiple_of(PAGE)?;
             // Each rank has two packet slots for every rank, which calls use alternately. Half of a packet is flags, so a slot
             // has twice the bytes.
             let staging_at = ll_len.checked_mul(4 * ranks)?.checked_add(ll_at)?;
             let result_at = staging_len.checked_mul(2)?.checked_add(staging_at)?;
             let len = result_at.checked_add(staging_len)?;
-            Some(Self { notices_at, ll_at, ll_len, staging_at, staging_len, result_at, len })
+            Some(Self { notices_at, terms_at, ll_at, ll_len, staging_at, staging_len, result_at, len })
         };
         plan().ok_or_else(|| Error::TooLong { rows: u64::from(ranks), row_len: staging_len })
     }
@@ -68,9 +70,9 @@ mod tests {
             let lane = LaneRef { ll_at: layout.ll_at, ll_len: layout.ll_len, ranks, ..LaneRef::default() };
             for rank in 0..ranks {
                 let [even, odd] = [0, 1].map(|parity| slot_at(&lane, rank, parity));
-                // The signal has 8 bytes, and the packets behind it have at most `ll_len` bytes.
-                assert!(even >= layout.ll_at && even + 8 + layout.ll_len <= odd, "rank {rank} of {ranks}");
-                assert!(odd + 8 + layout.ll_len <= layout.staging_at, "rank {rank} of {ranks}");
+                // The signal has 16 bytes, and the packets behind it have at most `ll_len` bytes.
+                assert!(even >= layout.ll_at && even + 16 + layout.ll_len <= odd, "rank {rank} of {ranks}");
+                assert!(odd + 16 + layout.ll_len <= layout.staging_at, "rank {rank} of {ranks}");
             }
         }
     }
@@ -78,10 +80,11 @@ mod tests {
     #[test]
     fn parts_follow_each_other_on_pages() {
         let layout = LaneLayout::new(3, 5000, 100_000).unwrap();
-        let LaneLayout { notices_at, ll_at, ll_len, staging_at, staging_len, result_at, len } = layout;
+        let LaneLayout { notices_at, terms_at, ll_at, ll_len, staging_at, staging_len, result_at, len } =
+            layout;
         assert_eq!((notices_at, ll_len, staging_len), (128 * 3 * 128, 8192, 102_400));
         assert_eq!([ll_at % PAGE, staging_at % PAGE, result_at % PAGE], [0; 3]);
-        assert!(ll_at >= notices_at + 24);
+        assert!(terms_at >= notices_at + 24 && terms_at + 80 <= ll_at);
         assert_eq!(staging_at, ll_at + 2 * 3 * 2 * ll_len);
         assert_eq!((result_at, len), (staging_at + 2 * staging_len, staging_at + 3 * staging_len));
     }

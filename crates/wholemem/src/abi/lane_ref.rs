@@ -17,8 +17,8 @@ pub const PHASE_BITS: u32 = 16;
 /// ```text
 ///   the memory of each rank, from base + rank * stride on:
 ///
-///   0          notices_at   ll_at                       staging_at                 result_at
-///   [ signals ][ notices ]..[ slots: parity 0, then 1 ]..[ parity 0 ][ parity 1 ]..[ reduced tiles ]
+///   0          notices_at            ll_at                       staging_at                 result_at
+///   [ signals ][ notices ][ terms ]..[ slots: parity 0, then 1 ]..[ parity 0 ][ parity 1 ]..[ reduced tiles ]
 /// ```
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
@@ -35,6 +35,8 @@ pub struct LaneRef {
     pub debug: u64,
     /// The offset in a rank's memory of the notices: one word for each rank, in which the rank stores why it has aborted.
     pub notices_at: u64,
+    /// The offset in a rank's memory of the words in which the rank publishes the terms of its call.
+    pub terms_at: u64,
     /// The offset in a rank's memory of the slots in which other ranks store packets (data and flag in one machine word).
     pub ll_at: u64,
     /// The maximum number of bytes that a rank can send in packets in one call, a multiple of 16.
@@ -55,7 +57,7 @@ pub struct LaneRef {
     pub reserved: u32,
 }
 
-layout!(LaneRef: 104 {
-    base: 0, stride: 8, control: 16, report: 24, debug: 32, notices_at: 40, ll_at: 48, ll_len: 56, staging_at: 64,
-    staging_len: 72, result_at: 80, rank: 88, ranks: 92, near: 96, reserved: 100,
+layout!(LaneRef: 112 {
+    base: 0, stride: 8, control: 16, report: 24, debug: 32, notices_at: 40, terms_at: 48, ll_at: 56, ll_len: 64,
+    staging_at: 72, staging_len: 80, result_at: 88, rank: 96, ranks: 100, near: 104, reserved: 108,
 });

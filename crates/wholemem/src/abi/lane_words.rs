@@ -47,8 +47,12 @@ pub enum ReportWord {
     Cause = 4,
     /// Nonzero while the thread that runs a collective call of this rank sleeps. CPU ranks only.
     Asleep = 5,
+    /// The first of the `TERMS_WORDS` words with the terms of this rank's aborted call, if the ranks' calls differ.
+    OwnTerms = 6,
+    /// The first of the `TERMS_WORDS` words with the terms that the rank at fault has published, if the ranks' calls differ.
+    PeerTerms = 16,
     /// The first of the words that have one bit for each rank; the bit is set if the rank did not arrive before the timeout.
-    Missing = 6,
+    Missing = 26,
 }
 
 /// The cause for which a collective call was aborted.
@@ -63,6 +67,8 @@ pub enum Cause {
     TimedOut = 3,
     /// A rank left the group.
     Left = 4,
+    /// Two ranks made different calls: the terms of their calls differ.
+    Disagreed = 5,
 }
 
 /// The number of bits by which a `Cause` is shifted in a word; the lower bits hold 1 + the rank at fault.
@@ -102,10 +108,14 @@ pub enum Mutant {
     NoClearing = 16,
     /// A packet is read without a check that its flag is the expected one.
     AnyFlag = 32,
+    /// Ranks do not compare the digests of their calls' terms.
+    AnyDigest = 64,
+    /// A rank takes the terms that another rank has published for an earlier call as the terms of the current call.
+    OldTerms = 128,
 }
 
 impl Cause {
-    const ALL: [Self; 4] = [Self::Lost, Self::Aborted, Self::TimedOut, Self::Left];
+    const ALL: [Self; 5] = [Self::Lost, Self::Aborted, Self::TimedOut, Self::Left, Self::Disagreed];
 
     /// Encodes this cause of an abort and the rank at fault as a word.
     pub(crate) fn word(self, rank: Rank) -> u64 {
@@ -132,7 +142,7 @@ mod tests {
             }
         }
         assert_eq!(Cause::TimedOut.word(Rank(2)), 3 << 32 | 3);
-        for word in [0, 1, 5 << 32 | 1, 3 << 32] {
+        for word in [0, 1, 6 << 32 | 1, 3 << 32] {
             assert_eq!(Cause::of_word(word), None, "{word}");
         }
     }

@@ -1,7 +1,7 @@
 //! The device ABI: the only definition of each structure, word and constant that both kernels and the host use.
 //!
 //! ```text
-//!   rows          RowsRequest ── GlobalRef          collectives   CollectiveRequest ── LaneRef, WindowRef
+//!   rows          RowsRequest ── GlobalRef          collectives   CollectiveRequest ── LaneRef, WindowRef, CallTerms
 //!                 ElementsRequest ── RowsRequest                  LaneLayout: offsets in the memory of a lane
 //!                 RowTiles: how a GPU divides it                  lane words: control, report, debug
 //!                 BadIndexRecord: what goes wrong   user kernels  GlobalRef, ElementRef, LaneRef, WindowRef
@@ -30,6 +30,7 @@ macro_rules! layout {
 }
 
 mod bad_index;
+mod call_terms;
 mod collective_request;
 mod element_ref;
 mod global_ref;
@@ -45,6 +46,8 @@ mod rows_request;
 mod window_ref;
 
 pub(crate) use bad_index::{BadIndex, BadIndexRecord, BadIndexWord, NO_BAD_INDEX, RECORD_WORDS, names_a_row};
+pub use call_terms::CallTerms;
+pub(crate) use call_terms::{DIGEST_BITS, TERMS_WORDS, tag_of};
 pub(crate) use collective_request::COLLECTIVE_THREADS;
 pub use collective_request::CollectiveRequest;
 pub use element_ref::ElementRef;

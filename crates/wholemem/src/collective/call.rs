@@ -7,6 +7,7 @@ use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
 use super::kernel::CollectiveKind;
+use super::terms::{Terms, WindowRange};
 use super::tuning::{Algorithm, CallProperties, blocks, choose};
 use super::window::Window;
 use super::{Buffer, Lane};
@@ -26,6 +27,8 @@ struct CheckedBuffer<'a> {
     address: u64,
     /// The addresses of all ranks' inputs (or outputs), if ranks access them directly; otherwise empty.
     reference: WindowRef,
+    /// The range of a window that the buffer is; `None` for other memory.
+    range: Option<WindowRange>,
     /// Keeps the buffer's memory alive while the call is in flight.
     keep: Option<&'a Span>,
 }
@@ -129,7 +132,8 @@ impl Lane {
     /// # Errors
     /// [`Error::Hal`], [`Error::Comm`].
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
-        let request = CollectiveRequest::without_data(self.current());
+        let (terms, digest) = Terms::barrier().encode();
+        let request = CollectiveRequest { terms, digest, ..CollectiveRequest::without_data(self.current()) };
         self.perform(stream, (CollectiveKind::Barrier, Algorithm::OneShot), 1, &request, [None; 2])
     }
 
@@ -138,22 +142,33 @@ impl Lane {
         let from = self.check_buffer(stream, call, input, len, Rights::Read)?;
         let to = self.check_buffer(stream, call, output, len * call.times, Rights::ReadWrite)?;
         let in_place = is_in_place(call, &from, &to, len, self.group.rank())?;
-        if call.count == 0 {
-            return self.check();
-        }
         let reduces = call.kind == CollectiveKind::AllReduce;
-        // In-place calls are special only for a reduction, because only a reduction writes memory that other ranks may still
-        // read.
-        let window = !from.reference.is_none() && self.tuning.reads_window(len);
+        let from = if in_place && !reduces { from.within(&to, call, len) } else { from };
         let direct = |buffer: &CheckedBuffer<'_>| {
             if self.tuning.reads_window(len) { buffer.reference } else { WindowRef::default() }
         };
-        let properties =
-            CallProperties { ranks: self.group.size(), len, window, in_place: in_place && reduces, reduces };
+        let window = !direct(&from).is_none();
+        // In-place calls are special only for a reduction, because only a reduction writes memory that other ranks may still
+        // read.
+        let in_place = in_place && reduces;
+        let properties = CallProperties { ranks: self.group.size(), len, window, in_place, reduces };
         let algorithm = choose(&properties, &self.tuning, &self.limits);
         if !window && len > self.reference.staging_len.saturating_mul(max_pieces(stream.runs_inline())) {
             return Err(Error::TooLong { rows: 1, row_len: to_usize(len) });
         }
+        let (terms, digest) = Terms {
+            kind: call.kind,
+            algorithm,
+            dtype: call.dtype,
+            op: call.op,
+            root: call.root,
+            count: call.count,
+            // Each rank decides by itself whether memory of its own is used in place.
+            in_place: in_place && from.range.is_some(),
+            input: from.range,
+            output: to.range,
+        }
+        .encode();
         let request = CollectiveRequest {
             lane: self.current(),
             input: from.address,
@@ -165,6 +180,9 @@ impl Lane {
             op: call.op,
             root: call.root.0,
             programmatic: 0,
+            terms,
+            digest,
+            reserved: 0,
         };
         let blocks = blocks(algorithm, &properties, &self.limits);
         self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
@@ -222,7 +240,12 @@ impl Lane {
                 }
                 let attempt = || Attempt::Access { len: span.len() };
                 span.check(stream.device(), needed, attempt)?;
-                CheckedBuffer { address: span.address(), reference: WindowRef::default(), keep: Some(span) }
+                CheckedBuffer {
+                    address: span.address(),
+                    reference: WindowRef::default(),
+                    range: None,
+                    keep: Some(span),
+                }
             }
             Buffer::Window { window, range } => {
                 self.check_window_range(window, range.start, range.len(), len)?
@@ -260,7 +283,23 @@ impl Lane {
         let reference = window.window_ref();
         let reference = WindowRef { base: reference.base + offset as u64, ..reference };
         let address = window.local().map_or(0, |span| span.address() + offset as u64);
-        Ok(CheckedBuffer { address, reference, keep: window.core().keep.as_ref() })
+        let range = Some(WindowRange { window: window.core().id, offset: offset as u64 });
+        Ok(CheckedBuffer { address, reference, range, keep: window.core().keep.as_ref() })
+    }
+}
+
+impl<'a> CheckedBuffer<'a> {
+    /// Returns this buffer as the input of an in-place call that does not reduce. For an all-gather, the input of every rank is
+    /// the rank's part of its output, which begins at another offset on each rank.
+    fn within(self, output: &Self, call: &CallArgs, len: u64) -> Self {
+        if call.kind != CollectiveKind::AllGather || output.range.is_none() {
+            return self;
+        }
+        let WindowRef { base, stride, table } = output.reference;
+        // Parts at addresses that are in a table are staged.
+        let reference =
+            if table == 0 { WindowRef { base, stride: stride + len, table } } else { WindowRef::default() };
+        Self { reference, range: None, ..self }
     }
 }
 

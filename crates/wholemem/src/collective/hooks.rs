@@ -48,7 +48,8 @@ mod enabled {
     use super::super::lane::CONTROL_LEN;
     use super::super::{Lane, SymmetricSpec};
     use crate::abi::{
-        ControlWord, DEBUG_POINTS, DebugWord, LaneRef, MAX_BLOCKS, Mutant, PHASE_BITS, SIGNAL_STRIDE, slot_at,
+        ControlWord, DEBUG_POINTS, DIGEST_BITS, DebugWord, LaneRef, MAX_BLOCKS, Mutant, PHASE_BITS,
+        SIGNAL_STRIDE, slot_at,
     };
     use crate::{Error, Result};
 
@@ -126,18 +127,19 @@ mod enabled {
             let counters = counter.to_ne_bytes().repeat(MAX_BLOCKS as usize);
             let words = self.private.part(ControlWord::Sequence as usize * 8, counters.len())?;
             stream.write(&words, &counters)?;
-            self.set_progress(stream, lane, counter.wrapping_sub(1) << PHASE_BITS)
+            self.set_progress(stream, lane, counter.wrapping_sub(1))
         }
 
-        /// Sets the progress of this rank that the other ranks read. CPU ranks use only the signals of the first block, and the
-        /// signals in front of their own packets.
-        fn set_progress(&self, stream: &Stream, lane: &LaneRef, flag: u64) -> Result<()> {
+        /// Sets the progress and the mark of this rank, which the other ranks read, to those of the call with the given number. CPU
+        /// ranks use only the signals of the first block, and the signals in front of their own packets.
+        fn set_progress(&self, stream: &Stream, lane: &LaneRef, number: u64) -> Result<()> {
             let LaneRef { rank, ranks, .. } = *lane;
             let on_host = stream.runs_inline();
             let blocks = if on_host { 1 } else { u64::from(MAX_BLOCKS) };
             let set = |(memory, offset): &(Span, usize), at: u64| {
                 let at = offset + to_usize(at);
-                Ok::<_, Error>(stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?)
+                let words = [number << PHASE_BITS, number << DIGEST_BITS];
+                Ok::<_, Error>(stream.write(&memory.part(at, 16)?, words.as_bytes())?)
             };
             for memory in &self.memory {
                 for block in 0..blocks {

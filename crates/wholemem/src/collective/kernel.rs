@@ -20,13 +20,24 @@ const COLLECTIVE: KernelImage =
 const COLLECTIVE_90: KernelImage =
     KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.90.ptx")), ..COLLECTIVE };
 
-/// The kind of a collective call.
+/// The kind of a collective call. Zero is the kind of users' kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
 pub(super) enum CollectiveKind {
-    AllReduce,
-    AllGather,
-    Broadcast,
-    Barrier,
+    AllReduce = 1,
+    AllGather = 2,
+    Broadcast = 3,
+    Barrier = 4,
+}
+
+impl CollectiveKind {
+    /// All kinds of collective calls, in the order of their codes.
+    pub(super) const ALL: [Self; 4] = [Self::AllReduce, Self::AllGather, Self::Broadcast, Self::Barrier];
+
+    /// Returns the kind with the given code; `None` if there is none.
+    pub(super) fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u32 == code)
+    }
 }
 
 /// The collective kernels, loaded on one device.
@@ -95,12 +106,7 @@ impl CollectiveKernels {
     /// this rank, which is a deadlock.
     pub(super) fn warm_up(&self, stream: &Stream, request: &CollectiveRequest, operand: &Span) -> Result<()> {
         for algorithm in Algorithm::ALL {
-            for kind in [
-                CollectiveKind::AllReduce,
-                CollectiveKind::AllGather,
-                CollectiveKind::Broadcast,
-                CollectiveKind::Barrier,
-            ] {
+            for kind in CollectiveKind::ALL {
                 self.launch(stream, (kind, algorithm), 1, request, [operand])?;
             }
         }

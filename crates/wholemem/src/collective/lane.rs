@@ -95,6 +95,7 @@ impl Lane {
             report: report.span().address(),
             debug: 0,
             notices_at: layout.notices_at,
+            terms_at: layout.terms_at,
             ll_at: layout.ll_at,
             ll_len: layout.ll_len,
             staging_at: layout.staging_at,

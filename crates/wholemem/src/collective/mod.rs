@@ -3,6 +3,7 @@
 //! ```text
 //!   SymmetricMemory ── address_space: the addresses of all windows ── window_table: the offset of each window (pure)
 //!      └─ Lane ── one sequence of calls ── call ── tuning: the algorithm (pure) ── kernel: launches
+//!            │     └─ terms: what must be equal on all ranks (pure)
 //!            └─ report: why a call was aborted, and the abort request of the host
 //! ```
 //!
@@ -21,6 +22,7 @@ mod report;
 mod slices;
 mod spec;
 mod symmetric_memory;
+mod terms;
 mod tuning;
 mod window;
 mod window_part;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use wholemem_comm::{Bootstrap, Error as CommError, Rank};
 use wholemem_hal::{Attempt, Device, PinnedBuffer, Span};
 
+use super::terms::Terms;
 use crate::Result;
-use crate::abi::{Cause, ReportWord};
+use crate::abi::{Cause, ReportWord, TERMS_WORDS, tag_of};
 
 /// The report words of one lane (a sequence of collective calls) on one rank.
 #[derive(Debug, Clone)]
@@ -66,12 +67,33 @@ impl LaneReport {
             Some((Cause::Lost, rank)) => CommError::PeerLost { rank },
             Some((Cause::Left, rank)) => CommError::PeerLeft { rank },
             Some((Cause::Aborted, rank)) => CommError::Aborted { by: rank },
+            Some((Cause::Disagreed, rank)) => self.disagreement(rank)?,
             None => CommError::Protocol { rank: comm.rank(), what: "the cause in its report is malformed" },
         };
         // An error of the bootstrap group takes precedence over the kernel's error, because it is the same on all remaining
         // ranks.
         comm.check()?;
         Err(error.into())
+    }
+
+    /// Returns the error for a call in which `rank` made another call than this rank.
+    fn disagreement(&self, rank: Rank) -> Result<CommError> {
+        let number = self.with(ReportWord::Call, |word| word.load(Ordering::Relaxed))?;
+        let terms = |first: ReportWord| {
+            let mut words = [0; TERMS_WORDS as usize];
+            let mut is_of_call = true;
+            for (at, value) in words.iter_mut().enumerate() {
+                let word = self.with_index(first as usize + at, |word| word.load(Ordering::Relaxed))?;
+                is_of_call &= word >> 32 == tag_of(number);
+                *value = u32::try_from(word & 0xffff_ffff).expect("masked to 32 bits");
+            }
+            Ok::<_, crate::Error>(describe(is_of_call.then_some(words)))
+        };
+        Ok(CommError::RanksDisagree {
+            rank,
+            here: terms(ReportWord::OwnTerms)?,
+            there: terms(ReportWord::PeerTerms)?,
+        })
     }
 
     fn missing(&self, rank_at_fault: Rank) -> Result<Vec<Rank>> {
@@ -99,5 +121,16 @@ impl LaneReport {
             cause: cause.into(),
         })?;
         Ok(access(word))
+    }
+}
+
+/// Describes the call that has the given terms: a collective call, or a kernel of a user, whose terms are zero. The terms are `None`
+/// if they were not published.
+fn describe(words: Option<[u32; TERMS_WORDS as usize]>) -> String {
+    let Some(words) = words else { return "another call".to_owned() };
+    match Terms::decode(words) {
+        Some(terms) => terms.to_string(),
+        None if words.iter().all(|word| *word == 0) => "a kernel of the user".to_owned(),
+        None => "an unknown call".to_owned(),
     }
 }

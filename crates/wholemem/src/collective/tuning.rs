@@ -152,7 +152,8 @@ impl Lane {
     }
 }
 
-/// Chooses the algorithm of a collective call.
+/// Chooses the algorithm of a collective call. A call without elements uses packets, because the other algorithms synchronize once
+/// for each piece of the elements.
 pub(super) fn choose(properties: &CallProperties, tuning: &Tuning, limits: &DeviceLimits) -> Algorithm {
     let can = |algorithm| match algorithm {
         Algorithm::Packets => properties.len <= limits.packets,
@@ -160,6 +161,9 @@ pub(super) fn choose(properties: &CallProperties, tuning: &Tuning, limits: &Devi
         Algorithm::OneShot => !(properties.window && properties.in_place),
         Algorithm::TwoShot => properties.reduces,
     };
+    if properties.len == 0 {
+        return Algorithm::Packets;
+    }
     if let Some(always) = tuning.always.filter(|always| can(*always)) {
         return always;
     }

@@ -2,15 +2,21 @@
 //! with a futex.
 //!
 //! ```text
-//!   memory of rank r in the lane:  line r           the progress of r (call, phase); ranks that wait for r sleep on it
+//!   memory of rank r in the lane:  line r           the progress of r (call, phase) and its mark (call, digest of its terms);
+//!                                                   ranks that wait for r sleep on the progress
 //!                                  line ranks + r   the number of ranks that sleep on it
-//!                                  slot r           the progress of r in calls that use packets; the packets follow
+//!                                  slot r           progress and mark of r in calls that use packets; the packets follow
+//!                                  terms            the terms of r's call, if r waits long
 //! ```
 //!
 //! Ranks on GPUs store flags into each other's memory. A CPU rank stores one word in its own memory, and the others read
 //! its cache line. A waiter registers itself, fences and re-checks the progress; a signaller stores its progress, fences and checks
 //! for waiters. At least one of them sees the other (Dekker). The fence of the signaller waits until its store is visible, so it
 //! is executed late: after all other ranks have arrived, or before this rank yields.
+//!
+//! If the marks of two ranks differ in a call, neither completes the call: each waits as if the other had not arrived. A rank that
+//! waits long publishes the terms of its call, fences and compares the terms of the other ranks. At least one of two ranks that
+//! disagree sees the terms of the other (Dekker), and aborts the call on all ranks.
 
 mod hooks;
 
@@ -22,7 +28,10 @@ use wholemem_comm::Rank;
 use wholemem_os::{Deadline, futex, interrupt};
 
 use super::call_lock::CallLock;
-use crate::abi::{Cause, ControlWord, LaneRef, PHASE_BITS, ReportWord, SIGNAL_STRIDE, slot_at};
+use crate::abi::{
+    Cause, CollectiveRequest, ControlWord, DIGEST_BITS, LaneRef, PHASE_BITS, ReportWord, SIGNAL_STRIDE,
+    TERMS_WORDS, slot_at, tag_of,
+};
 use wholemem_os::width::to_usize;
 
 pub(super) use hooks::Rule;
@@ -37,6 +46,9 @@ const YIELDS: u32 = 50;
 
 /// The maximum duration of one futex wait. An aborting rank wakes all sleeping ranks, but misses a rank that is about to sleep.
 const WAIT_SLICE: Duration = Duration::from_millis(50);
+
+/// The maximum duration of one futex wait for a rank that is in the same call with other terms.
+const PUBLISH_SLICE: Duration = Duration::from_millis(1);
 
 /// Returns the number of times that a waiting rank polls before it yields its core.
 pub(crate) fn spins(share_cores: bool) -> u64 {
@@ -60,6 +72,7 @@ pub(super) enum Signals {
 #[derive(Debug)]
 pub(super) struct CollectiveCall<'a> {
     lane: &'a LaneRef,
+    request: &'a CollectiveRequest,
     signals: Signals,
     /// The sequence number of this collective call in its lane.
     number: u64,
@@ -73,9 +86,10 @@ impl<'a> CollectiveCall<'a> {
     /// lane has failed.
     ///
     /// # Safety
-    /// The lane's memory on all ranks, its control words, its report and, with the feature `test-hooks` and if `debug` is not
-    /// zero, its debug words are mapped for `'a`, aligned to words, and accessed as atomics only.
-    pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, Aborted> {
+    /// The memory of the request's lane on all ranks, its control words, its report and, with the feature `test-hooks` and if
+    /// `debug` is not zero, its debug words are mapped for `'a`, aligned to words, and accessed as atomics only.
+    pub(super) unsafe fn begin(request: &'a CollectiveRequest, signals: Signals) -> Result<Self, Aborted> {
+        let lane = &request.lane;
         // SAFETY: the caller of `begin` guarantees that the control words are mapped for `'a`, aligned and accessed as atomics
         // only.
         let control = |word: ControlWord| unsafe { word_at(word_address(lane.control, word as u32)) };
@@ -90,7 +104,7 @@ impl<'a> CollectiveCall<'a> {
             return Err(Aborted);
         }
         let number = control(ControlWord::Sequence).load(Ordering::Relaxed);
-        let call = Self { lane, signals, number, began: None, _lock: lock };
+        let call = Self { lane, request, signals, number, began: None, _lock: lock };
         call.pause(0);
         // If the group has failed, the other ranks may not arrive in this call.
         match call.report(ReportWord::Abort).load(Ordering::Acquire) {
@@ -110,6 +124,11 @@ impl<'a> CollectiveCall<'a> {
         self.number << PHASE_BITS | phase
     }
 
+    /// Returns the mark of this rank in this call: the number of the call, and the digest of its terms.
+    fn mark(&self) -> u64 {
+        self.number << DIGEST_BITS | u64::from(self.request.digest)
+    }
+
     /// Returns the address of the byte at offset `at` in a rank's memory of the lane.
     pub(super) fn address(&self, rank: u32, at: u64) -> u64 {
         self.lane.base + u64::from(rank) * self.lane.stride + at
@@ -121,7 +140,7 @@ impl<'a> CollectiveCall<'a> {
         (0..self.lane.ranks).filter(move |rank| *rank != own)
     }
 
-    /// Returns the address at which a rank stores its progress in this call.
+    /// Returns the address at which a rank stores its progress in this call. Its mark follows.
     pub(super) fn signal_at(&self, rank: u32) -> u64 {
         match self.signals {
             Signals::Lines => self.address(rank, u64::from(rank) * SIGNAL_STRIDE),
@@ -133,7 +152,21 @@ impl<'a> CollectiveCall<'a> {
     /// earlier writes of this rank.
     pub(super) fn announce(&self, phase: u64) {
         self.pause(2 * phase);
-        self.signal(self.lane.rank).store(self.flag(phase), Ordering::Release);
+        let own = self.lane.rank;
+        self.mark_of(own).store(self.mark(), Ordering::Relaxed);
+        self.signal(own).store(self.flag(phase), Ordering::Release);
+    }
+
+    /// Returns true if a rank has reached a phase of this call, and the terms of its call are equal to those of this rank.
+    fn has_arrived(&self, rank: u32, phase: u64) -> bool {
+        has_reached(self.signal(rank).load(Ordering::Acquire), self.flag(phase)) && self.agrees(rank)
+    }
+
+    /// Returns true if the mark of a rank that has reached this call is equal to the mark of this rank, or of a later call. A rank
+    /// makes a later call only after it has found the marks of all ranks in this call equal to its own.
+    fn agrees(&self, rank: u32) -> bool {
+        let (mark, own) = (self.mark_of(rank).load(Ordering::Relaxed), self.mark());
+        mark == own || !self.follows(Rule::CompareDigests) || is_of_later_call(mark, own)
     }
 
     /// Waits until all ranks have reached a phase that this rank has announced.
@@ -159,9 +192,8 @@ impl<'a> CollectiveCall<'a> {
 
     /// Waits until another rank has reached a phase: polls first, then yields and sleeps.
     fn wait(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
-        let (signal, flag) = (self.signal(rank), self.flag(phase));
         for _ in 0..self.control(ControlWord::Spins).load(Ordering::Relaxed) {
-            if has_reached(signal.load(Ordering::Acquire), flag) {
+            if self.has_arrived(rank, phase) {
                 return Ok(());
             }
             spin_loop();
@@ -172,15 +204,44 @@ impl<'a> CollectiveCall<'a> {
     /// Waits until another rank has reached a phase: yields the core repeatedly, then sleeps.
     #[cold]
     fn wait_long(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
+        self.publish_terms();
         self.wake_waiters(phase);
-        let (signal, flag) = (self.signal(rank), self.flag(phase));
         for _ in 0..YIELDS {
             std::thread::yield_now();
-            if has_reached(signal.load(Ordering::Acquire), flag) {
+            if self.has_arrived(rank, phase) {
                 return Ok(());
             }
         }
         self.sleep_until(rank, phase)
+    }
+
+    /// Publishes the terms of this call, for ranks that wait for this rank although it has arrived with other terms.
+    fn publish_terms(&self) {
+        for (at, word) in (0..).zip(self.request.terms.words) {
+            self.term(self.lane.rank, at).store(self.term_word(word), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the form in which a word of the terms of this call is published: below the tag of the call.
+    fn term_word(&self, word: u32) -> u64 {
+        tag_of(self.number) << 32 | u64::from(word)
+    }
+
+    /// Returns the lowest rank that has published terms of this call that differ from those of this rank.
+    fn disagreeing_rank(&self) -> Option<u32> {
+        let differs = |rank: &u32| {
+            let mut words = (0..).zip(self.request.terms.words).map(|(at, own)| {
+                let word = self.term(*rank, at).load(Ordering::Relaxed);
+                (word, self.term_word(own))
+            });
+            let mut differs = false;
+            let is_published = words.all(|(word, own)| {
+                differs |= word & 0xffff_ffff != own & 0xffff_ffff;
+                word >> 32 == own >> 32 || !self.follows(Rule::CheckCallOfTerms)
+            });
+            is_published && differs && self.follows(Rule::CompareDigests)
+        };
+        self.others().find(differs)
     }
 
     /// Wakes the ranks that sleep until this rank reaches `phase`, which it has announced.
@@ -198,7 +259,6 @@ impl<'a> CollectiveCall<'a> {
 
     #[cold]
     fn sleep_until(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
-        let (signal, flag) = (self.signal(rank), self.flag(phase));
         let (progress, waiters, asleep) =
             (self.progress(rank), self.waiters(rank), self.report(ReportWord::Asleep));
         let deadline = self.deadline();
@@ -208,17 +268,23 @@ impl<'a> CollectiveCall<'a> {
             let seen = progress.load(Ordering::SeqCst);
             // The abort cause is read before the progress, because a rank that left or died may have arrived in this call before.
             let why = self.abort_cause();
-            let has_arrived = || has_reached(signal.load(Ordering::SeqCst), flag);
-            if has_arrived() {
+            if self.has_arrived(rank, phase) {
                 break Ok(());
+            }
+            if let Some(other) = self.disagreeing_rank() {
+                break Err(Cause::Disagreed.word(Rank(other)));
             }
             if let Some(why) = why {
                 break Err(why);
             }
+            // A rank that is in this call with other terms is about to publish them, which does not wake this rank.
+            let has_other_mark = has_reached(seen, self.flag(0))
+                && self.line_mark_of(rank).load(Ordering::Relaxed) != self.mark();
+            let slice = if has_other_mark { PUBLISH_SLICE } else { WAIT_SLICE };
             // The lower half of the progress word changes with every phase.
             let half = u32::try_from(seen & 0xffff_ffff).expect("masked to 32 bits");
             // The wait fails if its time slice is over, or if the memory is unmapped; then the deadline ends the loop.
-            let slept = futex::wait(lower_half(progress), half, wait_end(deadline));
+            let slept = futex::wait(lower_half(progress), half, wait_end(deadline, slice));
             if slept == Err(wholemem_os::Error::TimedOut) {
                 // The thread is marked awake before the interrupt check, because the check may need a lock whose holder waits
                 // until no thread of this rank sleeps.
@@ -230,7 +296,11 @@ impl<'a> CollectiveCall<'a> {
                 }
             }
             if deadline.has_passed() {
-                break if has_arrived() { Ok(()) } else { Err(Cause::TimedOut.word(Rank(rank))) };
+                break if self.has_arrived(rank, phase) {
+                    Ok(())
+                } else {
+                    Err(Cause::TimedOut.word(Rank(rank)))
+                };
             }
         };
         asleep.store(0, Ordering::SeqCst);
@@ -250,7 +320,12 @@ impl<'a> CollectiveCall<'a> {
 
     /// Returns the cause for which this call must abort, if the host or another rank has stored one.
     fn abort_cause(&self) -> Option<u64> {
-        let notice = |rank: u32| self.notice(self.lane.rank, rank).load(Ordering::Acquire);
+        let own = Cause::Disagreed.word(Rank(self.lane.rank));
+        let notice = |rank: u32| match self.notice(self.lane.rank, rank).load(Ordering::Acquire) {
+            // The other rank disagrees with this rank, so this rank disagrees with the other rank.
+            word if word == own => Cause::Disagreed.word(Rank(rank)),
+            word => word,
+        };
         let request = self.report(ReportWord::Abort).load(Ordering::SeqCst);
         [request].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
     }
@@ -259,13 +334,21 @@ impl<'a> CollectiveCall<'a> {
     #[cold]
     fn abort(&self, phase: u64, why: u64) -> Aborted {
         self.control(ControlWord::Poison).store(1, Ordering::Relaxed);
-        let flag = self.flag(phase);
-        let timed_out = Cause::of_word(why).is_some_and(|(cause, _)| cause == Cause::TimedOut);
+        let cause = Cause::of_word(why);
+        let timed_out = cause.is_some_and(|(cause, _)| cause == Cause::TimedOut);
         for rank in self.others() {
-            if timed_out && !has_reached(self.signal(rank).load(Ordering::Acquire), flag) {
+            if timed_out && !self.has_arrived(rank, phase) {
                 self.missing(rank).fetch_or(1 << (rank % 64), Ordering::Relaxed);
             }
             self.notice(rank, self.lane.rank).store(why, Ordering::Release);
+        }
+        if let Some((Cause::Disagreed, Rank(other))) = cause {
+            for (at, own) in (0..).zip(self.request.terms.words) {
+                let word = self.term(other, at).load(Ordering::Relaxed);
+                self.report_at(ReportWord::OwnTerms as u32 + at)
+                    .store(self.term_word(own), Ordering::Relaxed);
+                self.report_at(ReportWord::PeerTerms as u32 + at).store(word, Ordering::Relaxed);
+            }
         }
         self.report(ReportWord::Call).store(self.number, Ordering::Relaxed);
         self.report(ReportWord::Phase).store(phase, Ordering::Relaxed);
@@ -292,6 +375,22 @@ impl<'a> CollectiveCall<'a> {
         self.word(self.signal_at(rank))
     }
 
+    /// Returns the mark of a rank, which follows its progress in this call.
+    fn mark_of(&self, rank: u32) -> &'a AtomicU64 {
+        self.word(self.signal_at(rank) + 8)
+    }
+
+    /// Returns the mark of a rank that follows its progress word.
+    fn line_mark_of(&self, rank: u32) -> &'a AtomicU64 {
+        self.word(self.address(rank, u64::from(rank) * SIGNAL_STRIDE + 8))
+    }
+
+    /// Returns word `at` of the terms that a rank has published.
+    fn term(&self, rank: u32, at: u32) -> &'a AtomicU64 {
+        debug_assert!(at < TERMS_WORDS, "word {at} of the terms");
+        self.word(self.address(rank, self.lane.terms_at + u64::from(at) * 8))
+    }
+
     /// Returns the progress word of `rank`, on which the ranks that wait for it sleep.
     fn progress(&self, rank: u32) -> &'a AtomicU64 {
         self.word(self.address(rank, u64::from(rank) * SIGNAL_STRIDE))
@@ -311,12 +410,16 @@ impl<'a> CollectiveCall<'a> {
     }
 
     fn report(&self, word: ReportWord) -> &'a AtomicU64 {
-        self.word(word_address(self.lane.report, word as u32))
+        self.report_at(word as u32)
+    }
+
+    fn report_at(&self, word: u32) -> &'a AtomicU64 {
+        self.word(word_address(self.lane.report, word))
     }
 
     /// Returns the report word that has the bit of a missing rank.
     fn missing(&self, rank: u32) -> &'a AtomicU64 {
-        self.word(word_address(self.lane.report, ReportWord::Missing as u32 + rank / 64))
+        self.report_at(ReportWord::Missing as u32 + rank / 64)
     }
 }
 
@@ -341,6 +444,13 @@ fn has_reached(progress: u64, flag: u64) -> bool {
     progress.wrapping_sub(flag) < 1 << 63
 }
 
+/// Returns true if a mark is of a later call than another mark. The number of the call may have wrapped around.
+fn is_of_later_call(mark: u64, than: u64) -> bool {
+    let digest = (1 << DIGEST_BITS) - 1;
+    let later = (mark | digest).wrapping_sub(than | digest);
+    later != 0 && later < 1 << 63
+}
+
 /// Returns the lower 32 bits of a word, which a futex wait compares.
 fn lower_half(word: &AtomicU64) -> &AtomicU32 {
     const { assert!(cfg!(target_endian = "little"), "the lower half comes first") };
@@ -349,12 +459,12 @@ fn lower_half(word: &AtomicU64) -> &AtomicU32 {
     unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
 }
 
-/// Returns the end of the next futex wait: the deadline, or the end of a wait slice if that is earlier.
-fn wait_end(deadline: Deadline) -> Deadline {
-    if deadline.remaining().is_some_and(|remaining| remaining < WAIT_SLICE) {
+/// Returns the end of the next futex wait: the deadline, or the end of the wait slice if that is earlier.
+fn wait_end(deadline: Deadline, slice: Duration) -> Deadline {
+    if deadline.remaining().is_some_and(|remaining| remaining < slice) {
         deadline
     } else {
-        Deadline::after(WAIT_SLICE)
+        Deadline::after(slice)
     }
 }
 
@@ -371,5 +481,12 @@ mod tests {
     fn counters_are_compared_across_a_wrap() {
         assert!(has_reached(5, 5) && has_reached(6, 5) && !has_reached(4, 5));
         assert!(has_reached(1, u64::MAX) && !has_reached(u64::MAX, 1));
+        let mark = |call: u64, digest: u64| call << DIGEST_BITS | digest;
+        assert!(is_of_later_call(mark(6, 0), mark(5, 9)) && !is_of_later_call(mark(5, 9), mark(6, 0)));
+        assert!(!is_of_later_call(mark(5, 9), mark(5, 8)) && !is_of_later_call(mark(5, 8), mark(5, 9)));
+        assert!(
+            is_of_later_call(mark(0, 7), mark(u64::MAX, 7))
+                && !is_of_later_call(mark(u64::MAX, 7), mark(0, 7))
+        );
     }
 }

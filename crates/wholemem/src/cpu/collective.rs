@@ -58,7 +58,7 @@ macro_rules! collectives {
             unsafe fn $part(request: &CollectiveRequest) {
                 // SAFETY: the caller of this function guarantees that the addresses in the request are valid, so all words of the
                 // lane are mapped, aligned and accessed as atomics only.
-                let Ok(call) = (unsafe { CollectiveCall::begin(&request.lane, Signals::$signals) }) else { return };
+                let Ok(call) = (unsafe { CollectiveCall::begin(request, Signals::$signals) }) else { return };
                 let mut rank_call = RankCall { request, call };
                 // SAFETY: the caller of this function guarantees that the addresses in the request are valid. If the call is
                 // aborted, the report has the cause.
@@ -351,9 +351,9 @@ impl RankCall<'_> {
         start(rank)..start(rank + 1)
     }
 
-    /// Returns the address of a rank's packets, which follow its progress word.
+    /// Returns the address of a rank's packets, which follow its progress and its mark.
     fn slot(&self, rank: u32) -> u64 {
-        self.call.signal_at(rank) + 8
+        self.call.signal_at(rank) + 16
     }
 
     /// Returns the address from which this rank reads the elements that a rank has sent in packets. Its own elements are read

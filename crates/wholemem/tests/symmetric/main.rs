@@ -9,9 +9,11 @@
 
 mod bitwise_results;
 mod call_order;
+mod differing_calls;
 mod harness;
 mod peer_failures;
 mod random_elements;
+mod random_sequences;
 mod slices;
 mod synchronization_rules;
 mod windows;

@@ -206,9 +206,9 @@ fn gpu_replayed_calls_are_always_correct() {
     }
 }
 
-/// Checks collective calls whose call numbers are close to an overflow of 32, 48 and 64 bits.
+/// Checks collective calls whose call numbers are close to an overflow of 16, 32, 48 and 64 bits.
 fn check_counter_overflow(backend: &Backend) {
-    for near in [u64::from(u32::MAX) - 2, (1 << 48) - 3, u64::MAX - 2] {
+    for near in [(1 << 16) - 3, u64::from(u32::MAX) - 2, (1 << 48) - 3, u64::MAX - 2] {
         for algorithm in Algorithm::ALL {
             let sequence =
                 CallSequence { counter: Some(near), ..CallSequence::new(algorithm, false, SHORT, 0) };

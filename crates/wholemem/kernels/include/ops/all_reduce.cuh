@@ -152,7 +152,7 @@ __device__ __forceinline__ void reduce(const CollectiveRequest &request, const R
 
 __device__ __forceinline__ void all_reduce_one_shot(const CollectiveRequest &request, u32 block, u32 blocks)
 {
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     const bool fits = request.output % PACK == 0 &&
                       (!request.inputs.exists() || aligned(request.inputs, request.lane.ranks));
     with_inputs(request, call, true, [&](const WindowRef &from, u64 start, u32 len) {
@@ -199,7 +199,7 @@ __device__ __forceinline__ void collect(const LaneRef &lane, const Call &call, u
 // the result buffer is written after the first barrier of the next piece.
 __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &request, u32 block, u32 blocks)
 {
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     const LaneRef &lane = request.lane;
     const bool fits = (!request.inputs.exists() || aligned(request.inputs, lane.ranks)) &&
                       (request.outputs.exists() ? aligned(request.outputs, lane.ranks) : request.output % PACK == 0);
@@ -277,7 +277,7 @@ __device__ __forceinline__ bool reduce_packets(const CollectiveRequest &request,
 // call without data also sends and receives a packet: otherwise a rank could run ahead of the others by more than one call.
 __device__ __forceinline__ void all_reduce_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     const Share share = Share::of_halves(call);
     const u32 bytes = (u32)input_len(request), span = max(bytes, 1u), ranks = request.lane.ranks;
     u64 own = 0;

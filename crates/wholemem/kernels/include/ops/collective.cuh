@@ -26,6 +26,12 @@ __device__ __forceinline__ void begin(const CollectiveRequest &request)
 #endif
 }
 
+// Begins this rank's call in one block of the kernel.
+__device__ __forceinline__ Call begin_call(const CollectiveRequest &request, u32 block, u32 blocks)
+{
+    return Call(request.lane, block, blocks, &request.terms, request.digest);
+}
+
 // The staging buffers of all ranks as a window. `parity` selects one of the two buffers of each rank.
 __device__ __forceinline__ WindowRef staging(const LaneRef &lane, u32 parity)
 {

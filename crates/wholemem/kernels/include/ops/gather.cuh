@@ -68,7 +68,7 @@ __device__ __forceinline__ void push(const CollectiveRequest &request, Call &cal
 
 __device__ __forceinline__ void all_gather(const CollectiveRequest &request, u32 block, u32 blocks)
 {
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     const u64 part = input_len(request);
     if (request.outputs.exists())
         return push(request, call, request.lane.rank * part, true);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void all_gather(const CollectiveRequest &request, u32
 __device__ __forceinline__ void all_gather_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     constexpr u32 GROUP = 4;
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     const Share share = Share::of_halves(call);
     const u32 ranks = request.lane.ranks, rank = request.lane.rank;
     const u32 bytes = (u32)input_len(request), span = max(bytes, 1u);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void fetch(const CollectiveRequest &request, const Ca
 
 __device__ __forceinline__ void broadcast(const CollectiveRequest &request, u32 block, u32 blocks)
 {
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     const bool is_root = request.lane.rank == request.root;
     if (request.outputs.exists() && !request.inputs.exists())
         return push(request, call, 0, is_root);
@@ -151,7 +151,7 @@ __device__ __forceinline__ void broadcast(const CollectiveRequest &request, u32 
 // one packet without data, so that every rank receives a packet from every rank, and no rank runs ahead by two calls.
 __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     const LaneRef &lane = request.lane;
     const Share share = Share::of_halves(call);
     const bool is_root = lane.rank == request.root;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u
 
 __device__ __forceinline__ void barrier(const CollectiveRequest &request, u32 block, u32 blocks)
 {
-    Call call(request.lane, block, blocks);
+    Call call = begin_call(request, block, blocks);
     if (call.sync())
         call.finish();
 }

@@ -16,12 +16,23 @@
 // stores a cause into the abort word, or when another rank has aborted. The kernel then reports the missing ranks to the host and
 // returns normally, so that the CUDA context stays usable. Later calls on the lane return at once.
 //
-// Signals are words that only grow: seq << PHASE_BITS | phase. They are never reset, so no store races with a reset, and a signal
-// of a later phase is accepted for an earlier one. Each (block, peer) has a cache line of its own:
+// Signals are pairs of words that only grow:
+//
+//     low     seq << PHASE_BITS | phase       the call and the phase that the rank has reached
+//     high    seq << DIGEST_BITS | digest     the mark: the call, and the digest of its terms
+//
+// They are never reset, so no store races with a reset, and a signal of a later phase is accepted for an earlier one. Each word is
+// atomic, but the pair is not, so both have the number of the call. Each (block, peer) has a cache line of its own:
 //
 //     rank 0's memory                      rank 1's memory
 //     line(b, 0)                           line(b, 0)  <---- stored by block b of rank 0, polled by block b of rank 1
 //     line(b, 1)  <---- and the other way  line(b, 1)
+//
+// The terms of a call are its arguments that must be equal on all ranks. A signal has arrived only if its mark is that of the
+// waiting rank's call, or of a later call. So if the digests of two ranks differ in a call, neither completes it: the rank that
+// first sees all signals would have to accept the mark of a peer that is still in this call. A rank that waits long publishes
+// its terms, and compares those that its peers have published. If they differ, it aborts the call. It repeats this with every
+// check for an abort, so of two ranks, at least one sees the terms of the other.
 //
 // A host compiler compiles the layout of a lane as C++11; nvcc and NVRTC compile the whole header.
 #pragma once
@@ -38,6 +49,11 @@ WHOLEMEM_HOST_DEVICE u64 LaneRef::signal(u32 of, u32 block, u32 peer) const
 }
 
 WHOLEMEM_HOST_DEVICE u64 LaneRef::notice(u32 of, u32 peer) const { return memory(of) + notices_at + peer * sizeof(u64); }
+
+WHOLEMEM_HOST_DEVICE u64 LaneRef::term(u32 of, u32 word) const
+{
+    return memory(of) + terms_at + word * sizeof(u64);
+}
 
 WHOLEMEM_HOST_DEVICE u64 LaneRef::packets(u32 of, u32 parity, u32 source) const
 {
@@ -56,27 +72,83 @@ WHOLEMEM_HOST_DEVICE u64 LaneRef::result(u32 of) const { return memory(of) + res
 // The abort cause of a call that timed out, without the number of the missing rank.
 constexpr u64 TIMED_OUT = (u64)CAUSE_TIMED_OUT << CAUSE_SHIFT;
 
-// The words from several ranks that a thread waits for. The words of rank r are at address + r * stride. A signal has arrived
-// if it is at least `flag`. A packet has arrived if the upper half of each of its words is `flag`.
+// The pairs of words from several ranks that a thread waits for. The pair of rank r is at address + r * stride. A signal has
+// arrived if its low word is at least `flag`. A packet has arrived if the upper halves of its words are the halves of `flag`, the
+// lower half first.
 struct Awaited {
     u64 address;
     u64 stride;
     u64 flag;
-    u32 packets; // words of a packet; 0 for a signal
-    u32 first;   // first rank
-    u32 count;   // number of ranks
+    bool packets;
+    u32 first; // first rank
+    u32 count; // number of ranks
 
     __device__ __forceinline__ bool misses(u32 rank) const
     {
         if (rank - first >= count)
             return false;
-        const u64 place = address + rank * stride;
-        if (packets == 0)
-            return (i64)(load_relaxed(place) - flag) < 0;
-        for (u32 word = 0; word < packets; ++word)
-            if (load_relaxed(place + word * sizeof(u64)) >> 32 != flag)
-                return true;
-        return false;
+        const u64 place = address + rank * stride, low = load_relaxed(place);
+        if (!packets)
+            return (i64)(low - flag) < 0;
+        return low >> 32 != (u32)flag || load_relaxed(place + sizeof(u64)) >> 32 != flag >> 32;
+    }
+};
+
+// Returns true if a test has enabled a mutant, which breaks one synchronization rule. The result is always false in kernels that
+// are not built for tests.
+__device__ __forceinline__ bool has_mutant(const LaneRef &lane, Mutant mutant)
+{
+#if defined(WHOLEMEM_TESTING)
+    return lane.debug != 0 && (load_relaxed(lane.debug + DEBUG_WORD_MUTANT * sizeof(u64)) & mutant) != 0;
+#else
+    (void)lane, (void)mutant;
+    return false;
+#endif
+}
+
+// The terms of this rank's call. The terms of a user's kernel are zero.
+struct OwnTerms {
+    const CallTerms *terms; // null for a user's kernel
+
+    __device__ __forceinline__ u32 word(u32 index) const { return terms == nullptr ? 0 : terms->words[index]; }
+
+    // The form in which a word is published: below the tag of the call, so that no order among words is needed.
+    __device__ __forceinline__ u64 published(u32 index, u64 seq) const { return (u64)(opaque((u32)seq) | TAG_BIT) << 32 | word(index); }
+
+    // Publishes these terms in this rank's memory.
+    __device__ __forceinline__ void publish(const LaneRef &lane, u64 seq) const
+    {
+#pragma unroll 1
+        for (u32 index = 0; index < TERMS_WORDS; ++index)
+            store_relaxed(lane.term(lane.rank, index), published(index, seq));
+    }
+
+    // Returns 1 plus the number of a rank that has published other terms for this call, or 0.
+    __device__ __forceinline__ u32 find_other(const LaneRef &lane, u64 seq) const
+    {
+#pragma unroll 1
+        for (u32 peer = 0; peer < lane.ranks && !has_mutant(lane, MUTANT_ANY_DIGEST); ++peer) {
+            bool current = peer != lane.rank, differs = false;
+#pragma unroll 1
+            for (u32 index = 0; index < TERMS_WORDS && current; ++index) {
+                const u64 other = load_relaxed(lane.term(peer, index)), own = published(index, seq);
+                current = other >> 32 == own >> 32 || has_mutant(lane, MUTANT_OLD_TERMS);
+                differs |= (u32)other != (u32)own;
+            }
+            if (current && differs)
+                return peer + 1;
+        }
+        return 0;
+    }
+
+    // Writes these terms and those of a peer to the report.
+    __device__ __forceinline__ void report(const LaneRef &lane, u64 seq, u32 peer) const
+    {
+#pragma unroll 1
+        for (u32 index = 0; index < TERMS_WORDS; ++index) {
+            store_relaxed(lane.report + (REPORT_WORD_OWN_TERMS + index) * sizeof(u64), published(index, seq));
+            store_relaxed(lane.report + (REPORT_WORD_PEER_TERMS + index) * sizeof(u64), load_relaxed(lane.term(peer, index)));
+        }
     }
 };
 
@@ -90,6 +162,9 @@ __device__ __forceinline__ u64 abort_cause(const LaneRef &lane, u64 since, u64 n
 #pragma unroll 1
     for (u32 peer = 0; peer < lane.ranks; ++peer) {
         const u64 notice = load_relaxed(lane.notice(lane.rank, peer));
+        // The peer disagrees with this rank, so this rank disagrees with the peer.
+        if (notice == ((u64)CAUSE_DISAGREED << CAUSE_SHIFT | (lane.rank + 1)))
+            return (u64)CAUSE_DISAGREED << CAUSE_SHIFT | (peer + 1);
         if (notice != 0)
             return notice;
     }
@@ -97,17 +172,20 @@ __device__ __forceinline__ u64 abort_cause(const LaneRef &lane, u64 since, u64 n
     return deadline != 0 && now - since >= deadline ? TIMED_OUT : 0;
 }
 
-// The slow path of a wait: checks for a timeout or an abort. Returns 0 if the call must end. In that case the lane is poisoned,
+// The slow path of a wait: checks for other terms, a timeout or an abort. Returns 0 if the call must end. In that case the lane is poisoned,
 // and the first thread to poison it writes the report. Otherwise returns the start time of the wait, which is the time of the
 // first check.
-__device__ __forceinline__ u64 check_abort(const LaneRef &lane, u64 seq, u32 phase, Awaited awaited, u64 since)
+__device__ __forceinline__ u64 check_abort(const LaneRef &lane, u64 seq, u32 phase, const OwnTerms &terms, Awaited awaited,
+                                           u64 since)
 {
     const u64 now = nanoseconds();
     since = since == 0 ? now : since;
     // If the lane is poisoned already, another thread writes the report of the abort.
     if (load_relaxed(lane.control + CONTROL_WORD_POISON * sizeof(u64)) != 0)
         return 0;
-    u64 cause = abort_cause(lane, since, now);
+    terms.publish(lane, seq);
+    const u32 other = terms.find_other(lane, seq);
+    u64 cause = other != 0 ? (u64)CAUSE_DISAGREED << CAUSE_SHIFT | other : abort_cause(lane, since, now);
     if (cause == 0)
         return since;
     store_relaxed(lane.control + CONTROL_WORD_POISON * sizeof(u64), 1);
@@ -128,6 +206,8 @@ __device__ __forceinline__ u64 check_abort(const LaneRef &lane, u64 seq, u32 pha
     }
     if (cause == TIMED_OUT)
         cause |= lowest + 1;
+    if (cause >> CAUSE_SHIFT == CAUSE_DISAGREED)
+        terms.report(lane, seq, (u32)cause - 1);
     store_relaxed(lane.report + REPORT_WORD_CALL * sizeof(u64), seq);
     store_relaxed(lane.report + REPORT_WORD_PHASE * sizeof(u64), phase);
     store_relaxed(lane.report + REPORT_WORD_CAUSE * sizeof(u64), cause);
@@ -163,13 +243,13 @@ __device__ __forceinline__ void delay(const LaneRef &lane, u64 seq, u32 block, u
 // order.
 class Call {
 public:
-    // Begins a call in a kernel whose whole grid belongs to one rank.
-    __device__ __forceinline__ explicit Call(const LaneRef &lane) : Call(lane, blockIdx.x, gridDim.x) {}
+    // Begins a call in a user's kernel, whose whole grid belongs to one rank.
+    __device__ __forceinline__ explicit Call(const LaneRef &lane) : Call(lane, blockIdx.x, gridDim.x, nullptr, 0) {}
 
-    // Begins a call in block `block` of the `blocks` blocks of this rank. Both control words are loaded here, and the latency
-    // of the loads is hidden until their first use.
-    __device__ __forceinline__ Call(const LaneRef &lane, u32 block, u32 blocks)
-        : lane(lane), block(block), blocks(blocks), phase(0), failed(false)
+    // Begins a call in block `block` of the `blocks` blocks of this rank. `digest` is that of the terms, which stay valid during
+    // the call. Both control words are loaded here, and the latency of the loads is hidden until their first use.
+    __device__ __forceinline__ Call(const LaneRef &lane, u32 block, u32 blocks, const CallTerms *terms, u32 digest)
+        : lane(lane), block(block), blocks(blocks), terms(terms), digest(digest), phase(0), failed(false)
     {
         seq = load_relaxed(control_word(CONTROL_WORD_SEQUENCE + block));
         poison = load_relaxed(control_word(CONTROL_WORD_POISON));
@@ -186,9 +266,13 @@ public:
     // thread that is not alive writes nothing and proceeds to the sync.
     __device__ __forceinline__ bool alive() const { return poison == 0 && !failed; }
 
-    // Returns true if the low 32 bits of the call number wrap to 0 in this call, so that packets of older calls could be
+    // Returns true if the low 16 bits of the call number wrap to 0 in this call, so that packets of older calls could be
     // mistaken for new ones.
-    __device__ __forceinline__ bool wraps() const { return __builtin_expect((u32)seq == 0, 0) != 0; }
+    __device__ __forceinline__ bool wraps() const { return __builtin_expect((seq & 0xffff) == 0, 0) != 0; }
+
+    // The mark of this rank in this call: the number of the call, and the digest of its terms. It is computed at each use, to save
+    // registers.
+    __device__ __forceinline__ u64 mark() const { return opaque(seq) << DIGEST_BITS | digest; }
 
     // Signals to every rank that this block has arrived at the barrier, and that its earlier loads and stores are done.
     //
@@ -206,7 +290,7 @@ public:
 #pragma unroll 1
         for (u32 peer = threadIdx.x; peer < lane.ranks; peer += blockDim.x)
             if (peer != lane.rank)
-                store_release(lane.signal(peer, block, lane.rank), flag(), lane.near != 0);
+                store_pair_release(lane.signal(peer, block, lane.rank), {flag(), mark()}, lane.near != 0);
     }
 
     // Waits until the same block of every rank has arrived at the barrier. Returns false if the call was aborted: the kernel
@@ -225,7 +309,7 @@ public:
 #pragma unroll 1
             for (u32 peer = threadIdx.x; peer < lane.ranks && !waits; peer += blockDim.x)
                 waits = peer != lane.rank && !poll(peer);
-        } while (keep_waiting(waits, {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks}, since));
+        } while (keep_waiting(waits, {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), false, 0, lane.ranks}, since));
         if (!failed)
             pause(2 * phase + 1);
         return !failed;
@@ -279,7 +363,7 @@ public:
 #if !defined(WHOLEMEM_ENDLESS)
         // Only threads that still wait check for an abort, because the abort word is in host memory and slow to read.
         if (waits && alive()) {
-            since = check_abort(lane, seq, phase, awaited, since);
+            since = check_abort(lane, seq, phase, {terms}, awaited, since);
             failed = since == 0;
         }
 #else
@@ -301,23 +385,15 @@ public:
 #endif
     }
 
-    // Returns true if a test has enabled a mutant, which breaks one synchronization rule. The result is always false in kernels
-    // that are not built for tests.
-    __device__ __forceinline__ bool has(Mutant mutant) const
-    {
-#if defined(WHOLEMEM_TESTING)
-        return lane.debug != 0 && (load_relaxed(debug_word(DEBUG_WORD_MUTANT)) & mutant) != 0;
-#else
-        (void)mutant;
-        return false;
-#endif
-    }
+    __device__ __forceinline__ bool has(Mutant mutant) const { return has_mutant(lane, mutant); }
 
     const LaneRef &lane;
     const u32 block;
     const u32 blocks;
 
 private:
+    const CallTerms *const terms;
+    const u32 digest;
     u64 seq;
     u64 poison;
     u32 phase;
@@ -332,10 +408,6 @@ private:
 
     __device__ __forceinline__ u64 control_word(u32 word) const { return lane.control + word * sizeof(u64); }
 
-#if defined(WHOLEMEM_TESTING)
-    __device__ __forceinline__ u64 debug_word(u32 word) const { return lane.debug + word * sizeof(u64); }
-#endif
-
     __device__ __forceinline__ u64 flag() const { return seq << PHASE_BITS | phase; }
 
     // Polls for the signal of a peer, a limited number of times. Returns true if the signal has arrived.
@@ -345,8 +417,16 @@ private:
         bool arrived = false;
 #pragma unroll 1
         for (u32 count = 0; count < POLLS && !arrived; ++count)
-            arrived = (i64)(load_acquire(signal, lane.near != 0) - flag()) >= 0;
+            arrived = accepts(load_pair_acquire(signal, lane.near != 0));
         return arrived;
+    }
+
+    // Returns true if a signal is at least of this phase, and its mark is that of this call or of a later one.
+    __device__ __forceinline__ bool accepts(const WordPair &signal) const
+    {
+        const u64 any = (1ull << DIGEST_BITS) - 1, own = mark();
+        const bool agrees = signal.high == own || (i64)((signal.high | any) - (own | any)) > 0 || has(MUTANT_ANY_DIGEST);
+        return agrees && (i64)(signal.low - flag()) >= 0;
     }
 
     // Clears the packet slots of this rank. Each block clears a part of them. Peers send new packets only after this call,

@@ -7,9 +7,11 @@
 // needed, and all accesses are relaxed. Packets take twice the bytes of their payload, and save a release store and a barrier with
 // its round trip.
 //
-// The flag is the low 32 bits of the call number. The slots in memory for packets alternate with the parity of the call and are not
-// cleared: a slot holds a packet of two calls ago. When the 32 bits wrap, an old flag could match; the call with number 0 in these
-// bits uses a barrier, and clears the slots first (`Call::wraps`).
+// The flag of the first word is the low 32 bits of the call number. That of the second word is the low 16 bits of the call number,
+// and below them the digest of the call's terms, so packets of a rank with other terms are not accepted. The slots in memory for
+// packets alternate with the parity of the call and are not cleared: a slot holds a packet of an earlier call. When 16 bits of the
+// call number wrap, an old flag could match; the call with number 0 in these bits uses a barrier, and clears the slots first
+// (`Call::wraps`).
 //
 // A sender stores packets into the receiver's memory, so a waiting rank polls its own memory only.
 //
@@ -32,7 +34,7 @@ WHOLEMEM_HOST_DEVICE u32 packet_flag(u64 word) { return (u32)(word >> 32); }
 class Packets {
 public:
     __device__ __forceinline__ explicit Packets(Call &call)
-        : call(call), flag((u32)call.number()), parity(call.parity()), any(call.has(MUTANT_ANY_FLAG))
+        : call(call), first_flag((u32)call.number()), second_flag((u32)call.mark()), parity(call.parity())
     {
     }
 
@@ -50,7 +52,7 @@ public:
     {
         if (call.alive())
             store_pair_relaxed(call.lane.packets(peer, parity, call.lane.rank) + 2 * at,
-                               {packet_word((u32)data, flag), packet_word((u32)(data >> 32), flag)});
+                               {packet_word((u32)data, first_flag), packet_word((u32)(data >> 32), second_flag)});
     }
 
     // Polls for the packets with the 8 bytes at offset `at` of the data of COUNT ranks, from rank `first` on. Entries of this
@@ -61,12 +63,13 @@ public:
         const LaneRef &lane = call.lane;
         const u64 slots = lane.packets(lane.rank, parity, first) + 2 * at;
         WordPair pairs[COUNT];
-        // Entries for which no packet is expected get this call's flag at once. Missing packets start with flag 0, which no
-        // call before the wrap of the call number has.
+        // Entries for which no packet is expected get this call's flags at once. Missing packets start with flag 0, which no
+        // call that sends packets has in a first word.
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
             const bool is_peer = first + i < lane.ranks && first + i != lane.rank;
-            pairs[i].low = pairs[i].high = is_peer ? 0 : packet_word(0, flag);
+            pairs[i].low = is_peer ? 0 : packet_word(0, first_flag);
+            pairs[i].high = is_peer ? 0 : packet_word(0, second_flag);
         }
         bool all = false;
 #pragma unroll 1
@@ -74,11 +77,11 @@ public:
             const u64 base = opaque(slots);
 #pragma unroll
             for (u32 i = 0; i < COUNT; ++i)
-                load_pair_relaxed(has_flag(pairs[i]) ? 0 : base + i * (2 * lane.ll_len), pairs[i]);
+                load_pair_relaxed(has_flags(pairs[i]) ? 0 : base + i * (2 * lane.ll_len), pairs[i]);
             all = true;
 #pragma unroll
             for (u32 i = 0; i < COUNT; ++i)
-                all &= has_flag(pairs[i]);
+                all &= has_flags(pairs[i]);
         }
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i)
@@ -89,20 +92,25 @@ public:
     // Describes the packets at offset `at` of the data of `count` ranks, for the report if the wait for them is aborted.
     __device__ __forceinline__ Awaited awaited(u64 at, u32 first, u32 count) const
     {
-        return {call.lane.packets(call.lane.rank, parity, 0) + 2 * at, 2 * call.lane.ll_len, flag, 2, first, count};
+        return {call.lane.packets(call.lane.rank, parity, 0) + 2 * at, 2 * call.lane.ll_len, (u64)second_flag << 32 | first_flag, true,
+                first, count};
     }
 
 private:
     Call &call;
-    const u32 flag;
+    const u32 first_flag;
+    const u32 second_flag;
     const u32 parity;
-    const bool any;
 
-    __device__ __forceinline__ bool has_flag(const WordPair &pair) const { return has_flag(pair.low) & has_flag(pair.high); }
-
-    __device__ __forceinline__ bool has_flag(u64 word) const
+    // Returns true if both words have the flags of this call.
+    __device__ __forceinline__ bool has_flags(const WordPair &pair) const
     {
-        return packet_flag(word) == flag || (any && packet_flag(word) != 0);
+        const u32 low = packet_flag(pair.low), high = packet_flag(pair.high);
+        if (call.has(MUTANT_ANY_FLAG))
+            return low != 0 && high != 0;
+        if (call.has(MUTANT_ANY_DIGEST))
+            return low == first_flag && high >> DIGEST_BITS == second_flag >> DIGEST_BITS;
+        return low == first_flag & high == second_flag;
     }
 };
 

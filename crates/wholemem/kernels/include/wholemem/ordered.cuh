@@ -29,23 +29,6 @@ __device__ __forceinline__ void store_release(u64 address, u64 value)
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ u64 load_acquire(u64 address, bool near)
-{
-    if (!near)
-        return load_acquire(address);
-    u64 value;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void store_release(u64 address, u64 value, bool near)
-{
-    if (near)
-        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-    else
-        store_release(address, value);
-}
-
 __device__ __forceinline__ u64 load_relaxed(u64 address)
 {
     u64 value;
@@ -76,6 +59,26 @@ __device__ __forceinline__ void store_pair_relaxed(u64 address, WordPair pair)
 {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(pair.low), "l"(pair.high)
                  : "memory");
+}
+
+// Loads two adjacent words, each with acquire order.
+__device__ __forceinline__ WordPair load_pair_acquire(u64 address, bool near)
+{
+    WordPair pair;
+    if (near)
+        asm volatile("ld.acquire.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.low), "=l"(pair.high) : "l"(address) : "memory");
+    else
+        asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.low), "=l"(pair.high) : "l"(address) : "memory");
+    return pair;
+}
+
+// Stores two adjacent words, each with release order.
+__device__ __forceinline__ void store_pair_release(u64 address, WordPair pair, bool near)
+{
+    if (near)
+        asm volatile("st.release.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(pair.low), "l"(pair.high) : "memory");
+    else
+        asm volatile("st.release.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(pair.low), "l"(pair.high) : "memory");
 }
 
 // Atomically changes a word from 0 to 1 at device scope. Returns true if this thread changed it.

@@ -21,6 +21,10 @@ pub(in crate::cpu) enum Rule {
     /// The rule that a rank checks the flag of a packet, which shows that the packet has arrived, before it uses the
     /// packet's data.
     CheckFlag,
+    /// Ranks compare the digests of their calls' terms.
+    CompareDigests,
+    /// Published terms are compared only if they are those of the current call.
+    CheckCallOfTerms,
 }
 
 #[cfg(not(feature = "test-hooks"))]
@@ -57,6 +61,8 @@ mod enabled {
                 Self::SecondBarrier => Mutant::NoSecondBarrier,
                 Self::LastBarrier => Mutant::NoLastBarrier,
                 Self::CheckFlag => Mutant::AnyFlag,
+                Self::CompareDigests => Mutant::AnyDigest,
+                Self::CheckCallOfTerms => Mutant::OldTerms,
             }
         }
     }
