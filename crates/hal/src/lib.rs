@@ -197,5 +197,5 @@ pub use suballocator::{Suballocator, SuballocatorError};
 pub use values::{
     AllocationSpec, Args, Attempt, BackendError, BackendKind, Capability, CapabilityProbe, DeviceId,
     DeviceInfo, DeviceLabel, DriverCode, Error, Grant, Granularity, Granule, HandleKind, HostFunction,
-    KernelImage, LaunchShape, Result, Rights, ShareHandle,
+    KernelImage, LaunchShape, MemoryBlock, Result, Rights, ShareHandle,
 };

@@ -12,14 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_comm::Rank;
 use wholemem_hal::{
-    Allocation, BackendKind, CudaMallocBuffer, Granule, HandleKind, Mapping, Reservation, Rights, Span,
+    Allocation, BackendKind, Granule, HandleKind, Mapping, MemoryBlock, Reservation, Rights, Span,
 };
 
 use wholemem_os::Deadline;
 
-use super::window::{DroppedWindows, Window, WindowCore};
-use super::window_part::{IpcWindowPart, WindowPart, malformed};
-use super::window_table::WindowTable;
+use super::address_index::{AddressIndex, IndexEntry};
+use super::peer_blocks::PeerBlocks;
+use super::window::{DropNotice, DroppedWindows, Window, WindowCore};
+use super::window_part::{WindowPart, malformed};
+use super::window_table::{WindowId, WindowTable};
 use crate::communicator::{agree, from_text, to_text, words_of};
 use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 use wholemem_os::width::to_usize;
@@ -44,6 +46,11 @@ pub(super) struct WindowAddressSpace {
     reservation: Reservation,
     window_table: Mutex<WindowTable>,
     dropped: DroppedWindows,
+    /// This rank's memory in registered windows, until every rank has unmapped it.
+    owners: Mutex<BTreeMap<WindowId, Span>>,
+    peer_blocks: PeerBlocks,
+    /// Finds the window in which an address of this rank lies.
+    index: Arc<AddressIndex<WindowCore>>,
     /// The heap of small windows of every rank. It is created with the first small window.
     heap: Mutex<Option<Vec<RankMappings>>>,
 }
@@ -70,8 +77,18 @@ impl WindowAddressSpace {
         })?;
         let heap_len = HEAP_GRANULES * granule.len();
         let window_table = Mutex::new(WindowTable::new(group.size(), granule, stride, heap_len));
-        let (dropped, heap) = (DroppedWindows::default(), Mutex::default());
-        Ok(Self { group: group.clone(), granule, stride, reservation, window_table, dropped, heap })
+        Ok(Self {
+            group: group.clone(),
+            granule,
+            stride,
+            reservation,
+            window_table,
+            dropped: DroppedWindows::default(),
+            owners: Mutex::default(),
+            peer_blocks: PeerBlocks::default(),
+            index: Arc::new(AddressIndex::new()),
+            heap: Mutex::default(),
+        })
     }
 
     /// Calls `create` on one rank of each process, and returns clones of the result on all ranks of the process. Collective.
@@ -134,8 +151,9 @@ impl WindowAddressSpace {
         };
         let spans = (0..self.group.size()).map(Rank).map(part).collect::<Result<Vec<_>>>();
         let spans = agree(self.group.bootstrap(), spans)?;
-        let (id, _) = self.window_table().insert_mapped(0)?;
-        self.window_with_table(id, spans).inspect_err(|_| self.window_table().remove(id))
+        let id = self.window_table().insert_unmapped();
+        let notice = Arc::new(DropNotice::new(id, &self.dropped));
+        self.window_with_table(notice, spans, Vec::new()).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Creates a window of memory that already exists on each rank. Collective.
@@ -149,31 +167,6 @@ impl WindowAddressSpace {
             return Err(Error::EmptyWindow);
         }
         self.create_mapped(&parts, || Ok(allocations))
-    }
-
-    /// Creates a window of existing `cudaMalloc` memory of each rank. Collective.
-    pub(super) fn register_cuda_malloc(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
-        let (process_ranks, rank) = (self.group.process_ranks(), self.group.rank());
-        // A process cannot open its own CUDA IPC handle, so ranks of one process pass their `cudaMalloc` buffers to each other.
-        let same_process: Vec<_> =
-            process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
-        same_process.iter().for_each(|other| process_ranks.put(rank, *other, buffer.clone()));
-        let messages = self.exchange_messages(IpcWindowPart::of(buffer).map(|part| part.to_bytes()));
-        let taken: BTreeMap<_, _> = same_process
-            .iter()
-            .filter_map(|other| Some((*other, process_ranks.take::<CudaMallocBuffer>(*other, rank)?)))
-            .collect();
-        let decode = |(rank, bytes): (Rank, &Vec<u8>)| IpcWindowPart::from_bytes(rank, bytes);
-        let parts = (0..).map(Rank).zip(&messages?).map(decode).collect::<Result<Vec<_>>>()?;
-        let open = |(peer, part): (Rank, &IpcWindowPart)| match taken.get(&peer) {
-            _ if peer == rank => Ok(Some(buffer.all())),
-            Some(taken) => Ok(Some(taken.all())),
-            None => Ok(Some(part.open(self.group.device())?.all())),
-        };
-        let spans = (0..).map(Rank).zip(&parts).map(open).collect::<Result<Vec<_>>>();
-        let spans = agree(self.group.bootstrap(), spans)?;
-        let (id, _) = self.window_table().insert_mapped(0)?;
-        self.window_with_table(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Allocates zeroed memory for this rank's part of a window.
@@ -211,7 +204,7 @@ impl WindowAddressSpace {
 
     /// Sends this rank's part of a new window, or its error, and the ids of the windows that it has dropped, to all ranks.
     /// Returns the parts of all ranks, or the error of the lowest rank that failed.
-    fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const SUCCEEDED: u8 = 0;
         const FAILED: u8 = 1;
         let dropped = std::mem::take(&mut *lock(&self.dropped));
@@ -223,11 +216,17 @@ impl WindowAddressSpace {
         };
         let mut parts = Vec::new();
         let mut failed = None;
+        // The memory of windows that all ranks have dropped. It is released after all locks: dropping an owner may take long, or run
+        // code of another library.
+        let mut released = Vec::new();
         for (rank, message) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&message)?) {
             let WindowMessage { outcome, dropped, payload } =
                 WindowMessage::decode(&message).ok_or_else(|| malformed(rank))?;
-            let mut windows = self.window_table();
-            dropped.iter().for_each(|id| windows.record_drop(u64::from_le_bytes(*id)));
+            for id in dropped.iter().map(|id| u64::from_le_bytes(*id)) {
+                if self.window_table().record_drop(id) {
+                    released.extend(self.owners().remove(&id));
+                }
+            }
             match outcome {
                 SUCCEEDED => parts.push(payload.to_vec()),
                 FAILED => {
@@ -256,7 +255,8 @@ impl WindowAddressSpace {
             let spans = spans.collect::<Result<Vec<_>>>()?;
             let skip = parts.first().map_or(0, |part| part.skip);
             if parts.iter().any(|part| part.skip != skip) {
-                return self.window_with_table(id, spans);
+                let notice = Arc::new(DropNotice::new(id, &self.dropped));
+                return self.window_with_table(notice, spans, Vec::new());
             }
             self.window_with_stride(id, spans, offset + skip)
         });
@@ -270,13 +270,38 @@ impl WindowAddressSpace {
     fn window_with_stride(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Result<Window> {
         let base = self.reservation.address() + offset as u64;
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
-        let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
         let keep = Span::keep_alive(spans.iter().flatten())?;
-        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+        let notice = Arc::new(DropNotice::new(id, &self.dropped));
+        Ok(self.window(notice, spans, keep, reference, Vec::new()))
+    }
+
+    /// Creates a window of the parts of all ranks, and adds this rank's part to the index of addresses.
+    fn window(
+        &self,
+        notice: Arc<DropNotice>,
+        spans: Vec<Option<Span>>,
+        keep: Option<Span>,
+        reference: WindowRef,
+        memory: Vec<MemoryBlock>,
+    ) -> Window {
+        let (id, dropped, own) = (notice.id(), Arc::clone(&self.dropped), self.group.rank());
+        let start = spans.get(own.index()).and_then(Option::as_ref).map_or(0, Span::address);
+        let core = WindowCore { id, dropped, own, spans, keep, reference, memory, _notice: notice };
+        let (len, core) = (core.common_len(), Arc::new(core));
+        if len > 0 {
+            self.index.insert(IndexEntry { start, len, id, value: Arc::downgrade(&core) });
+        }
+        Window::of(core)
     }
 
     /// Creates a window with a table of the addresses of all ranks' parts, for parts that are not at equal distances. Collective.
-    fn window_with_table(&self, id: u64, spans: Vec<Option<Span>>) -> Result<Window> {
+    /// `memory` is that of this rank's part, if its owner could free it although it is registered.
+    pub(super) fn window_with_table(
+        &self,
+        notice: Arc<DropNotice>,
+        spans: Vec<Option<Span>>,
+        memory: Vec<MemoryBlock>,
+    ) -> Result<Window> {
         let device = self.group.device();
         let addresses: Vec<u8> =
             spans.iter().flat_map(|span| span.as_ref().map_or(0, Span::address).to_ne_bytes()).collect();
@@ -292,9 +317,8 @@ impl WindowAddressSpace {
         };
         let table = agree(self.group.bootstrap(), written())?;
         let reference = WindowRef { base: 0, stride: 0, table: table.address() };
-        let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
         let keep = Span::keep_alive(spans.iter().flatten().chain([&table.all()]))?;
-        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+        Ok(self.window(notice, spans, keep, reference, memory))
     }
 
     /// Exchanges the allocations of all ranks, and maps each at `offset` in the rank's share of the window addresses. Collective.
@@ -364,7 +388,23 @@ impl WindowAddressSpace {
         &self.dropped
     }
 
-    fn window_table(&self) -> MutexGuard<'_, WindowTable> {
+    pub(super) fn group(&self) -> &Communicator {
+        &self.group
+    }
+
+    pub(super) fn index(&self) -> &Arc<AddressIndex<WindowCore>> {
+        &self.index
+    }
+
+    pub(super) fn peer_blocks(&self) -> &PeerBlocks {
+        &self.peer_blocks
+    }
+
+    pub(super) fn owners(&self) -> MutexGuard<'_, BTreeMap<WindowId, Span>> {
+        lock(&self.owners)
+    }
+
+    pub(super) fn window_table(&self) -> MutexGuard<'_, WindowTable> {
         lock(&self.window_table)
     }
 }
@@ -390,7 +430,7 @@ impl<'a> WindowMessage<'a> {
 }
 
 /// Exports allocations as file descriptors for other ranks.
-fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
+pub(super) fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
     let export = |memory: Allocation| match memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd() {
         Some(fd) => Ok((memory, fd)),
         None => unreachable!("an allocation exported as `HandleKind::Fd` is a file descriptor"),

@@ -2,10 +2,12 @@
 //! it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
+use super::find_window::RegisteredRange;
 use super::kernel::CollectiveKind;
 use super::tuning::{Algorithm, CallProperties, blocks, choose};
 use super::window::Window;
@@ -135,8 +137,11 @@ impl Lane {
 
     fn call(&self, stream: &Stream, call: &CallArgs, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
         let len = call.count * call.dtype.len() as u64;
-        let from = self.check_buffer(stream, call, input, len, Rights::Read)?;
-        let to = self.check_buffer(stream, call, output, len * call.times, Rights::ReadWrite)?;
+        let found = [self.find_window(input, Rights::Read), self.find_window(output, Rights::ReadWrite)];
+        let [input, output] = [(&found[0], input), (&found[1], output)]
+            .map(|(found, given)| found.as_ref().map_or_else(|| given.clone(), RegisteredRange::buffer));
+        let from = self.check_buffer(stream, call, &input, len, Rights::Read)?;
+        let to = self.check_buffer(stream, call, &output, len * call.times, Rights::ReadWrite)?;
         let in_place = is_in_place(call, &from, &to, len, self.group.rank())?;
         if call.count == 0 {
             return self.check();
@@ -167,6 +172,10 @@ impl Lane {
             programmatic: 0,
         };
         let blocks = blocks(algorithm, &properties, &self.limits);
+        let stages_output = algorithm == Algorithm::TwoShot && to.reference.is_none();
+        if from.reference.is_none() || stages_output {
+            self.staged_calls.fetch_add(1, Ordering::Relaxed);
+        }
         self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
     }
 

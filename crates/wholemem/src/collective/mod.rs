@@ -12,12 +12,17 @@
 //! kernel that waits polls for an abort request and for its timeout; then it reports the missing ranks, notifies the other
 //! ranks, and ends.
 
+mod address_index;
 mod address_space;
 mod call;
+mod find_window;
 mod hooks;
 mod kernel;
 mod lane;
+mod peer_blocks;
+mod registration;
 mod report;
+mod shared_block;
 mod slices;
 mod spec;
 mod symmetric_memory;

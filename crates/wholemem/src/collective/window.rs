@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use wholemem_comm::Rank;
-use wholemem_hal::Span;
+use wholemem_hal::{MemoryBlock, Span};
 
 use super::window_table::WindowId;
 use crate::{Error, Result, WindowRef};
@@ -44,6 +44,32 @@ pub struct Window {
     core: Arc<WindowCore>,
 }
 
+/// Records that this rank has dropped a window, when it is dropped itself. The memory of a registered window keeps it, so that a
+/// rank reports the drop after it has unmapped the other ranks' memory.
+#[derive(Debug)]
+pub(super) struct DropNotice {
+    id: WindowId,
+    dropped: DroppedWindows,
+}
+
+impl DropNotice {
+    pub(super) fn new(id: WindowId, dropped: &DroppedWindows) -> Self {
+        Self { id, dropped: Arc::clone(dropped) }
+    }
+
+    pub(super) fn id(&self) -> WindowId {
+        self.id
+    }
+}
+
+impl Drop for DropNotice {
+    fn drop(&mut self) {
+        // Code that holds this lock only adds to the list of dropped windows or takes all of it, so the list is consistent after
+        // a panic.
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct WindowCore {
     pub(super) id: WindowId,
@@ -55,19 +81,22 @@ pub(super) struct WindowCore {
     /// Keeps the parts of all ranks alive, and the table of their addresses if the window needs one.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
+    /// The memory of this rank's part, if its owner could free it although it is registered: where it was, with its ids.
+    pub(super) memory: Vec<MemoryBlock>,
+    /// It is dropped after all memory of the window.
+    pub(super) _notice: Arc<DropNotice>,
 }
 
-impl Drop for WindowCore {
-    fn drop(&mut self) {
-        // Code that holds this lock only adds to the list of dropped windows or takes all of it, so the list is consistent after
-        // a panic.
-        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+impl WindowCore {
+    /// Returns the number of bytes that every rank has.
+    pub(super) fn common_len(&self) -> usize {
+        self.spans.iter().map(|span| span.as_ref().map_or(0, Span::len)).min().unwrap_or(0)
     }
 }
 
 impl Window {
-    pub(super) fn new(core: WindowCore) -> Self {
-        Self { core: Arc::new(core) }
+    pub(super) fn of(core: Arc<WindowCore>) -> Self {
+        Self { core }
     }
 
     /// Returns the length in bytes of this rank's part of the window.
