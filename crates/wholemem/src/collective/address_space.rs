@@ -18,6 +18,7 @@ use wholemem_hal::{
 use wholemem_os::Deadline;
 
 use super::address_index::{AddressIndex, IndexEntry};
+use super::address_tables::AddressTables;
 use super::peer_blocks::PeerBlocks;
 use super::window::{DropNotice, DroppedWindows, Window, WindowCore};
 use super::window_part::{WindowPart, malformed};
@@ -49,6 +50,7 @@ pub(super) struct WindowAddressSpace {
     /// This rank's memory in registered windows, until every rank has unmapped it.
     owners: Mutex<BTreeMap<WindowId, Span>>,
     peer_blocks: PeerBlocks,
+    tables: AddressTables,
     /// Finds the window in which an address of this rank lies.
     index: Arc<AddressIndex<WindowCore>>,
     /// The heap of small windows of every rank. It is created with the first small window.
@@ -86,6 +88,7 @@ impl WindowAddressSpace {
             dropped: DroppedWindows::default(),
             owners: Mutex::default(),
             peer_blocks: PeerBlocks::default(),
+            tables: AddressTables::new(group.device()),
             index: Arc::new(AddressIndex::new()),
             heap: Mutex::default(),
         })
@@ -302,22 +305,15 @@ impl WindowAddressSpace {
         spans: Vec<Option<Span>>,
         memory: Vec<MemoryBlock>,
     ) -> Result<Window> {
-        let device = self.group.device();
-        let addresses: Vec<u8> =
-            spans.iter().flat_map(|span| span.as_ref().map_or(0, Span::address).to_ne_bytes()).collect();
+        let addresses: Vec<_> = spans.iter().map(|span| span.as_ref().map_or(0, Span::address)).collect();
         let written = || {
-            let len = device
-                .granularity()?
-                .minimum
-                .round_up(addresses.len())
-                .expect("the table is shorter than the address space");
-            let table = device.allocate(len)?.map(Rights::ReadWrite)?;
-            device.stream()?.write(&table.span(0, addresses.len())?, &addresses)?;
+            let table = self.tables.allocate(addresses.len())?;
+            self.tables.write([(&table, &addresses[..])])?;
             Ok(table)
         };
         let table = agree(self.group.bootstrap(), written())?;
         let reference = WindowRef { base: 0, stride: 0, table: table.address() };
-        let keep = Span::keep_alive(spans.iter().flatten().chain([&table.all()]))?;
+        let keep = Span::keep_alive(spans.iter().flatten().chain([&table]))?;
         Ok(self.window(notice, spans, keep, reference, memory))
     }
 

@@ -137,7 +137,10 @@ impl Lane {
 
     fn call(&self, stream: &Stream, call: &CallArgs, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
         let len = call.count * call.dtype.len() as u64;
-        let found = [self.find_window(input, Rights::Read), self.find_window(output, Rights::ReadWrite)];
+        // The input of an all-gather in place is at another offset on each rank, so it is staged.
+        let is_own_part = call.kind == CollectiveKind::AllGather && input.is_part_of(output);
+        let from = if is_own_part { None } else { self.find_window(input, Rights::Read) };
+        let found = [from, self.find_window(output, Rights::ReadWrite)];
         let [input, output] = [(&found[0], input), (&found[1], output)]
             .map(|(found, given)| found.as_ref().map_or_else(|| given.clone(), RegisteredRange::buffer));
         let from = self.check_buffer(stream, call, &input, len, Rights::Read)?;

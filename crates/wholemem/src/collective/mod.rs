@@ -14,6 +14,7 @@
 
 mod address_index;
 mod address_space;
+mod address_tables;
 mod call;
 mod find_window;
 mod hooks;

@@ -187,6 +187,12 @@ impl<'a> From<&'a Window> for Buffer<'a> {
 }
 
 impl Buffer<'_> {
+    /// Returns true if this buffer and the other one are memory of this rank, and this one lies in the other.
+    pub(super) fn is_part_of(&self, other: &Self) -> bool {
+        let (Self::Own(part), Self::Own(all)) = (self, other) else { return false };
+        part.address() >= all.address() && part.address() + part.len() as u64 <= all.address() + all.len() as u64
+    }
+
     /// Returns the length of this buffer in bytes.
     pub(super) fn len(&self) -> usize {
         match self {

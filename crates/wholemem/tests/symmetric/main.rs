@@ -12,6 +12,7 @@ mod call_order;
 mod harness;
 mod peer_failures;
 mod random_elements;
+mod registered;
 mod slices;
 mod synchronization_rules;
 mod windows;
