@@ -13,6 +13,7 @@ mod harness;
 mod peer_failures;
 mod random_elements;
 mod registered;
+mod registered_on_fake_driver;
 mod slices;
 mod synchronization_rules;
 mod windows;
