@@ -78,9 +78,7 @@ impl CommState {
         on: &Stream,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        run_blocking(py, || -> Result<(), Exception> {
-            Ok(self.symmetric()?.all_gather(on, from, to)?)
-        })
+        run_blocking(py, || -> Result<(), Exception> { Ok(self.symmetric()?.all_gather(on, from, to)?) })
     }
 
     pub(crate) fn broadcast(
@@ -90,9 +88,7 @@ impl CommState {
         root: Rank,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        run_blocking(py, || -> Result<(), Exception> {
-            Ok(self.symmetric()?.broadcast(on, root, from, to)?)
-        })
+        run_blocking(py, || -> Result<(), Exception> { Ok(self.symmetric()?.broadcast(on, root, from, to)?) })
     }
 }
 

@@ -39,14 +39,7 @@ impl CommState {
         let stream = comm.device().stream()?;
         let streams = StreamCache::new()?;
         let (borrowed_memory, dl_device) = (BorrowedMemory::new(comm.device()), DlDevice::of(comm.device()));
-        Ok(Self {
-            comm,
-            stream,
-            symmetric: OnceLock::new(),
-            streams,
-            borrowed_memory,
-            dl_device,
-        })
+        Ok(Self { comm, stream, symmetric: OnceLock::new(), streams, borrowed_memory, dl_device })
     }
 
     /// Allocates memory that this rank's device can access.

@@ -192,9 +192,8 @@ impl Communicator {
         let view = CallStream::of(&state, stream)?.import(array)?;
         view.check_writable("the array").into_py()?;
         let span = view.span("the array", state.comm.device(), Rights::ReadWrite).into_py()?;
-        let window = run_blocking(py, || {
-            state.symmetric()?.window_register_span(&span).map_err(with_register_hint)
-        })?;
+        let window =
+            run_blocking(py, || state.symmetric()?.window_register_span(&span).map_err(with_register_hint))?;
         Ok(Window { window: Arc::new(window), state })
     }
 }

@@ -45,12 +45,12 @@ pub(super) struct WindowAddressSpace {
     stride: usize,
     /// The reserved addresses, which the group's ranks in this process share: one of them maps the windows' memory for all.
     reservation: Reservation,
-    window_table: Mutex<WindowTable>,
+    window_table: Arc<Mutex<WindowTable>>,
     dropped: DroppedWindows,
     /// This rank's memory in registered windows, until every rank has unmapped it.
     owners: Mutex<BTreeMap<WindowId, Span>>,
     peer_blocks: PeerBlocks,
-    tables: AddressTables,
+    tables: Arc<AddressTables>,
     /// Finds the window in which an address of this rank lies.
     index: Arc<AddressIndex<WindowCore>>,
     /// The heap of small windows of every rank. It is created with the first small window.
@@ -78,17 +78,17 @@ impl WindowAddressSpace {
             Ok(Reservation::create_aligned(group.device().backend(), len, STRIDE_UNIT.max(granule.len()))?)
         })?;
         let heap_len = HEAP_GRANULES * granule.len();
-        let window_table = Mutex::new(WindowTable::new(group.size(), granule, stride, heap_len));
+        let window_table = WindowTable::new(group.size(), granule, stride, heap_len);
         Ok(Self {
             group: group.clone(),
             granule,
             stride,
             reservation,
-            window_table,
+            window_table: Arc::new(Mutex::new(window_table)),
             dropped: DroppedWindows::default(),
             owners: Mutex::default(),
             peer_blocks: PeerBlocks::default(),
-            tables: AddressTables::new(group.device()),
+            tables: Arc::new(AddressTables::new(group.device())),
             index: Arc::new(AddressIndex::new()),
             heap: Mutex::default(),
         })
@@ -289,7 +289,17 @@ impl WindowAddressSpace {
     ) -> Window {
         let (id, dropped, own) = (notice.id(), Arc::clone(&self.dropped), self.group.rank());
         let start = spans.get(own.index()).and_then(Option::as_ref).map_or(0, Span::address);
-        let core = WindowCore { id, dropped, own, spans, keep, reference, memory, _notice: notice };
+        let core = WindowCore {
+            id,
+            dropped,
+            own,
+            spans,
+            keep,
+            reference,
+            memory,
+            is_recorded: false,
+            _notice: notice,
+        };
         let (len, core) = (core.common_len(), Arc::new(core));
         if len > 0 {
             self.index.insert(IndexEntry { start, len, id, value: Arc::downgrade(&core) });
@@ -390,6 +400,14 @@ impl WindowAddressSpace {
 
     pub(super) fn index(&self) -> &Arc<AddressIndex<WindowCore>> {
         &self.index
+    }
+
+    pub(super) fn tables(&self) -> &Arc<AddressTables> {
+        &self.tables
+    }
+
+    pub(super) fn shared_window_table(&self) -> Arc<Mutex<WindowTable>> {
+        Arc::clone(&self.window_table)
     }
 
     pub(super) fn peer_blocks(&self) -> &PeerBlocks {

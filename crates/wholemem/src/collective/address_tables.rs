@@ -50,26 +50,36 @@ impl AddressTables {
     /// Allocates an unwritten table of `ranks` addresses. The table is free again when the span and its clones are dropped and their
     /// work has run.
     pub(super) fn allocate(&self, ranks: usize) -> Result<Span> {
+        if let Some(table) = self.allocate_existing(ranks) {
+            return Ok(table);
+        }
+        let len = ranks * size_of::<u64>();
+        let granule = self.device.granularity()?.minimum;
+        let page_len = granule.round_up(len).expect("the table is shorter than the address space");
+        let memory = self.device.allocate(page_len)?.map(Rights::ReadWrite)?;
+        let mut free = Suballocator::new(page_len);
+        let offset = free.allocate(len, ALIGN).expect("an empty page has space for the table");
+        let mut pages = lock(&self.pages);
+        pages.push(TablePage { memory, free });
+        let page = pages.len() - 1;
+        Ok(self.table(&pages, page, offset, len))
+    }
+
+    /// Allocates a table in a page that exists, without a driver call; `None` if all pages are full.
+    pub(super) fn allocate_existing(&self, ranks: usize) -> Option<Span> {
         let len = ranks * size_of::<u64>();
         let mut pages = lock(&self.pages);
         let existing = pages.iter_mut().enumerate();
-        let found = existing.filter_map(|(index, page)| Some((index, page.free.allocate(len, ALIGN).ok()?))).next();
-        let (page, offset) = match found {
-            Some(found) => found,
-            None => {
-                let granule = self.device.granularity()?.minimum;
-                let page_len = granule.round_up(len).expect("the table is shorter than the address space");
-                let memory = self.device.allocate(page_len)?.map(Rights::ReadWrite)?;
-                let mut free = Suballocator::new(page_len);
-                let offset = free.allocate(len, ALIGN).expect("an empty page has space for the table");
-                pages.push(TablePage { memory, free });
-                (pages.len() - 1, offset)
-            }
-        };
-        let span = pages[page].memory.span(offset, len);
-        drop(pages);
+        let found =
+            existing.filter_map(|(index, page)| Some((index, page.free.allocate(len, ALIGN).ok()?))).next();
+        let (page, offset) = found?;
+        Some(self.table(&pages, page, offset, len))
+    }
+
+    fn table(&self, pages: &[TablePage], page: usize, offset: usize, len: usize) -> Span {
+        let span = pages[page].memory.span(offset, len).expect("the suballocator has the length of the page");
         let slot = TableSlot { pages: Arc::clone(&self.pages), page, offset };
-        Ok(span?.with_owner(Arc::new(slot)))
+        span.with_owner(Arc::new(slot))
     }
 
     /// Writes addresses to tables, and waits until they are written.

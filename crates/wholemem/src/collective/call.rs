@@ -137,10 +137,7 @@ impl Lane {
 
     fn call(&self, stream: &Stream, call: &CallArgs, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
         let len = call.count * call.dtype.len() as u64;
-        // The input of an all-gather in place is at another offset on each rank, so it is staged.
-        let is_own_part = call.kind == CollectiveKind::AllGather && input.is_part_of(output);
-        let from = if is_own_part { None } else { self.find_window(input, Rights::Read) };
-        let found = [from, self.find_window(output, Rights::ReadWrite)];
+        let found = self.find_windows(stream, call.kind, input, output);
         let [input, output] = [(&found[0], input), (&found[1], output)]
             .map(|(found, given)| found.as_ref().map_or_else(|| given.clone(), RegisteredRange::buffer));
         let from = self.check_buffer(stream, call, &input, len, Rights::Read)?;
@@ -262,7 +259,9 @@ impl Lane {
             return Err(Error::ForeignWindow);
         }
         let len = to_usize(len);
-        for rank in (0..self.group.size()).map(Rank) {
+        // The other ranks' parts of recorded memory are checked at the end of the recording.
+        let ranks = if window.core().is_recorded { 0 } else { self.group.size() };
+        for rank in (0..ranks).map(Rank) {
             let end = offset.saturating_add(len.max(has));
             if len > has || end > window.len_of(rank) {
                 let has = window.len_of(rank).saturating_sub(offset).min(has);

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use wholemem_hal::{Attempt, Rights, Span};
+use wholemem_hal::{Attempt, MemoryBlock, Rights, Span, Stream};
 
-use super::window::{Buffer, Window, WindowCore};
 use super::Lane;
+use super::kernel::CollectiveKind;
+use super::window::{Buffer, Window, WindowCore};
 
 /// A range of a window, which memory of this rank turned out to be.
 #[derive(Debug)]
@@ -21,11 +22,59 @@ impl RegisteredRange {
 }
 
 impl Lane {
-    /// Returns the range of a window that a buffer is, if the buffer is memory of this rank in a window that every rank has there
-    /// and this rank has the needed rights.
+    /// Returns the ranges of windows that the input and the output of a call are. `None` is memory that is in no window, or a buffer
+    /// that was given as a window.
     #[inline]
-    pub(super) fn find_window(&self, buffer: &Buffer<'_>, needed: Rights) -> Option<RegisteredRange> {
-        let Buffer::Own(span) = buffer else { return None };
+    pub(super) fn find_windows(
+        &self,
+        stream: &Stream,
+        kind: CollectiveKind,
+        input: &Buffer<'_>,
+        output: &Buffer<'_>,
+    ) -> [Option<RegisteredRange>; 2] {
+        // The input of an all-gather in place is at another offset on each rank, so it is staged.
+        let is_own_part = kind == CollectiveKind::AllGather && input.is_part_of(output);
+        let [from, to] = [input, output].map(|buffer| match buffer {
+            Buffer::Own(span) => Some(*span),
+            Buffer::Window { .. } => None,
+        });
+        let from = from.filter(|_| !is_own_part);
+        let mut found = [
+            from.and_then(|span| self.find_window(span, Rights::Read)),
+            to.and_then(|span| self.find_window(span, Rights::ReadWrite)),
+        ];
+        if self.recorder.is_active() && stream.is_capturing() {
+            self.record(&mut found, [from, to]);
+        }
+        found
+    }
+
+    /// Records the memory of a captured call that is in no window.
+    #[cold]
+    fn record(&self, found: &mut [Option<RegisteredRange>; 2], spans: [Option<&Span>; 2]) {
+        let device = self.group.device();
+        for index in 0..2 {
+            let Some(span) = spans[index].filter(|span| !span.is_empty() && found[index].is_none()) else {
+                continue;
+            };
+            if span.check(device, Rights::Read, || Attempt::Access { len: span.len() }).is_err() {
+                // The call fails.
+                return;
+            }
+            let is_same = |other: &&Span| (other.address(), other.len()) == (span.address(), span.len());
+            let window = match (index, spans[0].filter(is_same), &found[0]) {
+                // The call is in place: its input was recorded.
+                (1, Some(_), Some(input)) => Some(input.window.clone()),
+                _ => self.recorder.record(span),
+            };
+            found[index] = window.map(|window| RegisteredRange { window, range: 0..span.len() });
+        }
+    }
+
+    /// Returns the range of a window that memory of this rank is, if the window has it on every rank and this rank has the needed
+    /// rights.
+    #[inline]
+    fn find_window(&self, span: &Span, needed: Rights) -> Option<RegisteredRange> {
         let (core, offset) = self.index.find(span.address(), span.len())?;
         let device = self.group.device();
         // A call on memory without the rights is an error, which the checks of memory outside of windows report.
@@ -48,7 +97,7 @@ impl Lane {
         };
         let (first, last) = (span.address(), span.address() + span.len() as u64 - 1);
         let (first_block, last_block) = (memory_at(first), memory_at(last));
-        let is_same = |address, block: Option<&wholemem_hal::MemoryBlock>| {
+        let is_same = |address, block: Option<&MemoryBlock>| {
             let Some(id) = block.and_then(|block| block.id) else { return true };
             backend.memory_id(address) == Ok(Some(id))
         };

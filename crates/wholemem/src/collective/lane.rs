@@ -15,6 +15,7 @@ use super::hooks;
 #[cfg(feature = "test-hooks")]
 use super::hooks::LaneHooks;
 use super::kernel::CollectiveKernels;
+use super::recorder::CaptureRecorder;
 use super::report::LaneReport;
 use super::slices::SliceStaging;
 use super::tuning::{DeviceLimits, Tuning};
@@ -50,6 +51,7 @@ pub struct Lane {
     pub(super) dropped: DroppedWindows,
     /// Finds the window in which memory of this rank lies.
     pub(super) index: Arc<AddressIndex<WindowCore>>,
+    pub(super) recorder: Arc<CaptureRecorder>,
     /// The number of calls that staged their data.
     pub(super) staged_calls: AtomicU64,
     #[cfg(feature = "test-hooks")]
@@ -72,6 +74,7 @@ pub(super) struct LaneContext {
     pub(super) layout: LaneLayout,
     pub(super) dropped: DroppedWindows,
     pub(super) index: Arc<AddressIndex<WindowCore>>,
+    pub(super) recorder: Arc<CaptureRecorder>,
     /// True if the group has more CPU ranks than cores.
     pub(super) share_cores: bool,
 }
@@ -86,8 +89,18 @@ impl Lane {
         offset: usize,
         private: Span,
     ) -> Result<Self> {
-        let LaneContext { group, kernels, limits, tuning, timeout, layout, dropped, index, share_cores } =
-            context.clone();
+        let LaneContext {
+            group,
+            kernels,
+            limits,
+            tuning,
+            timeout,
+            layout,
+            dropped,
+            index,
+            recorder,
+            share_cores,
+        } = context.clone();
         let device = group.device();
         let report = LaneReport::create(device, group.size())?;
         let mut control = vec![0_u64; CONTROL_LEN / 8];
@@ -137,6 +150,7 @@ impl Lane {
             operand,
             dropped,
             index,
+            recorder,
             staged_calls: AtomicU64::new(0),
             #[cfg(feature = "test-hooks")]
             hooks,

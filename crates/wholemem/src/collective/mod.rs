@@ -21,6 +21,7 @@ mod hooks;
 mod kernel;
 mod lane;
 mod peer_blocks;
+mod recorder;
 mod registration;
 mod report;
 mod shared_block;
@@ -35,6 +36,7 @@ mod window_table;
 #[cfg(feature = "test-hooks")]
 pub use hooks::CallFaults;
 pub use lane::Lane;
+pub use recorder::{CaptureRecording, RecordedWindows};
 pub use spec::SymmetricSpec;
 pub use symmetric_memory::SymmetricMemory;
 pub use tuning::{Algorithm, Tuning, UnknownAlgorithm};

@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, CudaMallocBuffer, Device, Grant, Mapping, Reservation, Rights, ShareHandle, Span};
+use wholemem_hal::{
+    Allocation, CudaMallocBuffer, Device, Grant, Mapping, Reservation, Rights, ShareHandle, Span,
+};
 
 use super::shared_block::{BlockHandle, SharedBlock};
 use super::window_part::malformed;

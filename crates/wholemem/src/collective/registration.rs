@@ -62,12 +62,17 @@ impl WindowAddressSpace {
         spans: &[Span],
         own: Result<OwnMemory>,
     ) -> Result<(Vec<Vec<wholemem_hal::MemoryBlock>>, Vec<PeerSpans>)> {
-        let own = own.and_then(|own| Ok((own.shared, export(own.allocations)?, own.memory)));
+        let own = own.and_then(|own| {
+            let next_id = self.window_table().next_id();
+            Ok((SharedMemory { next_id, ..own.shared }, export(own.allocations)?, own.memory))
+        });
         let (process_ranks, rank) = (self.group().process_ranks(), self.group().rank());
         let same_process: Vec<_> =
             process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
         let device = self.group().device().clone();
-        same_process.iter().for_each(|other| process_ranks.put(rank, *other, (device.clone(), spans.to_vec())));
+        same_process
+            .iter()
+            .for_each(|other| process_ranks.put(rank, *other, (device.clone(), spans.to_vec())));
         let (own, descriptors, memory) = match own {
             Ok((shared, descriptors, memory)) => (Ok(shared.to_bytes()), descriptors, memory),
             Err(error) => (Err(error), Vec::new(), Vec::new()),
@@ -79,7 +84,11 @@ impl WindowAddressSpace {
             .collect();
         let decode = |(rank, bytes): (Rank, &Vec<u8>)| SharedMemory::from_bytes(rank, bytes);
         let all = (0..).map(Rank).zip(&messages?).map(decode).collect::<Result<Vec<_>>>()?;
-        if let Some((rank, _)) = (0..).map(Rank).zip(&all).find(|(_, other)| other.parts.len() != all[0].parts.len()) {
+        // Ranks that have captured different calls have used different numbers of ids.
+        all.iter().for_each(|memory| self.window_table().skip_to(memory.next_id));
+        if let Some((rank, _)) =
+            (0..).map(Rank).zip(&all).find(|(_, other)| other.parts.len() != all[0].parts.len())
+        {
             return Err(Error::Differs { rank });
         }
         let descriptors = self.exchange_descriptors(&all, &descriptors)?;
@@ -122,8 +131,9 @@ impl WindowAddressSpace {
         for block in &memory.blocks {
             let descriptors: Vec<_> = descriptors.by_ref().take(block.descriptors()).collect();
             // Another GPU of this process cannot access the address of virtual memory that was mapped for one GPU only.
-            let is_passed = passed
-                .is_some_and(|(other, _)| other.id() == device.id() || matches!(block.handle, BlockHandle::CudaIpc(_)));
+            let is_passed = passed.is_some_and(|(other, _)| {
+                other.id() == device.id() || matches!(block.handle, BlockHandle::CudaIpc(_))
+            });
             let is_here = peer == rank || is_passed;
             let map = || self.peer_blocks().map(device, peer, block, descriptors);
             blocks.push(if is_here { None } else { Some(map()?) });

@@ -13,6 +13,7 @@ use wholemem_hal::{Allocation, Attempt, Device, Error as HalError, MemoryBlock, 
 use wholemem_os::width::{to_u64, to_usize};
 
 use super::window_part::malformed;
+use super::window_table::WindowId;
 use crate::Result;
 use crate::communicator::bytes_of;
 
@@ -22,6 +23,8 @@ const HANDLE_WORDS: usize = 8;
 /// All memory that one rank registers in one collective call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct SharedMemory {
+    /// The id of the next window of this rank.
+    pub(super) next_id: WindowId,
     pub(super) blocks: Vec<SharedBlock>,
     /// The parts of the windows, in the order in which all ranks create the windows.
     pub(super) parts: Vec<SharedPart>,
@@ -114,7 +117,8 @@ impl OwnMemory {
         }
         span.check(device, Rights::ReadWrite, || Attempt::Adopt { len: span.len(), device: device.label() })?;
         let (start, block, allocations, memory) = block_of(device, span)?;
-        let index = match self.shared.blocks.iter().position(|known| *known == block && block.is_identified()) {
+        let index = match self.shared.blocks.iter().position(|known| *known == block && block.is_identified())
+        {
             Some(known) => known,
             None => {
                 self.shared.blocks.push(block);
@@ -164,10 +168,10 @@ impl SharedMemory {
     /// Encodes the description as a message.
     ///
     /// ```text
-    ///   blocks, parts | per block: kind, segments, (id + 1, len) of each, handle | per part: block, skip, len
+    ///   next id, blocks, parts | per block: kind, segments, (id + 1, len) of each, handle | per part: block, skip, len
     /// ```
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut words = vec![to_u64(self.blocks.len()), to_u64(self.parts.len())];
+        let mut words = vec![self.next_id, to_u64(self.blocks.len()), to_u64(self.parts.len())];
         for SharedBlock { handle, segments } in &self.blocks {
             let kind = match handle {
                 BlockHandle::Descriptors => 0,
@@ -192,15 +196,15 @@ impl SharedMemory {
         let decode = || {
             let (words, []) = bytes.as_chunks() else { return None };
             let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
-            let blocks = words.next()?;
-            let parts = words.next()?;
-            let mut memory = Self::default();
+            let [next_id, blocks, parts] = [words.next()?, words.next()?, words.next()?];
+            let mut memory = Self { next_id, ..Self::default() };
             for _ in 0..blocks {
                 memory.blocks.push(decode_block(&mut words)?);
             }
             for _ in 0..parts {
                 let [block, skip, len] = [words.next()?, words.next()?, words.next()?].map(to_usize);
-                let is_inside = |block: &SharedBlock| skip.checked_add(len).is_some_and(|end| end <= block.len());
+                let is_inside =
+                    |block: &SharedBlock| skip.checked_add(len).is_some_and(|end| end <= block.len());
                 if len > 0 && !memory.blocks.get(block).is_some_and(is_inside) {
                     return None;
                 }
@@ -247,11 +251,16 @@ mod tests {
 
     fn memory() -> SharedMemory {
         let segment = |id, len| BlockSegment { id, len };
-        let plain = SharedBlock { handle: BlockHandle::CudaIpc([7; 64]), segments: vec![segment(Some(3), 100)] };
+        let plain =
+            SharedBlock { handle: BlockHandle::CudaIpc([7; 64]), segments: vec![segment(Some(3), 100)] };
         let segments = vec![segment(Some(0), 4096), segment(None, 8192)];
         let mapped = SharedBlock { handle: BlockHandle::Descriptors, segments };
         let part = |block, skip, len| SharedPart { block, skip, len };
-        SharedMemory { blocks: vec![plain, mapped], parts: vec![part(1, 4000, 200), part(0, 0, 100), part(9, 0, 0)] }
+        SharedMemory {
+            next_id: 11,
+            blocks: vec![plain, mapped],
+            parts: vec![part(1, 4000, 200), part(0, 0, 100), part(9, 0, 0)],
+        }
     }
 
     #[test]
@@ -280,14 +289,15 @@ mod tests {
         let longer = [&bytes[..], &[0; 8]].concat();
         assert_eq!(SharedMemory::from_bytes(Rank(2), &longer), Err(malformed(Rank(2))));
         let mut unknown = bytes;
-        unknown[16] = 2;
+        unknown[24] = 2;
         assert_eq!(SharedMemory::from_bytes(Rank(2), &unknown), Err(malformed(Rank(2))));
     }
 
     #[test]
     fn spans_of_one_block_are_described_once() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let [one, other] = [(); 2].map(|()| device.allocate(256 << 10).unwrap().map(Rights::ReadWrite).unwrap());
+        let [one, other] =
+            [(); 2].map(|()| device.allocate(256 << 10).unwrap().map(Rights::ReadWrite).unwrap());
         let span = |at, len| one.span(at, len).unwrap();
         let spans = [span(100, 50), other.span(7, 8).unwrap(), span(4096, 4096), span(9, 0)];
         let own = OwnMemory::of(&device, &spans).unwrap();

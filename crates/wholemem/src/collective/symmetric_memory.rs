@@ -11,6 +11,7 @@ use wholemem_os::width::{to_u64, to_usize};
 use super::address_space::WindowAddressSpace;
 use super::kernel::CollectiveKernels;
 use super::lane::{Lane, LaneContext, PRIVATE_LEN};
+use super::recorder::{CaptureRecorder, CaptureRecording};
 use super::spec::SymmetricSpec;
 use super::tuning::{DeviceLimits, Tuning};
 use super::window::Window;
@@ -44,6 +45,7 @@ pub struct SymmetricMemory {
 struct SymmetricCore {
     group: Communicator,
     address_space: WindowAddressSpace,
+    recorder: Arc<CaptureRecorder>,
     /// The lanes (sequences of collective calls) of this group: at least one.
     lanes: Vec<Lane>,
 }
@@ -85,6 +87,7 @@ impl SymmetricMemory {
         let limits = DeviceLimits { packets: layout.ll_len, blocks, near };
         let (dropped, timeout) = (address_space.dropped().clone(), spec.timeout);
         let index = address_space.index().clone();
+        let recorder = Arc::new(CaptureRecorder::new(&address_space));
         let share_cores = share_cores(group)?;
         let group = group.clone();
         let context = LaneContext {
@@ -96,10 +99,11 @@ impl SymmetricMemory {
             layout,
             dropped,
             index,
+            recorder: Arc::clone(&recorder),
             share_cores,
         };
         let lanes = create_lanes(&context, &address_space, spec.lanes.max(1) as usize)?;
-        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, lanes }) })
+        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, recorder, lanes }) })
     }
 
     /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths of ranks may differ, and may
@@ -192,6 +196,20 @@ impl SymmetricMemory {
         self.window_register_span(&buffer.all())
     }
 
+    /// Starts to record the memory of captured calls, so that graphs are not staged: while the result exists, calls of this rank that
+    /// a stream captures use memory in place that is not registered. [`finish`](CaptureRecording::finish) then registers it on all
+    /// ranks. All ranks capture the same calls between the two.
+    ///
+    /// Until a rank has finished, it must not launch the graphs: the addresses of the other ranks' memory are not known yet.
+    ///
+    /// # Errors
+    /// [`Error::Recording`] if a recording exists; [`Error::Hal`].
+    #[doc(alias("register_graph_buffers", "ncclGraphRegister"))]
+    pub fn record_captures(&self) -> Result<CaptureRecording> {
+        self.core.recorder.start()?;
+        Ok(CaptureRecording { symmetric: self.clone(), is_finished: false })
+    }
+
     /// Drops a window on all ranks, and waits until all ranks have dropped it. Collective. Dropping a [`Window`] without this
     /// call does not communicate.
     ///
@@ -211,6 +229,14 @@ impl SymmetricMemory {
     pub fn lane(&self, index: usize) -> Result<&Lane> {
         let lanes = &self.core.lanes;
         lanes.get(index).ok_or(Error::NoSuchLane { index, lanes: lanes.len() })
+    }
+
+    pub(super) fn recorder(&self) -> &CaptureRecorder {
+        &self.core.recorder
+    }
+
+    pub(super) fn address_space(&self) -> &WindowAddressSpace {
+        &self.core.address_space
     }
 
     /// Returns the group that owns this symmetric memory.

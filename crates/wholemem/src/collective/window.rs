@@ -83,6 +83,8 @@ pub(super) struct WindowCore {
     pub(super) reference: WindowRef,
     /// The memory of this rank's part, if its owner could free it although it is registered: where it was, with its ids.
     pub(super) memory: Vec<MemoryBlock>,
+    /// True if the other ranks' parts are known only after the capture in which the memory was recorded.
+    pub(super) is_recorded: bool,
     /// It is dropped after all memory of the window.
     pub(super) _notice: Arc<DropNotice>,
 }
@@ -190,7 +192,8 @@ impl Buffer<'_> {
     /// Returns true if this buffer and the other one are memory of this rank, and this one lies in the other.
     pub(super) fn is_part_of(&self, other: &Self) -> bool {
         let (Self::Own(part), Self::Own(all)) = (self, other) else { return false };
-        part.address() >= all.address() && part.address() + part.len() as u64 <= all.address() + all.len() as u64
+        part.address() >= all.address()
+            && part.address() + part.len() as u64 <= all.address() + all.len() as u64
     }
 
     /// Returns the length of this buffer in bytes.

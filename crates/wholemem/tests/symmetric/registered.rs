@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use wholemem::{Algorithm, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, Window};
-use wholemem_hal::{Backend, BackendKind, CudaMallocBuffer, Mapping, PinnedBuffer, Reservation, Rights, Span};
+use wholemem_hal::{
+    Backend, BackendKind, CudaMallocBuffer, Graph, Mapping, PinnedBuffer, Reservation, Rights, Span, Stream,
+};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
@@ -62,7 +64,9 @@ fn check_in_place(symmetric: &SymmetricMemory, kinds: [MemoryKind; 3], context: 
     let window = symmetric.window_register_span(&tensor).unwrap();
     assert_eq!((window.len(), window.local().unwrap().address()), (len, tensor.address()), "{context}");
     assert_ne!(window.window_ref().table, 0);
-    for (round, (from, to, count)) in [(0, 0, 1500), (0, 3000, 700), (4, 4, 3), (16, 2048, 100)].into_iter().enumerate() {
+    for (round, (from, to, count)) in
+        [(0, 0, 1500), (0, 3000, 700), (4, 4, 3), (16, 2048, 100)].into_iter().enumerate()
+    {
         let bytes = count * 4;
         let is_in_place = from == to;
         let value = |rank: usize| (round as u32 + 1) * (rank as u32 + 1);
@@ -331,5 +335,170 @@ fn memory_that_cannot_be_shared_is_an_error_on_all_ranks() {
             census.assert_same_as(before.get_or_insert_with(|| census.clone()), "after another round");
             group.bootstrap().barrier().unwrap();
         }
+    });
+}
+
+/// Captures an all-reduce from `from` to `to`, twice: out of place and in place.
+fn capture(symmetric: &SymmetricMemory, stream: &Stream, from: &Span, to: &Span) -> Graph {
+    let captured = stream.capture(|stream| {
+        symmetric.all_reduce(stream, from, to, Dtype::U32, ReduceOp::Sum).unwrap();
+        symmetric.all_reduce(stream, to, to, Dtype::U32, ReduceOp::Sum).unwrap();
+        Ok(())
+    });
+    captured.unwrap()
+}
+
+/// Launches a graph of [`capture`] on two ranks and checks the result.
+fn check_graph(
+    symmetric: &SymmetricMemory,
+    stream: &Stream,
+    graph: &Graph,
+    from: &Span,
+    to: &Span,
+    round: u32,
+) {
+    let count = from.len() / 4;
+    let own = symmetric.group().rank().0;
+    stream.write(from, &(round + own).to_ne_bytes().repeat(count)).unwrap();
+    stream.synchronize(Deadline::NEVER).unwrap();
+    symmetric.group().bootstrap().barrier().unwrap();
+    graph.launch(stream).unwrap();
+    let mut seen = vec![0; to.len()];
+    stream.read(to, &mut seen).unwrap();
+    symmetric.check().unwrap();
+    let expected = (2 * (2 * round + 1)).to_ne_bytes().repeat(count);
+    assert!(seen == expected, "round {round}: {:?}", &seen[..4]);
+    symmetric.group().bootstrap().barrier().unwrap();
+}
+
+fn check_recorded_captures(backend: &Backend) {
+    for algorithm in [None, Some(Algorithm::Packets), Some(Algorithm::OneShot), Some(Algorithm::TwoShot)] {
+        for kind in MemoryKind::of(backend) {
+            on_ranks(backend, 2, algorithm, |symmetric| {
+                let stream = symmetric.group().device().stream().unwrap();
+                let own = symmetric.group().rank().index();
+                let block = kind.create(symmetric, 1 << 20);
+                let (from, to) = (block.part(4096 * own, 4000).unwrap(), block.part(100_000, 4000).unwrap());
+                let recording = symmetric.record_captures().unwrap();
+                assert_eq!(symmetric.record_captures().unwrap_err(), Error::Recording);
+                let graph = capture(symmetric, &stream, &from, &to);
+                // Calls that are not captured are not recorded.
+                let private = Guarded::buffer(symmetric, 64);
+                symmetric.all_reduce(&stream, &private, &private, Dtype::U8, ReduceOp::Sum).unwrap();
+                assert_eq!(symmetric.staged_calls(), 1);
+                let windows = recording.finish().unwrap();
+                assert_eq!(windows.len(), 3, "the call in place has one buffer");
+                drop(windows);
+                for round in 0..3 {
+                    check_graph(symmetric, &stream, &graph, &from, &to, round);
+                }
+                assert_eq!(symmetric.staged_calls(), 1, "{kind:?}, {algorithm:?}");
+                // After the recording, captured calls are staged again.
+                let staged = capture(symmetric, &stream, &from, &to);
+                check_graph(symmetric, &stream, &staged, &from, &to, 7);
+                assert_eq!(symmetric.staged_calls(), 3);
+            });
+        }
+    }
+}
+
+#[test]
+fn captured_calls_on_recorded_memory_are_in_place() {
+    check_recorded_captures(&host());
+}
+
+#[test]
+fn gpu_captured_calls_on_recorded_memory_are_in_place() {
+    if let Some(backend) = cuda::backend() {
+        check_recorded_captures(&backend);
+    }
+}
+
+/// Records the captures of processes. The memory of the graph is kept by the graph, and released after it.
+fn check_recorded_in_processes(rank: &wholemem_testkit::Rank, backend: &Backend) {
+    let group = super::peer_failures::join(rank, &[0, 1], backend);
+    let symmetric = SymmetricMemory::create(&group, &super::harness::spec(backend, 2, None)).unwrap();
+    let mut before = None;
+    for round in 0..4 {
+        for kind in MemoryKind::of(backend) {
+            let stream = group.device().stream().unwrap();
+            let owner = Arc::new(());
+            let block = kind.create(&symmetric, 1 << 20).with_owner(Arc::<()>::clone(&owner));
+            let skip = 64 * (1 + group.rank().index());
+            let (from, to) = (block.part(skip, 4000).unwrap(), block.part(100_000 + skip, 4000).unwrap());
+            let recording = symmetric.record_captures().unwrap();
+            let graph = capture(&symmetric, &stream, &from, &to);
+            drop(recording.finish().unwrap());
+            drop(block);
+            check_graph(&symmetric, &stream, &graph, &from, &to, round);
+            drop((graph, from, to, stream));
+            assert!(Arc::strong_count(&owner) > 1, "the other rank may still have mapped the memory");
+            for _ in 0..3 {
+                group.bootstrap().barrier().unwrap();
+                while backend.collect() > 0 {
+                    std::thread::yield_now();
+                }
+                drop(symmetric.mem_alloc(1).unwrap());
+            }
+            if backend.kind() == BackendKind::Host {
+                assert_eq!(Arc::strong_count(&owner), 1);
+            }
+        }
+        group.bootstrap().barrier().unwrap();
+        if round > 0 && backend.kind() == BackendKind::Host {
+            let census = Census::take();
+            census.assert_same_as(before.get_or_insert_with(|| census.clone()), "after another round");
+        }
+        group.bootstrap().barrier().unwrap();
+    }
+    assert_eq!(symmetric.staged_calls(), 0);
+}
+
+#[test]
+fn recorded_memory_of_processes_is_kept_by_its_graph() {
+    Ranks::of(2).run(test_name!(), |rank| check_recorded_in_processes(rank, &host()));
+}
+
+#[test]
+fn gpu_recorded_memory_of_processes_is_kept_by_its_graph() {
+    if !Ranks::is_rank() && cuda::backend().is_none() {
+        return;
+    }
+    Ranks::of(2).run(test_name!(), |rank| check_recorded_in_processes(rank, &cuda::backend().unwrap()));
+}
+
+#[test]
+fn different_captures_of_ranks_are_an_error_and_abort_the_group() {
+    on_ranks(&host(), 2, None, |symmetric| {
+        let rank = symmetric.group().rank();
+        let stream = symmetric.group().device().stream().unwrap();
+        let memory = MemoryKind::Mapped.create(symmetric, 8192);
+        let part = |at, len| memory.part(at, len).unwrap();
+        let recording = symmetric.record_captures().unwrap();
+        let captured = stream.capture(|stream| {
+            for _ in 0..=rank.0 {
+                symmetric.all_reduce(stream, &part(0, 64), &part(0, 64), Dtype::U8, ReduceOp::Sum).unwrap();
+            }
+            Ok(())
+        });
+        assert_eq!(recording.finish().unwrap_err(), Error::Differs { rank: Rank(1) });
+        assert!(symmetric.group().bootstrap().check().is_err(), "the group is aborted");
+        drop(captured);
+    });
+}
+
+#[test]
+fn a_recording_that_is_not_finished_aborts_the_group_if_memory_was_recorded() {
+    on_ranks(&host(), 1, None, |symmetric| {
+        let stream = symmetric.group().device().stream().unwrap();
+        let memory = MemoryKind::Mapped.create(symmetric, 8192);
+        drop(symmetric.record_captures().unwrap());
+        symmetric.check().unwrap();
+        let recording = symmetric.record_captures().unwrap();
+        let graph = capture(symmetric, &stream, &memory, &memory);
+        drop(recording);
+        let aborted = wholemem_comm::Error::Aborted { by: Rank(0) };
+        assert_eq!(symmetric.group().bootstrap().check(), Err(aborted));
+        drop(graph);
     });
 }

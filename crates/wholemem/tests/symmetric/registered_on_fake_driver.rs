@@ -66,7 +66,8 @@ fn tensors_of_one_block_are_shared_through_one_ipc_handle() {
         let before = buffers();
         let block = CudaMallocBuffer::create(symmetric.group().device(), 1 << 20).unwrap().all();
         // The offset of the first tensor differs between the ranks.
-        let tensors = [block.part(1000 * (1 + process.id()), 5000).unwrap(), block.part(1 << 19, 70_000).unwrap()];
+        let tensors =
+            [block.part(1000 * (1 + process.id()), 5000).unwrap(), block.part(1 << 19, 70_000).unwrap()];
         let windows = tensors.each_ref().map(|tensor| symmetric.window_register_span(tensor).unwrap());
         assert_eq!(buffers() - before, 2, "the own block, and that of the other rank once");
         for (window, tensor) in windows.iter().zip(&tensors) {
@@ -175,7 +176,8 @@ fn memory_that_cannot_be_shared_is_an_error_on_all_ranks() {
         let shared = CudaMallocBuffer::create(device, 4096).unwrap().all();
         let pinned = PinnedBuffer::create(device, 4096).unwrap().all();
         let given = if process.id() == 0 { &pinned } else { &shared };
-        let Error::OnRank { rank: Rank(0), reason, .. } = symmetric.window_register_span(given).unwrap_err() else {
+        let Error::OnRank { rank: Rank(0), reason, .. } = symmetric.window_register_span(given).unwrap_err()
+        else {
             panic!("another error")
         };
         assert!(reason.contains("`cuMemGetAddressRange` returned CUDA_ERROR_NOT_FOUND"), "{reason}");
@@ -234,7 +236,10 @@ fn check_failing_calls(
             };
             if is_last {
                 assert_eq!(outcome, Ok(()));
-                assert!(nth > at_least && failures > 3, "a registration makes {nth} driver calls, {failures} failures");
+                assert!(
+                    nth > at_least && failures > 3,
+                    "a registration makes {nth} driver calls, {failures} failures"
+                );
                 return;
             }
         }
