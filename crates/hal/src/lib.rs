@@ -191,7 +191,7 @@ pub use host::HostConfig;
 pub use memory::{
     Allocation, CudaMallocBuffer, Mapping, PinnedBuffer, Registration, Reservation, Segment, Span,
 };
-pub use queue::{Event, Function, Graph, Module, Stream};
+pub use queue::{Event, Function, Graph, LaunchCheck, Module, Stream};
 pub use raw::{AllocationProperties, BackendFact, EventHandle, EventKind};
 pub use suballocator::{Suballocator, SuballocatorError};
 pub use values::{

@@ -181,6 +181,20 @@ def test_collectives_on_registered_arrays_are_in_place() -> None:
     run_ranks(2, work)
 
 
+def test_captures_are_recorded_once_at_a_time() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    recording = comm._record_captures()
+    with pytest.raises(errors.WrongValue, match="the memory of captured calls is recorded already"):
+        comm._record_captures()
+    array = np.ones(3)
+    comm.all_reduce(array, array)
+    assert (recording.finish(), recording.finish(), comm.staged_calls) == (0, 0, 1)
+    del recording
+    comm._record_captures()
+    assert comm._record_captures().finish() == 0
+    comm.check()
+
+
 def test_a_registration_keeps_its_array_until_all_ranks_have_dropped_it() -> None:
     def work(comm: Communicator) -> None:
         array = comm.mem_alloc(1 << 16).local("uint8").numpy()

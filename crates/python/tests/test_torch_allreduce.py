@@ -273,7 +273,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
         one, other = torch.ones(10), torch.ones(10)
         for tensor in (one, one, one[2:4], other):
             fast.register_buffer(tensor)
-        kept = [window for _, window in fast._windows.values()]
+        kept = [registered.window for registered in fast._windows.values()]
         assert kept == [made[1], made[2], made[3]]
         view = one[5:]
         del one, tensor
@@ -281,7 +281,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
         assert len(fast._windows) == 3
         del view
         fast.empty(1)
-        assert [window for _, window in fast._windows.values()] == [made[3]]
+        assert [registered.window for registered in fast._windows.values()] == [made[3]]
         fast.comm = comm
 
 

@@ -352,6 +352,31 @@ class ShortGather:
     def __getattribute__(self, name: str) -> Any: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any: ...
 
+@final
+class CaptureRecording:
+    """A recording of the memory of captured collectives, which ``Communicator._record_captures`` starts.
+
+    If it is dropped without :meth:`finish` after a collective was captured, the group is aborted, because the graph cannot be
+    used.
+
+    >>> import wholemem
+    >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+    >>> comm._record_captures().finish()
+    0
+    """
+
+    def finish(self) -> int:
+        """Ends the recording, and registers the memory of the captured collectives on all ranks. Every rank must call this method,
+        after it has captured the same collectives. The memory of all ranks stays mapped while this object exists.
+
+        Returns:
+            The number of arrays that were registered.
+
+        Raises:
+            wholemem.errors.RanksDisagree: The ranks have captured different collectives.
+            wholemem.errors.Unsupported: On some rank, the memory of an array cannot be shared.
+        """
+
 class ShortReduction:
     """Base class of objects that sum tensors over all ranks and bypass torch's dispatcher if possible.
 
@@ -624,6 +649,15 @@ class Communicator:
         Raises:
             wholemem.errors.PeerLost: A rank exited.
             wholemem.errors.Timeout: A rank did not call in time.
+        """
+    def _record_captures(self) -> CaptureRecording:
+        """Starts to record the memory of collectives that are captured in CUDA graphs and whose arrays are not registered.
+
+        Returns:
+            The recording.
+
+        Raises:
+            wholemem.errors.WrongValue: Another recording is not finished.
         """
     @property
     def staged_calls(self) -> int:

@@ -11,14 +11,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_comm::Rank;
-use wholemem_hal::{
-    Allocation, BackendKind, Granule, HandleKind, Mapping, MemoryBlock, Reservation, Rights, Span,
-};
+use wholemem_hal::{Allocation, BackendKind, Granule, HandleKind, Mapping, Reservation, Rights, Span};
 
 use wholemem_os::Deadline;
 
 use super::address_index::{AddressIndex, IndexEntry};
 use super::address_tables::AddressTables;
+use super::memory_watch::MemoryWatch;
 use super::peer_blocks::PeerBlocks;
 use super::window::{DropNotice, DroppedWindows, Window, WindowCore};
 use super::window_part::{WindowPart, malformed};
@@ -156,7 +155,7 @@ impl WindowAddressSpace {
         let spans = agree(self.group.bootstrap(), spans)?;
         let id = self.window_table().insert_unmapped();
         let notice = Arc::new(DropNotice::new(id, &self.dropped));
-        self.window_with_table(notice, spans, Vec::new()).inspect_err(|_| self.window_table().remove(id))
+        self.window_with_table(notice, spans, None).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Creates a window of memory that already exists on each rank. Collective.
@@ -259,7 +258,7 @@ impl WindowAddressSpace {
             let skip = parts.first().map_or(0, |part| part.skip);
             if parts.iter().any(|part| part.skip != skip) {
                 let notice = Arc::new(DropNotice::new(id, &self.dropped));
-                return self.window_with_table(notice, spans, Vec::new());
+                return self.window_with_table(notice, spans, None);
             }
             self.window_with_stride(id, spans, offset + skip)
         });
@@ -275,7 +274,7 @@ impl WindowAddressSpace {
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
         let keep = Span::keep_alive(spans.iter().flatten())?;
         let notice = Arc::new(DropNotice::new(id, &self.dropped));
-        Ok(self.window(notice, spans, keep, reference, Vec::new()))
+        Ok(self.window(notice, spans, keep, reference, None))
     }
 
     /// Creates a window of the parts of all ranks, and adds this rank's part to the index of addresses.
@@ -285,7 +284,7 @@ impl WindowAddressSpace {
         spans: Vec<Option<Span>>,
         keep: Option<Span>,
         reference: WindowRef,
-        memory: Vec<MemoryBlock>,
+        memory: Option<Arc<MemoryWatch>>,
     ) -> Window {
         let (id, dropped, own) = (notice.id(), Arc::clone(&self.dropped), self.group.rank());
         let start = spans.get(own.index()).and_then(Option::as_ref).map_or(0, Span::address);
@@ -308,12 +307,12 @@ impl WindowAddressSpace {
     }
 
     /// Creates a window with a table of the addresses of all ranks' parts, for parts that are not at equal distances. Collective.
-    /// `memory` is that of this rank's part, if its owner could free it although it is registered.
+    /// `memory` watches this rank's part, if its owner could free it although it is registered.
     pub(super) fn window_with_table(
         &self,
         notice: Arc<DropNotice>,
         spans: Vec<Option<Span>>,
-        memory: Vec<MemoryBlock>,
+        memory: Option<Arc<MemoryWatch>>,
     ) -> Result<Window> {
         let addresses: Vec<_> = spans.iter().map(|span| span.as_ref().map_or(0, Span::address)).collect();
         let written = || {

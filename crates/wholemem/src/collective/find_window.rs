@@ -1,12 +1,14 @@
 //! Finds the registered window in which the memory of a call lies, so that the call is in place.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use wholemem_hal::{Attempt, MemoryBlock, Rights, Span, Stream};
+use wholemem_hal::{Attempt, Rights, Span, Stream};
 
 use super::Lane;
 use super::kernel::CollectiveKind;
-use super::window::{Buffer, Window, WindowCore};
+use super::memory_watch::MemoryWatch;
+use super::window::{Buffer, Window};
 
 /// A range of a window, which memory of this rank turned out to be.
 #[derive(Debug)]
@@ -46,6 +48,10 @@ impl Lane {
         if self.recorder.is_active() && stream.is_capturing() {
             self.record(&mut found, [from, to]);
         }
+        // Memory that its owner can free is checked before each launch of a graph.
+        for memory in found.iter().flatten().filter_map(|range| range.window.core().memory.as_ref()) {
+            stream.check_at_launch(Arc::<MemoryWatch>::clone(memory));
+        }
         found
     }
 
@@ -79,28 +85,11 @@ impl Lane {
         let device = self.group.device();
         // A call on memory without the rights is an error, which the checks of memory outside of windows report.
         span.check(device, needed, || Attempt::Access { len: span.len() }).ok()?;
-        if !self.is_still_there(&core, span) {
+        if core.memory.as_ref().is_some_and(|memory| !memory.has(span)) {
             // The memory was freed, and its address may be that of other memory now, which no other rank has mapped.
             self.index.remove(core.id);
             return None;
         }
         Some(RegisteredRange { window: Window::of(core), range: offset..offset + span.len() })
-    }
-
-    /// Returns false if the memory of a span was freed after it was registered. Only the first and the last block of memory are
-    /// looked up: an owner frees all blocks of an array.
-    fn is_still_there(&self, core: &WindowCore, span: &Span) -> bool {
-        let backend = self.group.device().backend();
-        let memory_at = |address: u64| {
-            let after = core.memory.partition_point(|block| block.address <= address);
-            core.memory[..after].last()
-        };
-        let (first, last) = (span.address(), span.address() + span.len() as u64 - 1);
-        let (first_block, last_block) = (memory_at(first), memory_at(last));
-        let is_same = |address, block: Option<&MemoryBlock>| {
-            let Some(id) = block.and_then(|block| block.id) else { return true };
-            backend.memory_id(address) == Ok(Some(id))
-        };
-        is_same(first, first_block) && (first_block == last_block || is_same(last, last_block))
     }
 }

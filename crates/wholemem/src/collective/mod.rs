@@ -20,6 +20,7 @@ mod find_window;
 mod hooks;
 mod kernel;
 mod lane;
+mod memory_watch;
 mod peer_blocks;
 mod recorder;
 mod registration;

@@ -16,6 +16,7 @@ use wholemem_hal::Span;
 
 use super::address_space::WindowAddressSpace;
 use super::address_tables::AddressTables;
+use super::memory_watch::MemoryWatch;
 use super::registration::PeerSpans;
 use super::shared_block::OwnMemory;
 use super::window::{DropNotice, DroppedWindows, Window, WindowCore};
@@ -105,7 +106,7 @@ impl CaptureRecorder {
             spans,
             keep: Some(keep),
             reference,
-            memory: Vec::new(),
+            memory: Some(Arc::new(MemoryWatch::new(self.group.device().backend()))),
             is_recorded: true,
             _notice: notice,
         }));
@@ -124,7 +125,7 @@ impl WindowAddressSpace {
     /// Registers recorded memory: writes the tables of its windows. Collective.
     pub(super) fn register_recorded(&self, recorded: &[RecordedBuffer]) -> Result<()> {
         let spans: Vec<_> = recorded.iter().map(|buffer| buffer.span.clone()).collect();
-        let (_, windows) = self.share(&spans, OwnMemory::of(self.group().device(), &spans))?;
+        let (memory, windows) = self.share(&spans, OwnMemory::of(self.group().device(), &spans))?;
         let mut tables = Vec::new();
         for (buffer, peers) in recorded.iter().zip(&windows) {
             let addresses = (0..).map(Rank).zip(peers).map(|(rank, peer)| match peer {
@@ -136,7 +137,11 @@ impl WindowAddressSpace {
         }
         let all = recorded.iter().map(|buffer| &buffer.table).zip(tables.iter().map(Vec::as_slice));
         agree(self.group().bootstrap(), self.tables().write(all))?;
-        for (buffer, peers) in recorded.iter().zip(windows) {
+        let is_host = self.watch().is_none();
+        for ((buffer, peers), memory) in recorded.iter().zip(windows).zip(memory) {
+            if let Some(watch) = &buffer.window.core().memory {
+                watch.set(if is_host { Vec::new() } else { memory });
+            }
             self.owners().insert(buffer.window.core().id, buffer.span.clone());
             // Only this method sets the memory, once for each recorded buffer.
             let _ = buffer.memory.peers.set(peers);

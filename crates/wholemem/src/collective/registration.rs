@@ -23,6 +23,7 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, BackendKind, Device, Span};
 
 use super::address_space::{WindowAddressSpace, export};
+use super::memory_watch::MemoryWatch;
 use super::shared_block::{BlockHandle, OwnMemory, SharedMemory};
 use super::window::{DropNotice, Window};
 use super::window_part::malformed;
@@ -46,13 +47,21 @@ impl WindowAddressSpace {
         self.owners().insert(id, span.clone());
         let keeping = |(span, block): (Span, _)| span.with_owner(Arc::new((block, Arc::clone(&notice))));
         let spans = spans.into_iter().map(|span| span.map(keeping)).collect();
-        // On CPUs memory is registered with the mapping that keeps it, so its address is not used again.
-        let is_host = self.group().device().backend().kind() == BackendKind::Host;
-        let memory = if is_host { Vec::new() } else { memory.into_iter().flatten().collect() };
-        self.window_with_table(notice, spans, memory).inspect_err(|_| {
+        let watch = self.watch();
+        if let Some(watch) = &watch {
+            watch.set(memory.into_iter().flatten().collect());
+        }
+        self.window_with_table(notice, spans, watch).inspect_err(|_| {
             self.window_table().remove(id);
             drop(self.owners().remove(&id));
         })
+    }
+
+    /// Returns what notices that registered memory of this rank is freed. On the host backend no code but the owner of a span, which
+    /// the registration keeps, can free it.
+    pub(super) fn watch(&self) -> Option<Arc<MemoryWatch>> {
+        let backend = self.group().device().backend();
+        (backend.kind() != BackendKind::Host).then(|| Arc::new(MemoryWatch::new(backend)))
     }
 
     /// Shares `spans` of this rank, one for each new window, and maps those of all other ranks. Returns the blocks in which the own

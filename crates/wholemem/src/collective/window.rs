@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use wholemem_comm::Rank;
-use wholemem_hal::{MemoryBlock, Span};
+use wholemem_hal::Span;
 
+use super::memory_watch::MemoryWatch;
 use super::window_table::WindowId;
 use crate::{Error, Result, WindowRef};
 
@@ -81,8 +82,8 @@ pub(super) struct WindowCore {
     /// Keeps the parts of all ranks alive, and the table of their addresses if the window needs one.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
-    /// The memory of this rank's part, if its owner could free it although it is registered: where it was, with its ids.
-    pub(super) memory: Vec<MemoryBlock>,
+    /// Notices that this rank's part was freed, if its owner could free it although it is registered.
+    pub(super) memory: Option<Arc<MemoryWatch>>,
     /// True if the other ranks' parts are known only after the capture in which the memory was recorded.
     pub(super) is_recorded: bool,
     /// It is dropped after all memory of the window.

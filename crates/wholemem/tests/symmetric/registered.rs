@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use wholemem::{Algorithm, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, Window};
 use wholemem_hal::{
-    Backend, BackendKind, CudaMallocBuffer, Graph, Mapping, PinnedBuffer, Reservation, Rights, Span, Stream,
+    Attempt, Backend, BackendKind, CudaMallocBuffer, Error as HalError, Graph, Mapping, PinnedBuffer,
+    Reservation, Rights, Span, Stream,
 };
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
@@ -386,6 +387,8 @@ fn check_recorded_captures(backend: &Backend) {
                 let private = Guarded::buffer(symmetric, 64);
                 symmetric.all_reduce(&stream, &private, &private, Dtype::U8, ReduceOp::Sum).unwrap();
                 assert_eq!(symmetric.staged_calls(), 1);
+                let early = HalError::Capturing { attempt: Attempt::LaunchGraph };
+                assert_eq!(graph.launch(&stream), Err(early), "the other ranks' memory is not known");
                 let windows = recording.finish().unwrap();
                 assert_eq!(windows.len(), 3, "the call in place has one buffer");
                 drop(windows);

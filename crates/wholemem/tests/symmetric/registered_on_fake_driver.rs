@@ -6,7 +6,11 @@
 use std::sync::Arc;
 
 use wholemem::{Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, Window};
-use wholemem_hal::{Backend, CudaMallocBuffer, Grant, Mapping, PinnedBuffer, Reservation, Rights, Span};
+use wholemem_hal::{
+    Backend, CudaMallocBuffer, Error as HalError, Grant, Mapping, PinnedBuffer, Reservation, Rights, Span,
+    Stream,
+};
+use wholemem_os::Deadline;
 use wholemem_testkit::{FakeCuda, FakeDriver, Rank as Process, Ranks, cuda, test_name};
 
 use super::peer_failures::join;
@@ -106,11 +110,22 @@ fn freed_memory_is_noticed_when_its_address_is_used_again() {
         let freed = raw_span(device, first.address(), 4096);
         let window = symmetric.window_register_span(&freed).unwrap();
         assert_eq!(reduce(&symmetric, &freed), 0);
+        let stream = device.stream().unwrap();
+        let call = |stream: &Stream| {
+            symmetric.all_reduce(stream, &freed, &freed, Dtype::U8, ReduceOp::Sum).unwrap();
+            Ok(())
+        };
+        let graph = stream.capture(call).unwrap();
+        graph.launch(&stream).unwrap();
+        stream.synchronize(Deadline::NEVER).unwrap();
         drop(first);
-        device.stream().unwrap().synchronize(wholemem_os::Deadline::NEVER).unwrap();
+        let gone = HalError::Freed { address: freed.address() };
+        assert_eq!(graph.launch(&stream), Err(gone.clone()));
+        device.stream().unwrap().synchronize(Deadline::NEVER).unwrap();
         let second = map();
         assert_eq!(second.address(), freed.address(), "the address is used again");
         assert_eq!(reduce(&symmetric, &freed), 1, "the memory is other memory now");
+        assert_eq!(graph.launch(&stream), Err(gone));
         let again = symmetric.window_register_span(&freed).unwrap();
         check_memory(&symmetric, &again, &freed);
         assert_eq!(reduce(&symmetric, &freed), 1);
@@ -255,5 +270,40 @@ fn registering_cuda_malloc_memory_fails_cleanly() {
 fn registering_virtual_memory_fails_cleanly() {
     check_failing_calls(test_name!(), 10, |device| {
         Ok(device.allocate(device.granularity()?.minimum.len())?.map(Rights::ReadWrite)?.all())
+    });
+}
+
+#[test]
+fn recorded_captures_are_not_staged_and_refused_before_their_end_or_after_a_free() {
+    on_fake_driver(2, test_name!(), |process| {
+        let symmetric = create(process, &cuda::backend().unwrap());
+        let device = symmetric.group().device();
+        let stream = device.stream().unwrap();
+        let granule = device.granularity().unwrap().minimum.len();
+        let mapped = device.allocate(granule).unwrap().map(Rights::ReadWrite).unwrap();
+        let plain = CudaMallocBuffer::create(device, 1 << 20).unwrap().all();
+        let memory = [
+            raw_span(device, mapped.address() + 512, 4096),
+            plain.part(64 * (1 + process.id()), 4096).unwrap(),
+        ];
+        let recording = symmetric.record_captures().unwrap();
+        let graph = stream.capture(|stream| {
+            for _ in 0..3 {
+                symmetric.all_reduce(stream, &memory[0], &memory[1], Dtype::U8, ReduceOp::Sum).unwrap();
+            }
+            Ok(())
+        });
+        let graph = graph.unwrap();
+        assert_eq!(
+            graph.launch(&stream),
+            Err(HalError::Capturing { attempt: wholemem_hal::Attempt::LaunchGraph })
+        );
+        assert_eq!((recording.finish().unwrap().len(), symmetric.staged_calls()), (6, 0));
+        graph.launch(&stream).unwrap();
+        stream.synchronize(Deadline::NEVER).unwrap();
+        let address = mapped.address();
+        drop(mapped);
+        assert_eq!(graph.launch(&stream), Err(HalError::Freed { address }));
+        symmetric.group().bootstrap().barrier().unwrap();
     });
 }
