@@ -359,7 +359,8 @@ unsafe impl RawMemory for CudaMemory {
             return Ok(None);
         }
         code.ok("cuPointerGetAttribute")?;
-        Ok(Some(id))
+        // The driver counts from 1.
+        Ok((id != 0).then_some(id))
     }
 
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {

@@ -1,4 +1,5 @@
-//! The blocks of other ranks that this rank has mapped, so that each block is mapped once, however many windows lie in it.
+//! The blocks of other ranks that this rank has mapped, so that each block of `cudaMalloc` memory is mapped once, however many
+//! windows lie in it.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -38,19 +39,18 @@ impl PeerBlocks {
         block: &SharedBlock,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Arc<PeerBlock>> {
+        let BlockHandle::CudaIpc(token) = block.handle else {
+            // A descriptor refers to one memory. So each is mapped: whether two descriptors refer to the same memory is not known.
+            return Ok(Arc::new(PeerBlock { all: map_allocations(device, peer, block, descriptors)? }));
+        };
         let key = (peer, block.clone());
         let known = block.is_identified().then(|| self.lock().get(&key).and_then(Weak::upgrade)).flatten();
         if let Some(known) = known {
             return Ok(known);
         }
-        let all = match block.handle {
-            BlockHandle::CudaIpc(token) => {
-                let handle = ShareHandle::CudaIpc { token, offset: 0 };
-                CudaMallocBuffer::import(device, &handle, block.len())?.all()
-            }
-            BlockHandle::Descriptors => map_allocations(device, peer, block, descriptors)?,
-        };
-        let mapped = Arc::new(PeerBlock { all });
+        let handle = ShareHandle::CudaIpc { token, offset: 0 };
+        let mapped =
+            Arc::new(PeerBlock { all: CudaMallocBuffer::import(device, &handle, block.len())?.all() });
         let mut known = self.lock();
         known.retain(|_, block| block.strong_count() > 0);
         if block.is_identified() {

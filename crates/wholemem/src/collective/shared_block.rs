@@ -89,6 +89,8 @@ impl SharedBlock {
 #[derive(Debug, Default)]
 pub(super) struct OwnMemory {
     pub(super) shared: SharedMemory,
+    /// The addresses of the blocks.
+    starts: Vec<u64>,
     /// The allocations of all blocks with file descriptors, in the order of the blocks.
     pub(super) allocations: Vec<Allocation>,
     /// For each part, the blocks of memory in which it lies.
@@ -122,6 +124,7 @@ impl OwnMemory {
             Some(known) => known,
             None => {
                 self.shared.blocks.push(block);
+                self.starts.push(start);
                 self.allocations.extend(allocations);
                 self.shared.blocks.len() - 1
             }
