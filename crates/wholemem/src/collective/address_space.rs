@@ -155,7 +155,7 @@ impl WindowAddressSpace {
         let spans = agree(self.group.bootstrap(), spans)?;
         let id = self.window_table().insert_unmapped();
         let notice = Arc::new(DropNotice::new(id, &self.dropped));
-        self.window_with_table(notice, spans, None).inspect_err(|_| self.window_table().remove(id))
+        self.window_of_parts(notice, spans, None).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Creates a window of memory that already exists on each rank. Collective.
@@ -258,7 +258,7 @@ impl WindowAddressSpace {
             let skip = parts.first().map_or(0, |part| part.skip);
             if parts.iter().any(|part| part.skip != skip) {
                 let notice = Arc::new(DropNotice::new(id, &self.dropped));
-                return self.window_with_table(notice, spans, None);
+                return self.window_of_parts(notice, spans, None);
             }
             self.window_with_stride(id, spans, offset + skip)
         });
@@ -306,23 +306,30 @@ impl WindowAddressSpace {
         Window::of(core)
     }
 
-    /// Creates a window with a table of the addresses of all ranks' parts, for parts that are not at equal distances. Collective.
+    /// Creates a window of parts at any addresses: if they are not at equal distances, it has a table of the addresses. Collective.
     /// `memory` watches this rank's part, if its owner could free it although it is registered.
-    pub(super) fn window_with_table(
+    pub(super) fn window_of_parts(
         &self,
         notice: Arc<DropNotice>,
         spans: Vec<Option<Span>>,
         memory: Option<Arc<MemoryWatch>>,
     ) -> Result<Window> {
         let addresses: Vec<_> = spans.iter().map(|span| span.as_ref().map_or(0, Span::address)).collect();
+        let distance = constant_distance(&addresses);
         let written = || {
+            if distance.is_some() {
+                return Ok(None);
+            }
             let table = self.tables.allocate(addresses.len())?;
             self.tables.write([(&table, &addresses[..])])?;
-            Ok(table)
+            Ok(Some(table))
         };
         let table = agree(self.group.bootstrap(), written())?;
-        let reference = WindowRef { base: 0, stride: 0, table: table.address() };
-        let keep = Span::keep_alive(spans.iter().flatten().chain([&table]))?;
+        let reference = match (distance, &table) {
+            (Some(stride), _) => WindowRef { base: addresses[0], stride, table: 0 },
+            (None, table) => WindowRef { base: 0, stride: 0, table: table.as_ref().map_or(0, Span::address) },
+        };
+        let keep = Span::keep_alive(spans.iter().flatten().chain(&table))?;
         Ok(self.window(notice, spans, keep, reference, memory))
     }
 
@@ -473,6 +480,17 @@ fn stride(ranks: u32, memory_len: usize, requested_len: usize) -> Result<usize> 
     Ok(memory_len.checked_next_multiple_of(STRIDE_UNIT).unwrap_or(even_share).clamp(STRIDE_UNIT, even_share))
 }
 
+/// Returns the distance from each address to the next one if it is the same for all, as between the parts of any two ranks. Kernels
+/// then need no table. The distance wraps if the addresses are descending.
+fn constant_distance(addresses: &[u64]) -> Option<u64> {
+    if addresses.contains(&0) {
+        return None;
+    }
+    let mut distances = addresses.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
+    let first = distances.next().unwrap_or(0);
+    distances.all(|distance| distance == first).then_some(first)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change under this lock is a single operation, so the value is consistent after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -489,6 +507,18 @@ mod tests {
         assert_eq!(stride(2, 1, 8 << 40).unwrap(), STRIDE_UNIT);
         let refused = Error::NoWindowSpace { len: 16 << 30, free: 12 << 30 };
         assert_eq!(stride(4, 1, 12 << 30), Err(refused));
+    }
+
+    #[test]
+    fn parts_at_equal_distances_need_no_table() {
+        assert_eq!(constant_distance(&[7]), Some(0));
+        assert_eq!(constant_distance(&[100, 300, 500]), Some(200));
+        let descending = constant_distance(&[500, 100]).unwrap();
+        assert_eq!(500_u64.wrapping_add(descending), 100);
+        for addresses in [&[100, 300, 501][..], &[0, 100], &[100, 0], &[]] {
+            let expected = addresses.is_empty().then_some(0);
+            assert_eq!(constant_distance(addresses), expected, "{addresses:?}");
+        }
     }
 
     #[test]

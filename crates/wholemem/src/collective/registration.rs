@@ -51,7 +51,7 @@ impl WindowAddressSpace {
         if let Some(watch) = &watch {
             watch.set(memory.into_iter().flatten().collect());
         }
-        self.window_with_table(notice, spans, watch).inspect_err(|_| {
+        self.window_of_parts(notice, spans, watch).inspect_err(|_| {
             self.window_table().remove(id);
             drop(self.owners().remove(&id));
         })

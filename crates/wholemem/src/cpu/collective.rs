@@ -405,7 +405,8 @@ struct ReduceTargets<'a> {
 /// Returns the address of a rank's part of a window.
 fn address(window: &WindowRef, rank: u32) -> u64 {
     if window.table == 0 {
-        return window.base + u64::from(rank) * window.stride;
+        // The parts may be in descending order, so the distance may wrap.
+        return window.base.wrapping_add(u64::from(rank).wrapping_mul(window.stride));
     }
     let table: *const u64 = pointer(window.table).cast_const().cast();
     let entry = table.wrapping_add(rank as usize);

@@ -64,7 +64,8 @@ fn check_in_place(symmetric: &SymmetricMemory, kinds: [MemoryKind; 3], context: 
     let tensor = block.part(skip, len).unwrap();
     let window = symmetric.window_register_span(&tensor).unwrap();
     assert_eq!((window.len(), window.local().unwrap().address()), (len, tensor.address()), "{context}");
-    assert_ne!(window.window_ref().table, 0);
+    // The parts of two ranks are always at equal distances, so that kernels need no table of addresses.
+    assert!(group.size() > 2 || window.window_ref().table == 0);
     for (round, (from, to, count)) in
         [(0, 0, 1500), (0, 3000, 700), (4, 4, 3), (16, 2048, 100)].into_iter().enumerate()
     {
