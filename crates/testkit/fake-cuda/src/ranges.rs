@@ -104,11 +104,15 @@ pub(crate) struct RangeCounts {
 pub(crate) fn count() -> RangeCounts {
     let mut count = RangeCounts::default();
     for range in all().values() {
+        let opened = match range.kind {
+            RangeKind::Opened { count, .. } => count as u64,
+            _ => 1,
+        };
         *match range.kind {
             RangeKind::Map { .. } => &mut count.maps,
             RangeKind::Malloc { .. } | RangeKind::Opened { .. } => &mut count.buffers,
             RangeKind::Pinned | RangeKind::Registered { .. } => &mut count.host,
-        } += 1;
+        } += opened;
     }
     count
 }

@@ -256,6 +256,35 @@ fn a_graph_keeps_registered_memory_after_the_window_was_dropped() {
 }
 
 #[test]
+fn memory_is_kept_while_a_graph_of_another_process_has_mapped_it() {
+    Ranks::of(2).run(test_name!(), |rank| {
+        let backend = host();
+        let group = super::peer_failures::join(rank, &[0, 1], &backend);
+        let symmetric = SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap();
+        let stream = group.device().stream().unwrap();
+        let (window, owner, memory) = register_owned(&symmetric);
+        let captured = stream.capture(|stream| {
+            symmetric.all_reduce(stream, &memory, &memory, Dtype::U32, ReduceOp::Sum).unwrap();
+            Ok(())
+        });
+        let mut graph = Some(captured.unwrap());
+        if rank.id() == 0 {
+            graph = None;
+        }
+        drop((window, memory));
+        for _ in 0..3 {
+            drop(symmetric.mem_alloc(1).unwrap());
+            assert!(Arc::strong_count(&owner) > 1, "the graph of rank 1 has mapped the memory");
+        }
+        group.bootstrap().barrier().unwrap();
+        drop((graph, stream));
+        drop(symmetric.mem_alloc(1).unwrap());
+        assert_eq!(Arc::strong_count(&owner), 1);
+        group.bootstrap().barrier().unwrap();
+    });
+}
+
+#[test]
 fn only_bytes_that_every_rank_has_are_in_place() {
     on_ranks(&host(), 2, None, |symmetric| {
         let rank = symmetric.group().rank().index();
@@ -473,22 +502,28 @@ fn gpu_recorded_memory_of_processes_is_kept_by_its_graph() {
 
 #[test]
 fn different_captures_of_ranks_are_an_error_and_abort_the_group() {
-    on_ranks(&host(), 2, None, |symmetric| {
-        let rank = symmetric.group().rank();
-        let stream = symmetric.group().device().stream().unwrap();
-        let memory = MemoryKind::Mapped.create(symmetric, 8192);
-        let part = |at, len| memory.part(at, len).unwrap();
-        let recording = symmetric.record_captures().unwrap();
-        let captured = stream.capture(|stream| {
-            for _ in 0..=rank.0 {
-                symmetric.all_reduce(stream, &part(0, 64), &part(0, 64), Dtype::U8, ReduceOp::Sum).unwrap();
-            }
-            Ok(())
+    // Rank 1 captures another number of calls, or calls of another length.
+    for (calls, len) in [([1, 2], [64, 64]), ([1, 0], [64, 64]), ([1, 1], [64, 128])] {
+        on_ranks(&host(), 2, None, |symmetric| {
+            let rank = symmetric.group().rank().index();
+            let stream = symmetric.group().device().stream().unwrap();
+            let memory = MemoryKind::Mapped.create(symmetric, 8192);
+            let part = memory.part(0, len[rank]).unwrap();
+            let recording = symmetric.record_captures().unwrap();
+            let captured = stream.capture(|stream| {
+                for _ in 0..calls[rank] {
+                    symmetric.all_reduce(stream, &part, &part, Dtype::U8, ReduceOp::Sum).unwrap();
+                }
+                Ok(())
+            });
+            let error = recording.finish().unwrap_err();
+            // If only lengths differ, each rank names the first rank that differs from itself.
+            let differing = if calls[0] == calls[1] { Rank(1 - rank as u32) } else { Rank(1) };
+            assert_eq!(error, Error::Differs { rank: differing });
+            assert!(symmetric.group().bootstrap().check().is_err(), "the group is aborted");
+            drop(captured);
         });
-        assert_eq!(recording.finish().unwrap_err(), Error::Differs { rank: Rank(1) });
-        assert!(symmetric.group().bootstrap().check().is_err(), "the group is aborted");
-        drop(captured);
-    });
+    }
 }
 
 #[test]
