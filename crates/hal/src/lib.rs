@@ -191,11 +191,11 @@ pub use host::HostConfig;
 pub use memory::{
     Allocation, CudaMallocBuffer, Mapping, PinnedBuffer, Registration, Reservation, Segment, Span,
 };
-pub use queue::{Event, Function, Graph, Module, Stream};
+pub use queue::{Event, Function, Graph, LaunchCheck, Module, Stream};
 pub use raw::{AllocationProperties, BackendFact, EventHandle, EventKind};
 pub use suballocator::{Suballocator, SuballocatorError};
 pub use values::{
     AllocationSpec, Args, Attempt, BackendError, BackendKind, Capability, CapabilityProbe, DeviceId,
     DeviceInfo, DeviceLabel, DriverCode, Error, Grant, Granularity, Granule, HandleKind, HostFunction,
-    KernelImage, LaunchShape, Result, Rights, ShareHandle,
+    KernelImage, LaunchShape, MemoryBlock, Result, Rights, ShareHandle,
 };

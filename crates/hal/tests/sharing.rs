@@ -235,3 +235,29 @@ fn a_wait_for_an_event_that_never_completes_times_out() {
     assert_eq!(event.wait(Deadline::NOW), Err(wholemem_hal::Error::TimedOut { attempt }));
     assert_eq!(event.is_done(), Ok(false));
 }
+
+#[test]
+fn memory_behind_an_address_is_found_while_it_is_mapped() {
+    let device = device();
+    let backend = device.backend();
+    let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+    let address = map.address();
+    let block = backend.block_at(address + 5).unwrap();
+    assert_eq!((block.address, block.len), (address, LEN));
+    assert_eq!(backend.memory_id(address + LEN as u64 - 1).unwrap(), block.id);
+    map.bytes().unwrap().write_at(100, b"found").unwrap();
+    let found = Allocation::adopt(&device, address + 100, 5).unwrap();
+    assert_eq!((found.len(), found[0].address, found[0].allocation.len()), (1, address, LEN));
+    drop(map);
+    // The adopted memory outlives the mapping; the address is no longer known.
+    let again = found[0].allocation.map(Rights::ReadWrite).unwrap();
+    let mut seen = [0; 5];
+    again.bytes().unwrap().read_at(100, &mut seen).unwrap();
+    assert_eq!(&seen, b"found");
+    assert_ne!(backend.memory_id(again.address()).unwrap(), block.id);
+    drop(again);
+    assert_eq!(backend.memory_id(address).unwrap(), None);
+    let error = backend.block_at(address).unwrap_err();
+    assert!(matches!(error, wholemem_hal::Error::Unsupported { .. }), "{error}");
+    assert!(Allocation::adopt(&device, address, 1).is_err());
+}

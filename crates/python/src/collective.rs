@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use wholemem::{Buffer, Dtype, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, UnknownReduceOp};
+use wholemem::{Dtype, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, UnknownReduceOp};
 use wholemem_hal::{Rights, Span, Stream};
 
 use crate::array::{Element, Layout};
@@ -15,7 +15,6 @@ use crate::number::unsigned;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
 use crate::wait::run_blocking;
-use crate::window::SharedWindow;
 
 impl CommState {
     /// Returns the symmetric memory of the group, by which collectives run. The first call creates it, which is a collective
@@ -30,39 +29,11 @@ impl CommState {
     }
 }
 
-/// A contiguous operand of a collective: memory of this rank, or a range of this rank's part of a window.
-#[derive(Debug)]
-struct Operand {
-    span: Span,
-    window: Option<(Arc<SharedWindow>, usize)>,
-}
-
-impl Operand {
-    fn new(
-        state: &CommState,
-        tensor: &RawTensor<'_>,
-        argument: &str,
-        rights: Rights,
-    ) -> Result<Self, Exception> {
-        tensor.check_contiguous(argument, rights)?;
-        let span = tensor.span(argument, state, rights)?;
-        let window = state.windows.find(tensor.address, span.len());
-        Ok(Self { span, window })
-    }
-
-    fn buffer(&self) -> Buffer<'_> {
-        match &self.window {
-            Some((shared, offset)) => shared.window.range(*offset..*offset + self.span.len()),
-            None => Buffer::Own(&self.span),
-        }
-    }
-}
-
-/// The input and output of a collective.
+/// The contiguous input and output of a collective. If they are in a window, the call finds it by their addresses.
 #[derive(Debug)]
 pub(crate) struct Operands {
-    from: Operand,
-    to: Operand,
+    from: Span,
+    to: Span,
 }
 
 /// Runs the collectives for all callers: the methods of `Communicator`, torch operators, and the fast path (calls from
@@ -80,8 +51,13 @@ impl CommState {
         to.check_dtype("the output", from.dtype, argument)?;
         to.check_shape("the output", outer, from.shape)?;
         let rights = if from.address == to.address { Rights::ReadWrite } else { Rights::Read };
-        let from = Operand::new(self, from, argument, rights)?;
-        Ok(Operands { from, to: Operand::new(self, to, "the output", Rights::ReadWrite)? })
+        let from = self.contiguous(from, argument, rights)?;
+        Ok(Operands { from, to: self.contiguous(to, "the output", Rights::ReadWrite)? })
+    }
+
+    fn contiguous(&self, tensor: &RawTensor<'_>, argument: &str, rights: Rights) -> Result<Span, Exception> {
+        tensor.check_contiguous(argument, rights)?;
+        tensor.span(argument, self, rights)
     }
 
     pub(crate) fn all_reduce(
@@ -93,7 +69,7 @@ impl CommState {
         op: ReduceOp,
     ) -> PyResult<()> {
         run_blocking(py, || -> Result<(), Exception> {
-            Ok(self.symmetric()?.all_reduce(on, from.buffer(), to.buffer(), dtype, op)?)
+            Ok(self.symmetric()?.all_reduce(on, from, to, dtype, op)?)
         })
     }
 
@@ -103,9 +79,7 @@ impl CommState {
         on: &Stream,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        run_blocking(py, || -> Result<(), Exception> {
-            Ok(self.symmetric()?.all_gather(on, from.buffer(), to.buffer())?)
-        })
+        run_blocking(py, || -> Result<(), Exception> { Ok(self.symmetric()?.all_gather(on, from, to)?) })
     }
 
     pub(crate) fn broadcast(
@@ -115,9 +89,7 @@ impl CommState {
         root: Rank,
         Operands { from, to }: &Operands,
     ) -> PyResult<()> {
-        run_blocking(py, || -> Result<(), Exception> {
-            Ok(self.symmetric()?.broadcast(on, root, from.buffer(), to.buffer())?)
-        })
+        run_blocking(py, || -> Result<(), Exception> { Ok(self.symmetric()?.broadcast(on, root, from, to)?) })
     }
 }
 
@@ -187,7 +159,7 @@ impl Communicator {
     /// Reduces the arrays of all ranks element by element. Every rank must call this method, and gets a bitwise equal
     /// result.
     ///
-    /// If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks
+    /// If the input is in a window or registered on all ranks, at the same offset, it is read in place. It must be so on all ranks
     /// or on none.
     ///
     /// Args:

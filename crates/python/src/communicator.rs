@@ -18,7 +18,6 @@ use crate::number::unsigned;
 use crate::raw_tensor::BorrowedMemory;
 use crate::stream::{CallStream, StreamCache};
 use crate::wait::run_blocking;
-use crate::window::WindowRegistry;
 
 /// The state of a communicator until it is closed. The communicator's tables and windows share the state.
 #[derive(Debug)]
@@ -28,7 +27,6 @@ pub(crate) struct CommState {
     pub(crate) stream: Stream,
     /// The group's symmetric memory, created by the first call that needs it.
     pub(crate) symmetric: OnceLock<SymmetricMemory>,
-    pub(crate) windows: WindowRegistry,
     pub(crate) streams: StreamCache,
     /// Creates spans of memory that callers keep alive, without allocating an owner for each.
     pub(crate) borrowed_memory: BorrowedMemory,
@@ -41,15 +39,7 @@ impl CommState {
         let stream = comm.device().stream()?;
         let streams = StreamCache::new()?;
         let (borrowed_memory, dl_device) = (BorrowedMemory::new(comm.device()), DlDevice::of(comm.device()));
-        Ok(Self {
-            comm,
-            stream,
-            symmetric: OnceLock::new(),
-            windows: WindowRegistry::default(),
-            streams,
-            borrowed_memory,
-            dl_device,
-        })
+        Ok(Self { comm, stream, symmetric: OnceLock::new(), streams, borrowed_memory, dl_device })
     }
 
     /// Allocates memory that this rank's device can access.
@@ -313,6 +303,13 @@ impl Communicator {
             on.finish()?;
             Ok(state.comm.barrier_on(&on.stream)?)
         })
+    }
+
+    /// The number of collectives whose data were staged so far, because their arrays are not in a window and not registered.
+    #[getter]
+    fn staged_calls(&self) -> PyResult<u64> {
+        let state = self.state().into_py()?;
+        Ok(state.symmetric.get().map_or(0, |symmetric| symmetric.staged_calls()))
     }
 
     /// Raises the error with which the group of ranks failed, if it has failed. Does not wait for other ranks.

@@ -40,6 +40,7 @@ mod operators;
 mod pickling;
 mod pool;
 mod raw_tensor;
+mod recording;
 mod rows;
 mod shortcut;
 mod store;
@@ -59,6 +60,9 @@ mod _native {
 
     #[pymodule_export]
     use crate::doctor::findings;
+
+    #[pymodule_export]
+    use crate::recording::CaptureRecording;
 
     #[pymodule_export]
     use crate::shortcut::{ShortGather, ShortReduction, Shortcut};

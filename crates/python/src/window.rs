@@ -1,10 +1,11 @@
 //! Implements `wholemem.Window`: memory of which every rank has a part, and which all ranks have mapped.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use wholemem::Rank;
 use wholemem_comm::Error as CommError;
+use wholemem_hal::Rights;
 
 use crate::array::{Array, DlDevice, Element, Layout, View};
 use crate::communicator::{CommState, Communicator};
@@ -12,53 +13,6 @@ use crate::error::{Exception, IntoPyResult};
 use crate::number::{Shape, signed, unsigned};
 use crate::stream::CallStream;
 use crate::wait::run_blocking;
-
-/// The windows (memory that all ranks map) of a communicator that are still in use.
-///
-/// An array whose address is in a window is part of the window, regardless of how the caller obtained it. So all ranks
-/// decide alike.
-#[derive(Debug, Default)]
-pub(crate) struct WindowRegistry(Mutex<Vec<WindowEntry>>);
-
-/// The addresses of this rank's part of a window, and a weak reference to the window.
-#[derive(Debug)]
-struct WindowEntry {
-    address: u64,
-    len: usize,
-    shared: Weak<SharedWindow>,
-}
-
-/// A window that the Python object and all its arrays share.
-#[derive(Debug)]
-pub(crate) struct SharedWindow {
-    pub(crate) window: wholemem::Window,
-}
-
-impl WindowRegistry {
-    fn insert(&self, window: wholemem::Window) -> Arc<SharedWindow> {
-        let len = window.len();
-        let address = window.local().map_or(0, wholemem_hal::Span::address);
-        let shared = Arc::new(SharedWindow { window });
-        let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        windows.retain(|window| window.shared.strong_count() > 0);
-        windows.push(WindowEntry { address, len, shared: Arc::downgrade(&shared) });
-        shared
-    }
-
-    /// Returns the window in which this rank's part contains a range of bytes, and the offset of the range in the part.
-    pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<SharedWindow>, usize)> {
-        let windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        windows.iter().find_map(|window| {
-            let offset = usize::try_from(address.checked_sub(window.address)?).ok()?;
-            // The memory of a dropped window may have been reused by another window.
-            if offset.checked_add(len)? <= window.len {
-                Some((window.shared.upgrade()?, offset))
-            } else {
-                None
-            }
-        })
-    }
-}
 
 /// A window: memory of which every rank has a part, and which all ranks have mapped. The memory is freed when the window
 /// and its last array are dropped.
@@ -72,14 +26,14 @@ impl WindowRegistry {
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Window {
-    shared: Arc<SharedWindow>,
+    window: Arc<wholemem::Window>,
     state: Arc<CommState>,
 }
 
 /// Adds a hint to the error for memory that cannot be registered as a window, because it was not allocated to be shared.
 fn with_register_hint(error: wholemem::Error) -> Exception {
-    let hint = "`mem_alloc` creates a window of new memory, also on the host; memory that is registered must be on a GPU, \
-            allocated in `wholemem.torch.pool.mem_pool()` or in torch's expandable segments";
+    let hint = "`mem_alloc` creates a window of new memory; memory that is registered must be from `cudaMalloc`, from \
+            `wholemem.torch.pool.mem_pool()` or in torch's expandable segments, or on the CPU an array of a window or table";
     Exception::from(error).hint_for("Unsupported", hint)
 }
 
@@ -99,10 +53,10 @@ impl Window {
         offset: usize,
     ) -> Result<Array, Exception> {
         let rank = self.rank(rank)?;
-        let has = self.shared.window.len_of(rank).saturating_sub(offset);
+        let has = self.window.len_of(rank).saturating_sub(offset);
         let all = || vec![signed(has / element.len())];
         let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
-        let span = self.shared.window.part_of(rank, offset, layout.len())?;
+        let span = self.window.part_of(rank, offset, layout.len())?;
         if !span.address().is_multiple_of(element.len() as u64) {
             let message = format!("an array of {} cannot begin at offset {offset}", element.name);
             return Err(
@@ -110,7 +64,7 @@ impl Window {
             );
         }
         let dl_device = DlDevice::of(self.state.comm.device());
-        let owner = Arc::clone(&self.shared);
+        let owner = Arc::clone(&self.window);
         Ok(Array::new(View { address: span.address(), layout, dl_device, readonly: false, owner }))
     }
 }
@@ -120,7 +74,7 @@ impl Window {
     /// The size of this rank's part of the window in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.shared.window.len()
+        self.window.len()
     }
 
     /// Returns the size of a rank's part of the window in bytes.
@@ -131,7 +85,7 @@ impl Window {
     /// Raises:
     ///     wholemem.errors.WrongValue: The rank does not exist.
     fn nbytes_of(&self, #[pyo3(from_py_with = unsigned)] rank: u32) -> PyResult<usize> {
-        Ok(self.shared.window.len_of(self.rank(rank).into_py()?))
+        Ok(self.window.len_of(self.rank(rank).into_py()?))
     }
 
     /// Returns an array of this rank's part of the window.
@@ -205,22 +159,27 @@ impl Communicator {
     fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = unsigned)] nbytes: usize) -> PyResult<Window> {
         let state = self.state().into_py()?;
         let window = run_blocking(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Exception::from))?;
-        Ok(Window { shared: state.windows.insert(window), state })
+        Ok(Window { window: Arc::new(window), state })
     }
 
-    /// Registers existing GPU memory as a window (memory that all ranks map), so that collectives read the memory in place.
-    /// Every rank must call this method.
+    /// Registers the memory of an array as a window (memory that all ranks map), so that collectives on the array and its parts are
+    /// in place. The array stays where it is. Every rank must call this method.
+    ///
+    /// The registration ends when the window and its arrays are dropped. The array's memory is kept until every rank has dropped its
+    /// window, which the ranks tell each other in the next call that creates or registers a window.
     ///
     /// Args:
-    ///     array: A contiguous array on this rank's GPU, allocated in :func:`wholemem.torch.pool.mem_pool` or in torch's
-    ///         expandable segments.
+    ///     array: A contiguous, writable array on this rank's device. On a GPU: memory from ``cudaMalloc`` (torch's default
+    ///         allocator, CuPy), of :func:`wholemem.torch.pool.mem_pool`, or in torch's expandable segments. On the CPU: an array of a
+    ///         window or of a table.
     ///     stream: The CUDA stream that used the array last. ``None`` is the default stream.
     ///
     /// Returns:
     ///     The window.
     ///
     /// Raises:
-    ///     wholemem.errors.Unsupported: On some rank, the memory was not allocated to be shared.
+    ///     wholemem.errors.ReadOnly: The array is read-only.
+    ///     wholemem.errors.Unsupported: On some rank, the memory cannot be shared.
     ///     wholemem.errors.WrongStride: The array is not contiguous.
     #[pyo3(signature = (array, *, stream=None))]
     fn window_register(
@@ -231,11 +190,10 @@ impl Communicator {
     ) -> PyResult<Window> {
         let state = self.state().into_py()?;
         let view = CallStream::of(&state, stream)?.import(array)?;
-        view.check_contiguous("the array").into_py()?;
-        let (address, len) = (view.address, view.layout.len());
-        let window = run_blocking(py, || {
-            state.symmetric()?.window_register_mapped(address, len).map_err(with_register_hint)
-        })?;
-        Ok(Window { shared: state.windows.insert(window), state })
+        view.check_writable("the array").into_py()?;
+        let span = view.span("the array", state.comm.device(), Rights::ReadWrite).into_py()?;
+        let window =
+            run_blocking(py, || state.symmetric()?.window_register_span(&span).map_err(with_register_hint))?;
+        Ok(Window { window: Arc::new(window), state })
     }
 }

@@ -149,6 +149,77 @@ def test_invalid_parts_of_a_window_are_rejected() -> None:
     run_ranks(2, work)
 
 
+def test_collectives_on_registered_arrays_are_in_place() -> None:
+    def work(comm: Communicator) -> None:
+        table = wholemem.WholeTensor.create(comm, (4000, 8), "int32")
+        mine = table.local().numpy()[100 * comm.rank :][:500]
+        window = comm.window_register(mine)
+        assert (window.nbytes, window.local().data_ptr()) == (mine.nbytes, mine.ctypes.data)
+        for part in (mine, mine[7:9], mine[-1]):
+            part[:] = comm.rank + 1
+            comm.barrier()
+            assert comm.all_reduce(part, part) is part
+            assert (part == 3).all() and comm.staged_calls == 0
+            comm.barrier()
+        # The array of another rank is mapped too.
+        mine[:] = comm.rank
+        comm.barrier()
+        assert (window.peer(1 - comm.rank, "int32").numpy() == 1 - comm.rank).all()
+        comm.barrier()
+        comm.all_reduce(mine, np.empty_like(mine), op="max")
+        staged = comm.staged_calls
+        comm.all_reduce(np.ones(3))
+        assert comm.staged_calls == staged + 1
+        del window
+        comm.all_reduce(mine, mine)
+        assert comm.staged_calls == staged + 2
+        with pytest.raises(errors.ReadOnly):
+            comm.window_register(table.local().as_readonly())
+        with pytest.raises(errors.WrongStride):
+            comm.window_register(mine[:, ::2])
+
+    run_ranks(2, work)
+
+
+def test_captures_are_recorded_once_at_a_time() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    recording = comm._record_captures()
+    with pytest.raises(errors.WrongValue, match="the memory of captured calls is recorded already"):
+        comm._record_captures()
+    array = np.ones(3)
+    comm.all_reduce(array, array)
+    assert (recording.finish(), recording.finish(), comm.staged_calls) == (0, 0, 1)
+    del recording
+    comm._record_captures()
+    assert comm._record_captures().finish() == 0
+    comm.check()
+
+
+def test_a_registration_keeps_its_array_until_all_ranks_have_dropped_it() -> None:
+    def work(comm: Communicator) -> None:
+        array = comm.mem_alloc(1 << 16).local("uint8").numpy()
+        address = array.ctypes.data
+        window = comm.window_register(array)
+        del array
+        gc.collect()
+        comm.barrier()
+        view = window.local().numpy()
+        view[:] = 1
+        comm.barrier()
+        comm.all_reduce(view, view)
+        assert (view == 2).all() and view.ctypes.data == address and comm.staged_calls == 0
+        comm.barrier()
+
+    run_ranks(2, work)
+    (comm,) = Communicator.local(1, device="cpu")
+    before = descriptors()
+    for _ in range(100):
+        comm.window_register(comm.mem_alloc(1 << 16).local())
+    comm.mem_alloc(1)
+    gc.collect()
+    assert descriptors() < before + 10
+
+
 def test_an_array_keeps_its_window_alive() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     before = descriptors()

@@ -178,6 +178,48 @@ def test_a_host_tensor_is_rejected_by_a_gpu_table(tmp_path: Path) -> None:
     assert output == "the array is on cpu, but the communicator is on cuda:0\nhint: move it to cuda:0 first\n"
 
 
+def test_arrays_of_every_kind_of_memory_are_registered_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Collective kernels do nothing on the fake driver, so the test checks only which calls are staged.
+    monkeypatch.setenv("WHOLEMEM_FAKE_CUDA_SKIP_COLLECTIVES", "1")
+    output = on_a_gpu(
+        tmp_path,
+        """
+import threading
+failed = []
+def work(comm):
+    try:
+        table = wholemem.WholeTensor.create(comm, (1000, 4), "float32")
+        # The output of a call without `out` is memory of `cudaMalloc`; that of a table is virtual memory.
+        for array in [comm.all_reduce(table.rows(0, 100).local()), table.rows(0, 100).local()]:
+            staged = comm.staged_calls
+            comm.all_reduce(array, array)
+            assert comm.staged_calls == staged + 1
+            window = comm.window_register(array)
+            assert window.local().data_ptr() == array.data_ptr() and window.nbytes == 1600
+            comm.all_reduce(array, array)
+            assert comm.staged_calls == staged + 1
+            del window
+            comm.all_reduce(array, array)
+            assert comm.staged_calls == staged + 2
+        host = wholemem.WholeTensor.create(comm, (10, 2), "int32", location="host")
+        refused(errors.Error, lambda: comm.window_register(host.local()))
+        refused(errors.ReadOnly, lambda: comm.window_register(table.local().as_readonly()))
+        comm.barrier()
+    except BaseException as error:
+        failed.append(error)
+        comm.abort()
+threads = [threading.Thread(target=work, args=(comm,)) for comm in wholemem.Communicator.local(1, device="cuda")]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not failed, failed
+print("registered")
+""",
+    )
+    assert output.splitlines()[-1] == "registered"
+
+
 def test_the_local_rank_selects_a_visible_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     for name, value in {**described, "WHOLEMEM_RENDEZVOUS": tmp_path.name, "WHOLEMEM_FAKE_CUDA_DEVICES": "2"}.items():

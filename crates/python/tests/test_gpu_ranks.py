@@ -150,6 +150,90 @@ comm.barrier()
     )
 
 
+REGISTERED = """
+import gc
+from contextlib import nullcontext
+from wholemem.torch import pool
+place = torch.cuda.use_mem_pool(pool.mem_pool()) if os.environ["POOL"] == "yes" else nullcontext()
+with place:
+    # The offset of the array in its block differs between the ranks.
+    others = [torch.zeros(700, device="cuda") for _ in range(3 * rank)]
+    operands = [mine(rank, (1 << 20, 3)), mine(rank, (500, 3)), mine(rank, (5, 3))]
+for operand in operands:
+    address, shape = operand.data_ptr(), tuple(operand.shape)
+    window = comm.window_register(operand)
+    assert operand.data_ptr() == address == window.local().data_ptr()
+    for of in range(size):
+        assert torch.equal(torch.from_dlpack(window.peer(of, "float32", shape)), mine(of, shape)), of
+    comm.barrier()
+    expected = sum(mine(of, shape) for of in range(size))
+    for _ in range(3):
+        operand.copy_(mine(rank, shape))
+        comm.barrier()
+        comm.all_reduce(operand, operand)
+        assert torch.equal(operand, expected)
+        comm.barrier()
+        part = operand[1:4]
+        part.fill_(rank + 1)
+        comm.barrier()
+        comm.all_reduce(part, part)
+        assert (part == size * (size + 1) // 2).all()
+        comm.barrier()
+    assert comm.staged_calls == 0
+# A registration keeps the memory of its array, so torch does not use the memory for other tensors.
+operand = mine(rank, (1 << 20, 3))
+address, window = operand.data_ptr(), comm.window_register(operand)
+del operand, part
+gc.collect()
+assert all(mine(rank, (1 << 20, 3)).data_ptr() != address for _ in range(3))
+view = torch.from_dlpack(window.local("float32", (1 << 20, 3)))
+comm.barrier()
+comm.all_reduce(view, view)
+assert torch.equal(view, sum(mine(of, (1 << 20, 3)) for of in range(size))) and comm.staged_calls == 0
+comm.barrier()
+del window, view
+comm.mem_alloc(1)
+comm.mem_alloc(1)
+comm.check()
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", ["default", "expandable", "pool"])
+def test_collectives_on_registered_tensors_are_in_place(kind: str, size: int) -> None:
+    segments = f"expandable_segments:{kind == 'expandable'}"
+    ranks(
+        size,
+        "import os\n" + REGISTERED,
+        POOL="yes" if kind == "pool" else "no",
+        PYTORCH_CUDA_ALLOC_CONF=segments,
+        PYTORCH_ALLOC_CONF=segments,
+    )
+
+
+def test_segments_that_grow_are_registered_again() -> None:
+    ranks(
+        2,
+        """
+kept = []
+for turn in range(12):
+    # Each tensor is longer than those before, so torch extends its segments.
+    operand = mine(rank, (1 << (10 + turn), 3))
+    kept.append((operand, comm.window_register(operand)))
+    for tensor, _ in kept:
+        tensor.fill_(rank + turn)
+        comm.barrier()
+        comm.all_reduce(tensor, tensor)
+        assert (tensor == 2 * turn + 1).all(), turn
+        comm.barrier()
+assert comm.staged_calls == 0
+""",
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+        PYTORCH_ALLOC_CONF="expandable_segments:True",
+    )
+
+
 def test_memory_of_expandable_segments_can_be_registered() -> None:
     ranks(
         2,

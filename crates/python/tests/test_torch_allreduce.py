@@ -192,6 +192,42 @@ def test_a_registered_tensor_keeps_its_content_and_is_a_window(device: str) -> N
     assert tensor.sum().item() == 21
 
 
+@needs_cuda
+def test_a_registered_gpu_tensor_stays_where_it_is_and_is_released_with_its_views() -> None:
+    with wm.FastAllreduce(0, 1, device="cuda") as fast:
+        tensor = torch.arange(1000.0, device="cuda")
+        address, view = tensor.data_ptr(), tensor[10:20]
+        fast.register_buffer(tensor)
+        assert tensor.data_ptr() == address and is_shared(fast, tensor)
+        for part in (tensor, view, tensor[3:].view(torch.int32)):
+            fast.all_reduce(part, part)
+        assert fast.comm.staged_calls == 0
+        fast.all_reduce(tensor.clone(), tensor)
+        assert fast.comm.staged_calls == 1
+        del tensor, part
+        fast.empty(1)
+        assert (address, 4000) in fast._windows, "a view of the tensor exists"
+        del view
+        fast.empty(1)
+        assert (address, 4000) not in fast._windows
+
+
+@needs_cuda
+def test_freed_memory_of_a_registered_tensor_is_not_used() -> None:
+    with wm.FastAllreduce(0, 1, device="cuda") as fast:
+        tensor = torch.ones(4 << 20, device="cuda")
+        fast.register_buffer(tensor)
+        nbytes = tensor.untyped_storage().nbytes()
+        tensor.untyped_storage().resize_(0)
+        torch.cuda.empty_cache()
+        others = [torch.full((4 << 20,), 7.0, device="cuda") for _ in range(4)]
+        for other in others:
+            assert (fast.all_reduce(other, other) == 7).all()
+        tensor.untyped_storage().resize_(nbytes)
+        tensor.fill_(3)
+        assert (fast.all_reduce(tensor) == 3).all() and all((other == 7).all() for other in others)
+
+
 def test_arguments_that_are_not_tensors_are_rejected() -> None:
     with wm.FastAllreduce(0, 1, device="cpu") as fast:
         for other in (None, np.ones(3)):
@@ -273,7 +309,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
         one, other = torch.ones(10), torch.ones(10)
         for tensor in (one, one, one[2:4], other):
             fast.register_buffer(tensor)
-        kept = [window for _, window in fast._windows.values()]
+        kept = [registered.window for registered in fast._windows.values()]
         assert kept == [made[1], made[2], made[3]]
         view = one[5:]
         del one, tensor
@@ -281,7 +317,7 @@ def test_a_registered_storage_is_held_once_and_while_it_exists() -> None:
         assert len(fast._windows) == 3
         del view
         fast.empty(1)
-        assert [window for _, window in fast._windows.values()] == [made[3]]
+        assert [registered.window for registered in fast._windows.values()] == [made[3]]
         fast.comm = comm
 
 

@@ -142,9 +142,10 @@ with wm.FastAllreduce(rank, size) as fast:
         work()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    graph, staged = torch.cuda.CUDAGraph(), fast.comm.staged_calls
     with fast.capture(), torch.cuda.graph(graph):
         first, third, again = work()
+    assert fast.comm.staged_calls == staged, "a captured call is staged"
     for turn in range(replays):
         small.fill_(rank + turn % 7)
         registered.fill_(rank + turn)
@@ -165,5 +166,46 @@ print("right", flush=True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_graphs_replay_all_reduces(size: int) -> None:
+@pytest.mark.parametrize("segments", ["False", "True"])
+def test_graphs_replay_all_reduces(size: int, segments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, f"expandable_segments:{segments}")
     assert ranks(size, ALL_REDUCES, str(REPLAYS)).count("right") == size
+
+
+RECAPTURES = """
+import gc, os, torch, wholemem.torch as wm
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.cuda.set_device(0)
+torch.distributed.init_process_group("gloo")
+with wm.FastAllreduce(rank, size) as fast:
+    for turn in range(5):
+        # The ranks' allocators have allocated different memory before, so the offsets differ.
+        other = torch.zeros(1000 * (rank + 1) * (turn + 1), device="cuda")
+        tensor = torch.zeros(50_000, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with fast.capture(), torch.cuda.graph(graph):
+            doubled = fast.all_reduce(tensor * 2)
+            fast.all_reduce(doubled, doubled)
+        for value in range(3):
+            tensor.fill_(value + rank)
+            torch.cuda.synchronize()
+            torch.distributed.barrier()
+            graph.replay()
+            assert (doubled == size * sum(2 * (value + other) for other in range(size))).all(), (turn, value)
+            torch.cuda.synchronize()
+            torch.distributed.barrier()
+        del graph, doubled, tensor, other
+        gc.collect()
+        torch.cuda.empty_cache()
+    assert fast.comm.staged_calls == 0
+torch.distributed.destroy_process_group()
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("segments", ["False", "True"])
+def test_graphs_are_captured_again_after_their_memory_was_freed(segments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, f"expandable_segments:{segments}")
+    assert ranks(2, RECAPTURES).count("right") == 2

@@ -134,6 +134,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn retain(&self, at: Address) -> RawAllocation;
         fn address_range(&self, at: Address) -> (Address, usize);
         fn device_at(&self, at: Address) -> Option<DeviceId>;
+        fn memory_id(&self, at: Address) -> Option<u64>;
         fn properties(&self, allocation: RawAllocation) -> AllocationProperties;
         fn dma_buf(&self, at: Address, len: usize) -> OwnedFd;
         fn populate(&self, at: Address, len: usize, rights: Rights) -> ();

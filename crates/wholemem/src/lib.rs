@@ -195,7 +195,8 @@ pub use abi::{
 #[doc(hidden)]
 pub use collective::CallFaults;
 pub use collective::{
-    Algorithm, Buffer, Lane, SymmetricMemory, SymmetricSpec, Tuning, UnknownAlgorithm, Window,
+    Algorithm, Buffer, CaptureRecording, Lane, RecordedWindows, SymmetricMemory, SymmetricSpec, Tuning,
+    UnknownAlgorithm, Window,
 };
 pub use communicator::Communicator;
 #[doc(hidden)]

@@ -9,7 +9,7 @@ use super::{Device, DrainingStream, Retired, Teardown};
 use crate::raw::{Address, RawMemory, RawQueue};
 use crate::{
     AllocationSpec, Attempt, BackendError, BackendFact, BackendKind, Capability, CapabilityProbe, DeviceId,
-    DeviceInfo, DeviceLabel, Error, Granularity, HostConfig, Result, cuda, host,
+    DeviceInfo, DeviceLabel, Error, Granularity, HostConfig, MemoryBlock, Result, cuda, host,
 };
 
 /// An open backend, the CUDA or the host implementation of devices. Clones refer to the same backend. Memory of two
@@ -136,6 +136,42 @@ impl Backend {
         let found = unsafe { self.core.memory.device_at(Address(address)) };
         let found = found.map_err(|cause| self.to_error(DeviceId(0), Attempt::Inspect, cause))?;
         Ok(found.map(|id| Device::new(self.clone(), id)))
+    }
+
+    /// Returns an id of the memory at an address of this process; `None` if the backend does not know the address. No other memory
+    /// of this process ever gets the same id, so a caller notices that an address was freed and used again.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the backend does not track addresses; [`Error::Failed`].
+    #[doc(alias = "CU_POINTER_ATTRIBUTE_BUFFER_ID")]
+    pub fn memory_id(&self, address: u64) -> Result<Option<u64>> {
+        self.check_fork(|| Attempt::Inspect)?;
+        // SAFETY: the process is not a forked child, and `memory_id` accepts any address.
+        unsafe { self.core.memory.memory_id(Address(address)) }
+            .map_err(|cause| self.to_error(DeviceId(0), Attempt::Inspect, cause))
+    }
+
+    /// Returns the block of memory that contains an address of this process: the memory of one `cudaMalloc`, or one mapping.
+    ///
+    /// ```
+    /// use wholemem_hal::{Backend, HostConfig, Rights};
+    ///
+    /// let backend = Backend::host(HostConfig::default())?;
+    /// let map = backend.device(0)?.allocate(1 << 20)?.map(Rights::ReadWrite)?;
+    /// let block = backend.block_at(map.address() + 100)?;
+    /// assert_eq!((block.address, block.len), (map.address(), map.len()));
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the backend does not track addresses, or does not know this address; [`Error::Failed`].
+    #[doc(alias = "cuMemGetAddressRange")]
+    pub fn block_at(&self, address: u64) -> Result<MemoryBlock> {
+        self.check_fork(|| Attempt::Inspect)?;
+        // SAFETY: the process is not a forked child, and `address_range` accepts any address.
+        let (start, len) = unsafe { self.core.memory.address_range(Address(address)) }
+            .map_err(|cause| self.to_error(DeviceId(0), Attempt::Inspect, cause))?;
+        Ok(MemoryBlock { address: start.0, len, id: self.memory_id(start.0)? })
     }
 
     /// Returns the granularity of memory that is created with `spec`, whose length is ignored.

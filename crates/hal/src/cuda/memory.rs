@@ -343,6 +343,26 @@ unsafe impl RawMemory for CudaMemory {
         Ok(self.gpus.device_of(ordinal))
     }
 
+    unsafe fn memory_id(&self, at: Address) -> Result<Option<u64>, BackendError> {
+        let mut id = 0_u64;
+        let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
+        // Most callers have a current context, and entering one takes longer than this query.
+        // SAFETY: `id` is writable and has the size of this attribute; for an address without memory the driver returns an error.
+        let mut code = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut id).cast(), which, at.0) };
+        if code == CUresult::CUDA_ERROR_INVALID_CONTEXT {
+            let _current = self.gpus.enter(ANY)?;
+            // SAFETY: `id` is writable and has the size of this attribute; for an address without memory the driver returns an
+            // error.
+            code = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut id).cast(), which, at.0) };
+        }
+        if code == CUresult::CUDA_ERROR_INVALID_VALUE {
+            return Ok(None);
+        }
+        code.ok("cuPointerGetAttribute")?;
+        // The driver counts from 1.
+        Ok((id != 0).then_some(id))
+    }
+
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {
         let mut prop = MaybeUninit::<CUmemAllocationProp_v1>::zeroed();
         // SAFETY: `prop` is writable, and the allocation is live.

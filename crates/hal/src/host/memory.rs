@@ -1,7 +1,9 @@
 //! The raw memory operations on Linux, each of which makes one or two system calls.
 
+use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wholemem_os::vm::{self, Protection};
 use wholemem_os::{Errno, Memfd, PrivateMap, memfd, meminfo};
@@ -24,6 +26,32 @@ pub struct HostMemory {
     /// The NUMA node to which the memory of each device is bound, if any.
     nodes: Vec<Option<u32>>,
     granule: Granule,
+    maps: Mutex<HostMaps>,
+}
+
+/// The mappings of a host backend by address, so that the memory behind an address can be found.
+#[derive(Debug, Default)]
+struct HostMaps {
+    maps: BTreeMap<u64, HostMap>,
+    /// The number of mappings that were created so far.
+    created: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct HostMap {
+    len: usize,
+    /// The mapped allocation. It is live, because a mapping holds its allocation.
+    allocation: RawAllocation,
+    /// The number of this mapping, which no other mapping gets.
+    id: u64,
+}
+
+impl HostMaps {
+    /// Returns the address and the description of the mapping that contains an address.
+    fn containing(&self, at: Address) -> Option<(Address, HostMap)> {
+        let (start, map) = self.maps.range(..=at.0).next_back()?;
+        (at.0 - start < map.len as u64).then_some((Address(*start), *map))
+    }
 }
 
 impl HostMemory {
@@ -35,8 +63,18 @@ impl HostMemory {
     pub fn open(config: HostConfig) -> Result<Self> {
         let granule = config.checked_granule()?;
         let (devices, nodes) = config.devices()?.into_iter().unzip();
-        Ok(Self { devices, nodes, granule })
+        Ok(Self { devices, nodes, granule, maps: Mutex::default() })
     }
+
+    fn maps(&self) -> MutexGuard<'_, HostMaps> {
+        // Each change under this lock is one insert or one remove, so the map is consistent after a panic.
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unknown_address() -> BackendError {
+    let reason = "the memory at this address is not a mapping of this backend";
+    BackendError::Unsupported { capability: Capability::ShareFd, reason }
 }
 
 /// Returns an error if `len` bytes of memory are not available on the machine. Short lengths are not checked.
@@ -154,7 +192,12 @@ unsafe impl RawMemory for HostMemory {
         let file = unsafe { file(allocation) };
         // SAFETY: by the contract of `RawMemory`, the range is an unmapped part of one reservation; the files of this backend are
         // sealed against shrinking.
-        Ok(unsafe { vm::map_at(pointer(at)?, len, file, Protection::None) }?)
+        unsafe { vm::map_at(pointer(at)?, len, file, Protection::None) }?;
+        let mut maps = self.maps();
+        maps.created += 1;
+        let id = maps.created;
+        maps.maps.insert(at.0, HostMap { len, allocation, id });
+        Ok(())
     }
 
     unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), BackendError> {
@@ -166,8 +209,12 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError> {
+        // The lock is held during the call, so that `retain` finds no mapping whose allocation may be released.
+        let mut maps = self.maps();
         // SAFETY: by the contract of `RawMemory`, the range was mapped by one call and is no longer used.
-        Ok(unsafe { vm::unmap_at(pointer(at)?, len) }?)
+        unsafe { vm::unmap_at(pointer(at)?, len) }?;
+        maps.maps.remove(&at.0);
+        Ok(())
     }
 
     unsafe fn export(
@@ -198,6 +245,23 @@ unsafe impl RawMemory for HostMemory {
         let memory = Memfd::import(fd, len)?;
         let rights = if memory.is_writable() { Rights::ReadWrite } else { Rights::Read };
         Ok(ImportedAllocation { raw: own(memory), rights })
+    }
+
+    unsafe fn retain(&self, at: Address) -> Result<RawAllocation, BackendError> {
+        let maps = self.maps();
+        let (_, map) = maps.containing(at).ok_or_else(unknown_address)?;
+        // SAFETY: the allocation of a mapping is live until the mapping is removed, which needs the lock.
+        let file = unsafe { file(map.allocation) };
+        let fd = memfd::share_fd(file)?;
+        Ok(RawAllocation(u64::from(fd.into_raw_fd().unsigned_abs())))
+    }
+
+    unsafe fn address_range(&self, at: Address) -> Result<(Address, usize), BackendError> {
+        self.maps().containing(at).map(|(start, map)| (start, map.len)).ok_or_else(unknown_address)
+    }
+
+    unsafe fn memory_id(&self, at: Address) -> Result<Option<u64>, BackendError> {
+        Ok(self.maps().containing(at).map(|(_, map)| map.id))
     }
 
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {

@@ -125,11 +125,15 @@ impl Allocation {
     pub fn retain(device: &Device, address: u64, len: usize) -> Result<Self> {
         let backend = device.backend();
         backend.check_fork(|| Attempt::Inspect)?;
-        let granularity = check_len(backend, &AllocationSpec::new(device, len), || Attempt::Inspect)?;
+        let spec = AllocationSpec::new(device, len);
+        let granularity = backend.granularity(&spec)?;
         // SAFETY: the process is not a forked child, and `retain` accepts any address.
         let raw = unsafe { backend.memory().retain(Address(address)) }
             .map_err(|cause| backend.to_error(device.id(), Attempt::Inspect, cause))?;
-        Ok(Self::own(device, raw, len, Rights::ReadWrite, granularity))
+        let retained = Self::own(device, raw, len, Rights::ReadWrite, granularity);
+        // The length is checked last, because memory from `cudaMalloc`, which is another error, has any length.
+        check_len(backend, &spec, || Attempt::Inspect)?;
+        Ok(retained)
     }
 
     /// Returns references to all memory that other code in this process mapped between `address` and `address + len`, so that,

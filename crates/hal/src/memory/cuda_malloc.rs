@@ -37,6 +37,19 @@ impl Addressable for CudaMallocCore {
     }
 }
 
+impl Span {
+    /// Creates a CUDA IPC handle of the `cudaMalloc` memory in which this span lies, with the span's offset in it. The handle is
+    /// valid as long as the memory exists: keep this span until other processes no longer use the handle.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the backend has no such memory; [`Error::Failed`] if the span is other memory.
+    #[doc(alias = "cudaIpcGetMemHandle")]
+    pub fn export_cuda_ipc(&self, device: &Device) -> Result<ShareHandle> {
+        // SAFETY: the span keeps its memory alive, and this method's documentation requires that it outlives all users.
+        unsafe { CudaMallocBuffer::export_foreign(device, self.address()) }
+    }
+}
+
 impl CudaMallocBuffer {
     /// Creates a buffer of `len` bytes with `cuMemAlloc`.
     ///

@@ -1,5 +1,7 @@
 //! A span: a range of memory that is an operand of stream work. It keeps the memory alive and knows the rights of each device.
 
+use std::any::Any;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -52,6 +54,33 @@ impl Addressable for JoinedMemory {
 
     fn host_pointer(&self, at: Address, len: usize) -> Option<NonNull<u8>> {
         self.parts.iter().find_map(|part| part.host_pointer(at, len))
+    }
+}
+
+/// Memory that also keeps another value alive.
+struct OwnedMemory {
+    memory: Arc<dyn Addressable>,
+    /// It is dropped after `memory`.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for OwnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedMemory").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+impl Addressable for OwnedMemory {
+    fn backend(&self) -> &Backend {
+        self.memory.backend()
+    }
+
+    fn rights_of(&self, device: DeviceId) -> Rights {
+        self.memory.rights_of(device)
+    }
+
+    fn host_pointer(&self, at: Address, len: usize) -> Option<NonNull<u8>> {
+        self.memory.host_pointer(at, len)
     }
 }
 
@@ -156,6 +185,27 @@ impl Span {
         }
         let parts = spans.iter().map(|span| Arc::clone(&span.memory)).collect();
         Ok(Some(Self { memory: Arc::new(JoinedMemory { parts }), at: first.at, len: 0 }))
+    }
+
+    /// Returns this span, which also keeps `owner` alive: until the last work that uses the span has run. The owner is dropped
+    /// after this span's reference to the memory, by any thread.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+    ///
+    /// let device = Backend::host(HostConfig::default())?.device(0)?;
+    /// let owner = Arc::new("a ticket");
+    /// let span = PinnedBuffer::create(&device, 8)?.all().with_owner(owner.clone());
+    /// assert_eq!(Arc::strong_count(&owner), 2);
+    /// drop(span);
+    /// assert_eq!(Arc::strong_count(&owner), 1);
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_owner(self, owner: Arc<dyn Any + Send + Sync>) -> Span {
+        let Self { memory, at, len } = self;
+        Self { memory: Arc::new(OwnedMemory { memory, _owner: owner }), at, len }
     }
 
     /// Returns the device address of the first byte of the span, as a kernel argument.

@@ -68,17 +68,18 @@ impl EndCapture<'_> {
         let (backend, device) = (stream.device().backend(), stream.device());
         // The closure `work` may have forked: in a child, the capture belongs to the parent.
         backend.check_fork(|| Attempt::Capture)?;
-        let (operands, raw) = {
+        let (operands, checks, raw) = {
             // The stream stays locked until the capture has ended. Otherwise another thread could add work to the graph
             // after the operands have been taken, and the graph would not hold the operands of that work.
             let mut state = stream.core.state();
             let operands = state.capture.take().expect("only this value ends the capture");
+            let checks = std::mem::take(&mut state.checks);
             // SAFETY: the stream is live and being captured: this `EndCapture` was created when the capture began,
             // and ends it once.
-            (operands, unsafe { backend.queue().end_capture(stream.core.raw) })
+            (operands, checks, unsafe { backend.queue().end_capture(stream.core.raw) })
         };
         let raw = raw.map_err(|cause| backend.to_error(device.id(), Attempt::Capture, cause))?;
-        Ok(Graph::own(device, raw, operands))
+        Ok(Graph::own(device, raw, operands, checks))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::LaunchCheck;
 use crate::backend::{Operand, OwnedResource, Teardown};
 use crate::raw::RawGraph;
 use crate::{Attempt, Backend, Device, Error, Result, Stream};
@@ -31,23 +32,32 @@ struct GraphCore {
     owned: OwnedResource,
     raw: RawGraph,
     device: Device,
+    checks: Vec<Arc<dyn LaunchCheck>>,
     _operands: Vec<Operand>,
 }
 
 impl Graph {
-    pub(super) fn own(device: &Device, raw: RawGraph, operands: Vec<Operand>) -> Self {
+    pub(super) fn own(
+        device: &Device,
+        raw: RawGraph,
+        operands: Vec<Operand>,
+        checks: Vec<Arc<dyn LaunchCheck>>,
+    ) -> Self {
         let owned = OwnedResource::new(device.backend(), Teardown::DestroyGraph(raw));
-        Self { core: Arc::new(GraphCore { owned, raw, device: device.clone(), _operands: operands }) }
+        let device = device.clone();
+        Self { core: Arc::new(GraphCore { owned, raw, device, checks, _operands: operands }) }
     }
 
     /// Enqueues the captured work of the graph on `stream`.
     ///
     /// # Errors
-    /// [`Error::WrongBackend`]; [`Error::Capturing`]; [`Error::Failed`].
+    /// [`Error::WrongBackend`]; [`Error::Capturing`]; [`Error::Failed`]; the error of a [check](Stream::check_at_launch) of the
+    /// graph.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         if stream.device().backend() != self.backend() {
             return Err(Error::WrongBackend { attempt: Attempt::LaunchGraph });
         }
+        self.core.checks.iter().try_for_each(|check| check.check())?;
         let raw = self.core.raw;
         let operand: Operand = Arc::<GraphCore>::clone(&self.core);
         stream.run_now(Attempt::LaunchGraph, [operand], |queue, stream| {

@@ -7,10 +7,12 @@
 mod capture;
 mod event;
 mod graph;
+mod launch_check;
 mod module;
 mod stream;
 
 pub use event::Event;
 pub use graph::Graph;
+pub use launch_check::LaunchCheck;
 pub use module::{Function, Module};
 pub use stream::Stream;

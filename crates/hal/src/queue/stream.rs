@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_os::{Deadline, SharedSlice};
 
 use super::event::EventCore;
-use super::{Event, Function};
+use super::{Event, Function, LaunchCheck};
 use crate::backend::{CapturedOperands, DrainingStream, InFlight, Operand, OwnedResource, Teardown};
 use crate::memory::Addressable;
 use crate::raw::{Address, RawQueue, RawStream};
@@ -70,6 +70,8 @@ pub(super) struct StreamState {
     in_flight: InFlight,
     /// The operands of the work in the current capture, if there is one.
     pub(super) capture: Option<Vec<Operand>>,
+    /// The checks of the current capture.
+    pub(super) checks: Vec<Arc<dyn LaunchCheck>>,
     /// The staging buffer of the last copy between a device and pageable host memory, for reuse.
     stage: Option<PinnedBuffer>,
 }

@@ -269,6 +269,20 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(BackendError::Unsupported { capability: Capability::Retain, reason })
     }
 
+    /// Returns an id of the memory at an address that no other memory of this process ever gets, so that a caller notices if the
+    /// address was freed and used again; `None` if the backend does not know the address, or has no ids of such memory.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] if the backend does not track addresses; the driver's error.
+    ///
+    /// # Safety
+    /// The contract of the [module](super) holds, except that the address need not be valid.
+    #[doc(alias = "CU_POINTER_ATTRIBUTE_BUFFER_ID")]
+    unsafe fn memory_id(&self, _at: Address) -> Result<Option<u64>, BackendError> {
+        let reason = "this backend does not track addresses";
+        Err(BackendError::Unsupported { capability: Capability::Retain, reason })
+    }
+
     /// Returns the properties of an allocation.
     ///
     /// # Errors

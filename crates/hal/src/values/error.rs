@@ -167,6 +167,13 @@ pub enum Error {
         attempt: Attempt,
     },
 
+    /// A graph cannot be launched because memory that its work uses was freed after the capture.
+    #[error("cannot launch a graph: its memory at {address:#x} was freed")]
+    Freed {
+        /// The address of the freed memory.
+        address: u64,
+    },
+
     /// A kernel module has no kernel of the requested name for its backend.
     #[error("the module has no function `{name}` for {backend}")]
     NoSuchFunction {
@@ -294,6 +301,7 @@ impl Error {
             Self::NotReached { .. } => 24,
             Self::WrongDevice { .. } => 25,
             Self::Gap { .. } => 26,
+            Self::Freed { .. } => 27,
             Self::Failed { cause, .. } => cause.code(),
         }
     }

@@ -10,10 +10,12 @@
 //! | [`capability`] | names of optional device capabilities |
 //! | [`driver_code`] | result codes of the CUDA driver |
 //! | [`attempt`], [`error`] | the attempted operation that an error names; all errors of this crate |
+//! | [`block`] | the memory of one allocation that contains an address |
 //! | [`granule`], [`probe`] | the allocation granularity of a device; the result of a capability test |
 //! | [`launch`] | kernels, the shape of a launch and its arguments |
 
 mod attempt;
+mod block;
 mod capability;
 mod device;
 mod driver_code;
@@ -26,6 +28,7 @@ mod share;
 mod spec;
 
 pub use attempt::Attempt;
+pub use block::MemoryBlock;
 pub use capability::Capability;
 pub use device::{BackendKind, DeviceId, DeviceInfo, DeviceLabel};
 pub use driver_code::DriverCode;

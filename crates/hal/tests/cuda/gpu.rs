@@ -179,6 +179,42 @@ fn device_at_finds_the_device_of_an_address() {
 }
 
 #[test]
+fn a_block_has_an_id_that_is_not_used_again() {
+    let Some(device) = gpu() else { return };
+    let (backend, step) = (device.backend(), granule(&device));
+    let malloced = CudaMallocBuffer::create(&device, 5000).unwrap();
+    let block = backend.block_at(malloced.address() + 4999).unwrap();
+    assert!(block.address == malloced.address() && block.len >= 5000, "{block:?}");
+    assert!(block.id.is_some() && backend.memory_id(malloced.address() + 100).unwrap() == block.id);
+    let span = malloced.all().part(1000, 4).unwrap();
+    let ShareHandle::CudaIpc { offset, .. } = span.export_cuda_ipc(&device).unwrap() else {
+        panic!("not a CUDA IPC handle")
+    };
+    assert_eq!(offset, 1000);
+    drop((malloced, span));
+    let mut seen = vec![block.id];
+    // The driver often returns the address of the buffer that was freed last.
+    for _ in 0..5 {
+        let again = CudaMallocBuffer::create(&device, 5000).unwrap();
+        seen.push(backend.memory_id(again.address()).unwrap());
+    }
+    // Virtual memory is mapped and unmapped at one address, as allocators with expandable segments do.
+    let whole = Reservation::create(backend, 2 * step).unwrap();
+    let grants = [Grant { device: device.id(), rights: Rights::ReadWrite }];
+    for _ in 0..5 {
+        let map = |at| Mapping::create(&whole, at, &device.allocate(step).unwrap(), &grants).unwrap();
+        let maps = [map(0), map(step)];
+        assert_eq!(backend.block_at(maps[1].address() + 7).unwrap().address, maps[1].address());
+        seen.extend(maps.map(|map| backend.memory_id(map.address()).unwrap()));
+    }
+    assert!(seen.iter().all(Option::is_some), "{seen:?}");
+    let distinct: std::collections::HashSet<_> = seen.iter().collect();
+    assert_eq!(distinct.len(), seen.len(), "{seen:?}");
+    assert_eq!(backend.memory_id(0x1000).unwrap(), None);
+    assert!(backend.block_at(0x1000).is_err());
+}
+
+#[test]
 fn mapping_more_than_the_imported_memory_fails() {
     let Some(device) = gpu() else { return };
     let step = granule(&device);

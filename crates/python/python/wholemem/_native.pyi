@@ -352,6 +352,31 @@ class ShortGather:
     def __getattribute__(self, name: str) -> Any: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any: ...
 
+@final
+class CaptureRecording:
+    """A recording of the memory of captured collectives, which ``Communicator._record_captures`` starts.
+
+    If it is dropped without :meth:`finish` after a collective was captured, the group is aborted, because the graph cannot be
+    used.
+
+    >>> import wholemem
+    >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+    >>> comm._record_captures().finish()
+    0
+    """
+
+    def finish(self) -> int:
+        """Ends the recording, and registers the memory of the captured collectives on all ranks. Every rank must call this method,
+        after it has captured the same collectives. The memory of all ranks stays mapped while this object exists.
+
+        Returns:
+            The number of arrays that were registered.
+
+        Raises:
+            wholemem.errors.RanksDisagree: The ranks have captured different collectives.
+            wholemem.errors.Unsupported: On some rank, the memory of an array cannot be shared.
+        """
+
 class ShortReduction:
     """Base class of objects that sum tensors over all ranks and bypass torch's dispatcher if possible.
 
@@ -539,19 +564,24 @@ class Communicator:
             wholemem.errors.PeerLost: A rank exited.
         """
     def window_register(self, array: Any, *, stream: Any = None) -> Window:
-        """Registers existing GPU memory as a window (memory that all ranks map), so that collectives read the memory in place.
-        Every rank must call this method.
+        """Registers the memory of an array as a window (memory that all ranks map), so that collectives on the array and its parts are
+        in place. The array stays where it is. Every rank must call this method.
+
+        The registration ends when the window and its arrays are dropped. The array's memory is kept until every rank has dropped its
+        window, which the ranks tell each other in the next call that creates or registers a window.
 
         Args:
-            array: A contiguous array on this rank's GPU, allocated in :func:`wholemem.torch.pool.mem_pool` or in torch's
-                expandable segments.
+            array: A contiguous, writable array on this rank's device. On a GPU: memory from ``cudaMalloc`` (torch's default
+                allocator, CuPy), of :func:`wholemem.torch.pool.mem_pool`, or in torch's expandable segments. On the CPU: an array of a
+                window or of a table.
             stream: The CUDA stream that used the array last. ``None`` is the default stream.
 
         Returns:
             The window.
 
         Raises:
-            wholemem.errors.Unsupported: On some rank, the memory was not allocated to be shared.
+            wholemem.errors.ReadOnly: The array is read-only.
+            wholemem.errors.Unsupported: On some rank, the memory cannot be shared.
             wholemem.errors.WrongStride: The array is not contiguous.
         """
     @overload
@@ -565,7 +595,7 @@ class Communicator:
         """Reduces the arrays of all ranks element by element. Every rank must call this method, and gets a bitwise equal
         result.
 
-        If the input is in a window on all ranks, at the same offset, it is read in place. It must be in a window on all ranks
+        If the input is in a window or registered on all ranks, at the same offset, it is read in place. It must be so on all ranks
         or on none.
 
         Args:
@@ -620,6 +650,18 @@ class Communicator:
             wholemem.errors.PeerLost: A rank exited.
             wholemem.errors.Timeout: A rank did not call in time.
         """
+    def _record_captures(self) -> CaptureRecording:
+        """Starts to record the memory of collectives that are captured in CUDA graphs and whose arrays are not registered.
+
+        Returns:
+            The recording.
+
+        Raises:
+            wholemem.errors.WrongValue: Another recording is not finished.
+        """
+    @property
+    def staged_calls(self) -> int:
+        """The number of collectives whose data were staged so far, because their arrays are not in a window and not registered."""
     def check(self) -> None:
         """Raises the error with which the group of ranks failed, if it has failed. Does not wait for other ranks.
 

@@ -21,7 +21,7 @@ pub struct ResourceCounts {
     pub reservations: u64,
     /// The number of mapped allocations.
     pub maps: u64,
-    /// The number of buffers from `cuMemAlloc` and buffers opened from CUDA IPC handles.
+    /// The number of buffers from `cuMemAlloc`, and of times that CUDA IPC handles of buffers were opened.
     pub buffers: u64,
     /// The number of pinned and registered ranges of host memory.
     pub host_ranges: u64,

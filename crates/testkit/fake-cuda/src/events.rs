@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -210,7 +210,7 @@ api! {
         let CounterStorage::Shared { fd, .. } = &event.0.storage else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
-        write_output(handle, CUipcEventHandle_st { reserved: token(EVENT, fd.as_raw_fd(), PAGE) })
+        write_output(handle, CUipcEventHandle_st { reserved: token(EVENT, fd.as_fd(), PAGE)? })
     }
 
     Context fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle_v1) {

@@ -16,6 +16,18 @@ use crate::{config, streams};
 const MAX_THREADS: c_uint = 1024;
 const MAX_RESIDENT_THREADS: c_int = 2048;
 
+/// The names of the collective kernels, which are not emulated. With a setting, their launches do nothing.
+const COLLECTIVES: [&str; 8] = [
+    "all_reduce_ll",
+    "all_reduce_one_shot",
+    "all_reduce_two_shot",
+    "all_gather_ll",
+    "all_gather",
+    "broadcast_ll",
+    "broadcast",
+    "barrier",
+];
+
 /// An emulated kernel with the arguments of its launch.
 #[derive(Debug, Clone)]
 pub(crate) enum Kernel {
@@ -47,6 +59,7 @@ impl Kernel {
                 value: argument(params, 3)?,
                 since: None,
             },
+            _ if config::get().skip_collectives && COLLECTIVES.contains(&name) => Self::Empty,
             _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         })
     }

@@ -1,6 +1,8 @@
 //! The address ranges that the fake CUDA driver knows, and the devices' access rights to them.
 
 use std::collections::BTreeMap;
+use std::ffi::c_char;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bindings::*;
@@ -12,6 +14,15 @@ use crate::vmm::FakeMemory;
 pub(crate) struct AddressRange {
     pub(crate) len: usize,
     pub(crate) kind: RangeKind,
+    /// The id of the memory, which no other range of this process gets.
+    pub(crate) id: u64,
+}
+
+impl AddressRange {
+    pub(crate) fn new(len: usize, kind: RangeKind) -> Self {
+        static CREATED: AtomicU64 = AtomicU64::new(0);
+        Self { len, kind, id: CREATED.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
 }
 
 #[derive(Debug)]
@@ -20,8 +31,8 @@ pub(crate) enum RangeKind {
     Map { memory: Arc<FakeMemory>, rights: BTreeMap<CUdevice, CUmemAccess_flags> },
     /// A buffer from `cuMemAlloc`.
     Malloc { memory: FakeMemory },
-    /// A buffer that was opened from a CUDA IPC handle.
-    Opened,
+    /// A buffer that was opened from a CUDA IPC handle, once or several times.
+    Opened { token: [c_char; 64], count: usize },
     /// Host memory from `cuMemHostAlloc`.
     Pinned,
     /// Host memory that was registered with the driver.
@@ -93,11 +104,15 @@ pub(crate) struct RangeCounts {
 pub(crate) fn count() -> RangeCounts {
     let mut count = RangeCounts::default();
     for range in all().values() {
+        let opened = match range.kind {
+            RangeKind::Opened { count, .. } => count as u64,
+            _ => 1,
+        };
         *match range.kind {
             RangeKind::Map { .. } => &mut count.maps,
-            RangeKind::Malloc { .. } | RangeKind::Opened => &mut count.buffers,
+            RangeKind::Malloc { .. } | RangeKind::Opened { .. } => &mut count.buffers,
             RangeKind::Pinned | RangeKind::Registered { .. } => &mut count.host,
-        } += 1;
+        } += opened;
     }
     count
 }

@@ -184,7 +184,7 @@ fn pointer(at: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(at as usize)
 }
 
-fn file(fd: BorrowedFd<'_>) -> Result<((u64, u64), usize), CUresult> {
+pub(crate) fn file(fd: BorrowedFd<'_>) -> Result<((u64, u64), usize), CUresult> {
     let stat = rustix::fs::fstat(fd).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     Ok(((stat.st_dev, stat.st_ino), stat.st_size as usize))
 }
@@ -341,7 +341,7 @@ api! {
         // SAFETY: the replaced range is an unmapped part of a reservation of this driver.
         unsafe { rustix::mm::mmap(pointer(at), len, none, how, &memory.fd, 0) }
             .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-        ranges.insert(at, AddressRange { len, kind: RangeKind::Map { memory, rights: BTreeMap::new() } });
+        ranges.insert(at, AddressRange::new(len, RangeKind::Map { memory, rights: BTreeMap::new() }));
         Ok(())
     }
 
@@ -367,7 +367,7 @@ api! {
             ensure(is_known, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         }
         for start in found {
-            let Some(AddressRange { len, kind: RangeKind::Map { rights, .. } }) = ranges.get_mut(&start) else { continue };
+            let Some(AddressRange { len, kind: RangeKind::Map { rights, .. }, .. }) = ranges.get_mut(&start) else { continue };
             rights.extend(wanted.iter().map(|grant| (grant.location.id, grant.flags)));
             protect(start, *len, rights.values().map(|flags| flags.0).max().unwrap_or(0))?;
         }

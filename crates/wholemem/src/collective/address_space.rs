@@ -11,15 +11,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_comm::Rank;
-use wholemem_hal::{
-    Allocation, BackendKind, CudaMallocBuffer, Granule, HandleKind, Mapping, Reservation, Rights, Span,
-};
+use wholemem_hal::{Allocation, BackendKind, Granule, HandleKind, Mapping, Reservation, Rights, Span};
 
 use wholemem_os::Deadline;
 
-use super::window::{DroppedWindows, Window, WindowCore};
-use super::window_part::{IpcWindowPart, WindowPart, malformed};
-use super::window_table::WindowTable;
+use super::address_index::{AddressIndex, IndexEntry};
+use super::address_tables::AddressTables;
+use super::memory_watch::MemoryWatch;
+use super::peer_blocks::PeerBlocks;
+use super::window::{DropNotice, DroppedWindows, Window, WindowCore};
+use super::window_part::{WindowPart, malformed};
+use super::window_table::{WindowId, WindowTable};
 use crate::communicator::{agree, from_text, to_text, words_of};
 use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 use wholemem_os::width::to_usize;
@@ -42,8 +44,14 @@ pub(super) struct WindowAddressSpace {
     stride: usize,
     /// The reserved addresses, which the group's ranks in this process share: one of them maps the windows' memory for all.
     reservation: Reservation,
-    window_table: Mutex<WindowTable>,
+    window_table: Arc<Mutex<WindowTable>>,
     dropped: DroppedWindows,
+    /// This rank's memory in registered windows, until every rank has unmapped it.
+    owners: Mutex<BTreeMap<WindowId, Span>>,
+    peer_blocks: PeerBlocks,
+    tables: Arc<AddressTables>,
+    /// Finds the window in which an address of this rank lies.
+    index: Arc<AddressIndex<WindowCore>>,
     /// The heap of small windows of every rank. It is created with the first small window.
     heap: Mutex<Option<Vec<RankMappings>>>,
 }
@@ -69,9 +77,20 @@ impl WindowAddressSpace {
             Ok(Reservation::create_aligned(group.device().backend(), len, STRIDE_UNIT.max(granule.len()))?)
         })?;
         let heap_len = HEAP_GRANULES * granule.len();
-        let window_table = Mutex::new(WindowTable::new(group.size(), granule, stride, heap_len));
-        let (dropped, heap) = (DroppedWindows::default(), Mutex::default());
-        Ok(Self { group: group.clone(), granule, stride, reservation, window_table, dropped, heap })
+        let window_table = WindowTable::new(group.size(), granule, stride, heap_len);
+        Ok(Self {
+            group: group.clone(),
+            granule,
+            stride,
+            reservation,
+            window_table: Arc::new(Mutex::new(window_table)),
+            dropped: DroppedWindows::default(),
+            owners: Mutex::default(),
+            peer_blocks: PeerBlocks::default(),
+            tables: Arc::new(AddressTables::new(group.device())),
+            index: Arc::new(AddressIndex::new()),
+            heap: Mutex::default(),
+        })
     }
 
     /// Calls `create` on one rank of each process, and returns clones of the result on all ranks of the process. Collective.
@@ -134,8 +153,9 @@ impl WindowAddressSpace {
         };
         let spans = (0..self.group.size()).map(Rank).map(part).collect::<Result<Vec<_>>>();
         let spans = agree(self.group.bootstrap(), spans)?;
-        let (id, _) = self.window_table().insert_mapped(0)?;
-        self.window_with_table(id, spans).inspect_err(|_| self.window_table().remove(id))
+        let id = self.window_table().insert_unmapped();
+        let notice = Arc::new(DropNotice::new(id, &self.dropped));
+        self.window_of_parts(notice, spans, None).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Creates a window of memory that already exists on each rank. Collective.
@@ -149,31 +169,6 @@ impl WindowAddressSpace {
             return Err(Error::EmptyWindow);
         }
         self.create_mapped(&parts, || Ok(allocations))
-    }
-
-    /// Creates a window of existing `cudaMalloc` memory of each rank. Collective.
-    pub(super) fn register_cuda_malloc(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
-        let (process_ranks, rank) = (self.group.process_ranks(), self.group.rank());
-        // A process cannot open its own CUDA IPC handle, so ranks of one process pass their `cudaMalloc` buffers to each other.
-        let same_process: Vec<_> =
-            process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
-        same_process.iter().for_each(|other| process_ranks.put(rank, *other, buffer.clone()));
-        let messages = self.exchange_messages(IpcWindowPart::of(buffer).map(|part| part.to_bytes()));
-        let taken: BTreeMap<_, _> = same_process
-            .iter()
-            .filter_map(|other| Some((*other, process_ranks.take::<CudaMallocBuffer>(*other, rank)?)))
-            .collect();
-        let decode = |(rank, bytes): (Rank, &Vec<u8>)| IpcWindowPart::from_bytes(rank, bytes);
-        let parts = (0..).map(Rank).zip(&messages?).map(decode).collect::<Result<Vec<_>>>()?;
-        let open = |(peer, part): (Rank, &IpcWindowPart)| match taken.get(&peer) {
-            _ if peer == rank => Ok(Some(buffer.all())),
-            Some(taken) => Ok(Some(taken.all())),
-            None => Ok(Some(part.open(self.group.device())?.all())),
-        };
-        let spans = (0..).map(Rank).zip(&parts).map(open).collect::<Result<Vec<_>>>();
-        let spans = agree(self.group.bootstrap(), spans)?;
-        let (id, _) = self.window_table().insert_mapped(0)?;
-        self.window_with_table(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Allocates zeroed memory for this rank's part of a window.
@@ -211,7 +206,7 @@ impl WindowAddressSpace {
 
     /// Sends this rank's part of a new window, or its error, and the ids of the windows that it has dropped, to all ranks.
     /// Returns the parts of all ranks, or the error of the lowest rank that failed.
-    fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const SUCCEEDED: u8 = 0;
         const FAILED: u8 = 1;
         let dropped = std::mem::take(&mut *lock(&self.dropped));
@@ -223,11 +218,17 @@ impl WindowAddressSpace {
         };
         let mut parts = Vec::new();
         let mut failed = None;
+        // The memory of windows that all ranks have dropped. It is released after all locks: dropping an owner may take long, or run
+        // code of another library.
+        let mut released = Vec::new();
         for (rank, message) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&message)?) {
             let WindowMessage { outcome, dropped, payload } =
                 WindowMessage::decode(&message).ok_or_else(|| malformed(rank))?;
-            let mut windows = self.window_table();
-            dropped.iter().for_each(|id| windows.record_drop(u64::from_le_bytes(*id)));
+            for id in dropped.iter().map(|id| u64::from_le_bytes(*id)) {
+                if self.window_table().record_drop(id) {
+                    released.extend(self.owners().remove(&id));
+                }
+            }
             match outcome {
                 SUCCEEDED => parts.push(payload.to_vec()),
                 FAILED => {
@@ -256,7 +257,8 @@ impl WindowAddressSpace {
             let spans = spans.collect::<Result<Vec<_>>>()?;
             let skip = parts.first().map_or(0, |part| part.skip);
             if parts.iter().any(|part| part.skip != skip) {
-                return self.window_with_table(id, spans);
+                let notice = Arc::new(DropNotice::new(id, &self.dropped));
+                return self.window_of_parts(notice, spans, None);
             }
             self.window_with_stride(id, spans, offset + skip)
         });
@@ -270,31 +272,65 @@ impl WindowAddressSpace {
     fn window_with_stride(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Result<Window> {
         let base = self.reservation.address() + offset as u64;
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
-        let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
         let keep = Span::keep_alive(spans.iter().flatten())?;
-        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+        let notice = Arc::new(DropNotice::new(id, &self.dropped));
+        Ok(self.window(notice, spans, keep, reference, None))
     }
 
-    /// Creates a window with a table of the addresses of all ranks' parts, for parts that are not at equal distances. Collective.
-    fn window_with_table(&self, id: u64, spans: Vec<Option<Span>>) -> Result<Window> {
-        let device = self.group.device();
-        let addresses: Vec<u8> =
-            spans.iter().flat_map(|span| span.as_ref().map_or(0, Span::address).to_ne_bytes()).collect();
+    /// Creates a window of the parts of all ranks, and adds this rank's part to the index of addresses.
+    fn window(
+        &self,
+        notice: Arc<DropNotice>,
+        spans: Vec<Option<Span>>,
+        keep: Option<Span>,
+        reference: WindowRef,
+        memory: Option<Arc<MemoryWatch>>,
+    ) -> Window {
+        let (id, dropped, own) = (notice.id(), Arc::clone(&self.dropped), self.group.rank());
+        let start = spans.get(own.index()).and_then(Option::as_ref).map_or(0, Span::address);
+        let core = WindowCore {
+            id,
+            dropped,
+            own,
+            spans,
+            keep,
+            reference,
+            memory,
+            is_recorded: false,
+            _notice: notice,
+        };
+        let (len, core) = (core.common_len(), Arc::new(core));
+        if len > 0 {
+            self.index.insert(IndexEntry { start, len, id, value: Arc::downgrade(&core) });
+        }
+        Window::of(core)
+    }
+
+    /// Creates a window of parts at any addresses: if they are not at equal distances, it has a table of the addresses. Collective.
+    /// `memory` watches this rank's part, if its owner could free it although it is registered.
+    pub(super) fn window_of_parts(
+        &self,
+        notice: Arc<DropNotice>,
+        spans: Vec<Option<Span>>,
+        memory: Option<Arc<MemoryWatch>>,
+    ) -> Result<Window> {
+        let addresses: Vec<_> = spans.iter().map(|span| span.as_ref().map_or(0, Span::address)).collect();
+        let distance = constant_distance(&addresses);
         let written = || {
-            let len = device
-                .granularity()?
-                .minimum
-                .round_up(addresses.len())
-                .expect("the table is shorter than the address space");
-            let table = device.allocate(len)?.map(Rights::ReadWrite)?;
-            device.stream()?.write(&table.span(0, addresses.len())?, &addresses)?;
-            Ok(table)
+            if distance.is_some() {
+                return Ok(None);
+            }
+            let table = self.tables.allocate(addresses.len())?;
+            self.tables.write([(&table, &addresses[..])])?;
+            Ok(Some(table))
         };
         let table = agree(self.group.bootstrap(), written())?;
-        let reference = WindowRef { base: 0, stride: 0, table: table.address() };
-        let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
-        let keep = Span::keep_alive(spans.iter().flatten().chain([&table.all()]))?;
-        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+        let reference = match (distance, &table) {
+            (Some(stride), _) => WindowRef { base: addresses[0], stride, table: 0 },
+            (None, table) => WindowRef { base: 0, stride: 0, table: table.as_ref().map_or(0, Span::address) },
+        };
+        let keep = Span::keep_alive(spans.iter().flatten().chain(&table))?;
+        Ok(self.window(notice, spans, keep, reference, memory))
     }
 
     /// Exchanges the allocations of all ranks, and maps each at `offset` in the rank's share of the window addresses. Collective.
@@ -364,7 +400,31 @@ impl WindowAddressSpace {
         &self.dropped
     }
 
-    fn window_table(&self) -> MutexGuard<'_, WindowTable> {
+    pub(super) fn group(&self) -> &Communicator {
+        &self.group
+    }
+
+    pub(super) fn index(&self) -> &Arc<AddressIndex<WindowCore>> {
+        &self.index
+    }
+
+    pub(super) fn tables(&self) -> &Arc<AddressTables> {
+        &self.tables
+    }
+
+    pub(super) fn shared_window_table(&self) -> Arc<Mutex<WindowTable>> {
+        Arc::clone(&self.window_table)
+    }
+
+    pub(super) fn peer_blocks(&self) -> &PeerBlocks {
+        &self.peer_blocks
+    }
+
+    pub(super) fn owners(&self) -> MutexGuard<'_, BTreeMap<WindowId, Span>> {
+        lock(&self.owners)
+    }
+
+    pub(super) fn window_table(&self) -> MutexGuard<'_, WindowTable> {
         lock(&self.window_table)
     }
 }
@@ -390,7 +450,7 @@ impl<'a> WindowMessage<'a> {
 }
 
 /// Exports allocations as file descriptors for other ranks.
-fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
+pub(super) fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
     let export = |memory: Allocation| match memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd() {
         Some(fd) => Ok((memory, fd)),
         None => unreachable!("an allocation exported as `HandleKind::Fd` is a file descriptor"),
@@ -420,6 +480,17 @@ fn stride(ranks: u32, memory_len: usize, requested_len: usize) -> Result<usize> 
     Ok(memory_len.checked_next_multiple_of(STRIDE_UNIT).unwrap_or(even_share).clamp(STRIDE_UNIT, even_share))
 }
 
+/// Returns the distance from each address to the next one if it is the same for all, as between the parts of any two ranks. Kernels
+/// then need no table. The distance wraps if the addresses are descending.
+fn constant_distance(addresses: &[u64]) -> Option<u64> {
+    if addresses.contains(&0) {
+        return None;
+    }
+    let mut distances = addresses.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
+    let first = distances.next().unwrap_or(0);
+    distances.all(|distance| distance == first).then_some(first)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change under this lock is a single operation, so the value is consistent after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -436,6 +507,18 @@ mod tests {
         assert_eq!(stride(2, 1, 8 << 40).unwrap(), STRIDE_UNIT);
         let refused = Error::NoWindowSpace { len: 16 << 30, free: 12 << 30 };
         assert_eq!(stride(4, 1, 12 << 30), Err(refused));
+    }
+
+    #[test]
+    fn parts_at_equal_distances_need_no_table() {
+        assert_eq!(constant_distance(&[7]), Some(0));
+        assert_eq!(constant_distance(&[100, 300, 500]), Some(200));
+        let descending = constant_distance(&[500, 100]).unwrap();
+        assert_eq!(500_u64.wrapping_add(descending), 100);
+        for addresses in [&[100, 300, 501][..], &[0, 100], &[100, 0], &[]] {
+            let expected = addresses.is_empty().then_some(0);
+            assert_eq!(constant_distance(addresses), expected, "{addresses:?}");
+        }
     }
 
     #[test]

@@ -2,10 +2,12 @@
 //! it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
+use super::find_window::RegisteredRange;
 use super::kernel::CollectiveKind;
 use super::terms::{Terms, WindowRange};
 use super::tuning::{Algorithm, CallProperties, blocks, choose};
@@ -139,11 +141,20 @@ impl Lane {
 
     fn call(&self, stream: &Stream, call: &CallArgs, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
         let len = call.count * call.dtype.len() as u64;
-        let from = self.check_buffer(stream, call, input, len, Rights::Read)?;
-        let to = self.check_buffer(stream, call, output, len * call.times, Rights::ReadWrite)?;
+        let found = self.find_windows(stream, call.kind, input, output);
+        let [input, output] = [(&found[0], input), (&found[1], output)]
+            .map(|(found, given)| found.as_ref().map_or_else(|| given.clone(), RegisteredRange::buffer));
+        let from = self.check_buffer(stream, call, &input, len, Rights::Read)?;
+        let to = self.check_buffer(stream, call, &output, len * call.times, Rights::ReadWrite)?;
         let in_place = is_in_place(call, &from, &to, len, self.group.rank())?;
         let reduces = call.kind == CollectiveKind::AllReduce;
-        let from = if in_place && !reduces { from.within(&to, call, len) } else { from };
+        let gathers_in_place = in_place && call.kind == CollectiveKind::AllGather && to.range.is_some();
+        // The input of each rank is the rank's part of its output, which begins at another offset on each rank.
+        let from = if gathers_in_place {
+            CheckedBuffer { reference: WindowRef::default(), range: None, ..from }
+        } else {
+            from
+        };
         let direct = |buffer: &CheckedBuffer<'_>| {
             if self.tuning.reads_window(len) { buffer.reference } else { WindowRef::default() }
         };
@@ -163,8 +174,8 @@ impl Lane {
             op: call.op,
             root: call.root,
             count: call.count,
-            // Each rank decides by itself whether memory of its own is used in place.
-            in_place: in_place && from.range.is_some(),
+            // Each rank decides by itself whether memory that is not in a window is used in place.
+            in_place: gathers_in_place || (in_place && from.range.is_some()),
             input: from.range,
             output: to.range,
         }
@@ -185,6 +196,10 @@ impl Lane {
             reserved: 0,
         };
         let blocks = blocks(algorithm, &properties, &self.limits);
+        let stages_output = algorithm == Algorithm::TwoShot && to.reference.is_none();
+        if (from.reference.is_none() && !gathers_in_place) || stages_output {
+            self.staged_calls.fetch_add(1, Ordering::Relaxed);
+        }
         self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
     }
 
@@ -273,7 +288,9 @@ impl Lane {
             return Err(Error::ForeignWindow);
         }
         let len = to_usize(len);
-        for rank in (0..self.group.size()).map(Rank) {
+        // The other ranks' parts of recorded memory are checked at the end of the recording.
+        let ranks = if window.core().is_recorded { 0 } else { self.group.size() };
+        for rank in (0..ranks).map(Rank) {
             let end = offset.saturating_add(len.max(has));
             if len > has || end > window.len_of(rank) {
                 let has = window.len_of(rank).saturating_sub(offset).min(has);
@@ -285,21 +302,6 @@ impl Lane {
         let address = window.local().map_or(0, |span| span.address() + offset as u64);
         let range = Some(WindowRange { window: window.core().id, offset: offset as u64 });
         Ok(CheckedBuffer { address, reference, range, keep: window.core().keep.as_ref() })
-    }
-}
-
-impl<'a> CheckedBuffer<'a> {
-    /// Returns this buffer as the input of an in-place call that does not reduce. For an all-gather, the input of every rank is
-    /// the rank's part of its output, which begins at another offset on each rank.
-    fn within(self, output: &Self, call: &CallArgs, len: u64) -> Self {
-        if call.kind != CollectiveKind::AllGather || output.range.is_none() {
-            return self;
-        }
-        let WindowRef { base, stride, table } = output.reference;
-        // Parts at addresses that are in a table are staged.
-        let reference =
-            if table == 0 { WindowRef { base, stride: stride + len, table } } else { WindowRef::default() };
-        Self { reference, range: None, ..self }
     }
 }
 

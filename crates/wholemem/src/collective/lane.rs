@@ -1,5 +1,6 @@
 //! A lane: a sequence of collective calls, with its memory on all ranks and the report of its errors.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,15 +9,17 @@ use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Span, Stream};
 use wholemem_os::futex;
 use zerocopy::IntoBytes;
 
+use super::address_index::AddressIndex;
 use super::address_space::RankMappings;
 use super::hooks;
 #[cfg(feature = "test-hooks")]
 use super::hooks::LaneHooks;
 use super::kernel::CollectiveKernels;
+use super::recorder::CaptureRecorder;
 use super::report::LaneReport;
 use super::slices::SliceStaging;
 use super::tuning::{DeviceLimits, Tuning};
-use super::window::DroppedWindows;
+use super::window::{DroppedWindows, WindowCore};
 use crate::abi::{CollectiveRequest, ControlWord, LaneLayout, LaneRef, MAX_BLOCKS, SIGNAL_STRIDE};
 use crate::{Communicator, Result, cpu};
 use wholemem_os::width::to_usize;
@@ -46,6 +49,11 @@ pub struct Lane {
     pub(super) operand: Span,
     /// The list of dropped windows, which all windows of this group share. A window with another list is of another group.
     pub(super) dropped: DroppedWindows,
+    /// Finds the window in which memory of this rank lies.
+    pub(super) index: Arc<AddressIndex<WindowCore>>,
+    pub(super) recorder: Arc<CaptureRecorder>,
+    /// The number of calls that staged their data.
+    pub(super) staged_calls: AtomicU64,
     #[cfg(feature = "test-hooks")]
     pub(super) hooks: LaneHooks,
     /// The stream of the last call of this lane.
@@ -65,6 +73,8 @@ pub(super) struct LaneContext {
     pub(super) timeout: Duration,
     pub(super) layout: LaneLayout,
     pub(super) dropped: DroppedWindows,
+    pub(super) index: Arc<AddressIndex<WindowCore>>,
+    pub(super) recorder: Arc<CaptureRecorder>,
     /// True if the group has more CPU ranks than cores.
     pub(super) share_cores: bool,
 }
@@ -79,8 +89,18 @@ impl Lane {
         offset: usize,
         private: Span,
     ) -> Result<Self> {
-        let LaneContext { group, kernels, limits, tuning, timeout, layout, dropped, share_cores } =
-            context.clone();
+        let LaneContext {
+            group,
+            kernels,
+            limits,
+            tuning,
+            timeout,
+            layout,
+            dropped,
+            index,
+            recorder,
+            share_cores,
+        } = context.clone();
         let device = group.device();
         let report = LaneReport::create(device, group.size())?;
         let mut control = vec![0_u64; CONTROL_LEN / 8];
@@ -130,6 +150,9 @@ impl Lane {
             report,
             operand,
             dropped,
+            index,
+            recorder,
+            staged_calls: AtomicU64::new(0),
             #[cfg(feature = "test-hooks")]
             hooks,
             last_stream: Mutex::default(),
@@ -146,6 +169,13 @@ impl Lane {
     /// lane, and graphs that use it, do nothing; create a new group to continue.
     pub fn check(&self) -> Result<()> {
         self.report.check(self.group.bootstrap(), self.timeout)
+    }
+
+    /// Returns the number of calls of this lane whose data were staged because their memory is not in a window: copied to a buffer
+    /// of the lane, or from one. Captured calls count once.
+    #[must_use]
+    pub fn staged_calls(&self) -> u64 {
+        self.staged_calls.load(Ordering::Relaxed)
     }
 
     /// Returns the description of this lane for a user's kernels, which pass it to `Call` in `barrier.cuh`.

@@ -13,12 +13,20 @@
 //! kernel that waits polls for an abort request and for its timeout; then it reports the missing ranks, notifies the other
 //! ranks, and ends.
 
+mod address_index;
 mod address_space;
+mod address_tables;
 mod call;
+mod find_window;
 mod hooks;
 mod kernel;
 mod lane;
+mod memory_watch;
+mod peer_blocks;
+mod recorder;
+mod registration;
 mod report;
+mod shared_block;
 mod slices;
 mod spec;
 mod symmetric_memory;
@@ -31,6 +39,7 @@ mod window_table;
 #[cfg(feature = "test-hooks")]
 pub use hooks::CallFaults;
 pub use lane::Lane;
+pub use recorder::{CaptureRecording, RecordedWindows};
 pub use spec::SymmetricSpec;
 pub use symmetric_memory::SymmetricMemory;
 pub use tuning::{Algorithm, Tuning, UnknownAlgorithm};

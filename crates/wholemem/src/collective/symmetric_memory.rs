@@ -5,12 +5,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, BackendKind, CudaMallocBuffer, Rights};
+use wholemem_hal::{Allocation, BackendKind, CudaMallocBuffer, Rights, Span};
 use wholemem_os::width::{to_u64, to_usize};
 
 use super::address_space::WindowAddressSpace;
 use super::kernel::CollectiveKernels;
 use super::lane::{Lane, LaneContext, PRIVATE_LEN};
+use super::recorder::{CaptureRecorder, CaptureRecording};
 use super::spec::SymmetricSpec;
 use super::tuning::{DeviceLimits, Tuning};
 use super::window::Window;
@@ -44,6 +45,7 @@ pub struct SymmetricMemory {
 struct SymmetricCore {
     group: Communicator,
     address_space: WindowAddressSpace,
+    recorder: Arc<CaptureRecorder>,
     /// The lanes (sequences of collective calls) of this group: at least one.
     lanes: Vec<Lane>,
 }
@@ -84,6 +86,8 @@ impl SymmetricMemory {
         let address_space = WindowAddressSpace::reserve(group, spec.window_space)?;
         let limits = DeviceLimits { packets: layout.ll_len, blocks, near };
         let (dropped, timeout) = (address_space.dropped().clone(), spec.timeout);
+        let index = address_space.index().clone();
+        let recorder = Arc::new(CaptureRecorder::new(&address_space));
         let share_cores = share_cores(group)?;
         let group = group.clone();
         let context = LaneContext {
@@ -94,10 +98,12 @@ impl SymmetricMemory {
             timeout,
             layout,
             dropped,
+            index,
+            recorder: Arc::clone(&recorder),
             share_cores,
         };
         let lanes = create_lanes(&context, &address_space, spec.lanes.max(1) as usize)?;
-        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, lanes }) })
+        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, recorder, lanes }) })
     }
 
     /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths of ranks may differ, and may
@@ -145,14 +151,63 @@ impl SymmetricMemory {
         self.core.address_space.register(WindowPart::adopt(self.core.group.device(), address, len))
     }
 
-    /// Creates a window of memory from `cudaMalloc`, which ranks share through CUDA IPC handles. Collective. Each rank's buffer
-    /// must outlive its use by other ranks, because CUDA IPC handles do not keep memory alive.
+    /// Registers existing memory of each rank as a window, so that calls on it are in place. Collective; the lengths of ranks may
+    /// differ, and may be zero.
+    ///
+    /// Each rank uses its memory where it is: a call on `span`, or on a part of it, finds that it lies in the window, if the memory
+    /// of every rank does at the same offset. The memory may be from `cudaMalloc`, virtual memory that can be shared as file
+    /// descriptors, such as PyTorch's expandable segments, or a mapping of the host backend. The kinds of ranks may differ.
+    ///
+    /// The registration ends when the window is dropped. This rank keeps `span`, and so its owner, until every rank has dropped the
+    /// window and its work has run, which the ranks tell each other when the next window is created.
+    ///
+    /// ```
+    /// use wholemem::{Backend, Communicator, Dtype, HostConfig, ReduceOp, Rights, SymmetricMemory, SymmetricSpec};
+    ///
+    /// let device = Backend::host(HostConfig::default())?.device(0)?;
+    /// let groups = Communicator::local(&[device.clone(), device])?;
+    /// Communicator::on_each(&groups, |group| {
+    ///     let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
+    ///     let stream = group.device().stream()?;
+    ///     let memory = group.device().allocate(1 << 20)?.map(Rights::ReadWrite)?.all();
+    ///
+    ///     let window = symmetric.window_register_span(&memory)?;
+    ///     symmetric.all_reduce(&stream, &memory, &memory, Dtype::F32, ReduceOp::Sum)?; // in place
+    ///     assert_eq!((window.len(), symmetric.staged_calls()), (1 << 20, 0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), wholemem::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] if the device does not support CUDA IPC handles.
-    #[doc(alias("cudaIpcOpenMemHandle", "get_graph_buffer_ipc_meta"))]
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose memory cannot be shared or that cannot map that of
+    /// another rank, and [`Error::OnRank`] on the other ranks.
+    #[doc(alias("ncclCommWindowRegister", "register_buffer", "cudaIpcOpenMemHandle"))]
+    pub fn window_register_span(&self, span: &Span) -> Result<Window> {
+        self.core.address_space.register_span(span)
+    }
+
+    /// Registers a buffer from `cudaMalloc` as a window, like [`window_register_span`](Self::window_register_span).
+    ///
+    /// # Errors
+    /// As [`window_register_span`](Self::window_register_span).
+    #[doc(alias = "get_graph_buffer_ipc_meta")]
     pub fn window_register_cuda_malloc(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
-        self.core.address_space.register_cuda_malloc(buffer)
+        self.window_register_span(&buffer.all())
+    }
+
+    /// Starts to record the memory of captured calls, so that graphs are not staged: while the result exists, calls of this rank that
+    /// a stream captures use memory in place that is not registered. [`finish`](CaptureRecording::finish) then registers it on all
+    /// ranks. All ranks capture the same calls between the two.
+    ///
+    /// Until a rank has finished, it must not launch the graphs: the addresses of the other ranks' memory are not known yet.
+    ///
+    /// # Errors
+    /// [`Error::Recording`] if a recording exists; [`Error::Hal`].
+    #[doc(alias("register_graph_buffers", "ncclGraphRegister"))]
+    pub fn record_captures(&self) -> Result<CaptureRecording> {
+        self.core.recorder.start()?;
+        Ok(CaptureRecording { symmetric: self.clone(), is_finished: false })
     }
 
     /// Drops a window on all ranks, and waits until all ranks have dropped it. Collective. Dropping a [`Window`] without this
@@ -174,6 +229,14 @@ impl SymmetricMemory {
     pub fn lane(&self, index: usize) -> Result<&Lane> {
         let lanes = &self.core.lanes;
         lanes.get(index).ok_or(Error::NoSuchLane { index, lanes: lanes.len() })
+    }
+
+    pub(super) fn recorder(&self) -> &CaptureRecorder {
+        &self.core.recorder
+    }
+
+    pub(super) fn address_space(&self) -> &WindowAddressSpace {
+        &self.core.address_space
     }
 
     /// Returns the group that owns this symmetric memory.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use wholemem_comm::Rank;
 use wholemem_hal::Span;
 
+use super::memory_watch::MemoryWatch;
 use super::window_table::WindowId;
 use crate::{Error, Result, WindowRef};
 
@@ -44,6 +45,32 @@ pub struct Window {
     core: Arc<WindowCore>,
 }
 
+/// Records that this rank has dropped a window, when it is dropped itself. The memory of a registered window keeps it, so that a
+/// rank reports the drop after it has unmapped the other ranks' memory.
+#[derive(Debug)]
+pub(super) struct DropNotice {
+    id: WindowId,
+    dropped: DroppedWindows,
+}
+
+impl DropNotice {
+    pub(super) fn new(id: WindowId, dropped: &DroppedWindows) -> Self {
+        Self { id, dropped: Arc::clone(dropped) }
+    }
+
+    pub(super) fn id(&self) -> WindowId {
+        self.id
+    }
+}
+
+impl Drop for DropNotice {
+    fn drop(&mut self) {
+        // Code that holds this lock only adds to the list of dropped windows or takes all of it, so the list is consistent after
+        // a panic.
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct WindowCore {
     pub(super) id: WindowId,
@@ -55,19 +82,24 @@ pub(super) struct WindowCore {
     /// Keeps the parts of all ranks alive, and the table of their addresses if the window needs one.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
+    /// Notices that this rank's part was freed, if its owner could free it although it is registered.
+    pub(super) memory: Option<Arc<MemoryWatch>>,
+    /// True if the other ranks' parts are known only after the capture in which the memory was recorded.
+    pub(super) is_recorded: bool,
+    /// It is dropped after all memory of the window.
+    pub(super) _notice: Arc<DropNotice>,
 }
 
-impl Drop for WindowCore {
-    fn drop(&mut self) {
-        // Code that holds this lock only adds to the list of dropped windows or takes all of it, so the list is consistent after
-        // a panic.
-        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+impl WindowCore {
+    /// Returns the number of bytes that every rank has.
+    pub(super) fn common_len(&self) -> usize {
+        self.spans.iter().map(|span| span.as_ref().map_or(0, Span::len)).min().unwrap_or(0)
     }
 }
 
 impl Window {
-    pub(super) fn new(core: WindowCore) -> Self {
-        Self { core: Arc::new(core) }
+    pub(super) fn of(core: Arc<WindowCore>) -> Self {
+        Self { core }
     }
 
     /// Returns the length in bytes of this rank's part of the window.
@@ -158,6 +190,13 @@ impl<'a> From<&'a Window> for Buffer<'a> {
 }
 
 impl Buffer<'_> {
+    /// Returns true if this buffer and the other one are memory of this rank, and this one lies in the other.
+    pub(super) fn is_part_of(&self, other: &Self) -> bool {
+        let (Self::Own(part), Self::Own(all)) = (self, other) else { return false };
+        part.address() >= all.address()
+            && part.address() + part.len() as u64 <= all.address() + all.len() as u64
+    }
+
     /// Returns the length of this buffer in bytes.
     pub(super) fn len(&self) -> usize {
         match self {

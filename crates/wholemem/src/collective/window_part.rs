@@ -1,7 +1,7 @@
 //! One rank's part of a window: its length and the allocations that it consists of.
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, CudaMallocBuffer, Device, Granule, ShareHandle};
+use wholemem_hal::{Allocation, Device, Granule};
 
 use crate::{Error, Result};
 use wholemem_os::width::to_usize;
@@ -15,49 +15,6 @@ pub(super) struct WindowPart {
     pub(super) skip: usize,
     /// The lengths of the allocations of the window part, in bytes: whole granules.
     pub(super) allocation_lens: Vec<usize>,
-}
-
-/// One rank's part of a window of `cudaMalloc` memory: a CUDA IPC handle instead of allocations.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct IpcWindowPart {
-    /// The length in bytes of the window part.
-    pub(super) len: usize,
-    /// The offset in bytes of the window part in the memory of the CUDA IPC handle.
-    pub(super) offset: usize,
-    pub(super) handle_bytes: [u8; 64],
-}
-
-impl IpcWindowPart {
-    /// Exports a `cudaMalloc` buffer for other processes.
-    pub(super) fn of(buffer: &CudaMallocBuffer) -> Result<Self> {
-        match buffer.export()? {
-            ShareHandle::CudaIpc { token: handle_bytes, offset } => {
-                Ok(Self { len: buffer.len(), offset, handle_bytes })
-            }
-            handle => unreachable!(
-                "a `cudaMalloc` buffer is exported as a CUDA IPC handle, not as {}",
-                handle.kind()
-            ),
-        }
-    }
-
-    /// Opens the `cudaMalloc` buffer of another process.
-    pub(super) fn open(&self, device: &Device) -> Result<CudaMallocBuffer> {
-        let handle = ShareHandle::CudaIpc { token: self.handle_bytes, offset: self.offset };
-        Ok(CudaMallocBuffer::import(device, &handle, self.len)?)
-    }
-
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let words = [self.len, self.offset].map(|word| (word as u64).to_le_bytes());
-        [&words.concat()[..], &self.handle_bytes].concat()
-    }
-
-    /// Decodes the description that `rank` sends of its part of a window of `cudaMalloc` memory.
-    pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
-        let (words, handle_bytes) = bytes.split_at_checked(16).ok_or_else(|| malformed(rank))?;
-        let WindowPart { len, skip: offset, .. } = WindowPart::from_bytes(rank, words)?;
-        Ok(Self { len, offset, handle_bytes: handle_bytes.try_into().map_err(|_| malformed(rank))? })
-    }
 }
 
 impl WindowPart {
@@ -130,8 +87,6 @@ mod tests {
         for part in parts {
             assert_eq!(WindowPart::from_bytes(Rank(1), &part.to_bytes()), Ok(part));
         }
-        let plain = IpcWindowPart { len: 5, offset: 6, handle_bytes: [7; 64] };
-        assert_eq!(IpcWindowPart::from_bytes(Rank(1), &plain.to_bytes()), Ok(plain));
     }
 
     #[test]
@@ -145,10 +100,6 @@ mod tests {
         let bytes = WindowPart { len: 7, skip: 9, allocation_lens: vec![4096] }.to_bytes();
         for len in [0, 8, 15, 23] {
             assert_eq!(WindowPart::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
-        }
-        let bytes = IpcWindowPart { len: 5, offset: 6, handle_bytes: [7; 64] }.to_bytes();
-        for len in [0, 15, 16, 79] {
-            assert_eq!(IpcWindowPart::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
         }
     }
 }

@@ -28,6 +28,8 @@ pub(crate) enum WindowOffset {
     Mapped(usize),
     /// The window is at this offset in the heap of small windows.
     Heap(usize),
+    /// The window has no window addresses: its memory is elsewhere.
+    Elsewhere,
 }
 
 #[derive(Debug)]
@@ -85,13 +87,30 @@ impl WindowTable {
         Ok((self.insert(WindowOffset::Mapped(offset)), offset))
     }
 
-    /// Records that one rank has dropped a window. Removes the window after all ranks have dropped it.
-    pub(crate) fn record_drop(&mut self, id: WindowId) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
+    /// Adds a window without window addresses, of memory that each rank uses where it is. Returns its id.
+    pub(crate) fn insert_unmapped(&mut self) -> WindowId {
+        self.insert(WindowOffset::Elsewhere)
+    }
+
+    /// Returns the id of the next window.
+    pub(crate) fn next_id(&self) -> WindowId {
+        self.next
+    }
+
+    /// Skips ids below `id`, after ranks have used different numbers of ids.
+    pub(crate) fn skip_to(&mut self, id: WindowId) {
+        self.next = self.next.max(id);
+    }
+
+    /// Records that one rank has dropped a window. Removes the window after all ranks have dropped it, and then returns true.
+    pub(crate) fn record_drop(&mut self, id: WindowId) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else { return false };
         entry.dropped += 1;
-        if entry.dropped >= self.ranks {
+        let is_last = entry.dropped >= self.ranks;
+        if is_last {
             self.remove(id);
         }
+        is_last
     }
 
     /// Removes a window and frees its addresses.
@@ -100,7 +119,7 @@ impl WindowTable {
         let _ = match self.entries.remove(&id).map(|entry| entry.offset_kind) {
             Some(WindowOffset::Mapped(offset)) => self.space.free(offset),
             Some(WindowOffset::Heap(offset)) => self.heap.free(offset),
-            None => Ok(0),
+            Some(WindowOffset::Elsewhere) | None => Ok(0),
         };
     }
 
@@ -134,9 +153,9 @@ mod tests {
         assert_eq!(table.insert_mapped(7 * GRANULE).unwrap().1, GRANULE);
         let full = Error::NoWindowSpace { len: GRANULE, free: 0 };
         assert_eq!(table.insert_mapped(1), Err(full.clone()));
-        table.record_drop(first);
+        assert!(!table.record_drop(first));
         assert_eq!(table.insert_mapped(1), Err(full));
-        table.record_drop(first);
+        assert!(table.record_drop(first));
         assert_eq!(table.insert_mapped(GRANULE).unwrap().1, 0);
     }
 
@@ -144,12 +163,21 @@ mod tests {
     fn unused_addresses_are_used_before_freed_ones() {
         let mut table = table();
         let (first, _) = table.insert_mapped(1).unwrap();
-        (0..2).for_each(|_| table.record_drop(first));
+        assert_eq!([(); 2].map(|()| table.record_drop(first)), [false, true]);
         assert_eq!(table.insert_mapped(1).unwrap().1, GRANULE);
         let (struck, at) = table.insert_mapped(6 * GRANULE).unwrap();
         assert_eq!(at, 2 * GRANULE);
         table.remove(struck);
         assert_eq!(table.insert_mapped(6 * GRANULE).unwrap().1, 2 * GRANULE);
+    }
+
+    #[test]
+    fn a_window_of_memory_elsewhere_needs_no_addresses() {
+        let mut table = table();
+        let id = table.insert_unmapped();
+        assert_eq!(table.insert_mapped(8 * GRANULE).unwrap(), (id + 1, 0));
+        assert_eq!([(); 3].map(|()| table.record_drop(id)), [false, true, false]);
+        assert!(!table.record_drop(id + 1));
     }
 
     #[test]
@@ -159,7 +187,7 @@ mod tests {
         let (first, at) = table.insert_in_heap(100).unwrap();
         assert_eq!((at, table.insert_in_heap(GRANULE / 2).unwrap().1), (0, SLOT));
         assert!(!table.is_small(GRANULE / 2));
-        (0..2).for_each(|_| table.record_drop(first));
+        assert_eq!([(); 2].map(|()| table.record_drop(first)), [false, true]);
         assert_eq!(table.insert_in_heap(100).unwrap().1, 0);
     }
 }

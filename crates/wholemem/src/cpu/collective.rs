@@ -217,12 +217,23 @@ impl RankCall<'_> {
     }
 
     unsafe fn gather(&mut self) -> Result<(), Aborted> {
-        let CollectiveRequest { inputs, input, output, .. } = *self.request;
+        let CollectiveRequest { inputs, outputs, input, output, .. } = *self.request;
         let (len, own) = (self.len(), self.own());
         let to = |rank: u32, at: u64| output + u64::from(rank) * len + at;
-        if to(own, 0) != input {
+        let in_place = to(own, 0) == input;
+        if !in_place {
             // SAFETY: `input` has `len` bytes, and the output has `len` bytes for every rank.
             unsafe { copy(input, to(own, 0), len) };
+        }
+        if in_place && !outputs.is_none() {
+            // All ranks call it in place in this window, so the input of each rank is its part of its output.
+            self.call.sync(1, Rule::FirstBarrier)?;
+            for rank in self.call.others() {
+                let part = address(&outputs, rank) + u64::from(rank) * len;
+                // SAFETY: every rank's output in the window has `len` bytes for every rank, and only the rank writes its part.
+                unsafe { copy(part, to(rank, 0), len) };
+            }
+            return self.call.sync(2, Rule::SecondBarrier);
         }
         if inputs.is_none() {
             return self.staged(true, |own, piece| {
@@ -405,7 +416,8 @@ struct ReduceTargets<'a> {
 /// Returns the address of a rank's part of a window.
 fn address(window: &WindowRef, rank: u32) -> u64 {
     if window.table == 0 {
-        return window.base + u64::from(rank) * window.stride;
+        // The parts may be in descending order, so the distance may wrap.
+        return window.base.wrapping_add(u64::from(rank).wrapping_mul(window.stride));
     }
     let table: *const u64 = pointer(window.table).cast_const().cast();
     let entry = table.wrapping_add(rank as usize);

@@ -295,6 +295,10 @@ pub enum Error {
         free: usize,
     },
 
+    /// The memory of captured calls is recorded already.
+    #[error("the memory of captured calls is recorded already")]
+    Recording,
+
     /// An environment variable has an invalid value.
     #[error("`{name}` is `{value}`: {reason}")]
     Environment {
@@ -361,6 +365,7 @@ impl Error {
             Self::Os(_) => 1030,
             Self::CountDiffers { .. } => 1031,
             Self::PartialRow { .. } => 1032,
+            Self::Recording => 1040,
         }
     }
 
@@ -382,6 +387,7 @@ impl Error {
             ),
             Self::Overlap { .. } => Some("use a separate output buffer"),
             Self::NoWindowSpace { .. } => Some("set `WHOLEMEM_WINDOW_SPACE` to more bytes, or drop windows"),
+            Self::Recording => Some("finish the other recording first"),
             Self::NotResident { .. } => Some("use fewer ranks on one device, or fewer lanes"),
             _ => None,
         }

@@ -65,6 +65,7 @@ fn calls() -> Vec<Call> {
         all_reduce(COUNT, u32, sum, first, first),
         Call::AllGather { len: 4 * COUNT, input: own, output: own },
         Call::AllGather { len: 4 * COUNT, input: own, output: first },
+        Call::AllGather { len: 4 * COUNT, input: first, output: first },
         Call::Broadcast { len: 4 * COUNT, root: 0, input: own, output: own },
         Call::Broadcast { len: 4 * COUNT, root: 1, input: own, output: own },
         Call::Broadcast { len: 4 * COUNT, root: 0, input: first, output: own },
@@ -95,9 +96,15 @@ impl Call {
             Self::Barrier => ([0; 2], [Memory::Own; 2]),
         };
         let own = [0, 1].map(|at| memory.own[at].part(0, lens[at]).unwrap());
+        // An all-gather from and to the same memory is in place: its input is this rank's part of its output.
+        let gathers_in_place = matches!(self, Self::AllGather { input, output, .. } if input == output);
+        let first = if gathers_in_place && places[0] != Memory::Own { memory.rank * lens[0] } else { 0 };
         let buffer = |at: usize| match places[at] {
             Memory::Own => Buffer::from(&own[at]),
-            Memory::Window(index, offset) => memory.windows[index].range(offset..offset + lens[at]),
+            Memory::Window(index, offset) => {
+                let offset = offset + if at == 0 { first } else { 0 };
+                memory.windows[index].range(offset..offset + lens[at])
+            }
         };
         let enqueued = match *self {
             Self::AllReduce { dtype, op, .. } => lane.all_reduce(stream, buffer(0), buffer(1), dtype, op),
@@ -117,6 +124,7 @@ struct RankMemory {
     windows: [Window; 2],
     own: [Span; 2],
     stream: Stream,
+    rank: usize,
     ranks: usize,
 }
 
@@ -126,7 +134,8 @@ impl RankMemory {
         let windows = [(); 2].map(|()| symmetric.mem_alloc(WINDOW).unwrap());
         let own = [(); 2].map(|()| Guarded::buffer(symmetric, WINDOW));
         let stream = group.device().stream().unwrap();
-        Self { windows, own, stream, ranks: group.size() as usize }
+        let (rank, ranks) = (group.rank().index(), group.size() as usize);
+        Self { windows, own, stream, rank, ranks }
     }
 }
 

@@ -14,6 +14,8 @@ mod harness;
 mod peer_failures;
 mod random_elements;
 mod random_sequences;
+mod registered;
+mod registered_on_fake_driver;
 mod slices;
 mod synchronization_rules;
 mod windows;

@@ -6,18 +6,27 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Iterator, Optional, Sequence, Union
+from typing import Any, Iterator, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._native import Communicator, Window
+from .._native import CaptureRecording, Communicator, Window
 from .._native import ShortReduction as _ShortReduction
 from ..errors import PeerLost, Unsupported, WrongStride, WrongType, WrongValue
 from .shortcut import SHORTCUT
 from .tensors import EXCHANGE, NUMBERS, as_tensor, as_torch_dtype, check_resolved, check_tensor, raw_stream
 
 __all__ = ["FastAllreduce"]
+
+
+class _Registered(NamedTuple):
+    """A window (memory that all ranks map) of a tensor's memory."""
+
+    storage: StorageWeakRef
+    window: Window
+    # The number of references to the storage that the registration holds.
+    held: int
 
 
 class FastAllreduce(_ShortReduction):
@@ -74,9 +83,11 @@ class FastAllreduce(_ShortReduction):
         self.device = torch.device(self.comm.device)
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
         # The windows (memory that all ranks map) whose tensors do not keep them alive, by address and length of the tensor.
-        self._windows: dict[tuple[int, int], tuple[StorageWeakRef, Window]] = {}
+        self._windows: dict[tuple[int, int], _Registered] = {}
         # The windows (memory that all ranks map) that captured CUDA graphs may use after the registered tensors are dropped.
         self._recorded: dict[int, Window] = {}
+        # The memory of captured CUDA graphs that was not registered before.
+        self._recordings: list[CaptureRecording] = []
         # This first collective allocates buffers, because they cannot be allocated during a graph capture.
         self.comm.stream_barrier(stream=raw_stream(self._number))
         if SHORTCUT is not None:
@@ -106,17 +117,21 @@ class FastAllreduce(_ShortReduction):
         )
 
     def register_buffer(self, tensor: torch.Tensor) -> None:
-        """Registers a tensor, so that the other ranks read the tensor in place. Every rank must call this method, with a tensor
-        of the same size.
+        """Registers a tensor, so that calls on the tensor and on slices of it are in place. Every rank must call this method, with a
+        tensor of the same size.
 
-        Keep the tensor alive while it is reduced: otherwise its memory could be reused by another tensor on this rank, and the
-        other ranks would read that. Memory that cannot be shared, such as most CPU memory, is replaced: the tensor moves to shared
-        memory with its content, like ``share_memory_``. Existing views of it keep the old memory.
+        A tensor on a GPU stays where it is. Its memory is from ``cudaMalloc`` (torch's default allocator), of
+        :func:`wholemem.torch.pool.mem_pool`, or in expandable segments. CPU memory that other ranks cannot map, which is most, is
+        replaced: the tensor moves to shared memory with its content, like ``share_memory_``. Existing views of it keep the old memory.
+
+        The registration ends with the tensor and its views: the next calls that create or register tensors release the memory, after
+        all ranks have released it.
 
         Args:
             tensor: A contiguous tensor.
 
         Raises:
+            wholemem.errors.Unsupported: On some rank, the memory of a GPU tensor cannot be shared.
             wholemem.errors.WrongStride: The tensor is not contiguous.
         """
         check_tensor("the tensor", tensor)
@@ -126,9 +141,13 @@ class FastAllreduce(_ShortReduction):
             # No rank reads an empty tensor, so the tensor is not registered.
             return
         self._release_windows()
+        storage = StorageWeakRef(tensor.untyped_storage())
+        used = _uses_of(storage)
         try:
             window = self.comm.window_register(tensor.detach(), stream=raw_stream(self._number))
         except Unsupported:
+            if self._number >= 0:
+                raise
             # All ranks raise `Unsupported` together, so all of them allocate a window here.
             window = self.comm.mem_alloc(tensor.nbytes)
             # torch replaces the data of an inference tensor only by another inference tensor.
@@ -138,7 +157,7 @@ class FastAllreduce(_ShortReduction):
                 tensor.data = shared
             self._track_owned(tensor, window)
         else:
-            self._track(tensor, window)
+            self._track(tensor, window, storage, max(_uses_of(storage) - used, 0))
 
     def empty(
         self, shape: Union[int, Sequence[int]], dtype: Union[str, torch.dtype] = torch.float32
@@ -180,15 +199,24 @@ class FastAllreduce(_ShortReduction):
         """Holds the window in whose memory a GPU tensor lies. A CPU tensor itself keeps its window alive."""
         if self._number >= 0:
             # Work of torch on the GPU tensor may still run when the tensor is dropped.
-            self._track(tensor, window)
+            self._track(tensor, window, StorageWeakRef(tensor.untyped_storage()), 0)
 
-    def _track(self, tensor: torch.Tensor, window: Window) -> None:
-        """Holds a window while the storage of the window's tensor exists. Releases an older window of the same memory."""
-        self._windows[tensor.data_ptr(), tensor.nbytes] = (StorageWeakRef(tensor.untyped_storage()), window)
+    def _track(self, tensor: torch.Tensor, window: Window, storage: StorageWeakRef, held: int) -> None:
+        """Holds a window while the storage of the window's tensor is in use. Releases an older window of the same memory."""
+        self._windows[tensor.data_ptr(), tensor.nbytes] = _Registered(storage, window, held)
 
     def _release_windows(self) -> None:
         """Releases the windows whose tensors were dropped, after the GPU work on those tensors has run."""
-        expired = [key for key, (storage, _) in self._windows.items() if storage.expired()]
+        held: dict[int, int] = {}
+        for registered in self._windows.values():
+            held[registered.storage.cdata] = held.get(registered.storage.cdata, 0) + registered.held
+
+        def is_dropped(registered: _Registered) -> bool:
+            # A registration keeps the storage. If there is no other reference, the tensor and its views were dropped.
+            storage = registered.storage
+            return storage.expired() or 0 < _uses_of(storage) <= held[storage.cdata]
+
+        expired = [key for key, registered in self._windows.items() if is_dropped(registered)]
         if expired and self._number >= 0:
             if torch.cuda.is_current_stream_capturing():
                 # The GPU cannot be synchronized during a CUDA graph capture, so no window is released now.
@@ -200,23 +228,30 @@ class FastAllreduce(_ShortReduction):
     @contextmanager
     def capture(self) -> Iterator[FastAllreduce]:
         """Returns a context manager for the capture of CUDA graphs that contain all-reduces of this object. All ranks capture the
-        same calls.
+        same calls, and end the block together.
 
-        Graphs also read registered tensors in place, and nothing has to be registered after the capture. Windows that are
-        registered when the block ends are held until :meth:`close`, because graphs do not keep their tensors alive. At the end, the
-        block raises an error if a rank exited meanwhile, because captured calls do not detect it.
+        Calls in the graphs are in place: when the block ends, it registers the tensors of the graphs that are not registered. Launch
+        the graphs only afterwards. The memory of all ranks stays mapped until :meth:`close`, so that a replay never uses memory that
+        is not mapped. The block raises an error if a rank exited meanwhile, because captured calls do not detect it.
 
         Yields:
             This object.
 
         Raises:
             wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.RanksDisagree: The ranks have captured different calls.
+            wholemem.errors.Unsupported: On some rank, the memory of a captured tensor cannot be shared.
         """
         self.comm.check()
+        # Only GPUs have graphs.
+        recording = self.comm._record_captures() if self._number >= 0 else None
         try:
             yield self
         finally:
-            self._recorded.update((id(window), window) for _, window in self._windows.values())
+            self._recorded.update((id(registered.window), registered.window) for registered in self._windows.values())
+        if recording is not None:
+            recording.finish()
+            self._recordings.append(recording)
         try:
             self.comm.check()
         except PeerLost as error:
@@ -233,6 +268,7 @@ class FastAllreduce(_ShortReduction):
                 torch.cuda.synchronize(self._number)
             self._windows.clear()
             self._recorded.clear()
+            self._recordings.clear()
             self.comm.close()
 
     def __enter__(self) -> FastAllreduce:
@@ -248,6 +284,12 @@ class FastAllreduce(_ShortReduction):
 
     def __repr__(self) -> str:
         return f"FastAllreduce(rank={self.rank}, world_size={self.world_size}, device={self.device})"
+
+
+def _uses_of(storage: StorageWeakRef) -> int:
+    """Returns the number of references to a storage, or 0 if torch does not tell it: the storage is then never released early."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else int(count(storage.cdata))
 
 
 def _device(requested: Union[None, str, int, torch.device]) -> str:

@@ -1,0 +1,65 @@
+//! Records the memory of all-reduces in CUDA graphs that a framework captures, so that the graphs are not staged.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use pyo3::prelude::*;
+use wholemem::RecordedWindows;
+
+use crate::communicator::Communicator;
+use crate::error::{Exception, IntoPyResult};
+use crate::wait::run_blocking;
+
+/// A recording of the memory of captured collectives, which ``Communicator._record_captures`` starts.
+///
+/// If it is dropped without :meth:`finish` after a collective was captured, the group is aborted, because the graph cannot be
+/// used.
+///
+/// >>> import wholemem
+/// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+/// >>> comm._record_captures().finish()
+/// 0
+#[pyclass(frozen, module = "wholemem._native")]
+#[derive(Debug)]
+pub(crate) struct CaptureRecording {
+    recording: Mutex<Option<wholemem::CaptureRecording>>,
+    /// The windows of the captured collectives, which keep the memory of all ranks mapped.
+    windows: OnceLock<RecordedWindows>,
+}
+
+#[pymethods]
+impl CaptureRecording {
+    /// Ends the recording, and registers the memory of the captured collectives on all ranks. Every rank must call this method,
+    /// after it has captured the same collectives. The memory of all ranks stays mapped while this object exists.
+    ///
+    /// Returns:
+    ///     The number of arrays that were registered.
+    ///
+    /// Raises:
+    ///     wholemem.errors.RanksDisagree: The ranks have captured different collectives.
+    ///     wholemem.errors.Unsupported: On some rank, the memory of an array cannot be shared.
+    fn finish(&self, py: Python<'_>) -> PyResult<usize> {
+        let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(recording) = recording {
+            let windows = run_blocking(py, || recording.finish().map_err(Exception::from))?;
+            // A recording is finished once, so the cell is empty.
+            drop(self.windows.set(windows));
+        }
+        Ok(self.windows.get().map_or(0, RecordedWindows::len))
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    /// Starts to record the memory of collectives that are captured in CUDA graphs and whose arrays are not registered.
+    ///
+    /// Returns:
+    ///     The recording.
+    ///
+    /// Raises:
+    ///     wholemem.errors.WrongValue: Another recording is not finished.
+    fn _record_captures(&self, py: Python<'_>) -> PyResult<CaptureRecording> {
+        let state = self.state().into_py()?;
+        let recording = run_blocking(py, || state.symmetric()?.record_captures().map_err(Exception::from))?;
+        Ok(CaptureRecording { recording: Mutex::new(Some(recording)), windows: OnceLock::new() })
+    }
+}

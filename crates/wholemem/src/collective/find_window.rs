@@ -1,0 +1,95 @@
+//! Finds the registered window in which the memory of a call lies, so that the call is in place.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use wholemem_hal::{Attempt, Rights, Span, Stream};
+
+use super::Lane;
+use super::kernel::CollectiveKind;
+use super::memory_watch::MemoryWatch;
+use super::window::{Buffer, Window};
+
+/// A range of a window, which memory of this rank turned out to be.
+#[derive(Debug)]
+pub(super) struct RegisteredRange {
+    window: Window,
+    range: Range<usize>,
+}
+
+impl RegisteredRange {
+    pub(super) fn buffer(&self) -> Buffer<'_> {
+        self.window.range(self.range.clone())
+    }
+}
+
+impl Lane {
+    /// Returns the ranges of windows that the input and the output of a call are. `None` is memory that is in no window, or a buffer
+    /// that was given as a window.
+    #[inline]
+    pub(super) fn find_windows(
+        &self,
+        stream: &Stream,
+        kind: CollectiveKind,
+        input: &Buffer<'_>,
+        output: &Buffer<'_>,
+    ) -> [Option<RegisteredRange>; 2] {
+        // The input of an all-gather in place is this rank's part of the output, at another offset on each rank.
+        let is_own_part = kind == CollectiveKind::AllGather && input.is_part_of(output);
+        let [from, to] = [input, output].map(|buffer| match buffer {
+            Buffer::Own(span) => Some(*span),
+            Buffer::Window { .. } => None,
+        });
+        let from = from.filter(|_| !is_own_part);
+        let mut found = [
+            from.and_then(|span| self.find_window(span, Rights::Read)),
+            to.and_then(|span| self.find_window(span, Rights::ReadWrite)),
+        ];
+        if self.recorder.is_active() && stream.is_capturing() {
+            self.record(&mut found, [from, to]);
+        }
+        // Memory that its owner can free is checked before each launch of a graph.
+        for memory in found.iter().flatten().filter_map(|range| range.window.core().memory.as_ref()) {
+            stream.check_at_launch(Arc::<MemoryWatch>::clone(memory));
+        }
+        found
+    }
+
+    /// Records the memory of a captured call that is in no window.
+    #[cold]
+    fn record(&self, found: &mut [Option<RegisteredRange>; 2], spans: [Option<&Span>; 2]) {
+        let device = self.group.device();
+        for index in 0..2 {
+            let Some(span) = spans[index].filter(|span| !span.is_empty() && found[index].is_none()) else {
+                continue;
+            };
+            if span.check(device, Rights::Read, || Attempt::Access { len: span.len() }).is_err() {
+                // The call fails.
+                return;
+            }
+            let is_same = |other: &&Span| (other.address(), other.len()) == (span.address(), span.len());
+            let window = match (index, spans[0].filter(is_same), &found[0]) {
+                // The call is in place: its input was recorded.
+                (1, Some(_), Some(input)) => Some(input.window.clone()),
+                _ => self.recorder.record(span),
+            };
+            found[index] = window.map(|window| RegisteredRange { window, range: 0..span.len() });
+        }
+    }
+
+    /// Returns the range of a window that memory of this rank is, if the window has it on every rank and this rank has the needed
+    /// rights.
+    #[inline]
+    fn find_window(&self, span: &Span, needed: Rights) -> Option<RegisteredRange> {
+        let (core, offset) = self.index.find(span.address(), span.len())?;
+        let device = self.group.device();
+        // A call on memory without the rights is an error, which the checks of memory outside of windows report.
+        span.check(device, needed, || Attempt::Access { len: span.len() }).ok()?;
+        if core.memory.as_ref().is_some_and(|memory| !memory.has(span)) {
+            // The memory was freed, and its address may be that of other memory now, which no other rank has mapped.
+            self.index.remove(core.id);
+            return None;
+        }
+        Some(RegisteredRange { window: Window::of(core), range: offset..offset + span.len() })
+    }
+}

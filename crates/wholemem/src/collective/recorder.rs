@@ -1,0 +1,225 @@
+//! Records the memory of captured calls that is not registered, so that the graph is not staged.
+//!
+//! ```text
+//!   record_captures()     capture: each call gets a window with an empty table     finish(): all ranks register the memory
+//!   ------|------------------------|----------------|------------------------------------|-----------------------------> time
+//!                               window 5         window 6                        the tables of 5 and 6 are written
+//! ```
+//!
+//! While a stream is captured, no memory can be exchanged or written. But a captured kernel reads the table of its window only when
+//! the graph is launched, so the table is written after the capture.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use wholemem_hal::Span;
+
+use super::address_space::WindowAddressSpace;
+use super::address_tables::AddressTables;
+use super::memory_watch::MemoryWatch;
+use super::registration::PeerSpans;
+use super::shared_block::OwnMemory;
+use super::window::{DropNotice, DroppedWindows, Window, WindowCore};
+use super::window_table::WindowTable;
+use crate::communicator::agree;
+use crate::{Communicator, Error, Result, WindowRef};
+use wholemem_comm::Rank;
+
+/// Records the memory of captured calls of all lanes of a rank.
+#[derive(Debug)]
+pub(super) struct CaptureRecorder {
+    group: Communicator,
+    is_active: AtomicBool,
+    tables: Arc<AddressTables>,
+    window_table: Arc<Mutex<WindowTable>>,
+    dropped: DroppedWindows,
+    recorded: Mutex<Vec<RecordedBuffer>>,
+}
+
+/// Memory of a captured call, whose window is not complete.
+#[derive(Debug)]
+pub(super) struct RecordedBuffer {
+    span: Span,
+    table: Span,
+    window: Window,
+    /// The memory of all ranks, which the window keeps from `finish` on.
+    memory: Arc<RecordedMemory>,
+}
+
+#[derive(Debug)]
+struct RecordedMemory {
+    peers: OnceLock<PeerSpans>,
+    /// It is dropped after the memory.
+    _notice: Arc<DropNotice>,
+}
+
+impl CaptureRecorder {
+    pub(super) fn new(address_space: &WindowAddressSpace) -> Self {
+        Self {
+            group: address_space.group().clone(),
+            is_active: AtomicBool::new(false),
+            tables: Arc::clone(address_space.tables()),
+            window_table: address_space.shared_window_table(),
+            dropped: Arc::clone(address_space.dropped()),
+            recorded: Mutex::default(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Relaxed)
+    }
+
+    /// Allocates a page of tables, which is impossible during a capture, and starts to record.
+    ///
+    /// # Errors
+    /// [`Error::Recording`] if it records already.
+    pub(super) fn start(&self) -> Result<()> {
+        drop(self.tables.allocate(self.group.size() as usize)?);
+        if self.is_active.swap(true, Ordering::Relaxed) {
+            return Err(Error::Recording);
+        }
+        Ok(())
+    }
+
+    /// Stops recording, and returns the memory that was recorded.
+    pub(super) fn stop(&self) -> Vec<RecordedBuffer> {
+        self.is_active.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *self.recorded())
+    }
+
+    /// Records memory of a captured call. Returns its window, or `None` if there is no space for its table.
+    pub(super) fn record(&self, span: &Span) -> Option<Window> {
+        let (ranks, own) = (self.group.size() as usize, self.group.rank());
+        let table = self.tables.allocate_existing(ranks)?;
+        let id = self.window_table.lock().unwrap_or_else(PoisonError::into_inner).insert_unmapped();
+        let notice = Arc::new(DropNotice::new(id, &self.dropped));
+        let memory = Arc::new(RecordedMemory { peers: OnceLock::new(), _notice: Arc::clone(&notice) });
+        let mut spans = vec![None; ranks];
+        spans[own.index()] = Some(span.clone());
+        let keep = Span::keep_alive([span, &table]).ok()??.with_owner(Arc::<RecordedMemory>::clone(&memory));
+        let reference = WindowRef { base: 0, stride: 0, table: table.address() };
+        let window = Window::of(Arc::new(WindowCore {
+            id,
+            dropped: Arc::clone(&self.dropped),
+            own,
+            spans,
+            keep: Some(keep),
+            reference,
+            memory: Some(Arc::new(MemoryWatch::new(self.group.device().backend()))),
+            is_recorded: true,
+            _notice: notice,
+        }));
+        let recorded = RecordedBuffer { span: span.clone(), table, window: window.clone(), memory };
+        self.recorded().push(recorded);
+        Some(window)
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Vec<RecordedBuffer>> {
+        // Each change under this lock is one push, or takes the whole list, so the list is consistent after a panic.
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WindowAddressSpace {
+    /// Registers recorded memory: writes the tables of its windows. Collective.
+    pub(super) fn register_recorded(&self, recorded: &[RecordedBuffer]) -> Result<()> {
+        let spans: Vec<_> = recorded.iter().map(|buffer| buffer.span.clone()).collect();
+        let (memory, windows) = self.share(&spans, OwnMemory::of(self.group().device(), &spans))?;
+        let mut tables = Vec::new();
+        for (buffer, peers) in recorded.iter().zip(&windows) {
+            let addresses = (0..).map(Rank).zip(peers).map(|(rank, peer)| match peer {
+                Some((span, _)) if span.len() == buffer.span.len() => Ok(span.address()),
+                _ => Err(Error::Differs { rank }),
+            });
+            // Every rank has the lengths of all ranks, so all ranks fail together if they differ.
+            tables.push(addresses.collect::<Result<Vec<_>>>()?);
+        }
+        let all = recorded.iter().map(|buffer| &buffer.table).zip(tables.iter().map(Vec::as_slice));
+        agree(self.group().bootstrap(), self.tables().write(all))?;
+        let is_host = self.watch().is_none();
+        for ((buffer, peers), memory) in recorded.iter().zip(windows).zip(memory) {
+            if let Some(watch) = &buffer.window.core().memory {
+                watch.set(if is_host { Vec::new() } else { memory });
+            }
+            self.owners().insert(buffer.window.core().id, buffer.span.clone());
+            // Only this method sets the memory, once for each recorded buffer.
+            let _ = buffer.memory.peers.set(peers);
+        }
+        Ok(())
+    }
+
+    /// Writes this rank's own addresses to the tables of recorded memory that cannot be registered: a graph that is launched all the
+    /// same then reads memory that exists.
+    pub(super) fn close_recorded(&self, recorded: &[RecordedBuffer]) -> Result<()> {
+        let ranks = self.group().size() as usize;
+        let own: Vec<_> = recorded.iter().map(|buffer| vec![buffer.span.address(); ranks]).collect();
+        self.tables().write(recorded.iter().map(|buffer| &buffer.table).zip(own.iter().map(Vec::as_slice)))
+    }
+}
+
+/// A recording of the memory of captured calls, by [`SymmetricMemory::record_captures`](super::SymmetricMemory::record_captures).
+#[derive(Debug)]
+pub struct CaptureRecording {
+    pub(super) symmetric: super::SymmetricMemory,
+    pub(super) is_finished: bool,
+}
+
+impl CaptureRecording {
+    /// Ends the recording: registers the memory of all captured calls of this rank. Collective: all ranks have captured the same
+    /// calls. Graphs may be launched afterwards.
+    ///
+    /// Keep the result while a graph can be launched whose library does not keep operands of its work; this library's graphs and
+    /// those of CUDA do.
+    ///
+    /// # Errors
+    /// [`Error::Differs`] if ranks have captured different calls; [`Error::Hal`] and [`Error::OnRank`] if memory of a rank cannot be
+    /// shared. The group is then aborted, so that the captured graphs cannot be used; [`Error::Comm`].
+    pub fn finish(mut self) -> Result<RecordedWindows> {
+        self.is_finished = true;
+        let recorded = self.symmetric.recorder().stop();
+        let address_space = self.symmetric.address_space();
+        if let Err(error) = address_space.register_recorded(&recorded) {
+            self.symmetric.group().bootstrap().abort();
+            // The first error is returned: the tables are written only to keep a misused graph from failing worse.
+            let _ = address_space.close_recorded(&recorded);
+            return Err(error);
+        }
+        Ok(RecordedWindows { windows: recorded.into_iter().map(|buffer| buffer.window).collect() })
+    }
+}
+
+impl Drop for CaptureRecording {
+    /// Aborts the group if memory was recorded and is not registered, because the captured graphs cannot be used.
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let recorded = self.symmetric.recorder().stop();
+        if !recorded.is_empty() {
+            self.symmetric.group().bootstrap().abort();
+            // A drop cannot return the error.
+            let _ = self.symmetric.address_space().close_recorded(&recorded);
+        }
+    }
+}
+
+/// The windows of captured calls. They keep the memory of all ranks mapped.
+#[derive(Debug, Clone)]
+pub struct RecordedWindows {
+    windows: Vec<Window>,
+}
+
+impl RecordedWindows {
+    /// Returns the number of buffers that were recorded.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Returns true if no buffer was recorded, because all were registered already.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.windows.is_empty()
+    }
+}
