@@ -130,7 +130,7 @@ impl WindowAddressSpace {
         for (buffer, peers) in recorded.iter().zip(&windows) {
             let addresses = (0..).map(Rank).zip(peers).map(|(rank, peer)| match peer {
                 Some((span, _)) if span.len() == buffer.span.len() => Ok(span.address()),
-                _ => Err(Error::Differs { rank }),
+                _ => Err(Error::RanksDisagree { rank }),
             });
             // Every rank has the lengths of all ranks, so all ranks fail together if they differ.
             tables.push(addresses.collect::<Result<Vec<_>>>()?);
@@ -173,7 +173,7 @@ impl CaptureRecording {
     /// those of CUDA do.
     ///
     /// # Errors
-    /// [`Error::Differs`] if ranks have captured different calls; [`Error::Hal`] and [`Error::OnRank`] if memory of a rank cannot be
+    /// [`Error::RanksDisagree`] if ranks have captured different calls; [`Error::Hal`] and [`Error::OnRank`] if memory of a rank cannot be
     /// shared. The group is then aborted, so that the captured graphs cannot be used; [`Error::Comm`].
     pub fn finish(mut self) -> Result<RecordedWindows> {
         self.is_finished = true;

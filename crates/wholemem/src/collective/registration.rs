@@ -98,7 +98,7 @@ impl WindowAddressSpace {
         if let Some((rank, _)) =
             (0..).map(Rank).zip(&all).find(|(_, other)| other.parts.len() != all[0].parts.len())
         {
-            return Err(Error::Differs { rank });
+            return Err(Error::RanksDisagree { rank });
         }
         let descriptors = self.exchange_descriptors(&all, &descriptors)?;
         let mapped = (0..).map(Rank).zip(all).zip(descriptors).map(|((peer, memory), descriptors)| {
