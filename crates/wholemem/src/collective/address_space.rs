@@ -148,7 +148,7 @@ impl WindowAddressSpace {
         if parts.iter().all(|part| part.len == 0) {
             return Err(Error::EmptyWindow);
         }
-        self.create_mapped(&parts, || Ok(allocations))
+        self.create_mapped(&parts, || Ok(allocations)).map(Window::registered)
     }
 
     /// Creates a window of existing `cudaMalloc` memory of each rank. Collective.
@@ -173,7 +173,9 @@ impl WindowAddressSpace {
         let spans = (0..).map(Rank).zip(&parts).map(open).collect::<Result<Vec<_>>>();
         let spans = agree(self.group.bootstrap(), spans)?;
         let (id, _) = self.window_table().insert_mapped(0)?;
-        self.window_with_table(id, spans).inspect_err(|_| self.window_table().remove(id))
+        self.window_with_table(id, spans)
+            .inspect_err(|_| self.window_table().remove(id))
+            .map(Window::registered)
     }
 
     /// Allocates zeroed memory for this rank's part of a window.
@@ -272,7 +274,7 @@ impl WindowAddressSpace {
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
         let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
         let keep = Span::keep_alive(spans.iter().flatten())?;
-        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference, is_registered: false }))
     }
 
     /// Creates a window with a table of the addresses of all ranks' parts, for parts that are not at equal distances. Collective.
@@ -294,7 +296,7 @@ impl WindowAddressSpace {
         let reference = WindowRef { base: 0, stride: 0, table: table.address() };
         let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
         let keep = Span::keep_alive(spans.iter().flatten().chain([&table.all()]))?;
-        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference, is_registered: false }))
     }
 
     /// Exchanges the allocations of all ranks, and maps each at `offset` in the rank's share of the window addresses. Collective.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
+use super::call_log::LoggedCall;
 use super::kernel::CollectiveKind;
 use super::tuning::{Algorithm, CallProperties, blocks, choose};
 use super::window::Window;
@@ -167,6 +168,8 @@ impl Lane {
             programmatic: 0,
         };
         let blocks = blocks(algorithm, &properties, &self.limits);
+        let operands = [(input, from.reference), (output, to.reference)];
+        self.log_call(&LoggedCall { kind: call.kind, dtype: call.dtype, len, operands, algorithm, blocks });
         self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
     }
 

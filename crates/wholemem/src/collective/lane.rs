@@ -9,6 +9,7 @@ use wholemem_os::futex;
 use zerocopy::IntoBytes;
 
 use super::address_space::RankMappings;
+use super::call_log::CallLog;
 use super::hooks;
 #[cfg(feature = "test-hooks")]
 use super::hooks::LaneHooks;
@@ -48,6 +49,8 @@ pub struct Lane {
     pub(super) dropped: DroppedWindows,
     #[cfg(feature = "test-hooks")]
     pub(super) hooks: LaneHooks,
+    /// The kinds of calls that have been logged.
+    pub(super) call_log: CallLog,
     /// The stream of the last call of this lane.
     last_stream: Mutex<Option<Stream>>,
     /// The stream and staging buffer for calls on slices of host memory; `None` if work runs inline.
@@ -131,6 +134,7 @@ impl Lane {
             dropped,
             #[cfg(feature = "test-hooks")]
             hooks,
+            call_log: CallLog::default(),
             last_stream: Mutex::default(),
             slice_staging,
             _watch: watch,

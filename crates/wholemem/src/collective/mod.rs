@@ -14,6 +14,7 @@
 
 mod address_space;
 mod call;
+mod call_log;
 mod hooks;
 mod kernel;
 mod lane;

@@ -9,6 +9,7 @@ use wholemem_hal::{Allocation, BackendKind, CudaMallocBuffer, Rights};
 use wholemem_os::width::{to_u64, to_usize};
 
 use super::address_space::WindowAddressSpace;
+use super::call_log::TARGET;
 use super::kernel::CollectiveKernels;
 use super::lane::{Lane, LaneContext, PRIVATE_LEN};
 use super::spec::SymmetricSpec;
@@ -97,6 +98,21 @@ impl SymmetricMemory {
             share_cores,
         };
         let lanes = create_lanes(&context, &address_space, spec.lanes.max(1) as usize)?;
+        tracing::debug!(
+            target: TARGET,
+            rank = %group.rank(),
+            ranks = group.size(),
+            device = %group.device().label(),
+            lanes = lanes.len(),
+            ?timeout,
+            ?tuning,
+            ?limits,
+            staging_len,
+            packets_len,
+            window_space = spec.window_space,
+            share_cores,
+            "created symmetric memory",
+        );
         Ok(Self { core: Arc::new(SymmetricCore { group, address_space, lanes }) })
     }
 

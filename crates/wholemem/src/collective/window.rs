@@ -55,6 +55,8 @@ pub(super) struct WindowCore {
     /// Keeps the parts of all ranks alive, and the table of their addresses if the window needs one.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
+    /// True if the memory existed before the window: a framework or the caller allocated it.
+    pub(super) is_registered: bool,
 }
 
 impl Drop for WindowCore {
@@ -68,6 +70,13 @@ impl Drop for WindowCore {
 impl Window {
     pub(super) fn new(core: WindowCore) -> Self {
         Self { core: Arc::new(core) }
+    }
+
+    /// Marks a new window, which has no clones yet, as one of memory that existed before.
+    pub(super) fn registered(mut self) -> Self {
+        let core = Arc::get_mut(&mut self.core).expect("a new window has no clones");
+        core.is_registered = true;
+        self
     }
 
     /// Returns the length in bytes of this rank's part of the window.
