@@ -130,8 +130,8 @@ impl SymmetricMemory {
     /// Creates a window of new, zeroed host memory, which the ranks' devices can access, with `len` bytes on this rank. Collective;
     /// the lengths of ranks may differ, and may be zero.
     ///
-    /// Use it for memory that the CPU accesses too, or that does not fit on the devices. GPUs access it over the bus. On the host
-    /// backend it is the same as [`mem_alloc`](Self::mem_alloc).
+    /// Use it for memory that the CPU accesses too, or that does not fit on the devices. GPUs access it over the bus. The part of a
+    /// rank is on the NUMA node of its GPU, if the kernel permits it. On the host backend it is the same as [`mem_alloc`](Self::mem_alloc).
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc).

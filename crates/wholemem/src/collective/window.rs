@@ -74,8 +74,10 @@ impl Window {
 
     /// Marks a new window, which has no clones yet, as one of memory that existed before.
     pub(super) fn registered(mut self) -> Self {
-        let core = Arc::get_mut(&mut self.core).expect("a new window has no clones");
-        core.is_registered = true;
+        // A new window has no clones.
+        if let Some(core) = Arc::get_mut(&mut self.core) {
+            core.is_registered = true;
+        }
         self
     }
 

@@ -255,12 +255,14 @@ impl Communicator {
     }
 }
 
-/// Returns the device on which a rank with the given device allocates host memory.
+/// Returns the device on which a rank with the given device allocates host memory: on the NUMA node that is nearest to a GPU.
 fn host_device(device: &Device) -> Result<Device> {
     if device.backend().kind() == BackendKind::Host {
         return Ok(device.clone());
     }
-    Ok(Backend::host(HostConfig::default())?.device(0)?)
+    // If the node is not known, memory is allocated near the thread that allocates it.
+    let config = device.info().numa_node.map_or_else(|| HostConfig::virtual_devices(1), HostConfig::on_node);
+    Ok(Backend::host(config)?.device(0)?)
 }
 
 /// Runs `work` on each item, each in its own thread, and returns the results in the order of the items.
