@@ -19,7 +19,7 @@ use wholemem_os::Deadline;
 
 use super::window::{DroppedWindows, Window, WindowCore};
 use super::window_part::{IpcWindowPart, WindowPart, malformed};
-use super::window_table::WindowTable;
+use super::window_table::{WindowId, WindowTable};
 use crate::communicator::{agree, from_text, to_text, words_of};
 use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 use wholemem_os::width::to_usize;
@@ -360,6 +360,11 @@ impl WindowAddressSpace {
         let (id, offset) = self.window_table().insert_mapped(len)?;
         let created = self.exchange_memory(&shares, offset, || self.allocate_own_part(&shares));
         created.inspect_err(|_| self.window_table().remove(id))
+    }
+
+    /// Returns true unless all ranks have reported that they dropped a window.
+    pub(super) fn has_window(&self, id: WindowId) -> bool {
+        self.window_table().contains(id)
     }
 
     pub(super) fn dropped(&self) -> &DroppedWindows {

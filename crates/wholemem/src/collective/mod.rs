@@ -18,6 +18,7 @@ mod call_log;
 mod hooks;
 mod kernel;
 mod lane;
+mod malloc_windows;
 mod report;
 mod slices;
 mod spec;

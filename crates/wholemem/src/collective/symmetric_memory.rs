@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, BackendKind, CudaMallocBuffer, Rights};
@@ -12,6 +13,7 @@ use super::address_space::WindowAddressSpace;
 use super::call_log::TARGET;
 use super::kernel::CollectiveKernels;
 use super::lane::{Lane, LaneContext, PRIVATE_LEN};
+use super::malloc_windows::MallocWindows;
 use super::spec::SymmetricSpec;
 use super::tuning::{DeviceLimits, Tuning};
 use super::window::Window;
@@ -45,6 +47,8 @@ pub struct SymmetricMemory {
 struct SymmetricCore {
     group: Communicator,
     address_space: WindowAddressSpace,
+    /// The memory of windows of `cudaMalloc` memory; `None` if new windows have memory of `cuMemCreate`.
+    malloc_windows: Option<MallocWindows>,
     /// The lanes (sequences of collective calls) of this group: at least one.
     lanes: Vec<Lane>,
 }
@@ -53,7 +57,7 @@ impl SymmetricMemory {
     /// Creates the symmetric memory of a group: its lanes and the address space of its windows. Collective, with the same options
     /// on all ranks.
     ///
-    /// The environment variables `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` override the options.
+    /// The environment variables `WHOLEMEM_ALGO`, `WHOLEMEM_WINDOW_SPACE` and `WHOLEMEM_VMM` override the options.
     ///
     /// # Errors
     /// [`Error::Differs`]; [`Error::NotResident`] if the kernels of the ranks that share a device cannot be resident at once;
@@ -84,7 +88,8 @@ impl SymmetricMemory {
         let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
         let address_space = WindowAddressSpace::reserve(group, spec.window_space)?;
         let limits = DeviceLimits { packets: layout.ll_len, blocks, near };
-        let (dropped, timeout) = (address_space.dropped().clone(), spec.timeout);
+        let timeout = if spec.timeout == Duration::MAX { comm.timeout() } else { spec.timeout };
+        let dropped = address_space.dropped().clone();
         let share_cores = share_cores(group)?;
         let group = group.clone();
         let context = LaneContext {
@@ -110,10 +115,12 @@ impl SymmetricMemory {
             staging_len,
             packets_len,
             window_space = spec.window_space,
+            vmm = spec.vmm,
             share_cores,
             "created symmetric memory",
         );
-        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, lanes }) })
+        let malloc_windows = (!spec.vmm).then(MallocWindows::default);
+        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, malloc_windows, lanes }) })
     }
 
     /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths of ranks may differ, and may
@@ -124,7 +131,13 @@ impl SymmetricMemory {
     /// [`Error::Comm`]. The error is the same on all ranks, and nothing stays allocated.
     #[doc(alias = "ncclMemAlloc")]
     pub fn mem_alloc(&self, len: usize) -> Result<Window> {
-        self.core.address_space.allocate(len)
+        let SymmetricCore { group, address_space, malloc_windows, .. } = &*self.core;
+        if let Some(malloc_windows) = malloc_windows
+            && let Some(window) = malloc_windows.allocate(group, address_space, len)?
+        {
+            return Ok(window);
+        }
+        address_space.allocate(len)
     }
 
     /// Creates a window of new, zeroed host memory, which the ranks' devices can access, with `len` bytes on this rank. Collective;

@@ -94,6 +94,11 @@ impl WindowTable {
         }
     }
 
+    /// Returns true unless all ranks have dropped the window, or it was removed.
+    pub(crate) fn contains(&self, id: WindowId) -> bool {
+        self.entries.contains_key(&id)
+    }
+
     /// Removes a window and frees its addresses.
     pub(crate) fn remove(&mut self, id: WindowId) {
         // The address range of a window is allocated as long as the window is in the table, so freeing the range succeeds.
@@ -136,7 +141,9 @@ mod tests {
         assert_eq!(table.insert_mapped(1), Err(full.clone()));
         table.record_drop(first);
         assert_eq!(table.insert_mapped(1), Err(full));
+        assert!(table.contains(first), "one rank has not dropped it");
         table.record_drop(first);
+        assert!(!table.contains(first));
         assert_eq!(table.insert_mapped(GRANULE).unwrap().1, 0);
     }
 

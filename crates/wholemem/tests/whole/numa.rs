@@ -22,7 +22,7 @@ fn policy_of(address: u64) -> String {
 /// Returns the policy of memory for a GPU whose nearest node is `node`: unbound memory if the kernel refuses to bind memory to it.
 fn policy_for(node: Option<u32>) -> String {
     let can_bind = |node: &u32| Memfd::create_near("probe", 4096, Some(*node)).is_ok();
-    node.filter(can_bind).map_or("default".to_owned(), |node| format!("bind:{node}"))
+    node.filter(can_bind).map_or_else(|| "default".to_owned(), |node| format!("bind:{node}"))
 }
 
 /// Creates a group with a rank for each of two GPUs; twice the same GPU if there is one.
