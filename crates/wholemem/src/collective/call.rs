@@ -168,8 +168,10 @@ impl Lane {
             programmatic: 0,
         };
         let blocks = blocks(algorithm, &properties, &self.limits);
-        let operands = [(input, from.reference), (output, to.reference)];
-        self.log_call(&LoggedCall { kind: call.kind, dtype: call.dtype, len, operands, algorithm, blocks });
+        self.log_call(|| {
+            let operands = [(input, from.reference), (output, to.reference)];
+            LoggedCall { kind: call.kind, dtype: call.dtype, len, operands, algorithm, blocks }
+        });
         self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
     }
 

@@ -148,11 +148,12 @@ fn name_of(kind: CollectiveKind) -> &'static str {
 }
 
 impl Lane {
-    /// Logs a collective call if it is the first one of its kind and `debug` is on.
-    #[inline]
-    pub(super) fn log_call(&self, call: &LoggedCall<'_>) {
+    /// Logs a collective call if it is the first one of its kind and `debug` is on. Otherwise it is not described, because that takes
+    /// longer than the comparison.
+    #[inline(always)]
+    pub(super) fn log_call<'a>(&self, call: impl FnOnce() -> LoggedCall<'a>) {
         if LevelFilter::current() >= LevelFilter::DEBUG {
-            self.log_first_call(call);
+            self.log_first_call(&call());
         }
     }
 
