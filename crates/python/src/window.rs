@@ -32,15 +32,13 @@ struct WindowEntry {
 #[derive(Debug)]
 pub(crate) struct SharedWindow {
     pub(crate) window: wholemem::Window,
-    /// The memory of the window, as DLPack describes it.
-    dl_device: DlDevice,
 }
 
 impl WindowRegistry {
-    fn insert(&self, window: wholemem::Window, dl_device: DlDevice) -> Arc<SharedWindow> {
+    fn insert(&self, window: wholemem::Window) -> Arc<SharedWindow> {
         let len = window.len();
         let address = window.local().map_or(0, wholemem_hal::Span::address);
-        let shared = Arc::new(SharedWindow { window, dl_device });
+        let shared = Arc::new(SharedWindow { window });
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.retain(|window| window.shared.strong_count() > 0);
         windows.push(WindowEntry { address, len, shared: Arc::downgrade(&shared) });
@@ -75,6 +73,8 @@ impl WindowRegistry {
 #[derive(Debug)]
 pub(crate) struct Window {
     shared: Arc<SharedWindow>,
+    /// The memory of the window, as DLPack describes it.
+    dl_device: DlDevice,
     state: Arc<CommState>,
 }
 
@@ -111,7 +111,7 @@ impl Window {
                 Exception::new("WrongValue", message).hint(format!("use a multiple of {}", element.len()))
             );
         }
-        let (owner, dl_device) = (Arc::clone(&self.shared), self.shared.dl_device);
+        let (owner, dl_device) = (Arc::clone(&self.shared), self.dl_device);
         Ok(Array::new(View { address: span.address(), layout, dl_device, readonly: false, owner }))
     }
 }
@@ -206,7 +206,7 @@ impl Communicator {
     fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = unsigned)] nbytes: usize) -> PyResult<Window> {
         let state = self.state().into_py()?;
         let window = run_blocking(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Exception::from))?;
-        Ok(Window { shared: state.windows.insert(window, state.dl_device), state })
+        Ok(Window { shared: state.windows.insert(window), dl_device: state.dl_device, state })
     }
 
     /// Allocates a window of host memory, which CPUs and the GPUs of all ranks access. Every rank must call this method.
@@ -232,7 +232,7 @@ impl Communicator {
         let window =
             run_blocking(py, || state.symmetric()?.mem_alloc_on_host(nbytes).map_err(Exception::from))?;
         let dl_device = DlDevice::pinned_for(state.comm.device());
-        Ok(Window { shared: state.windows.insert(window, dl_device), state })
+        Ok(Window { shared: state.windows.insert(window), dl_device, state })
     }
 
     /// Registers existing GPU memory as a window (memory that all ranks map), so that collectives read the memory in place.
@@ -263,6 +263,6 @@ impl Communicator {
         let window = run_blocking(py, || {
             state.symmetric()?.window_register_mapped(address, len).map_err(with_register_hint)
         })?;
-        Ok(Window { shared: state.windows.insert(window, state.dl_device), state })
+        Ok(Window { shared: state.windows.insert(window), dl_device: state.dl_device, state })
     }
 }
