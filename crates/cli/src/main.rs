@@ -28,12 +28,16 @@ mod table;
 use std::process::ExitCode;
 
 use clap::Parser;
-use wholemem_command::failure;
+use wholemem_command::{failure, log};
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Err(error) = log::start() {
+        return failure::report(&error);
+    }
+    let outcome = match command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Table(args) => table::run(&args),

@@ -112,6 +112,7 @@ impl Bootstrap {
             Some(_) => Some(Acceptor::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
             None => None,
         };
+        let is_split = split_from.is_some();
         let progress = ProgressThread::new(Arc::clone(&core), timeout, acceptor, split_from);
         let thread = std::thread::Builder::new()
             .name(format!("wholemem-rank-{rank}"))
@@ -124,6 +125,7 @@ impl Bootstrap {
         let (busy, thread) = (AtomicBool::new(false), Mutex::new(Some(thread)));
         let bootstrap = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread };
         bootstrap.wait_until_ready(timeout)?;
+        tracing::debug!(%rank, ranks = size, ?timeout, is_split, "joined a group");
         Ok(bootstrap)
     }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`terminal`], [`table`], [`progress`] | output: data on stdout, the rest on stderr |
 //! | [`failure`] | errors with a `hint:` line, and exit codes |
+//! | [`log`] | the log events that `WHOLEMEM_LOG` selects, on stderr |
 //! | [`size`] | parsing and printing of byte counts |
 //! | [`backend`], [`memory`] | the selection of a backend; checks of the available memory |
 //! | [`peer`], [`link`] | a second process of this program, and the messages between the two |
@@ -19,6 +20,7 @@
 pub mod backend;
 pub mod failure;
 pub mod link;
+pub mod log;
 pub mod memory;
 pub mod peer;
 pub mod progress;

@@ -15,6 +15,7 @@
 //! | [`descriptors`], [`heap`] | the limit on open descriptors; returning freed heap memory to the kernel |
 //! | [`time_slice`] | the scheduler time slice of a busy thread |
 //! | [`numa`], [`meminfo`] | NUMA nodes and page placement; available memory |
+//! | [`log`] | for programs: the filter of `WHOLEMEM_LOG`, and a subscriber of `tracing` events |
 //! | [`size`], [`visible`] | byte counts and untrusted text, formatted for people |
 //! | [`width`] | conversions between `usize` and `u64` that cannot fail |
 //! | [`probe`] | tests which of these features the running kernel supports |
@@ -56,6 +57,7 @@ pub mod futex;
 pub mod heap;
 pub mod interrupt;
 mod large;
+pub mod log;
 pub mod memfd;
 pub mod meminfo;
 pub mod numa;

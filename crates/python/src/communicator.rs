@@ -14,7 +14,7 @@ use crate::array::{DlDevice, Layout, View};
 use crate::device::DeviceName;
 use crate::error::{Exception, IntoPyResult};
 use crate::handle::Handle;
-use crate::number::unsigned;
+use crate::number::{optional_unsigned, unsigned};
 use crate::raw_tensor::BorrowedMemory;
 use crate::stream::{CallStream, StreamCache};
 use crate::wait::run_blocking;
@@ -255,6 +255,30 @@ impl Communicator {
                     .collect::<Result<_, Exception>>()
             })
         })
+    }
+
+    /// Splits the group: the ranks with the same color form a new group, in which every rank keeps its device. Every rank must
+    /// call this method.
+    ///
+    /// Args:
+    ///     color: The color of this rank. A rank with ``None`` joins no new group.
+    ///     key: Ranks of a new group are ordered by key, and by rank if keys are equal.
+    ///
+    /// Returns:
+    ///     The communicator of the new group, or ``None`` without a color. Both groups can be used.
+    ///
+    /// Raises:
+    ///     wholemem.errors.PeerLost: A rank exited.
+    ///     wholemem.errors.Timeout: A rank did not call in time.
+    #[pyo3(signature = (color, key=0))]
+    fn split(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = optional_unsigned)] color: Option<u32>,
+        #[pyo3(from_py_with = unsigned)] key: u32,
+    ) -> PyResult<Option<Self>> {
+        let state = self.state().into_py()?;
+        run_blocking(py, || state.comm.split(color, key)?.map(Self::new).transpose())
     }
 
     /// The number of this rank in the group, counted from 0.

@@ -13,12 +13,13 @@
 //! | `operators`, `handle` | the kernels of torch operators, and the integer handles by which operators refer to objects |
 //! | `shortcut` | fast path for calls from torch that bypasses its dispatcher |
 //! | `doctor` | the capabilities of this machine |
+//! | `log` | passes the log events that `WHOLEMEM_LOG` selects to Python's `logging` |
 //! | `pool` | an allocator for `torch.cuda.MemPool` whose memory can be published without a copy |
 //! | `store` | named objects that outlive the process that created them, as arrays |
 //! | `pickling` | the error for objects that cannot be pickled |
 //! | `window`, `collective` | memory that every rank has mapped, and collectives over it |
 //!
-//! Importing the module loads no driver and starts no thread. A Python object owns the Rust objects it needs, so objects may
+//! Importing the module loads no driver, and starts no thread unless `WHOLEMEM_LOG` is set. A Python object owns the Rust objects it needs, so objects may
 //! be dropped in any order. Calls that may block release the GIL first. Using an inherited object in a forked child raises an
 //! exception.
 //!
@@ -35,6 +36,7 @@ mod doctor;
 mod error;
 mod framework;
 mod handle;
+mod log;
 mod number;
 mod operators;
 mod pickling;
@@ -60,6 +62,9 @@ mod _native {
 
     #[pymodule_export]
     use crate::doctor::findings;
+
+    #[pymodule_export]
+    use crate::log::{start_logging, stop_logging};
 
     #[pymodule_export]
     use crate::recording::CaptureRecording;

@@ -26,6 +26,13 @@ pub(crate) fn unsigned<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
     })
 }
 
+/// Extracts an unsigned number or `None` from a Python object, with the errors of [`unsigned`].
+pub(crate) fn optional_unsigned<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
+    object: &Bound<'py, PyAny>,
+) -> PyResult<Option<T>> {
+    if object.is_none() { Ok(None) } else { unsigned(object).map(Some) }
+}
+
 /// Converts a length or count in memory to `i64`, which DLPack and numpy use.
 pub(crate) fn signed(len: usize) -> i64 {
     i64::try_from(len).expect("memory has fewer than 2^63 bytes")

@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use wholemem_os::interrupt::{InterruptCheck, interruptible, interruptible_by};
 
 use crate::error::Exception;
+use crate::log;
 
 /// A flag that any thread sets when an object is closed.
 #[derive(Debug, Clone, Default)]
@@ -102,9 +103,10 @@ where
         let outcome = call(Rc::clone(&check.question));
         (outcome, check.end())
     });
+    let delivered = log::deliver_pending(py);
     match (outcome, raised) {
         (_, Some(raised)) => Err(raised),
-        (Ok(value), None) => Ok(value),
+        (Ok(value), None) => delivered.map(|()| value),
         (Err(error), None) => Err(error.into().into()),
     }
 }

@@ -27,6 +27,8 @@ use crate::wait::run_blocking;
 #[derive(Debug)]
 pub(crate) struct Window {
     window: Arc<wholemem::Window>,
+    /// The memory of the window, as DLPack describes it.
+    dl_device: DlDevice,
     state: Arc<CommState>,
 }
 
@@ -63,8 +65,7 @@ impl Window {
                 Exception::new("WrongValue", message).hint(format!("use a multiple of {}", element.len()))
             );
         }
-        let dl_device = DlDevice::of(self.state.comm.device());
-        let owner = Arc::clone(&self.window);
+        let (owner, dl_device) = (Arc::clone(&self.window), self.dl_device);
         Ok(Array::new(View { address: span.address(), layout, dl_device, readonly: false, owner }))
     }
 }
@@ -159,7 +160,33 @@ impl Communicator {
     fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = unsigned)] nbytes: usize) -> PyResult<Window> {
         let state = self.state().into_py()?;
         let window = run_blocking(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Exception::from))?;
-        Ok(Window { window: Arc::new(window), state })
+        Ok(Window { window: Arc::new(window), dl_device: state.dl_device, state })
+    }
+
+    /// Allocates a window of host memory, which CPUs and the GPUs of all ranks access. Every rank must call this method.
+    ///
+    /// The part of each rank is on the NUMA node of its GPU. GPUs access it over the bus. Without a GPU it is the same as
+    /// :meth:`mem_alloc`.
+    ///
+    /// Args:
+    ///     nbytes: The size of this rank's part. It may be 0.
+    ///
+    /// Returns:
+    ///     The window. Its arrays are host memory, which numpy imports.
+    ///
+    /// Raises:
+    ///     wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+    ///     wholemem.errors.PeerLost: A rank exited.
+    fn mem_alloc_on_host(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = unsigned)] nbytes: usize,
+    ) -> PyResult<Window> {
+        let state = self.state().into_py()?;
+        let window =
+            run_blocking(py, || state.symmetric()?.mem_alloc_on_host(nbytes).map_err(Exception::from))?;
+        let dl_device = DlDevice::pinned_for(state.comm.device());
+        Ok(Window { window: Arc::new(window), dl_device, state })
     }
 
     /// Registers the memory of an array as a window (memory that all ranks map), so that collectives on the array and its parts are
@@ -194,6 +221,6 @@ impl Communicator {
         let span = view.span("the array", state.comm.device(), Rights::ReadWrite).into_py()?;
         let window =
             run_blocking(py, || state.symmetric()?.window_register_span(&span).map_err(with_register_hint))?;
-        Ok(Window { window: Arc::new(window), state })
+        Ok(Window { window: Arc::new(window), dl_device: state.dl_device, state })
     }
 }

@@ -299,3 +299,57 @@ def test_partly_overlapping_arrays_are_rejected() -> None:
         comm.all_reduce(memory[:5], memory[3:8])
     with pytest.raises(errors.ReadOnly):
         comm.broadcast(wholemem.zeros((1,), "int8").as_readonly())
+
+
+def test_a_split_group_is_ordered_by_key_and_works_by_itself() -> None:
+    def work(comm: Communicator) -> Any:
+        # The even ranks in reverse order; rank 3 joins no group.
+        part = comm.split(None if comm.rank == 3 else comm.rank % 2, key=10 - comm.rank)
+        if part is None:
+            return None
+        with part:
+            total = part.all_reduce(np.array([comm.rank]))
+            outcome = (part.rank, part.size, part.device, total.item())
+        # Closing the part does not end the original group, and the other way round.
+        return outcome
+
+    assert run_ranks(5, work) == [(2, 3, "cpu", 6), (0, 1, "cpu", 1), (1, 3, "cpu", 6), None, (0, 3, "cpu", 6)]
+
+
+def test_both_groups_of_a_split_can_be_used() -> None:
+    def work(comm: Communicator) -> Any:
+        part = comm.split(comm.rank // 2)
+        assert part is not None
+        window = part.mem_alloc(64)
+        window.local("int64").numpy()[:] = comm.rank
+        part.barrier()
+        seen = int(window.peer(1 - part.rank, "int64").numpy()[0])
+        part.close()
+        return seen, comm.all_reduce(np.array([1])).item()
+
+    assert run_ranks(4, work) == [(1, 4), (0, 4), (3, 4), (2, 4)]
+
+
+@pytest.mark.parametrize("color", [-1, 1 << 32])
+def test_a_color_that_is_out_of_range_is_rejected(color: int) -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    with comm, pytest.raises(errors.WrongValue, match=f"{color} is out of range"):
+        comm.split(color)
+
+
+def test_a_host_window_is_a_window_of_host_memory() -> None:
+    def work(comm: Communicator) -> Any:
+        window = comm.mem_alloc_on_host(4096 * (comm.rank + 1))
+        mine = window.local("float32", (1000,))
+        mine.numpy()[:] = comm.rank + 1
+        comm.all_reduce(mine, mine)
+        sizes = [window.nbytes_of(rank) for rank in range(comm.size)]
+        return mine.device, mine.numpy()[999], sizes
+
+    assert run_ranks(2, work) == [("cpu", 3.0, [4096, 8192])] * 2
+
+
+def test_a_host_window_without_bytes_on_any_rank_is_rejected() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    with comm, pytest.raises(errors.WrongValue, match="the window has no bytes on any rank"):
+        comm.mem_alloc_on_host(0)

@@ -250,3 +250,35 @@ comm.barrier()
         PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
         PYTORCH_ALLOC_CONF="expandable_segments:True",
     )
+
+
+def test_a_host_window_is_accessed_by_cpus_and_gpus() -> None:
+    ranks(
+        2,
+        """
+window = comm.mem_alloc_on_host(1 << 20)
+array = window.local("float32", (1000,))
+array.numpy()[:] = rank + 1
+comm.barrier()
+comm.all_reduce(array, array)
+comm.barrier()
+assert array.device == "cpu" and (array.numpy() == 3).all(), array.numpy()
+assert (window.peer(1 - rank, "float32", (1000,)).numpy() == 3).all()
+""",
+    )
+
+
+def test_a_split_group_reduces_on_the_same_gpus() -> None:
+    ranks(
+        4,
+        """
+part = comm.split(rank % 2, key=-rank % 4)
+assert (part.size, part.device) == (2, comm.device)
+total = torch.from_dlpack(part.all_reduce(torch.full((100,), float(rank), device="cuda")))
+assert (total == sum(range(rank % 2, 4, 2))).all()
+order = torch.from_dlpack(part.all_gather(torch.full((1,), rank, device="cuda"))).flatten().tolist()
+assert order == sorted(order, key=lambda rank: -rank % 4), order
+part.close()
+assert (torch.from_dlpack(comm.all_reduce(torch.ones(10, device="cuda"))) == 4).all()
+""",
+    )

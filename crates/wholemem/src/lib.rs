@@ -163,6 +163,20 @@
 //!   dtype           Dtype, Element, ReduceOp: element types, the table of their names and codes, and their arithmetic
 //! ```
 //!
+//! # Logging
+//!
+//! The crates emit events of `tracing`. At `debug`, each kind of collective call is logged once, with its algorithm and memory path. A
+//! program that has no subscriber of its own can install a small one, with the filter of the environment variable `WHOLEMEM_LOG`:
+//!
+//! ```
+//! use wholemem::os::log::{LogFilter, LogSubscriber};
+//!
+//! if let Some(filter) = LogFilter::from_env()? {
+//!     LogSubscriber::new(filter, |record| eprintln!("{} {}: {}", record.level, record.target, record.message)).install();
+//! }
+//! # Ok::<(), wholemem::os::log::BadLogVariable>(())
+//! ```
+//!
 //! # Features
 //!
 //! None is on by default.

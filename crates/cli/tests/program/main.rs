@@ -12,6 +12,7 @@ mod examples;
 mod help;
 mod json;
 mod launch;
+mod log;
 mod run;
 mod store;
 mod table;

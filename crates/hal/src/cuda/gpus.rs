@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use wholemem_os::ForkEpoch;
 
 use super::bindings::*;
-use super::code::implausible;
+use super::code::{implausible, invalid_value};
 use super::driver::Driver;
 use crate::{BackendError, DeviceId, DeviceInfo};
 
@@ -165,5 +165,16 @@ fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, Backen
     };
     let compute = part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
         + part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    Ok(DeviceInfo { id: DeviceId(id), name: name.into_owned(), memory_len, uuid, compute })
+    let numa_node = numa_node(driver, device)?;
+    Ok(DeviceInfo { id: DeviceId(id), name: name.into_owned(), memory_len, uuid, compute, numa_node })
+}
+
+/// Returns the NUMA node that is nearest to a device; `None` if the machine has no NUMA nodes, or the driver does not know the
+/// attribute, which CUDA 12.2 introduced.
+fn numa_node(driver: &Driver, device: CUdevice) -> Result<Option<u32>, BackendError> {
+    match attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID) {
+        Ok(node) => Ok(u32::try_from(node).ok()),
+        Err(cause) if cause == invalid_value("cuDeviceGetAttribute") => Ok(None),
+        Err(cause) => Err(cause),
+    }
 }

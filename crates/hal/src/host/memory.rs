@@ -88,6 +88,14 @@ fn check_available(len: usize) -> Result<(), BackendError> {
     Ok(())
 }
 
+/// Returns true if the kernel refused to bind memory to a NUMA node.
+fn is_binding_refused(error: &wholemem_os::Error) -> bool {
+    matches!(
+        error,
+        wholemem_os::Error::Call { call: "mbind", errno: Errno::PERM | Errno::INVAL | Errno::NOSYS }
+    )
+}
+
 fn protection(rights: Rights) -> Protection {
     match rights {
         Rights::None => Protection::None,
@@ -160,8 +168,16 @@ unsafe impl RawMemory for HostMemory {
 
     unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, BackendError> {
         check_available(spec.len)?;
-        let node = spec.node.or(self.nodes[spec.device.0 as usize]);
-        Ok(own(Memfd::create_near("wholemem", spec.len, node)?))
+        let own_node = self.nodes[spec.device.0 as usize];
+        match Memfd::create_near("wholemem", spec.len, spec.node.or(own_node)) {
+            // Containers forbid `mbind` without CAP_SYS_NICE (EPERM) or exclude nodes (EINVAL). The node of a device is a matter of
+            // speed. Only a node that the caller requests for this memory is an error.
+            Err(error) if spec.node.is_none() && is_binding_refused(&error) => {
+                tracing::debug!(%error, node = own_node, "memory cannot be bound to a NUMA node, and may be on any node");
+                Ok(own(Memfd::create("wholemem", spec.len)?))
+            }
+            memory => Ok(own(memory?)),
+        }
     }
 
     unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError> {

@@ -80,4 +80,7 @@ pub struct DeviceInfo {
     /// The compute capability of a GPU times ten (90 for 9.0); zero for other devices.
     #[doc(alias = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR")]
     pub compute: u32,
+    /// The NUMA node of the host that is nearest to the device, or on which the device is; `None` if it is not known.
+    #[doc(alias = "CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID")]
+    pub numa_node: Option<u32>,
 }

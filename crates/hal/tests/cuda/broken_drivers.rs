@@ -154,6 +154,24 @@ fn a_driver_without_visible_gpus_is_reported() {
 }
 
 #[test]
+fn the_numa_node_of_each_gpu_is_reported() {
+    on_fake_driver(test_name!(), &[("DEVICES", "3"), ("NUMA_NODES", "1,0,-1")], || {
+        let backend = cuda::backend().unwrap();
+        let nodes: Vec<_> = backend.devices().iter().map(|info| info.numa_node).collect();
+        assert_eq!(nodes, [Some(1), Some(0), None]);
+    });
+}
+
+#[test]
+fn a_driver_without_the_attribute_of_the_numa_node_is_accepted() {
+    // The last call asks for the NUMA node. A driver answers `INVALID_VALUE` if it does not know the attribute.
+    let settings = [("DEVICES", "1"), ("FAIL_CALL", &*OPENING.len().to_string()), ("FAIL_CODE", "1")];
+    on_fake_driver(test_name!(), &settings, || {
+        assert_eq!(cuda::backend().unwrap().devices()[0].numa_node, None);
+    });
+}
+
+#[test]
 fn a_hidden_gpu_has_a_hint() {
     on_fake_driver(test_name!(), &[("DEVICES", "1")], || {
         let error = cuda::backend().unwrap().device(1).unwrap_err();
@@ -164,7 +182,7 @@ fn a_hidden_gpu_has_a_hint() {
 }
 
 /// The driver calls that open the CUDA backend on a machine with one GPU.
-const OPENING: [&str; 9] = [
+const OPENING: [&str; 10] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -172,6 +190,7 @@ const OPENING: [&str; 9] = [
     "cuDeviceGetName",
     "cuDeviceTotalMem",
     "cuDeviceGetUuid",
+    "cuDeviceGetAttribute",
     "cuDeviceGetAttribute",
     "cuDeviceGetAttribute",
 ];

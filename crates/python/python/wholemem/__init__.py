@@ -1,10 +1,10 @@
 """Shares memory among many GPUs, processes and threads: as tables, windows and objects of a store.
 
-Importing the package loads no driver and starts no thread. Every rank joins a :class:`Communicator`. Through it, ranks create
-a :class:`WholeTensor`, whose rows are divided among the ranks and gathered by all of them, or a :class:`Window`, of which every
-rank has a part and over which collectives run. Memory is an :class:`Array` in Python, which numpy, torch, CuPy and JAX import
-and export without a copy. Arrays that other processes use, or that outlive the process that created them, are put into a
-:mod:`~wholemem.store`.
+Importing the package loads no driver, and starts no thread unless ``WHOLEMEM_LOG`` is set. Every rank joins a
+:class:`Communicator`. Through it, ranks create a :class:`WholeTensor`, whose rows are divided among the ranks and gathered by all of
+them, or a :class:`Window`, of which every rank has a part and over which collectives run. Memory is an :class:`Array` in Python, which
+numpy, torch, CuPy and JAX import and export without a copy. Arrays that other processes use, or that outlive the process that created
+them, are put into a :mod:`~wholemem.store`.
 
 In this example the ranks are threads:
 
@@ -27,7 +27,7 @@ In this example the ranks are threads:
 
 from __future__ import annotations
 
-from . import errors, store
+from . import _native, errors, store
 from ._native import VERSION as __version__
 from ._native import Array, Communicator, WholeTensor, Window, asarray, unique_id, zeros
 from .chunked import ChunkedTensor
@@ -51,3 +51,9 @@ __all__ = [
     "unique_id",
     "zeros",
 ]
+
+_level = _native.start_logging()
+if _level is not None:
+    from . import _logging
+
+    _logging.configure(_level)

@@ -515,6 +515,21 @@ class Communicator:
             wholemem.errors.WrongDevice: The device does not exist.
             wholemem.errors.WrongValue: ``size`` is 0.
         """
+    def split(self, color: Optional[int], key: int = 0) -> Optional[Communicator]:
+        """Splits the group: the ranks with the same color form a new group, in which every rank keeps its device. Every rank must
+        call this method.
+
+        Args:
+            color: The color of this rank. A rank with ``None`` joins no new group.
+            key: Ranks of a new group are ordered by key, and by rank if keys are equal.
+
+        Returns:
+            The communicator of the new group, or ``None`` without a color. Both groups can be used.
+
+        Raises:
+            wholemem.errors.PeerLost: A rank exited.
+            wholemem.errors.Timeout: A rank did not call in time.
+        """
     @property
     def rank(self) -> int:
         """The number of this rank in the group, counted from 0."""
@@ -558,6 +573,22 @@ class Communicator:
 
         Returns:
             The window.
+
+        Raises:
+            wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
+            wholemem.errors.PeerLost: A rank exited.
+        """
+    def mem_alloc_on_host(self, nbytes: int) -> Window:
+        """Allocates a window of host memory, which CPUs and the GPUs of all ranks access. Every rank must call this method.
+
+        The part of each rank is on the NUMA node of its GPU. GPUs access it over the bus. Without a GPU it is the same as
+        :meth:`mem_alloc`.
+
+        Args:
+            nbytes: The size of this rank's part. It may be 0.
+
+        Returns:
+            The window. Its arrays are host memory, which numpy imports.
 
         Raises:
             wholemem.errors.OutOfMemory: The memory cannot be allocated on a rank.
@@ -1101,6 +1132,21 @@ class WholeTensor:
         A ``PtrGen`` of it computes the addresses of elements, also for a table that is a range of rows and columns. The address
         is valid while this object lives.
         """
+
+def start_logging() -> Optional[str]:
+    """Passes log events to ``wholemem._logging`` from now on, if the environment selects any.
+
+    Returns:
+        The name of the most verbose level that is selected, or ``None`` if nothing is logged.
+
+    Raises:
+        wholemem.errors.BadEnvironment: ``WHOLEMEM_LOG`` is invalid.
+    """
+
+def stop_logging() -> None:
+    """Delivers all records, and ends the thread that delivers records. The package registers it with ``atexit``, because a thread
+    must not wait for the GIL when the interpreter ends.
+    """
 
 def findings() -> list[
     tuple[

@@ -3,6 +3,7 @@
 //! | variable | effect |
 //! |---|---|
 //! | `WHOLEMEM_FAKE_CUDA_DEVICES=n` | the number of GPUs, by default two; with zero, `cuInit` returns `NO_DEVICE` |
+//! | `WHOLEMEM_FAKE_CUDA_NUMA_NODES=0,1` | the NUMA node of each GPU, by default 0; -1 if a GPU has none |
 //! | `WHOLEMEM_FAKE_CUDA_VERSION=12020` | the driver's version, by default 13.0; newer functions and PTX are unknown |
 //! | `WHOLEMEM_FAKE_CUDA_MISSING=a,b` | functions that the driver lacks |
 //! | `WHOLEMEM_FAKE_CUDA_NO_LOADER=1` | every function is missing |
@@ -19,6 +20,7 @@ use std::sync::LazyLock;
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) devices: usize,
+    pub(crate) numa_nodes: Vec<i32>,
     pub(crate) version: i32,
     pub(crate) missing: Vec<String>,
     pub(crate) no_loader: bool,
@@ -30,6 +32,7 @@ pub(crate) struct Config {
 pub(crate) fn get() -> &'static Config {
     static CONFIG: LazyLock<Config> = LazyLock::new(|| Config {
         devices: number("DEVICES", 2),
+        numa_nodes: text("NUMA_NODES").split(',').filter_map(|node| node.parse().ok()).collect(),
         version: number("VERSION", 13_000),
         missing: text("MISSING").split(',').map(str::to_owned).collect(),
         no_loader: number("NO_LOADER", 0) != 0,

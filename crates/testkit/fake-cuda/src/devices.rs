@@ -19,8 +19,11 @@ pub(crate) fn check(device: CUdevice) -> Result<usize, CUresult> {
     index.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
 }
 
-fn attribute(which: CUdevice_attribute) -> Result<c_int, CUresult> {
+fn attribute(device: usize, which: CUdevice_attribute) -> Result<c_int, CUresult> {
     Ok(match which {
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => {
+            config::get().numa_nodes.get(device).copied().unwrap_or(0)
+        }
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK => 1024,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 132,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
@@ -78,8 +81,8 @@ api! {
     }
 
     Init fn cuDeviceGetAttribute(value: *mut c_int, which: CUdevice_attribute, device: CUdevice) {
-        check(device)?;
-        write_output(value, attribute(which)?)
+        let index = check(device)?;
+        write_output(value, attribute(index, which)?)
     }
 
     Init fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) {

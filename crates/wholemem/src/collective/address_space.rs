@@ -130,7 +130,7 @@ impl WindowAddressSpace {
         if self.window_table().is_small(most) {
             return self.create_in_heap(&parts, most);
         }
-        self.create_mapped(&parts, || self.allocate_own_part(&parts))
+        self.create_mapped(&parts, false, || self.allocate_own_part(&parts))
     }
 
     /// Creates a window with `len` bytes of host memory on this rank. Collective; the lengths of ranks may differ.
@@ -155,7 +155,7 @@ impl WindowAddressSpace {
         let spans = agree(self.group.bootstrap(), spans)?;
         let id = self.window_table().insert_unmapped();
         let notice = Arc::new(DropNotice::new(id, &self.dropped));
-        self.window_of_parts(notice, spans, None).inspect_err(|_| self.window_table().remove(id))
+        self.window_of_parts(notice, spans, false, None).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Creates a window of memory that already exists on each rank. Collective.
@@ -168,7 +168,7 @@ impl WindowAddressSpace {
         if parts.iter().all(|part| part.len == 0) {
             return Err(Error::EmptyWindow);
         }
-        self.create_mapped(&parts, || Ok(allocations))
+        self.create_mapped(&parts, true, || Ok(allocations))
     }
 
     /// Allocates zeroed memory for this rank's part of a window.
@@ -248,6 +248,7 @@ impl WindowAddressSpace {
     fn create_mapped(
         &self,
         parts: &[WindowPart],
+        is_registered: bool,
         own: impl FnOnce() -> Result<Vec<Allocation>>,
     ) -> Result<Window> {
         let most = parts.iter().map(WindowPart::address_len).max().unwrap_or(0);
@@ -258,9 +259,9 @@ impl WindowAddressSpace {
             let skip = parts.first().map_or(0, |part| part.skip);
             if parts.iter().any(|part| part.skip != skip) {
                 let notice = Arc::new(DropNotice::new(id, &self.dropped));
-                return self.window_of_parts(notice, spans, None);
+                return self.window_of_parts(notice, spans, is_registered, None);
             }
-            self.window_with_stride(id, spans, offset + skip)
+            self.window_with_stride(id, spans, offset + skip, is_registered)
         });
         if created.is_err() {
             self.window_table().remove(id);
@@ -269,37 +270,47 @@ impl WindowAddressSpace {
     }
 
     /// Creates a window whose parts (one for each rank) are a constant number of bytes apart.
-    fn window_with_stride(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Result<Window> {
+    fn window_with_stride(
+        &self,
+        id: u64,
+        spans: Vec<Option<Span>>,
+        offset: usize,
+        is_registered: bool,
+    ) -> Result<Window> {
         let base = self.reservation.address() + offset as u64;
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
         let keep = Span::keep_alive(spans.iter().flatten())?;
         let notice = Arc::new(DropNotice::new(id, &self.dropped));
-        Ok(self.window(notice, spans, keep, reference, None))
+        let core = self.window_core(notice, spans, keep, reference);
+        Ok(self.window(WindowCore { is_registered, ..core }))
     }
 
-    /// Creates a window of the parts of all ranks, and adds this rank's part to the index of addresses.
-    fn window(
+    /// Describes a window of the parts of all ranks, in memory that was allocated for it.
+    fn window_core(
         &self,
         notice: Arc<DropNotice>,
         spans: Vec<Option<Span>>,
         keep: Option<Span>,
         reference: WindowRef,
-        memory: Option<Arc<MemoryWatch>>,
-    ) -> Window {
-        let (id, dropped, own) = (notice.id(), Arc::clone(&self.dropped), self.group.rank());
-        let start = spans.get(own.index()).and_then(Option::as_ref).map_or(0, Span::address);
-        let core = WindowCore {
-            id,
-            dropped,
-            own,
+    ) -> WindowCore {
+        WindowCore {
+            id: notice.id(),
+            dropped: Arc::clone(&self.dropped),
+            own: self.group.rank(),
             spans,
             keep,
             reference,
-            memory,
+            memory: None,
+            is_registered: false,
             is_recorded: false,
             _notice: notice,
-        };
-        let (len, core) = (core.common_len(), Arc::new(core));
+        }
+    }
+
+    /// Creates a window, and adds this rank's part to the index of addresses.
+    fn window(&self, core: WindowCore) -> Window {
+        let start = core.spans.get(core.own.index()).and_then(Option::as_ref).map_or(0, Span::address);
+        let (id, len, core) = (core.id, core.common_len(), Arc::new(core));
         if len > 0 {
             self.index.insert(IndexEntry { start, len, id, value: Arc::downgrade(&core) });
         }
@@ -312,6 +323,7 @@ impl WindowAddressSpace {
         &self,
         notice: Arc<DropNotice>,
         spans: Vec<Option<Span>>,
+        is_registered: bool,
         memory: Option<Arc<MemoryWatch>>,
     ) -> Result<Window> {
         let addresses: Vec<_> = spans.iter().map(|span| span.as_ref().map_or(0, Span::address)).collect();
@@ -330,7 +342,8 @@ impl WindowAddressSpace {
             (None, table) => WindowRef { base: 0, stride: 0, table: table.as_ref().map_or(0, Span::address) },
         };
         let keep = Span::keep_alive(spans.iter().flatten().chain(&table))?;
-        Ok(self.window(notice, spans, keep, reference, memory))
+        let core = self.window_core(notice, spans, keep, reference);
+        Ok(self.window(WindowCore { is_registered, memory, ..core }))
     }
 
     /// Exchanges the allocations of all ranks, and maps each at `offset` in the rank's share of the window addresses. Collective.
@@ -384,7 +397,7 @@ impl WindowAddressSpace {
         let first =
             heap.first().and_then(|mappings| mappings.first()).expect("every rank's heap is one mapping");
         let offset = to_usize(first.address() - self.reservation.address()) + at;
-        self.window_with_stride(id, spans, offset)
+        self.window_with_stride(id, spans, offset, false)
     }
 
     /// Creates every rank's heap of small windows. Collective.

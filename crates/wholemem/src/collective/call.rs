@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
+use super::call_log::LoggedCall;
 use super::find_window::RegisteredRange;
 use super::kernel::CollectiveKind;
 use super::terms::{Terms, WindowRange};
@@ -200,6 +201,12 @@ impl Lane {
         if (from.reference.is_none() && !gathers_in_place) || stages_output {
             self.staged_calls.fetch_add(1, Ordering::Relaxed);
         }
+        self.log_call(|| {
+            // The input of an all-gather in place is read where its output is.
+            let input_reference = if gathers_in_place { to.reference } else { from.reference };
+            let operands = [(&input, input_reference), (&output, to.reference)];
+            LoggedCall { kind: call.kind, dtype: call.dtype, len, operands, algorithm, blocks }
+        });
         self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
     }
 

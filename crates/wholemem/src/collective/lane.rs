@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::address_index::AddressIndex;
 use super::address_space::RankMappings;
+use super::call_log::CallLog;
 use super::hooks;
 #[cfg(feature = "test-hooks")]
 use super::hooks::LaneHooks;
@@ -56,6 +57,8 @@ pub struct Lane {
     pub(super) staged_calls: AtomicU64,
     #[cfg(feature = "test-hooks")]
     pub(super) hooks: LaneHooks,
+    /// The kinds of calls that have been logged.
+    pub(super) call_log: CallLog,
     /// The stream of the last call of this lane.
     last_stream: Mutex<Option<Stream>>,
     /// The stream and staging buffer for calls on slices of host memory; `None` if work runs inline.
@@ -155,6 +158,7 @@ impl Lane {
             staged_calls: AtomicU64::new(0),
             #[cfg(feature = "test-hooks")]
             hooks,
+            call_log: CallLog::default(),
             last_stream: Mutex::default(),
             slice_staging,
             _watch: watch,

@@ -107,6 +107,7 @@ impl CaptureRecorder {
             keep: Some(keep),
             reference,
             memory: Some(Arc::new(MemoryWatch::new(self.group.device().backend()))),
+            is_registered: true,
             is_recorded: true,
             _notice: notice,
         }));

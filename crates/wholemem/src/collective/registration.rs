@@ -34,8 +34,9 @@ use crate::{Error, Result};
 pub(super) type PeerSpans = Vec<Option<(Span, Option<Arc<super::peer_blocks::PeerBlock>>)>>;
 
 impl WindowAddressSpace {
-    /// Creates a window of existing memory, which each rank continues to use at its own address. Collective.
-    pub(super) fn register_span(&self, span: &Span) -> Result<Window> {
+    /// Creates a window of existing memory, which each rank continues to use at its own address. `is_registered` is false if the memory
+    /// was allocated for the window. Collective.
+    pub(super) fn register_span(&self, span: &Span, is_registered: bool) -> Result<Window> {
         let own = OwnMemory::of(self.group().device(), std::slice::from_ref(span));
         let (memory, mut all) = self.share(std::slice::from_ref(span), own)?;
         let spans = all.pop().expect("one span was shared, so there is one window");
@@ -51,7 +52,7 @@ impl WindowAddressSpace {
         if let Some(watch) = &watch {
             watch.set(memory.into_iter().flatten().collect());
         }
-        self.window_of_parts(notice, spans, watch).inspect_err(|_| {
+        self.window_of_parts(notice, spans, is_registered, watch).inspect_err(|_| {
             self.window_table().remove(id);
             drop(self.owners().remove(&id));
         })

@@ -3,14 +3,17 @@
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, BackendKind, CudaMallocBuffer, Rights, Span};
 use wholemem_os::width::{to_u64, to_usize};
 
 use super::address_space::WindowAddressSpace;
+use super::call_log::TARGET;
 use super::kernel::CollectiveKernels;
 use super::lane::{Lane, LaneContext, PRIVATE_LEN};
+use super::malloc_windows;
 use super::recorder::{CaptureRecorder, CaptureRecording};
 use super::spec::SymmetricSpec;
 use super::tuning::{DeviceLimits, Tuning};
@@ -46,6 +49,8 @@ struct SymmetricCore {
     group: Communicator,
     address_space: WindowAddressSpace,
     recorder: Arc<CaptureRecorder>,
+    /// True if new windows have memory of `cuMemCreate`, false if they have memory of `cudaMalloc`.
+    vmm: bool,
     /// The lanes (sequences of collective calls) of this group: at least one.
     lanes: Vec<Lane>,
 }
@@ -54,7 +59,7 @@ impl SymmetricMemory {
     /// Creates the symmetric memory of a group: its lanes and the address space of its windows. Collective, with the same options
     /// on all ranks.
     ///
-    /// The environment variables `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` override the options.
+    /// The environment variables `WHOLEMEM_ALGO`, `WHOLEMEM_WINDOW_SPACE` and `WHOLEMEM_VMM` override the options.
     ///
     /// # Errors
     /// [`Error::RanksDisagree`]; [`Error::NotResident`] if the kernels of the ranks that share a device cannot be resident at once;
@@ -85,7 +90,8 @@ impl SymmetricMemory {
         let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
         let address_space = WindowAddressSpace::reserve(group, spec.window_space)?;
         let limits = DeviceLimits { packets: layout.ll_len, blocks, near };
-        let (dropped, timeout) = (address_space.dropped().clone(), spec.timeout);
+        let timeout = if spec.timeout == Duration::MAX { comm.timeout() } else { spec.timeout };
+        let dropped = address_space.dropped().clone();
         let index = address_space.index().clone();
         let recorder = Arc::new(CaptureRecorder::new(&address_space));
         let share_cores = share_cores(group)?;
@@ -103,7 +109,24 @@ impl SymmetricMemory {
             share_cores,
         };
         let lanes = create_lanes(&context, &address_space, spec.lanes.max(1) as usize)?;
-        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, recorder, lanes }) })
+        tracing::debug!(
+            target: TARGET,
+            rank = %group.rank(),
+            ranks = group.size(),
+            device = %group.device().label(),
+            lanes = lanes.len(),
+            ?timeout,
+            ?tuning,
+            ?limits,
+            staging_len,
+            packets_len,
+            window_space = spec.window_space,
+            vmm = spec.vmm,
+            share_cores,
+            "created symmetric memory",
+        );
+        let vmm = spec.vmm;
+        Ok(Self { core: Arc::new(SymmetricCore { group, address_space, recorder, vmm, lanes }) })
     }
 
     /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths of ranks may differ, and may
@@ -114,14 +137,18 @@ impl SymmetricMemory {
     /// [`Error::Comm`]. The error is the same on all ranks, and nothing stays allocated.
     #[doc(alias = "ncclMemAlloc")]
     pub fn mem_alloc(&self, len: usize) -> Result<Window> {
-        self.core.address_space.allocate(len)
+        let SymmetricCore { group, address_space, vmm, .. } = &*self.core;
+        if !vmm && let Some(window) = malloc_windows::allocate(group, address_space, len)? {
+            return Ok(window);
+        }
+        address_space.allocate(len)
     }
 
     /// Creates a window of new, zeroed host memory, which the ranks' devices can access, with `len` bytes on this rank. Collective;
     /// the lengths of ranks may differ, and may be zero.
     ///
-    /// Use it for memory that the CPU accesses too, or that does not fit on the devices. GPUs access it over the bus. On the host
-    /// backend it is the same as [`mem_alloc`](Self::mem_alloc).
+    /// Use it for memory that the CPU accesses too, or that does not fit on the devices. GPUs access it over the bus. The part of a
+    /// rank is on the NUMA node of its GPU, if the kernel permits it. On the host backend it is the same as [`mem_alloc`](Self::mem_alloc).
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc).
@@ -184,7 +211,7 @@ impl SymmetricMemory {
     /// another rank, and [`Error::OnRank`] on the other ranks.
     #[doc(alias("ncclCommWindowRegister", "register_buffer", "cudaIpcOpenMemHandle"))]
     pub fn window_register_span(&self, span: &Span) -> Result<Window> {
-        self.core.address_space.register_span(span)
+        self.core.address_space.register_span(span, true)
     }
 
     /// Registers a buffer from `cudaMalloc` as a window, like [`window_register_span`](Self::window_register_span).

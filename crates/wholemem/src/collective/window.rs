@@ -84,6 +84,8 @@ pub(super) struct WindowCore {
     pub(super) reference: WindowRef,
     /// Notices that this rank's part was freed, if its owner could free it although it is registered.
     pub(super) memory: Option<Arc<MemoryWatch>>,
+    /// True if the memory existed before the window: a framework or the caller allocated it.
+    pub(super) is_registered: bool,
     /// True if the other ranks' parts are known only after the capture in which the memory was recorded.
     pub(super) is_recorded: bool,
     /// It is dropped after all memory of the window.

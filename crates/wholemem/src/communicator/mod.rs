@@ -86,6 +86,16 @@ impl Communicator {
         let (kernels, host_device) = agree(&bootstrap, loaded)?;
         let (device, memories) = (device.clone(), AtomicU64::new(0));
         let staging = StagingPool::default();
+        tracing::debug!(
+            target: "wholemem::communicator",
+            rank = %bootstrap.rank(),
+            ranks = bootstrap.size(),
+            device = %device.label(),
+            name = device.info().name,
+            host_memory = host_device.info().name,
+            timeout = ?bootstrap.timeout(),
+            "created a communicator",
+        );
         let core =
             CommunicatorState { bootstrap, device, host_device, kernels, process_ranks, memories, staging };
         Ok(Self { core: Arc::new(core) })
@@ -117,6 +127,30 @@ impl Communicator {
         }
         let members: Vec<_> = Bootstrap::local(count)?.into_iter().zip(devices).collect();
         in_threads(members, |(bootstrap, device)| Self::create(bootstrap, device))
+    }
+
+    /// Splits the group: the ranks with the same color form a new group, ordered by key, and by rank if keys are equal. A rank
+    /// without a color makes the call too, and gets `None`. Collective. Every rank keeps its device.
+    ///
+    /// ```
+    /// use wholemem::Communicator;
+    ///
+    /// let pairs = Communicator::run_local(4, |comm| {
+    ///     let half = comm.rank().0 / 2;
+    ///     // In reverse order.
+    ///     let pair = comm.split(Some(half), 9 - comm.rank().0)?.expect("every rank has a color");
+    ///     Ok((half, pair.rank().0, pair.size()))
+    /// })?;
+    /// assert_eq!(pairs, [(0, 1, 2), (0, 0, 2), (1, 1, 2), (1, 0, 2)]);
+    /// # Ok::<(), wholemem::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Bootstrap::split`] and [`create`](Self::create).
+    #[doc(alias = "ncclCommSplit")]
+    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+        let part = self.core.bootstrap.split(color, key)?;
+        part.map(|part| Self::create(part, self.device())).transpose()
     }
 
     /// Calls `work` for each rank of `ranks` in its own thread, because collective calls need a thread for each rank of a
@@ -221,12 +255,14 @@ impl Communicator {
     }
 }
 
-/// Returns the device on which a rank with the given device allocates host memory.
+/// Returns the device on which a rank with the given device allocates host memory: on the NUMA node that is nearest to a GPU.
 fn host_device(device: &Device) -> Result<Device> {
     if device.backend().kind() == BackendKind::Host {
         return Ok(device.clone());
     }
-    Ok(Backend::host(HostConfig::default())?.device(0)?)
+    // If the node is not known, memory is allocated near the thread that allocates it.
+    let config = device.info().numa_node.map_or_else(|| HostConfig::virtual_devices(1), HostConfig::on_node);
+    Ok(Backend::host(config)?.device(0)?)
 }
 
 /// Runs `work` on each item, each in its own thread, and returns the results in the order of the items.

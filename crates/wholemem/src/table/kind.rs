@@ -34,7 +34,8 @@ impl fmt::Display for Kind {
 pub enum Location {
     /// The bytes are stored in the memory of each rank's device.
     Device,
-    /// The bytes are stored in host memory, which the devices access too.
+    /// The bytes are stored in host memory, which the devices access too: those of a rank on the NUMA node of its GPU, if the
+    /// kernel permits it.
     Host,
 }
 

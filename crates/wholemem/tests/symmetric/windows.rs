@@ -1,6 +1,11 @@
 //! Tests of creating, registering and releasing windows, and of invalid arguments of collective calls.
 
-use wholemem::{Algorithm, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
+use std::time::Duration;
+
+use wholemem::{
+    Algorithm, Bootstrap, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec,
+};
+use wholemem_comm::Error as CommError;
 use wholemem_hal::{Backend, CudaMallocBuffer, Rights, Span};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
@@ -354,4 +359,59 @@ fn different_options_of_ranks_are_an_error_on_all_ranks() {
         });
         assert_eq!(outcomes.unwrap(), vec![Error::RanksDisagree { rank }; 3]);
     }
+}
+
+/// With `vmm: false`, windows have memory of `cudaMalloc`, unless the part of a rank is empty.
+#[test]
+fn gpu_windows_of_cuda_malloc_memory_are_zeroed_and_shared() {
+    if !Ranks::is_rank() && cuda::backend().is_none() {
+        return;
+    }
+    Ranks::of(2).run(test_name!(), |rank| {
+        let group = super::peer_failures::join(rank, &[0, 1], &cuda::backend().unwrap());
+        let spec = SymmetricSpec { vmm: false, ..SymmetricSpec::default() };
+        let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
+        let stream = group.device().stream().unwrap();
+        let own = group.rank();
+        for len in [1 << 20, 3 << 20] {
+            let window = symmetric.mem_alloc(len).unwrap();
+            let mut seen = [1; 8];
+            stream.read(&window.part_of(own, len - 8, 8).unwrap(), &mut seen).unwrap();
+            assert_eq!(seen, [0; 8]);
+            let peer = Rank(1 - own.0);
+            stream.write(&window.part_of(peer, 0, 8).unwrap(), &[own.0 as u8 + 1; 8]).unwrap();
+            symmetric.barrier(&stream).unwrap();
+            stream.read(&window.part_of(own, 0, 8).unwrap(), &mut seen).unwrap();
+            assert_eq!(seen, [peer.0 as u8 + 1; 8]);
+            symmetric.barrier(&stream).unwrap();
+            stream.synchronize(Deadline::NEVER).unwrap();
+            symmetric.window_unregister(window).unwrap();
+        }
+        let window = symmetric.mem_alloc(own.0 as usize * 100).unwrap();
+        assert_eq!([0, 1].map(|rank| window.len_of(Rank(rank))), [0, 100]);
+        group.bootstrap().barrier().unwrap();
+    });
+}
+
+#[test]
+fn the_default_timeout_of_collective_calls_is_that_of_the_group() {
+    let device = host().device(0).unwrap();
+    let timeout = Duration::from_secs(3);
+    let run = |mut bootstrap: Bootstrap| {
+        bootstrap.set_timeout(timeout);
+        let group = Communicator::create(bootstrap, &device).unwrap();
+        let symmetric = SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap();
+        let stream = group.device().stream().unwrap();
+        // Rank 1 stays in the group, but does not call.
+        let outcome = (group.rank() == Rank(0)).then(|| symmetric.barrier(&stream));
+        (group, outcome)
+    };
+    let run = &run;
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let ranks = Bootstrap::local(2).unwrap().into_iter();
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let error = CommError::Timeout { missing: vec![Rank(1)], timeout, joining: false };
+    assert_eq!(outcomes[0].1, Some(Err(Error::Comm(error))));
 }

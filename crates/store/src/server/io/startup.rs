@@ -64,7 +64,8 @@ pub(super) fn start<'a>(
     take_over_memory(allocations, &index, &mut memory);
     let clock = Clock::start(Instant::now());
     let (server, outputs) = Server::recover(index, &settings, &inherited, clock.now(), &mut memory);
-    clients.begin_ids(server.index().epoch() << 32);
+    let epoch = server.index().epoch();
+    clients.begin_ids(epoch << 32);
     let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
     let workers = Workers::start(devices, &headroom)?;
     let read = Interest { read: true, write: false };
@@ -75,6 +76,7 @@ pub(super) fn start<'a>(
     let executor = Executor { memory, clients, keeper, workers, admission, retries: BTreeMap::new() };
     let mut event_loop = EventLoop::new(server, executor, acceptor, clock);
     event_loop.execute(outputs, None);
+    tracing::info!(epoch, clients = inherited.clients.len(), "a server serves the store");
     Ok(event_loop)
 }
 
