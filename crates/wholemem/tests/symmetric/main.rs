@@ -12,6 +12,7 @@ mod call_order;
 mod harness;
 mod peer_failures;
 mod random_elements;
+mod random_registrations;
 mod registered;
 mod registered_on_fake_driver;
 mod slices;
