@@ -307,12 +307,16 @@ def reduce_rank(args):
     results, clock = {}, Clock(args.device)
     with wm.FastAllreduce(rank, ranks, device=args.device) as fast:
         for size in SIZES:
-            for kind in ("staged", "window"):
-                tensor = torch.full((size // 4,), rank + 1.0, device=args.device)
-                out = torch.zeros_like(tensor)
+            for kind in ("staged", "window", "registered"):
                 if kind == "window":
+                    tensor, out = (fast.empty(size // 4).fill_(value) for value in (rank + 1.0, 0))
+                else:
+                    tensor = torch.full((size // 4,), rank + 1.0, device=args.device)
+                    out = torch.zeros_like(tensor)
+                if kind == "registered":
                     fast.register_buffer(tensor)
                     fast.register_buffer(out)
+                staged = fast.comm.staged_calls
                 times = []
                 for _ in range(args.rounds + WARM_UP):
                     out.fill_(math.nan)
@@ -323,7 +327,10 @@ def reduce_rank(args):
                     for _ in range(CALLS):
                         fast.all_reduce(tensor, out)
                     took = torch.tensor([clock.end()], dtype=torch.float64, device=args.device)
+                    if kind != "staged" and fast.comm.staged_calls != staged:
+                        sys.exit(f"calls on {kind} tensors are staged")
                     times.append(wm.all_reduce(fast.comm, took, "max").item())
+                    staged = fast.comm.staged_calls
                     if not (out == ranks * (ranks + 1) / 2).all():
                         sys.exit("the sum is wrong")
                 results[f"{size} {kind}"] = statistics.median(times[WARM_UP:]) / CALLS * 1e6

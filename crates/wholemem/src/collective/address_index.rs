@@ -64,9 +64,9 @@ impl<T> SortedRanges<T> {
         Self { entries, highest_end }
     }
 
-    /// Returns the entry with the highest id that contains `len` bytes at `address`, and their offset in it. Takes O(log n) steps,
-    /// and one for each further entry that overlaps the bytes.
-    fn find(&self, address: u64, len: usize) -> Option<(&IndexEntry<T>, usize)> {
+    /// Returns the value of the entry with the highest id that contains `len` bytes at `address`, and their offset in it. Entries whose
+    /// values have been dropped are skipped. Takes O(log n) steps, and one for each further entry that overlaps the bytes.
+    fn find(&self, address: u64, len: usize) -> Option<(Arc<T>, usize)> {
         let end = address.checked_add(len as u64)?;
         let first_behind = self.entries.partition_point(|entry| entry.start <= address);
         let candidates = self.entries[..first_behind].iter().zip(&self.highest_end[..first_behind]).rev();
@@ -74,8 +74,9 @@ impl<T> SortedRanges<T> {
             .take_while(|(_, highest_end)| **highest_end >= end)
             .map(|(entry, _)| entry)
             .filter(|entry| entry.start + entry.len as u64 >= end)
-            .max_by_key(|entry| entry.id)
-            .map(|entry| (entry, usize::try_from(address - entry.start).expect("less than `len`")))
+            .filter_map(|entry| Some((entry, entry.value.upgrade()?)))
+            .max_by_key(|(entry, _)| entry.id)
+            .map(|(entry, value)| (value, usize::try_from(address - entry.start).expect("less than `len`")))
     }
 }
 
@@ -116,10 +117,6 @@ impl<T: Send + Sync + 'static> AddressIndex<T> {
         if generation == 0 || len == 0 {
             return None;
         }
-        let found = |list: &SortedRanges<T>| {
-            let (entry, offset) = list.find(address, len)?;
-            Some((entry.value.upgrade()?, offset))
-        };
         // If the thread-local list has been dropped because the thread ends, the current list is used.
         let cached = SEEN.try_with(|seen| {
             let mut seen = seen.borrow_mut();
@@ -127,16 +124,16 @@ impl<T: Send + Sync + 'static> AddressIndex<T> {
             if let Some(list) = known.map(|at| &seen[at]).filter(|list| list.generation == generation)
                 && let Some(list) = list.list.downcast_ref::<SortedRanges<T>>()
             {
-                return found(list);
+                return list.find(address, len);
             }
             let (list, generation) = self.current();
-            let result = found(&list);
+            let result = list.find(address, len);
             known.map(|at| seen.swap_remove(at));
             seen.truncate(CACHED - 1);
             seen.insert(0, SeenList { number: self.number, generation, list });
             result
         });
-        cached.unwrap_or_else(|_| found(&self.current().0))
+        cached.unwrap_or_else(|_| self.current().0.find(address, len))
     }
 
     /// Returns the current list and its generation.
@@ -207,6 +204,10 @@ mod tests {
         let index = AddressIndex::new();
         let value = insert(&index, 1, 100, 50);
         assert_eq!(find(&index, 100, 1), Some((1, 0)));
+        let newer = insert(&index, 3, 100, 10);
+        assert_eq!(find(&index, 100, 1), Some((3, 0)));
+        drop(newer);
+        assert_eq!(find(&index, 100, 1), Some((1, 0)), "an older range contains the byte");
         drop(value);
         assert_eq!(find(&index, 100, 1), None);
         let _later = insert(&index, 2, 100, 50);

@@ -11,7 +11,7 @@ use super::memory_watch::MemoryWatch;
 use super::window::{Buffer, Window};
 
 /// A range of a window, which memory of this rank turned out to be.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct RegisteredRange {
     window: Window,
     range: Range<usize>,
@@ -41,10 +41,18 @@ impl Lane {
             Buffer::Window { .. } => None,
         });
         let from = from.filter(|_| !is_own_part);
-        let mut found = [
-            from.and_then(|span| self.find_window(span, Rights::Read)),
-            to.and_then(|span| self.find_window(span, Rights::ReadWrite)),
-        ];
+        // A call in place has one buffer, which is looked up once.
+        let is_same = |from: &Span, to: &Span| (from.address(), from.len()) == (to.address(), to.len());
+        let mut found = match (from, to) {
+            (Some(from), Some(to)) if is_same(from, to) => {
+                let found = self.find_window(to, Rights::ReadWrite);
+                [found.clone(), found]
+            }
+            _ => [
+                from.and_then(|span| self.find_window(span, Rights::Read)),
+                to.and_then(|span| self.find_window(span, Rights::ReadWrite)),
+            ],
+        };
         if self.recorder.is_active() && stream.is_capturing() {
             self.record(&mut found, [from, to]);
         }

@@ -72,10 +72,7 @@ impl WindowAddressSpace {
         spans: &[Span],
         own: Result<OwnMemory>,
     ) -> Result<(Vec<Vec<wholemem_hal::MemoryBlock>>, Vec<PeerSpans>)> {
-        let own = own.and_then(|own| {
-            let next_id = self.window_table().next_id();
-            Ok((SharedMemory { next_id, ..own.shared }, export(own.allocations)?, own.memory))
-        });
+        let own = own.and_then(|own| Ok((own.shared, export(own.allocations)?, own.memory)));
         let (process_ranks, rank) = (self.group().process_ranks(), self.group().rank());
         let same_process: Vec<_> =
             process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
@@ -94,8 +91,6 @@ impl WindowAddressSpace {
             .collect();
         let decode = |(rank, bytes): (Rank, &Vec<u8>)| SharedMemory::from_bytes(rank, bytes);
         let all = (0..).map(Rank).zip(&messages?).map(decode).collect::<Result<Vec<_>>>()?;
-        // Ranks that have captured different calls have used different numbers of ids.
-        all.iter().for_each(|memory| self.window_table().skip_to(memory.next_id));
         if let Some((rank, _)) =
             (0..).map(Rank).zip(&all).find(|(_, other)| other.parts.len() != all[0].parts.len())
         {

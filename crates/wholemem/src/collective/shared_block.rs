@@ -13,7 +13,6 @@ use wholemem_hal::{Allocation, Attempt, Device, Error as HalError, MemoryBlock, 
 use wholemem_os::width::{to_u64, to_usize};
 
 use super::window_part::malformed;
-use super::window_table::WindowId;
 use crate::Result;
 use crate::communicator::bytes_of;
 
@@ -23,8 +22,6 @@ const HANDLE_WORDS: usize = 8;
 /// All memory that one rank registers in one collective call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct SharedMemory {
-    /// The id of the next window of this rank.
-    pub(super) next_id: WindowId,
     pub(super) blocks: Vec<SharedBlock>,
     /// The parts of the windows, in the order in which all ranks create the windows.
     pub(super) parts: Vec<SharedPart>,
@@ -171,10 +168,10 @@ impl SharedMemory {
     /// Encodes the description as a message.
     ///
     /// ```text
-    ///   next id, blocks, parts | per block: kind, segments, (id + 1, len) of each, handle | per part: block, skip, len
+    ///   blocks, parts | per block: kind, segments, (id + 1, len) of each, handle | per part: block, skip, len
     /// ```
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut words = vec![self.next_id, to_u64(self.blocks.len()), to_u64(self.parts.len())];
+        let mut words = vec![to_u64(self.blocks.len()), to_u64(self.parts.len())];
         for SharedBlock { handle, segments } in &self.blocks {
             let kind = match handle {
                 BlockHandle::Descriptors => 0,
@@ -199,8 +196,8 @@ impl SharedMemory {
         let decode = || {
             let (words, []) = bytes.as_chunks() else { return None };
             let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
-            let [next_id, blocks, parts] = [words.next()?, words.next()?, words.next()?];
-            let mut memory = Self { next_id, ..Self::default() };
+            let [blocks, parts] = [words.next()?, words.next()?];
+            let mut memory = Self::default();
             for _ in 0..blocks {
                 memory.blocks.push(decode_block(&mut words)?);
             }
@@ -260,7 +257,6 @@ mod tests {
         let mapped = SharedBlock { handle: BlockHandle::Descriptors, segments };
         let part = |block, skip, len| SharedPart { block, skip, len };
         SharedMemory {
-            next_id: 11,
             blocks: vec![plain, mapped],
             parts: vec![part(1, 4000, 200), part(0, 0, 100), part(9, 0, 0)],
         }
@@ -292,7 +288,7 @@ mod tests {
         let longer = [&bytes[..], &[0; 8]].concat();
         assert_eq!(SharedMemory::from_bytes(Rank(2), &longer), Err(malformed(Rank(2))));
         let mut unknown = bytes;
-        unknown[24] = 2;
+        unknown[16] = 2;
         assert_eq!(SharedMemory::from_bytes(Rank(2), &unknown), Err(malformed(Rank(2))));
     }
 

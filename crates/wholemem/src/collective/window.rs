@@ -162,11 +162,12 @@ impl Window {
     }
 }
 
-/// The input or output of a collective call: memory of this rank, which is staged, or a range of a window, which other ranks
-/// access directly. All ranks pass the same kind of buffer, and the same range of a window.
+/// The input or output of a collective call: memory of this rank, or a range of a window, which other ranks access directly. All
+/// ranks pass the same kind of buffer, and the same range of a window.
 #[derive(Debug, Clone)]
 pub enum Buffer<'a> {
-    /// Memory of this rank only, which the call stages.
+    /// Memory of this rank. If it is in a window or registered on every rank, it is used like a range of that window; otherwise the
+    /// call stages it.
     Own(&'a Span),
     /// A range of every rank's part of a window.
     Window {

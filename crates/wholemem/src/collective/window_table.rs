@@ -92,16 +92,6 @@ impl WindowTable {
         self.insert(WindowOffset::Elsewhere)
     }
 
-    /// Returns the id of the next window.
-    pub(crate) fn next_id(&self) -> WindowId {
-        self.next
-    }
-
-    /// Skips ids below `id`, after ranks have used different numbers of ids.
-    pub(crate) fn skip_to(&mut self, id: WindowId) {
-        self.next = self.next.max(id);
-    }
-
     /// Records that one rank has dropped a window. Removes the window after all ranks have dropped it, and then returns true.
     pub(crate) fn record_drop(&mut self, id: WindowId) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };

@@ -11,8 +11,8 @@
 //! for all their devices, and passes the mappings to the others ([`put`](ProcessRanks::put), [`take`](ProcessRanks::take)). The
 //! collective vote between the two calls orders them, so no rank waits.
 
-use std::any::Any;
-use std::collections::{BTreeMap, HashMap};
+use std::any::{Any, TypeId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -55,8 +55,9 @@ pub(crate) struct ProcessRanks {
 #[derive(Debug, Default)]
 struct ProcessRanksState {
     members: BTreeMap<Rank, Device>,
-    /// The values that one rank of this process passes to another, keyed by the sending and the receiving rank.
-    passed: HashMap<(Rank, Rank), Box<dyn Any + Send>>,
+    /// The values that one rank of this process passes to another, by the sending and the receiving rank and the type. A rank may pass
+    /// the value of its next collective call before the other rank has taken that of this call.
+    passed: HashMap<(Rank, Rank, TypeId), VecDeque<Box<dyn Any + Send>>>,
 }
 
 impl ProcessRanks {
@@ -93,13 +94,16 @@ impl ProcessRanks {
     }
 
     /// Stores a value that rank `from` passes to rank `to` of this process.
-    pub(crate) fn put(&self, from: Rank, to: Rank, value: impl Any + Send) {
-        self.state().passed.insert((from, to), Box::new(value));
+    pub(crate) fn put<T: Any + Send>(&self, from: Rank, to: Rank, value: T) {
+        self.state().passed.entry((from, to, TypeId::of::<T>())).or_default().push_back(Box::new(value));
     }
 
-    /// Takes the value that rank `from` of this process has stored for rank `to`.
+    /// Takes the oldest value of a type that rank `from` of this process has stored for rank `to`.
     pub(crate) fn take<T: Any>(&self, from: Rank, to: Rank) -> Option<T> {
-        let value = self.state().passed.remove(&(from, to))?;
+        let mut state = self.state();
+        let values = state.passed.get_mut(&(from, to, TypeId::of::<T>()))?;
+        let value = values.pop_front()?;
+        drop(state);
         value.downcast().ok().map(|value| *value)
     }
 
@@ -119,7 +123,7 @@ impl Drop for ProcessRanks {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change under this lock is one insert or one remove, so the map is consistent after a panic.
+    // Each change under this lock is one insert, one push or one pop, so the map is consistent after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -156,6 +160,16 @@ mod tests {
         assert_eq!(group.take::<u32>(Rank(0), Rank(2)), None);
         assert_eq!(group.take::<u32>(Rank(0), Rank(1)), Some(7));
         assert_eq!(group.take::<u32>(Rank(0), Rank(1)), None);
+    }
+
+    #[test]
+    fn values_are_taken_in_the_order_in_which_they_were_put() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let group = ProcessRanks::join(GroupId::random(), Rank(0), &device);
+        [1_u32, 2].into_iter().for_each(|value| group.put(Rank(0), Rank(1), value));
+        group.put(Rank(0), Rank(1), 'a');
+        assert_eq!(group.take::<char>(Rank(0), Rank(1)), Some('a'));
+        assert_eq!([(); 3].map(|()| group.take::<u32>(Rank(0), Rank(1))), [Some(1), Some(2), None]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod differing_calls;
 mod harness;
 mod peer_failures;
 mod random_elements;
+mod random_registrations;
 mod random_sequences;
 mod registered;
 mod registered_on_fake_driver;

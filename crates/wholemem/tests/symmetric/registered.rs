@@ -14,7 +14,7 @@ use super::harness::{Guarded, host, on_ranks};
 
 /// The kinds of memory that ranks register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MemoryKind {
+pub(crate) enum MemoryKind {
     /// One allocation, mapped by this process.
     Mapped,
     /// Several allocations at adjacent addresses, as expandable segments are.
@@ -25,13 +25,13 @@ enum MemoryKind {
 impl MemoryKind {
     const ALL: [Self; 3] = [Self::Mapped, Self::Segments, Self::CudaMalloc];
 
-    fn of(backend: &Backend) -> impl Iterator<Item = Self> + use<> {
+    pub(crate) fn of(backend: &Backend) -> impl Iterator<Item = Self> + use<> {
         let is_host = backend.kind() == BackendKind::Host;
         Self::ALL.into_iter().filter(move |kind| !is_host || *kind != Self::CudaMalloc)
     }
 
     /// Creates at least `len` bytes on the device of a rank.
-    fn create(self, symmetric: &SymmetricMemory, len: usize) -> Span {
+    pub(crate) fn create(self, symmetric: &SymmetricMemory, len: usize) -> Span {
         let device = symmetric.group().device();
         let granule = device.granularity().unwrap().minimum;
         match self {
