@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, BackendKind, Device, Span};
+use wholemem_hal::{Allocation, Attempt, BackendKind, Device, Rights, Span};
 
 use super::address_space::{WindowAddressSpace, export};
 use super::memory_watch::MemoryWatch;
@@ -149,7 +149,12 @@ impl WindowAddressSpace {
             }
             Ok(Some(match &blocks[part.block] {
                 Some(block) => (block.all.part(part.skip, part.len)?, Some(Arc::clone(block))),
-                None => (spans.get(index).ok_or_else(|| malformed(peer))?.clone(), None),
+                None => {
+                    let span = spans.get(index).ok_or_else(|| malformed(peer))?;
+                    // Another GPU of this process has no access to memory from `cudaMalloc`.
+                    span.check(device, Rights::ReadWrite, || Attempt::Access { len: span.len() })?;
+                    (span.clone(), None)
+                }
             }))
         };
         memory.parts.iter().enumerate().map(span).collect()
