@@ -8,6 +8,7 @@ use wholemem::RecordedWindows;
 use crate::communicator::Communicator;
 use crate::error::{Exception, IntoPyResult};
 use crate::wait::run_blocking;
+use crate::window::with_register_hint;
 
 /// A recording of the memory of captured collectives, which ``Communicator._record_captures`` starts.
 ///
@@ -40,7 +41,7 @@ impl CaptureRecording {
     fn finish(&self, py: Python<'_>) -> PyResult<usize> {
         let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(recording) = recording {
-            let windows = run_blocking(py, || recording.finish().map_err(Exception::from))?;
+            let windows = run_blocking(py, || recording.finish().map_err(with_register_hint))?;
             // A recording is finished once, so the cell is empty.
             drop(self.windows.set(windows));
         }

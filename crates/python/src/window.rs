@@ -33,7 +33,7 @@ pub(crate) struct Window {
 }
 
 /// Adds a hint to the error for memory that cannot be registered as a window, because it was not allocated to be shared.
-fn with_register_hint(error: wholemem::Error) -> Exception {
+pub(crate) fn with_register_hint(error: wholemem::Error) -> Exception {
     let hint = "`mem_alloc` creates a window of new memory; memory that is registered must be from `cudaMalloc`, from \
             `wholemem.torch.pool.mem_pool()` or in torch's expandable segments, or on the CPU an array of a window or table";
     Exception::from(error).hint_for("Unsupported", hint)

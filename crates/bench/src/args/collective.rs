@@ -90,6 +90,8 @@ pub(crate) enum BufferKind {
     Window,
     /// Inputs and outputs are in memory that only their own rank has mapped
     Staged,
+    /// Inputs and outputs are registered: memory of another allocator (on a GPU, `cudaMalloc`), which each rank passes by its address
+    Registered,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -191,7 +191,11 @@ impl CollectiveReport<'_> {
 
 /// Formats the kind of the buffers, and whether calls are in place, such as `window` or `staged, in place`.
 fn buffers_label(buffers: BufferKind, place: Option<OutputPlace>) -> String {
-    let at = if buffers == BufferKind::Window { "window" } else { "staged" };
+    let at = match buffers {
+        BufferKind::Window => "window",
+        BufferKind::Staged => "staged",
+        BufferKind::Registered => "registered",
+    };
     let place = if place == Some(OutputPlace::In) { ", in place" } else { "" };
     format!("{at}{place}")
 }
@@ -234,6 +238,7 @@ pub(super) mod tests {
     fn the_text_report_names_buffers_and_places() {
         assert_eq!(buffers_label(BufferKind::Window, Some(OutputPlace::Out)), "window");
         assert_eq!(buffers_label(BufferKind::Staged, Some(OutputPlace::In)), "staged, in place");
+        assert_eq!(buffers_label(BufferKind::Registered, None), "registered");
         assert_eq!([1834.4, 12.34, 0.123].map(digits), ["1834", "12.3", "0.12"]);
     }
 }

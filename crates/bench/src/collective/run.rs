@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use wholemem::{Buffer, Rank, SymmetricMemory, Window};
 use wholemem_command::memory;
-use wholemem_hal::{BackendKind, Event, EventKind, Graph, PinnedBuffer, Rights, Span, Stream};
+use wholemem_hal::{
+    BackendKind, CudaMallocBuffer, Event, EventKind, Graph, PinnedBuffer, Rights, Span, Stream,
+};
 use wholemem_os::Deadline;
 
 use super::case::CollectiveCase;
@@ -67,13 +69,18 @@ struct BufferSlot {
 enum CallMemory {
     Window(Window, Range<usize>),
     Own(Span),
+    /// Registered memory, which stays registered as long as the window exists.
+    Registered {
+        span: Span,
+        _window: Window,
+    },
 }
 
 impl CallMemory {
     fn buffer(&self) -> Buffer<'_> {
         match self {
             Self::Window(window, range) => window.range(range.clone()),
-            Self::Own(span) => span.into(),
+            Self::Own(span) | Self::Registered { span, .. } => span.into(),
         }
     }
 
@@ -81,7 +88,7 @@ impl CallMemory {
     fn local(&self) -> Result<Span> {
         Ok(match self {
             Self::Window(window, range) => local(window).part(range.start, range.len())?,
-            Self::Own(span) => span.clone(),
+            Self::Own(span) | Self::Registered { span, .. } => span.clone(),
         })
     }
 }
@@ -123,7 +130,7 @@ impl<'a> CollectiveRunner<'a> {
     /// Returns the name of the algorithm of the collective calls, or `None` for a barrier, which has only one.
     fn algorithm(&self) -> Option<String> {
         let CollectiveCase { what, len, buffers, place, .. } = *self.case;
-        let (window, in_place) = (buffers == BufferKind::Window, place == OutputPlace::In);
+        let (window, in_place) = (buffers != BufferKind::Staged, place == OutputPlace::In);
         let algorithm =
             || self.symmetric.algorithm_of(len, window, in_place, what == CollectiveOp::Allreduce);
         (what != CollectiveOp::Barrier).then(|| algorithm().to_string())
@@ -270,7 +277,24 @@ fn parts(
             let parts = (0..count).map(|at| Ok(CallMemory::Own(span.part(at * step, len)?)));
             parts.collect::<Result<_>>()?
         }
+        BufferKind::Registered => {
+            let span = foreign(symmetric, total)?;
+            let window = symmetric.window_register_span(&span)?;
+            let part =
+                |at| Ok(CallMemory::Registered { span: span.part(at * step, len)?, _window: window.clone() });
+            (0..count).map(part).collect::<Result<_>>()?
+        }
     })
+}
+
+/// Allocates memory as the allocator of a framework does, so that it can be registered.
+fn foreign(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
+    let device = symmetric.group().device();
+    if device.backend().kind() == BackendKind::Host {
+        let map = device.allocate(memory::whole_granules(device, len)?)?.map(Rights::ReadWrite)?;
+        return Ok(map.span(0, len)?);
+    }
+    Ok(CudaMallocBuffer::create(device, len)?.all())
 }
 
 /// Allocates memory that only this rank has mapped.

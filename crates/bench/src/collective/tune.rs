@@ -129,7 +129,7 @@ mod tests {
             (1024, BufferKind::Window) => [3, 7, 6],
             (1024, BufferKind::Staged) => [3, 5, 9],
             (65_536, _) => [50, 20, 30],
-            (_, BufferKind::Window) => [900, 300, 100],
+            (_, BufferKind::Window | BufferKind::Registered) => [900, 300, 100],
             (_, BufferKind::Staged) => [900, 100, 300],
         };
         let measured: Vec<_> = cases

@@ -123,7 +123,7 @@ fn help_of_bench_allreduce() {
           --sizes <SIZES>           Lengths of each rank's input [default: from 8B to 64MiB, on a GPU to
                                     256MiB, or less if memory is short]
           --buffers <BUFFERS>       Kinds of memory that hold inputs and outputs [default:
-                                    window,staged] [possible values: window, staged]
+                                    window,staged] [possible values: window, staged, registered]
           --algorithm <ALGORITHMS>  Collective algorithms to force where they are supported [default:
                                     chosen by wholemem] [possible values: packets, one-shot, two-shot]
           --place <PLACES>          Whether the output is another buffer or the input buffer [default:

@@ -42,7 +42,8 @@ impl Stream {
     /// ```
     pub fn check_at_launch(&self, check: Arc<dyn LaunchCheck>) {
         let mut state = self.core.state();
-        if state.capture.is_some() {
+        // Repeated work has the same checks.
+        if state.capture.is_some() && !state.checks.iter().any(|known| Arc::ptr_eq(known, &check)) {
             state.checks.push(check);
         }
     }

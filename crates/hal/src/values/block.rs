@@ -2,7 +2,7 @@
 
 /// A block of memory, found by [`Backend::block_at`](crate::Backend::block_at): the memory of one `cudaMalloc`, or one mapping.
 /// Allocators of frameworks place many tensors in one block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryBlock {
     /// The address of the first byte of the block.
     pub address: u64,

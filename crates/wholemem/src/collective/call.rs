@@ -296,8 +296,8 @@ impl Lane {
         }
         let len = to_usize(len);
         // The other ranks' parts of recorded memory are checked at the end of the recording.
-        let ranks = if window.core().is_recorded { 0 } else { self.group.size() };
-        for rank in (0..ranks).map(Rank) {
+        let is_known = |rank: &Rank| !window.core().is_recorded || *rank == self.group.rank();
+        for rank in (0..self.group.size()).map(Rank).filter(is_known) {
             let end = offset.saturating_add(len.max(has));
             if len > has || end > window.len_of(rank) {
                 let has = window.len_of(rank).saturating_sub(offset).min(has);

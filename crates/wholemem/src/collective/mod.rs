@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!   SymmetricMemory ── address_space: the addresses of all windows ── window_table: the offset of each window (pure)
+//!      │     ├─ registration: windows of existing memory ── shared_block: what ranks send ── peer_blocks: what they map
+//!      │     └─ recorder: windows of captured calls
 //!      └─ Lane ── one sequence of calls ── call ── tuning: the algorithm (pure) ── kernel: launches
-//!            │     └─ terms: what must be equal on all ranks (pure)
+//!            ├─ find_window: is the memory registered? ── address_index: by address ── memory_watch: was it freed?
+//!            ├─ terms: what must be equal on all ranks (pure)
 //!            └─ report: why a call was aborted, and the abort request of the host
 //! ```
 //!

@@ -9,6 +9,7 @@
 //! While a stream is captured, no memory can be exchanged or written. But a captured kernel reads the table of its window only when
 //! the graph is launched, so the table is written after the capture.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -33,6 +34,8 @@ pub(super) struct CaptureRecorder {
     tables: Arc<AddressTables>,
     window_table: Arc<Mutex<WindowTable>>,
     dropped: DroppedWindows,
+    /// Watches the memory of the current recording. It knows the memory when the recording is finished.
+    watch: Mutex<Arc<MemoryWatch>>,
     recorded: Mutex<Vec<RecordedBuffer>>,
 }
 
@@ -61,6 +64,7 @@ impl CaptureRecorder {
             tables: Arc::clone(address_space.tables()),
             window_table: address_space.shared_window_table(),
             dropped: Arc::clone(address_space.dropped()),
+            watch: Mutex::new(Arc::new(MemoryWatch::new(address_space.group().device().backend()))),
             recorded: Mutex::default(),
         }
     }
@@ -79,6 +83,7 @@ impl CaptureRecorder {
         if self.is_active.swap(true, Ordering::Relaxed) {
             return Err(Error::Recording);
         }
+        *self.watch() = Arc::new(MemoryWatch::new(self.group.device().backend()));
         Ok(())
     }
 
@@ -106,7 +111,7 @@ impl CaptureRecorder {
             spans,
             keep: Some(keep),
             reference,
-            memory: Some(Arc::new(MemoryWatch::new(self.group.device().backend()))),
+            memory: Some(Arc::clone(&self.watch())),
             is_registered: true,
             is_recorded: true,
             _notice: notice,
@@ -114,6 +119,13 @@ impl CaptureRecorder {
         let recorded = RecordedBuffer { span: span.clone(), table, window: window.clone(), memory };
         self.recorded().push(recorded);
         Some(window)
+    }
+
+    /// Returns the watch of the memory that is being recorded. All calls of a recording share it, so that the launch of their graph
+    /// checks each block of memory once.
+    fn watch(&self) -> MutexGuard<'_, Arc<MemoryWatch>> {
+        // Code that holds this lock only replaces or clones the reference, so it is consistent after a panic.
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn recorded(&self) -> MutexGuard<'_, Vec<RecordedBuffer>> {
@@ -138,11 +150,15 @@ impl WindowAddressSpace {
         }
         let all = recorded.iter().map(|buffer| &buffer.table).zip(tables.iter().map(Vec::as_slice));
         agree(self.group().bootstrap(), self.tables().write(all))?;
-        let is_host = self.watch().is_none();
-        for ((buffer, peers), memory) in recorded.iter().zip(windows).zip(memory) {
-            if let Some(watch) = &buffer.window.core().memory {
-                watch.set(if is_host { Vec::new() } else { memory });
-            }
+        // On the host backend no code but the owners of the spans, which are kept, can free the memory.
+        let watched: BTreeSet<_> = match self.watch() {
+            Some(_) => memory.into_iter().flatten().collect(),
+            None => BTreeSet::new(),
+        };
+        if let Some(watch) = recorded.first().and_then(|buffer| buffer.window.core().memory.as_ref()) {
+            watch.set(watched.into_iter().collect());
+        }
+        for (buffer, peers) in recorded.iter().zip(windows) {
             self.owners().insert(buffer.window.core().id, buffer.span.clone());
             // Only this method sets the memory, once for each recorded buffer.
             let _ = buffer.memory.peers.set(peers);

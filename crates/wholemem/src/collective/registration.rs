@@ -13,25 +13,27 @@
 //! its own CUDA IPC handle, and one page has one address in a process.
 //!
 //! Each rank keeps its memory alive until every rank has unmapped it: a CUDA IPC handle does not keep memory alive, and an
-//! allocator could reuse it for another tensor, which the other ranks would then read.
+//! allocator could reuse it for another tensor, which the other ranks would then read. The ranks report what they have unmapped with
+//! the next window that they create.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, BackendKind, Device, Span};
+use wholemem_hal::{Allocation, Attempt, BackendKind, Device, MemoryBlock, Rights, Span};
 
 use super::address_space::{WindowAddressSpace, export};
 use super::memory_watch::MemoryWatch;
-use super::shared_block::{BlockHandle, OwnMemory, SharedMemory};
+use super::peer_blocks::PeerBlock;
+use super::shared_block::{BlockHandle, OwnMemory, SharedMemory, SharedPart};
 use super::window::{DropNotice, Window};
 use super::window_part::malformed;
 use crate::communicator::agree;
 use crate::{Error, Result};
 
 /// For each rank, its memory in a new window, and a value to keep alive with it; `None` for a rank without bytes.
-pub(super) type PeerSpans = Vec<Option<(Span, Option<Arc<super::peer_blocks::PeerBlock>>)>>;
+pub(super) type PeerSpans = Vec<Option<(Span, Option<Arc<PeerBlock>>)>>;
 
 impl WindowAddressSpace {
     /// Creates a window of existing memory, which each rank continues to use at its own address. `is_registered` is false if the memory
@@ -71,7 +73,7 @@ impl WindowAddressSpace {
         &self,
         spans: &[Span],
         own: Result<OwnMemory>,
-    ) -> Result<(Vec<Vec<wholemem_hal::MemoryBlock>>, Vec<PeerSpans>)> {
+    ) -> Result<(Vec<Vec<MemoryBlock>>, Vec<PeerSpans>)> {
         let own = own.and_then(|own| Ok((own.shared, export(own.allocations)?, own.memory)));
         let (process_ranks, rank) = (self.group().process_ranks(), self.group().rank());
         let same_process: Vec<_> =
@@ -144,13 +146,18 @@ impl WindowAddressSpace {
             blocks.push(if is_here { None } else { Some(map()?) });
         }
         let spans = if peer == rank { own } else { passed.map_or(&[][..], |(_, spans)| spans) };
-        let span = |(index, part): (usize, &super::shared_block::SharedPart)| {
+        let span = |(index, part): (usize, &SharedPart)| {
             if part.len == 0 {
                 return Ok(None);
             }
             Ok(Some(match &blocks[part.block] {
                 Some(block) => (block.all.part(part.skip, part.len)?, Some(Arc::clone(block))),
-                None => (spans.get(index).ok_or_else(|| malformed(peer))?.clone(), None),
+                None => {
+                    let span = spans.get(index).ok_or_else(|| malformed(peer))?;
+                    // Another GPU of this process has no access to memory from `cudaMalloc`.
+                    span.check(device, Rights::ReadWrite, || Attempt::Access { len: span.len() })?;
+                    (span.clone(), None)
+                }
             }))
         };
         memory.parts.iter().enumerate().map(span).collect()

@@ -527,6 +527,33 @@ fn different_captures_of_ranks_are_an_error_and_abort_the_group() {
 }
 
 #[test]
+fn recorded_and_registered_buffers_that_are_too_short_are_rejected() {
+    on_ranks(&host(), 2, None, |symmetric| {
+        let rank = symmetric.group().rank();
+        let stream = symmetric.group().device().stream().unwrap();
+        let memory = MemoryKind::Mapped.create(symmetric, 8192);
+        let (from, to) = (memory.part(0, 64).unwrap(), memory.part(4096, 60).unwrap());
+        let reduce = |stream: &Stream| symmetric.all_reduce(stream, &from, &to, Dtype::U8, ReduceOp::Sum);
+        let recording = symmetric.record_captures().unwrap();
+        let graph = stream.capture(|stream| {
+            let short = Error::NoPart { rank, offset: 0, len: 64, available: 60 };
+            assert_eq!(reduce(stream), Err(short));
+            Ok(())
+        });
+        assert_eq!(recording.finish().unwrap().len(), 2);
+        drop(graph);
+        let window = symmetric.window_register_span(&memory).unwrap();
+        let short = Error::NoPart { rank: Rank(0), offset: 4096, len: 64, available: 60 };
+        assert_eq!(reduce(&stream), Err(short));
+        drop(window);
+        let short = Error::TooShort { items: "elements", count: 64, needed: 64, len: 60 };
+        assert_eq!(reduce(&stream), Err(short));
+        symmetric.check().unwrap();
+        symmetric.group().bootstrap().barrier().unwrap();
+    });
+}
+
+#[test]
 fn a_recording_that_is_not_finished_aborts_the_group_if_memory_was_recorded() {
     on_ranks(&host(), 1, None, |symmetric| {
         let stream = symmetric.group().device().stream().unwrap();

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use wholemem::{Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, Window};
+use wholemem::{Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, Window};
 use wholemem_hal::{
     Backend, CudaMallocBuffer, Error as HalError, Grant, Mapping, PinnedBuffer, Reservation, Rights, Span,
     Stream,
@@ -305,5 +305,31 @@ fn recorded_captures_are_not_staged_and_refused_before_their_end_or_after_a_free
         drop(mapped);
         assert_eq!(graph.launch(&stream), Err(HalError::Freed { address }));
         symmetric.group().bootstrap().barrier().unwrap();
+    });
+}
+
+#[test]
+fn ranks_of_one_process_on_two_gpus_share_virtual_memory_but_not_cuda_malloc_memory() {
+    on_fake_driver(1, test_name!(), |_| {
+        let backend = cuda::backend().unwrap();
+        let groups = Communicator::local(&[backend.device(0).unwrap(), backend.device(1).unwrap()]).unwrap();
+        Communicator::on_each(&groups, |group| {
+            let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
+            let granule = group.device().granularity()?.minimum.len();
+            let mapped = group.device().allocate(granule)?.map(Rights::ReadWrite)?.all();
+            let window = symmetric.window_register_span(&mapped)?;
+            check_memory(&symmetric, &window, &mapped);
+            assert_eq!(reduce(&symmetric, &mapped), 0);
+            let plain = CudaMallocBuffer::create(group.device(), 4096)?.all();
+            let error = symmetric.window_register_span(&plain).unwrap_err();
+            let Error::OnRank { rank: Rank(0), reason, .. } = &error else { panic!("{error}") };
+            assert_eq!(
+                reason,
+                "cannot access 4 KiB: cuda:0 was granted no access but needs read and write access"
+            );
+            group.bootstrap().barrier()?;
+            Ok(())
+        })
+        .unwrap();
     });
 }
