@@ -12,8 +12,7 @@ use crate::window::with_register_hint;
 
 /// A recording of the memory of captured collectives, which ``Communicator._record_captures`` starts.
 ///
-/// If it is dropped without :meth:`finish` after a collective was captured, the group is aborted, because the graph cannot be
-/// used.
+/// If it is dropped or canceled after a collective was captured, the group is aborted, because the graph cannot be used.
 ///
 /// >>> import wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -46,6 +45,12 @@ impl CaptureRecording {
             drop(self.windows.set(windows));
         }
         Ok(self.windows.get().map_or(0, RecordedWindows::len))
+    }
+
+    /// Ends the recording without registering anything, after a capture has failed. Aborts the group if a collective was captured.
+    fn cancel(&self, py: Python<'_>) {
+        // The GIL is released, because aborting wakes up threads that may need it.
+        py.detach(|| drop(self.recording.lock().unwrap_or_else(PoisonError::into_inner).take()));
     }
 }
 

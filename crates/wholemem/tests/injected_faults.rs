@@ -5,10 +5,13 @@
 
 use std::time::Duration;
 
-use wholemem::{Bootstrap, Communicator, Error, Kind, MemorySpec, Rank, Result, WholeMemory};
+use wholemem::{
+    Bootstrap, Communicator, Error, Kind, MemorySpec, Rank, Result, SymmetricMemory, SymmetricSpec,
+    WholeMemory,
+};
 use wholemem_comm::UniqueId;
 use wholemem_hal::host::{HostMemory, HostQueue};
-use wholemem_hal::{Backend, HostConfig};
+use wholemem_hal::{Backend, HostConfig, Rights};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Fault, Ranks, test_name};
 
@@ -57,21 +60,66 @@ fn is_retried(call: &str) -> bool {
     ["reserve", "granularity"].contains(&call)
 }
 
+/// Creates the group of three processes, each of which has one rank.
+fn join(rank: &wholemem_testkit::Rank, backend: &Backend) -> Communicator {
+    let id = if rank.id() == 0 {
+        let id = UniqueId::create().unwrap();
+        (1..3).for_each(|peer| rank.send(peer, id.to_string().as_bytes(), &[]));
+        id
+    } else {
+        String::from_utf8(rank.recv(0).0).unwrap().parse().unwrap()
+    };
+    let own = Rank(u32::try_from(rank.id()).unwrap());
+    let comm = Bootstrap::create(&id, own, 3, Deadline::after(Duration::from_secs(120))).unwrap();
+    Communicator::create(comm, &backend.device(0).unwrap()).unwrap()
+}
+
+#[test]
+fn a_failing_call_of_one_process_fails_the_registration_of_all_ranks() {
+    Ranks::of(3).run(test_name!(), |rank| {
+        let (backend, fault) = faulty(1);
+        let group = join(rank, &backend);
+        let comm = group.bootstrap();
+        let symmetric = SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap();
+        let memory = group.device().allocate(256 << 10).unwrap().map(Rights::ReadWrite).unwrap();
+        // The parts are not at equal distances, so the window has a table.
+        let span = memory.span(100 * (1 + rank.id() * rank.id()), 5000).unwrap();
+        let register = |nth| {
+            fault.arm(nth);
+            let outcome = symmetric.window_register_span(&span).map(drop);
+            let fired = fault.fired();
+            fault.arm(0);
+            // The ranks tell each other which windows they have dropped.
+            drop(symmetric.mem_alloc(1).unwrap());
+            assert_eq!(backend.collect(), 0, "after call {nth} ({fired:?})");
+            (outcome, fired)
+        };
+        register(0).0.unwrap();
+        comm.barrier().unwrap();
+        let before = Census::take();
+        for nth in 1..200 {
+            let (outcome, fired) = register(if group.rank() == FAULTY { nth } else { 0 });
+            let fired = comm.broadcast(FAULTY, fired.unwrap_or_default().as_bytes()).unwrap();
+            let fired = String::from_utf8(fired).unwrap();
+            let fired = (!fired.is_empty()).then_some(fired.as_str());
+            check(&outcome, fired, |rank| rank == FAULTY);
+            Census::take().assert_same_as(&before, &format!("after call {nth} ({fired:?})"));
+            comm.barrier().unwrap();
+            if fired.is_none() {
+                assert!(nth > 8, "a registration makes only {nth} calls");
+                break;
+            }
+        }
+        rank.barrier();
+    });
+}
+
 #[test]
 fn a_failing_call_of_one_process_fails_all_ranks_with_the_same_error() {
     Ranks::of(3).run(test_name!(), |rank| {
-        let id = if rank.id() == 0 {
-            let id = UniqueId::create().unwrap();
-            (1..3).for_each(|peer| rank.send(peer, id.to_string().as_bytes(), &[]));
-            id
-        } else {
-            String::from_utf8(rank.recv(0).0).unwrap().parse().unwrap()
-        };
-        let own = Rank(u32::try_from(rank.id()).unwrap());
-        let comm = Bootstrap::create(&id, own, 3, Deadline::after(Duration::from_secs(120))).unwrap();
         let (backend, fault) = faulty(1);
-        let group = Communicator::create(comm, &backend.device(0).unwrap()).unwrap();
-        let comm = group.bootstrap();
+        let group = join(rank, &backend);
+        let (comm, own) = (group.bootstrap(), group.rank());
         for spec in specs() {
             // Memory is created once before the census, because the first creation allocates resources that live as long as the
             // process.

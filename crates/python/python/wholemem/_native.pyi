@@ -356,8 +356,7 @@ class ShortGather:
 class CaptureRecording:
     """A recording of the memory of captured collectives, which ``Communicator._record_captures`` starts.
 
-    If it is dropped without :meth:`finish` after a collective was captured, the group is aborted, because the graph cannot be
-    used.
+    If it is dropped or canceled after a collective was captured, the group is aborted, because the graph cannot be used.
 
     >>> import wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -376,6 +375,8 @@ class CaptureRecording:
             wholemem.errors.RanksDisagree: The ranks have captured different collectives.
             wholemem.errors.Unsupported: On some rank, the memory of an array cannot be shared.
         """
+    def cancel(self) -> None:
+        """Ends the recording without registering anything, after a capture has failed. Aborts the group if a collective was captured."""
 
 class ShortReduction:
     """Base class of objects that sum tensors over all ranks and bypass torch's dispatcher if possible.

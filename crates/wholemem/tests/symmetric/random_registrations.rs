@@ -53,7 +53,8 @@ fn check_sequence(symmetric: &SymmetricMemory, seed: u64, steps: usize) {
     let stream = group.device().stream().unwrap();
     let (own, ranks) = (group.rank().index(), group.size() as usize);
     let mut tensors: Vec<_> = (0..3).map(|_| Tensor::create(symmetric, &stream, random)).collect();
-    let mut staged = 0;
+    let is_host = group.device().backend().kind() == BackendKind::Host;
+    let (mut staged, mut kept) = (0, Vec::new());
     for step in 0..steps {
         let context = || format!("seed {seed}, step {step}, rank {own}");
         let tensor = random.below(tensors.len());
@@ -71,7 +72,12 @@ fn check_sequence(symmetric: &SymmetricMemory, seed: u64, steps: usize) {
             3 => {
                 // The memory is dropped while it is registered; the registration keeps it.
                 let old = std::mem::replace(&mut tensors[tensor], Tensor::create(symmetric, &stream, random));
-                drop(old.memory);
+                if is_host {
+                    drop(old.memory);
+                } else {
+                    // Freeing memory of `cudaMalloc` waits for the kernels of the process, which may wait for a call of this rank.
+                    kept.push(old.memory);
+                }
                 if random.below(2) == 0 {
                     drop(symmetric.mem_alloc(1 + random.below(5000)).unwrap());
                 }

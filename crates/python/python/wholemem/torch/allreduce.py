@@ -247,6 +247,11 @@ class FastAllreduce(_ShortReduction):
         recording = self.comm._record_captures() if self._number >= 0 else None
         try:
             yield self
+        except BaseException:
+            # The traceback may keep this frame, and with it the recording, alive.
+            if recording is not None:
+                recording.cancel()
+            raise
         finally:
             self._recorded.update((id(registered.window), registered.window) for registered in self._windows.values())
         if recording is not None:
