@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the tests and benchmarks of wholemem on this machine's GPU, and writes a report of at most 8 files for each part.
 #
-#   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, python, calls, peers
+#   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, collectives, python, calls, peers
 #
 # tests: all test suites, without benchmarks; memory: the tests and benchmarks of memory; rows: gather and scatter; reduce:
-# collectives of ranks that share the GPU, and all-reduce compared with PyTorch; python: the Python package with this machine's
-# Python, PyTorch, CuPy and JAX; calls: the cost of a call from PyTorch; peers: gather compared with PyTorch and WholeGraph, if the
+# collectives of ranks that share the GPU, and all-reduce compared with PyTorch; collectives: only the tests of collectives; python:
+# the Python package with this machine's Python, PyTorch, CuPy and JAX; calls: the cost of a call from PyTorch; peers: gather compared with PyTorch and WholeGraph, if the
 # bundle was built with --peers.
 # Every step has a time limit. Tests with several processes on the GPU run under an MPS server in private folders, which stops
 # when the script exits. The settings of the GPU are not changed.
@@ -13,12 +13,14 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | tests | memory | rows | reduce | python | calls | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
+case "$part" in all | tests | memory | rows | reduce | collectives | python | calls | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 private=$(mktemp -d)
 export WHOLEMEM_REQUIRE_CUDA=1 WHOLEMEM_TEST_SECONDS=120 NO_COLOR=1
 export CUDA_MPS_PIPE_DIRECTORY="$private/pipe" CUDA_MPS_LOG_DIRECTORY="$private/log"
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+program="$private/wholemem"
+gunzip --stdout "$here/wholemem.gz" >"$program" && chmod +x "$program"
 tests="$private/tests"
 mkdir -p "$tests"
 for packed in "$here"/test-*.gz; do
@@ -63,7 +65,7 @@ step() {
 bench() {
     local name=$1 limit=$2
     shift 2
-    step "bench $name" "$limit" sh -c '"$0" "$@" >"$OUTPUT"' "$here/wholemem" bench "$@" --backend cuda --json
+    step "bench $name" "$limit" sh -c '"$0" "$@" >"$OUTPUT"' "$program" bench "$@" --backend cuda --json
 }
 
 {
@@ -74,13 +76,13 @@ bench() {
 : >"$report/log.txt"
 
 memory_tests() {
-    step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
+    step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$program" "$report/doctor.json"
     step "suite" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
     step "rows" 300 "$tests/test-rows" --test-threads=1 gpu::
     step "slices" 120 "$tests/test-slices" --test-threads=1 gpu::
     step "graphs and large" 120 "$tests/test-whole" --test-threads=1 graphs::gpu_ large::gpu_
     step "store" 120 "$tests/test-store" --test-threads=1 gpu::suite adopt::suite
-    step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
+    step "demo" 120 "$program" demo --backend cuda --size 1GiB
 
     if begin_mps "suite under MPS"; then
         step "suite under MPS" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
@@ -145,7 +147,7 @@ collective_benches() {
     OUTPUT="$report/allgather.json" bench allgather 100 allgather --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB
     OUTPUT="$report/broadcast.json" bench broadcast 100 broadcast --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB
     OUTPUT="$report/barrier.json" bench barrier 60 barrier --ranks 2,3,4,8
-    step "peers allreduce" 300 python3 "$here/allreduce.py" gpu --program "$here/wholemem" --turns 3 \
+    step "peers allreduce" 300 python3 "$here/allreduce.py" gpu --program "$program" --turns 3 \
         --json "$report/peers-allreduce.json"
     end_mps
 }
@@ -160,7 +162,7 @@ python() {
         for wheel in "$here"/python/pytest/*.whl; do python3 -m zipfile -e "$wheel" "$private/python"; done
     fi
     export PYTHONFAULTHANDLER=1
-    export WHOLEMEM_PROGRAM="$here/wholemem" XLA_PYTHON_CLIENT_PREALLOCATE=false
+    export WHOLEMEM_PROGRAM="$program" XLA_PYTHON_CLIENT_PREALLOCATE=false
     step "python packages" 60 python3 -c 'import wholemem, importlib.metadata as known, sys; print(sys.version)
 for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", "numpy", "pytest":
     try: print(name, known.version(name))
@@ -204,7 +206,7 @@ calls() {
     end_mps
 }
 from_torch() {
-    step "$1 from torch" 400 python3 "$here/python/from_torch.py" --program "$here/wholemem" --only "$1" \
+    step "$1 from torch" 400 python3 "$here/python/from_torch.py" --program "$program" --only "$1" \
         --json "$report/$1-from-torch.json"
 }
 
@@ -218,7 +220,7 @@ peers() {
     nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>>"$report/log.txt")/lib
     libraries=$(printf '%s:' "$here"/peers/*/lib64)$nccl
     step "peers gather" 540 env PYTHONPATH="$here/peers" LD_LIBRARY_PATH="$libraries:${LD_LIBRARY_PATH:-}" \
-        python3 "$here/peers/gather.py" gpu --program "$here/wholemem" --few 1,100 --rounds 9 \
+        python3 "$here/peers/gather.py" gpu --program "$program" --few 1,100 --rounds 9 \
         --json "$report/peers-gather.json"
 }
 
@@ -227,6 +229,7 @@ case "$part" in
     tests) parts=(memory_tests collective_tests python) ;;
     memory) parts=(memory_tests memory_benches) ;;
     reduce) parts=(collective_tests collective_benches) ;;
+    collectives) parts=(collective_tests) ;;
     *) parts=("$part") ;;
 esac
 for name in "${parts[@]}"; do "$name"; done

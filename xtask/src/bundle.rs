@@ -1,6 +1,6 @@
 //! `cargo xtask gpu-bundle`: packs the tests, the program and the benchmarks for a machine with a GPU into one folder.
 //!
-//! The folder has stripped and compressed test binaries, the program, the Python package with its tests, and the script `run`. It
+//! The folder has stripped and compressed test binaries, the program likewise, the Python package with its tests, and the script `run`. It
 //! runs on any machine with a CUDA driver and a C library that is at least as new as the one of the build machine; nothing has to
 //! be installed there.
 
@@ -46,7 +46,9 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
     command::run(&mut build)?;
-    strip(&command::target_folder()?.join("release/wholemem"), &folder.join("wholemem"))?;
+    let program = folder.join("wholemem");
+    strip(&command::target_folder()?.join("release/wholemem"), &program)?;
+    command::run(Command::new("gzip").arg("-9").arg(&program))?;
     let script = folder.join("run");
     fs::write(&script, SCRIPT)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;

@@ -67,7 +67,8 @@ impl LaneReport {
             Some((Cause::Lost, rank)) => CommError::PeerLost { rank },
             Some((Cause::Left, rank)) => CommError::PeerLeft { rank },
             Some((Cause::Aborted, rank)) => CommError::Aborted { by: rank },
-            Some((Cause::Disagreed, rank)) => self.disagreement(rank)?,
+            // It precedes errors of the bootstrap group: a rank that has got it may leave the group before the others get it.
+            Some((Cause::Disagreed, rank)) => return Err(self.disagreement(rank)?.into()),
             None => CommError::Protocol { rank: comm.rank(), what: "the cause in its report is malformed" },
         };
         // An error of the bootstrap group takes precedence over the kernel's error, because it is the same on all remaining
