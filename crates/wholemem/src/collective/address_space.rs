@@ -33,6 +33,18 @@ const STRIDE_UNIT: usize = 4 << 30;
 /// The length of each rank's heap of small windows, in granules (the unit of physical memory).
 const HEAP_GRANULES: usize = 16;
 
+/// The call in which ranks create a window. Every message of a rank names it, because the messages of the calls differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum WindowCall {
+    Allocate,
+    AllocateOnHost,
+    AllocateByMalloc,
+    Register,
+    RegisterSpan,
+    FinishRecording,
+}
+
 /// The mappings of one rank's memory in a window, at adjacent addresses.
 pub(super) type RankMappings = Vec<Mapping>;
 
@@ -122,7 +134,7 @@ impl WindowAddressSpace {
 
     /// Creates a window with `len` bytes of device memory on this rank. Collective; the lengths of ranks may differ.
     pub(super) fn allocate(&self, len: usize) -> Result<Window> {
-        let parts = self.exchange_parts(WindowPart::new(self.granule, len))?;
+        let parts = self.exchange_parts(WindowCall::Allocate, WindowPart::new(self.granule, len))?;
         let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
         if most == 0 {
             return Err(Error::EmptyWindow);
@@ -138,7 +150,8 @@ impl WindowAddressSpace {
         if self.group.device().backend().kind() == BackendKind::Host {
             return self.allocate(len);
         }
-        let lens: Vec<_> = self.exchange_parts(Ok(WindowPart { len, ..WindowPart::default() }))?;
+        let part = WindowPart { len, ..WindowPart::default() };
+        let lens: Vec<_> = self.exchange_parts(WindowCall::AllocateOnHost, Ok(part))?;
         let lens: Vec<_> = lens.iter().map(|part| part.len as u64).collect();
         let all = lens.iter().fold(0, |sum: u64, len| sum.saturating_add(*len));
         if all == 0 {
@@ -164,7 +177,7 @@ impl WindowAddressSpace {
             Ok((part, allocations)) => (Ok(part), allocations),
             Err(error) => (Err(error), Vec::new()),
         };
-        let parts = self.exchange_parts(part)?;
+        let parts = self.exchange_parts(WindowCall::Register, part)?;
         if parts.iter().all(|part| part.len == 0) {
             return Err(Error::EmptyWindow);
         }
@@ -199,31 +212,35 @@ impl WindowAddressSpace {
         Ok((mappings, self.reservation.address() + offset as u64, self.stride as u64))
     }
 
-    fn exchange_parts(&self, own: Result<WindowPart>) -> Result<Vec<WindowPart>> {
-        let parts = self.exchange_messages(own.map(|part| part.to_bytes()))?;
+    fn exchange_parts(&self, call: WindowCall, own: Result<WindowPart>) -> Result<Vec<WindowPart>> {
+        let parts = self.exchange_messages(call, own.map(|part| part.to_bytes()))?;
         (0..).map(Rank).zip(&parts).map(|(rank, bytes)| WindowPart::from_bytes(rank, bytes)).collect()
     }
 
     /// Sends this rank's part of a new window, or its error, and the ids of the windows that it has dropped, to all ranks.
-    /// Returns the parts of all ranks, or the error of the lowest rank that failed.
-    pub(super) fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+    /// Returns the parts of all ranks, or the error of the lowest rank that failed or made another call.
+    pub(super) fn exchange_messages(&self, call: WindowCall, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const SUCCEEDED: u8 = 0;
         const FAILED: u8 = 1;
         let dropped = std::mem::take(&mut *lock(&self.dropped));
         let ids: Vec<u8> = dropped.iter().flat_map(|id| id.to_le_bytes()).collect();
         let ids = [&(dropped.len() as u64).to_le_bytes()[..], &ids].concat();
         let message = match &own {
-            Ok(part) => [&[SUCCEEDED][..], &ids, part].concat(),
-            Err(error) => [&[FAILED][..], &ids, to_text(error).as_bytes()].concat(),
+            Ok(part) => [&[call as u8, SUCCEEDED][..], &ids, part].concat(),
+            Err(error) => [&[call as u8, FAILED][..], &ids, to_text(error).as_bytes()].concat(),
         };
         let mut parts = Vec::new();
         let mut failed = None;
+        let (mut first_call, mut differing) = (None, None);
         // The memory of windows that all ranks have dropped. It is released after all locks: dropping an owner may take long, or run
         // code of another library.
         let mut released = Vec::new();
         for (rank, message) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&message)?) {
-            let WindowMessage { outcome, dropped, payload } =
+            let WindowMessage { call, outcome, dropped, payload } =
                 WindowMessage::decode(&message).ok_or_else(|| malformed(rank))?;
+            if *first_call.get_or_insert(call) != call {
+                differing.get_or_insert(rank);
+            }
             for id in dropped.iter().map(|id| u64::from_le_bytes(*id)) {
                 if self.window_table().record_drop(id) {
                     released.extend(self.owners().remove(&id));
@@ -236,6 +253,9 @@ impl WindowAddressSpace {
                 }
                 _ => return Err(malformed(rank)),
             }
+        }
+        if let Some(rank) = differing {
+            return Err(Error::RanksDisagree { rank });
         }
         match (own, failed) {
             (Err(error), _) if self.group.size() == 1 => Err(error),
@@ -445,6 +465,8 @@ impl WindowAddressSpace {
 /// The message that a rank sends at the start of the creation of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct WindowMessage<'a> {
+    /// The [`WindowCall`] of the sending rank.
+    call: u8,
     outcome: u8,
     /// The ids of the windows that the sending rank has dropped since the previous message.
     dropped: &'a [[u8; 8]],
@@ -455,10 +477,10 @@ struct WindowMessage<'a> {
 impl<'a> WindowMessage<'a> {
     /// Decodes a message about a new window; returns `None` if the message is malformed.
     fn decode(bytes: &'a [u8]) -> Option<Self> {
-        let (outcome, rest) = bytes.split_first()?;
+        let ([call, outcome], rest) = bytes.split_first_chunk::<2>()?;
         let (count, rest) = rest.split_first_chunk::<8>()?;
         let (ids, payload) = rest.split_at_checked(to_usize(u64::from_le_bytes(*count)).checked_mul(8)?)?;
-        Some(Self { outcome: *outcome, dropped: ids.as_chunks().0, payload })
+        Some(Self { call: *call, outcome: *outcome, dropped: ids.as_chunks().0, payload })
     }
 }
 
@@ -536,12 +558,12 @@ mod tests {
 
     #[test]
     fn a_malformed_message_is_rejected() {
-        let message = [&[0][..], &2_u64.to_le_bytes(), &[1; 16], b"rest"].concat();
-        let decoded = WindowMessage { outcome: 0, dropped: &[[1; 8]; 2], payload: b"rest" };
+        let message = [&[3, 0][..], &2_u64.to_le_bytes(), &[1; 16], b"rest"].concat();
+        let decoded = WindowMessage { call: 3, outcome: 0, dropped: &[[1; 8]; 2], payload: b"rest" };
         assert_eq!(WindowMessage::decode(&message), Some(decoded));
-        for len in [0, 1, 8, 9, 24] {
+        for len in [0, 1, 2, 9, 10, 25] {
             assert_eq!(WindowMessage::decode(&message[..len]), None, "{len}");
         }
-        assert_eq!(WindowMessage::decode(&[&[0][..], &u64::MAX.to_le_bytes()].concat()), None);
+        assert_eq!(WindowMessage::decode(&[&[3, 0][..], &u64::MAX.to_le_bytes()].concat()), None);
     }
 }

@@ -3,7 +3,7 @@
 use wholemem_hal::{BackendKind, CudaMallocBuffer, Device};
 use wholemem_os::Deadline;
 
-use super::address_space::WindowAddressSpace;
+use super::address_space::{WindowAddressSpace, WindowCall};
 use super::window::Window;
 use crate::communicator::agree;
 use crate::{Communicator, Result};
@@ -18,7 +18,8 @@ pub(super) fn allocate(
     if group.device().backend().kind() != BackendKind::Cuda {
         return Ok(None);
     }
-    let lens = group.bootstrap().all_gather(&(len as u64).to_le_bytes())?;
+    let len_bytes = (len as u64).to_le_bytes().to_vec();
+    let lens = address_space.exchange_messages(WindowCall::AllocateByMalloc, Ok(len_bytes))?;
     if lens.iter().any(|other| *other == 0_u64.to_le_bytes()) {
         return Ok(None);
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use wholemem_hal::Span;
 
-use super::address_space::WindowAddressSpace;
+use super::address_space::{WindowAddressSpace, WindowCall};
 use super::address_tables::AddressTables;
 use super::memory_watch::MemoryWatch;
 use super::registration::PeerSpans;
@@ -138,7 +138,8 @@ impl WindowAddressSpace {
     /// Registers recorded memory: writes the tables of its windows. Collective.
     pub(super) fn register_recorded(&self, recorded: &[RecordedBuffer]) -> Result<()> {
         let spans: Vec<_> = recorded.iter().map(|buffer| buffer.span.clone()).collect();
-        let (memory, windows) = self.share(&spans, OwnMemory::of(self.group().device(), &spans))?;
+        let own = OwnMemory::of(self.group().device(), &spans);
+        let (memory, windows) = self.share(WindowCall::FinishRecording, &spans, own)?;
         let mut tables = Vec::new();
         for (buffer, peers) in recorded.iter().zip(&windows) {
             let addresses = (0..).map(Rank).zip(peers).map(|(rank, peer)| match peer {

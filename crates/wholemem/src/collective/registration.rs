@@ -23,7 +23,7 @@ use std::sync::Arc;
 use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, Attempt, BackendKind, Device, MemoryBlock, Rights, Span};
 
-use super::address_space::{WindowAddressSpace, export};
+use super::address_space::{WindowAddressSpace, WindowCall, export};
 use super::memory_watch::MemoryWatch;
 use super::peer_blocks::PeerBlock;
 use super::shared_block::{BlockHandle, OwnMemory, SharedMemory, SharedPart};
@@ -40,7 +40,7 @@ impl WindowAddressSpace {
     /// was allocated for the window. Collective.
     pub(super) fn register_span(&self, span: &Span, is_registered: bool) -> Result<Window> {
         let own = OwnMemory::of(self.group().device(), std::slice::from_ref(span));
-        let (memory, mut all) = self.share(std::slice::from_ref(span), own)?;
+        let (memory, mut all) = self.share(WindowCall::RegisterSpan, std::slice::from_ref(span), own)?;
         let spans = all.pop().expect("one span was shared, so there is one window");
         if spans.iter().all(Option::is_none) {
             return Err(Error::EmptyWindow);
@@ -71,6 +71,7 @@ impl WindowAddressSpace {
     /// spans lie, and for each window the memory of all ranks. Collective.
     pub(super) fn share(
         &self,
+        call: WindowCall,
         spans: &[Span],
         own: Result<OwnMemory>,
     ) -> Result<(Vec<Vec<MemoryBlock>>, Vec<PeerSpans>)> {
@@ -86,7 +87,12 @@ impl WindowAddressSpace {
             Ok((shared, descriptors, memory)) => (Ok(shared.to_bytes()), descriptors, memory),
             Err(error) => (Err(error), Vec::new(), Vec::new()),
         };
-        let messages = self.exchange_messages(own);
+        let messages = self.exchange_messages(call, own);
+        if messages.is_err() {
+            // A rank of this process that made another call does not take the spans, and would take them in its next registration.
+            let take_back = |other: &Rank| drop(process_ranks.take::<(Device, Vec<Span>)>(rank, *other));
+            same_process.iter().for_each(take_back);
+        }
         let passed: BTreeMap<Rank, (Device, Vec<Span>)> = same_process
             .iter()
             .filter_map(|other| Some((*other, process_ranks.take(*other, rank)?)))

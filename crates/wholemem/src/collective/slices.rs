@@ -123,14 +123,16 @@ impl Lane {
         let (stream, buffer) = &*staging;
         self.check()?;
         let at_once = (PIECE_LEN / (size_of::<T>() * (ranks + 1))).max(1);
-        for (piece, part) in values.chunks(at_once).enumerate() {
+        // As in `in_place`, the last piece is shorter than the others, or empty.
+        for begin in (0..=values.len()).step_by(at_once) {
+            let part = &values[begin..values.len().min(begin + at_once)];
             let len = size_of_val(part);
             buffer.bytes()?.write_at(0, part.as_bytes())?;
             let (from, to) = (buffer.all().part(0, len)?, buffer.all().part(len, len * ranks)?);
             self.all_gather(stream, &from, &to)?;
             self.wait(stream)?;
             for rank in 0..ranks {
-                let at = rank * values.len() + piece * at_once;
+                let at = rank * values.len() + begin;
                 buffer.bytes()?.read_at(len + rank * len, all[at..at + part.len()].as_mut_bytes())?;
             }
         }
@@ -152,11 +154,11 @@ impl Lane {
         };
         let staging = staging.lock();
         let (stream, buffer) = &*staging;
-        if values.is_empty() {
-            return call(stream, &buffer.all().part(0, 0)?);
-        }
         self.check()?;
-        for part in values.chunks_mut(PIECE_LEN / size_of::<T>()) {
+        let (len, at_once) = (values.len(), PIECE_LEN / size_of::<T>());
+        // The last piece is shorter than the others, or empty. So if ranks pass different lengths, they disagree in some piece.
+        for begin in (0..=len).step_by(at_once) {
+            let part = &mut values[begin..len.min(begin + at_once)];
             buffer.bytes()?.write_at(0, part.as_bytes())?;
             call(stream, &buffer.all().part(0, size_of_val(part))?)?;
             self.wait(stream)?;

@@ -378,3 +378,44 @@ fn gpu_an_all_gather_in_place_in_a_window_has_the_parts_of_all_ranks() {
         check_in_place_gathers(&backend);
     }
 }
+
+#[test]
+fn windows_that_are_created_by_different_calls_are_an_error_on_every_rank() {
+    let spec = spec_with_faults(&host(), 3, None);
+    on_ranks_with_spec(&host(), 3, &spec, |symmetric| {
+        let memory = Guarded::buffer(symmetric, WINDOW);
+        let odd = symmetric.group().rank() == Rank(1);
+        let created = if odd { symmetric.window_register_span(&memory) } else { symmetric.mem_alloc(WINDOW) };
+        assert_eq!(created.unwrap_err(), Error::RanksDisagree { rank: Rank(1) });
+        // The group remains usable.
+        let window = symmetric.mem_alloc(WINDOW).unwrap();
+        assert_eq!(window.len_of(Rank(2)), WINDOW);
+    });
+}
+
+/// Reduces slices of host memory whose lengths differ between ranks.
+fn check_slices_of_different_lengths(backend: &Backend) {
+    // The last two lengths are staged in several pieces on a GPU.
+    for (usual, other) in [(1000, 1001), (0, 4), (1 << 20, 1 << 21), ((1 << 21) + 5, 5)] {
+        let spec = SymmetricSpec { timeout: Duration::from_secs(60), ..spec_with_faults(backend, 2, None) };
+        on_ranks_with_spec(backend, 2, &spec, |symmetric| {
+            let count = if symmetric.group().rank() == Rank(0) { usual } else { other };
+            let mut values = vec![1_u32; count];
+            let outcome = symmetric.all_reduce_slice(&mut values, ReduceOp::Sum);
+            let disagrees = matches!(outcome, Err(Error::Comm(CommError::RanksDisagree { .. })));
+            assert!(disagrees, "{usual} and {other} elements: {outcome:?}");
+        });
+    }
+}
+
+#[test]
+fn slices_of_different_lengths_are_an_error_on_every_rank() {
+    check_slices_of_different_lengths(&host());
+}
+
+#[test]
+fn gpu_slices_of_different_lengths_are_an_error_on_every_rank() {
+    if let Some(backend) = cuda::backend() {
+        check_slices_of_different_lengths(&backend);
+    }
+}
