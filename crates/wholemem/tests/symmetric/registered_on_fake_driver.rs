@@ -325,7 +325,7 @@ fn ranks_of_one_process_on_two_gpus_share_virtual_memory_but_not_cuda_malloc_mem
             let Error::OnRank { rank: Rank(0), reason, .. } = &error else { panic!("{error}") };
             assert_eq!(
                 reason,
-                "cannot access 4 KiB: cuda:0 was granted no access but needs read and write access"
+                "cannot access 4 KiB: cuda:0 was granted no access to the memory, but needs read and write access"
             );
             group.bootstrap().barrier()?;
             Ok(())
