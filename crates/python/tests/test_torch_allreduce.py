@@ -208,6 +208,8 @@ def test_a_registered_gpu_tensor_stays_where_it_is_and_is_released_with_its_view
         fast.empty(1)
         assert (address, 4000) in fast._windows, "a view of the tensor exists"
         del view
+        # The barrier finds the stream idle, and then releases the operands of the last calls.
+        fast.comm.barrier()
         fast.empty(1)
         assert (address, 4000) not in fast._windows
 

@@ -429,7 +429,7 @@ def test_a_tensor_on_another_device_is_rejected() -> None:
     with pytest.raises(errors.WrongDevice, match="the array of indices is on cuda:0, but the communicator is on cpu") as caught:
         wm.gather(table, torch.tensor([0], device="cuda"))
     assert caught.value.hint == "move it to cpu first"
-    with pytest.raises(errors.WrongDevice, match="is on cpu, but the other tensor is on cuda:0"):
+    with pytest.raises(errors.WrongDevice, match="the array of indices is on cuda:0, but the communicator is on cpu"):
         wm.scatter(table, torch.tensor([0], device="cuda"), torch.ones(1, 2))
 
 

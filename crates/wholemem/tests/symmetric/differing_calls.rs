@@ -139,8 +139,8 @@ impl RankMemory {
     }
 }
 
-/// The number of lanes of one symmetric memory. Each pair of differing calls needs its own lane, because it makes the lane unusable.
-const LANES: u32 = 24;
+/// The number of lanes of one symmetric memory: as many as three ranks can have on one GPU. Each pair of differing calls needs its own lane, because it makes the lane unusable.
+const LANES: u32 = 20;
 
 /// Makes two different calls, one on the odd rank and one on all other ranks, for each pair of calls and on a lane of their own.
 /// Returns each rank's outcome for each pair.

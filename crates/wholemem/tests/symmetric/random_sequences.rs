@@ -18,8 +18,9 @@ use super::random_elements::{TestRandom, bytes};
 /// The length of each buffer and of each rank's part of each window.
 const MEMORY: usize = 8 * (3 * STAGING + 64);
 
-/// The number of sequences that run with one symmetric memory, each on a lane of its own.
-const LANES: u32 = 16;
+/// The number of sequences that run with one symmetric memory, each on a lane of its own: as many lanes as five ranks can have on
+/// one GPU.
+const LANES: u32 = 12;
 
 /// Integer types, whose results have one bit pattern.
 const TYPES: [Dtype; 5] = [Dtype::U8, Dtype::I16, Dtype::U32, Dtype::I64, Dtype::U64];
