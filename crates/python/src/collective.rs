@@ -34,6 +34,8 @@ impl CommState {
 pub(crate) struct Operands {
     from: Span,
     to: Span,
+    /// The type of the elements; `U8` for a type that tables do not support.
+    element: Dtype,
 }
 
 /// Runs the collectives for all callers: the methods of `Communicator`, torch operators, and the fast path (calls from
@@ -50,9 +52,10 @@ impl CommState {
     ) -> Result<Operands, Exception> {
         to.check_dtype("the output", from.dtype, argument)?;
         to.check_shape("the output", outer, from.shape)?;
+        let element = from.dtype.table_dtype().unwrap_or(Dtype::U8);
         let rights = if from.address == to.address { Rights::ReadWrite } else { Rights::Read };
         let from = self.contiguous(from, argument, rights)?;
-        Ok(Operands { from, to: self.contiguous(to, "the output", Rights::ReadWrite)? })
+        Ok(Operands { from, to: self.contiguous(to, "the output", Rights::ReadWrite)?, element })
     }
 
     fn contiguous(&self, tensor: &RawTensor<'_>, argument: &str, rights: Rights) -> Result<Span, Exception> {
@@ -64,7 +67,7 @@ impl CommState {
         &self,
         py: Python<'_>,
         on: &Stream,
-        Operands { from, to }: &Operands,
+        Operands { from, to, .. }: &Operands,
         dtype: Dtype,
         op: ReduceOp,
     ) -> PyResult<()> {
@@ -77,9 +80,11 @@ impl CommState {
         &self,
         py: Python<'_>,
         on: &Stream,
-        Operands { from, to }: &Operands,
+        Operands { from, to, element }: &Operands,
     ) -> PyResult<()> {
-        run_blocking(py, || -> Result<(), Exception> { Ok(self.symmetric()?.all_gather(on, from, to)?) })
+        run_blocking(py, || -> Result<(), Exception> {
+            Ok(self.symmetric()?.all_gather_elements(on, from, to, *element)?)
+        })
     }
 
     pub(crate) fn broadcast(
@@ -87,9 +92,11 @@ impl CommState {
         py: Python<'_>,
         on: &Stream,
         root: Rank,
-        Operands { from, to }: &Operands,
+        Operands { from, to, element }: &Operands,
     ) -> PyResult<()> {
-        run_blocking(py, || -> Result<(), Exception> { Ok(self.symmetric()?.broadcast(on, root, from, to)?) })
+        run_blocking(py, || -> Result<(), Exception> {
+            Ok(self.symmetric()?.broadcast_elements(on, root, from, to, *element)?)
+        })
     }
 }
 

@@ -224,9 +224,9 @@ impl From<CommError> for Exception {
                 raised("Timeout").missing(missing).hint(hint)
             }
             CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(hint),
-            CommError::RanksDisagree { .. } | CommError::Protocol { .. } => {
-                raised("RanksDisagree").hint(hint)
-            }
+            CommError::RanksDisagree { .. } => raised("RanksDisagree")
+                .hint("make the same calls in the same order and with equal arguments on all ranks"),
+            CommError::Protocol { .. } => raised("RanksDisagree").hint(hint),
             CommError::SizeDiffers { .. } | CommError::RankTaken { .. } => raised("RanksDisagree"),
             CommError::Environment { .. }
             | CommError::SocketDir { .. }

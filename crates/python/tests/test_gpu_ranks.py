@@ -262,7 +262,7 @@ array.numpy()[:] = rank + 1
 comm.barrier()
 comm.all_reduce(array, array)
 comm.barrier()
-assert array.device == "cpu" and (array.numpy() == 3).all(), array.numpy()
+assert array.device == "cuda_host" and (array.numpy() == 3).all(), array.device
 assert (window.peer(1 - rank, "float32", (1000,)).numpy() == 3).all()
 """,
     )

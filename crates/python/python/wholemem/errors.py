@@ -146,8 +146,8 @@ class Timeout(Error, TimeoutError):
 class RanksDisagree(Error, RuntimeError):
     """Ranks made different calls, or the same call with different arguments.
 
-    Calls that allocate, load, save, register or scatter in a fixed order check this. Collectives on data do not, because the
-    check would take longer than the call. Also raised if ranks load different versions of a file that was replaced meanwhile.
+    The message names both calls of a collective. On a GPU, the next call or ``check`` raises it. Also raised if ranks load
+    different versions of a file that was replaced meanwhile.
     """
 
 

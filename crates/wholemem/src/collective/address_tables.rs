@@ -66,7 +66,7 @@ impl AddressTables {
     }
 
     /// Allocates a table in a page that exists, without a driver call; `None` if all pages are full.
-    pub(super) fn allocate_existing(&self, ranks: usize) -> Option<Span> {
+    fn allocate_existing(&self, ranks: usize) -> Option<Span> {
         let len = ranks * size_of::<u64>();
         let mut pages = lock(&self.pages);
         let existing = pages.iter_mut().enumerate();

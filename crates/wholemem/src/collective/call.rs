@@ -81,7 +81,8 @@ impl Lane {
         }
         let input = input.into();
         let count = (input.len() / dtype.len()) as u64;
-        let call = CallArgs { kind: CollectiveKind::AllReduce, dtype, op, root: Rank(0), count, times: 1 };
+        let kind = CollectiveKind::AllReduce;
+        let call = CallArgs { kind, dtype, element: dtype, op, root: Rank(0), count, times: 1 };
         self.call(stream, &call, &input, &output.into())
     }
 
@@ -99,10 +100,24 @@ impl Lane {
         input: impl Into<Buffer<'a>>,
         output: impl Into<Buffer<'a>>,
     ) -> Result<()> {
+        self.all_gather_elements(stream, input, output, Dtype::U8)
+    }
+
+    /// Like [`all_gather`](Self::all_gather), for elements of type `element`, which must be equal on all ranks.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_gather_elements<'a>(
+        &self,
+        stream: &Stream,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<Buffer<'a>>,
+        element: Dtype,
+    ) -> Result<()> {
         let input = input.into();
         let (count, times) = (input.len() as u64, u64::from(self.group.size()));
         let (kind, dtype, op) = (CollectiveKind::AllGather, Dtype::U8, ReduceOp::Sum);
-        let call = CallArgs { kind, dtype, op, root: Rank(0), count, times };
+        let call = CallArgs { kind, dtype, element, op, root: Rank(0), count, times };
         self.call(stream, &call, &input, &output.into())
     }
 
@@ -119,6 +134,21 @@ impl Lane {
         input: impl Into<Buffer<'a>>,
         output: impl Into<Buffer<'a>>,
     ) -> Result<()> {
+        self.broadcast_elements(stream, root, input, output, Dtype::U8)
+    }
+
+    /// Like [`broadcast`](Self::broadcast), for elements of type `element`, which must be equal on all ranks.
+    ///
+    /// # Errors
+    /// As [`broadcast`](Self::broadcast).
+    pub fn broadcast_elements<'a>(
+        &self,
+        stream: &Stream,
+        root: Rank,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<Buffer<'a>>,
+        element: Dtype,
+    ) -> Result<()> {
         let size = self.group.size();
         if root.0 >= size {
             return Err(CommError::NoSuchRank { rank: root, size }.into());
@@ -126,7 +156,12 @@ impl Lane {
         let input = input.into();
         let count = input.len() as u64;
         let (kind, dtype, op) = (CollectiveKind::Broadcast, Dtype::U8, ReduceOp::Sum);
-        self.call(stream, &CallArgs { kind, dtype, op, root, count, times: 1 }, &input, &output.into())
+        self.call(
+            stream,
+            &CallArgs { kind, dtype, element, op, root, count, times: 1 },
+            &input,
+            &output.into(),
+        )
     }
 
     /// Orders work between ranks: work that any rank enqueues after the barrier runs after the work that all ranks enqueued before
@@ -142,7 +177,7 @@ impl Lane {
 
     fn call(&self, stream: &Stream, call: &CallArgs, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
         let len = call.count * call.dtype.len() as u64;
-        let found = self.find_windows(stream, call.kind, input, output);
+        let found = self.find_windows(stream, call.kind, (input, len), (output, len * call.times));
         let [input, output] = [(&found[0], input), (&found[1], output)]
             .map(|(found, given)| found.as_ref().map_or_else(|| given.clone(), RegisteredRange::buffer));
         let from = self.check_buffer(stream, call, &input, len, Rights::Read)?;
@@ -171,7 +206,7 @@ impl Lane {
         let (terms, digest) = Terms {
             kind: call.kind,
             algorithm,
-            dtype: call.dtype,
+            dtype: call.element,
             op: call.op,
             root: call.root,
             count: call.count,
@@ -316,7 +351,10 @@ impl Lane {
 #[derive(Debug, Clone, Copy)]
 struct CallArgs {
     kind: CollectiveKind,
+    /// The type that the call counts: bytes, unless it reduces.
     dtype: Dtype,
+    /// The type of the elements, which the terms contain.
+    element: Dtype,
     op: ReduceOp,
     root: Rank,
     /// The number of elements of each rank's input.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use wholemem_hal::{Attempt, Rights, Span, Stream};
+use wholemem_os::width::to_usize;
 
 use super::Lane;
 use super::kernel::CollectiveKind;
@@ -23,34 +24,39 @@ impl RegisteredRange {
     }
 }
 
+/// Memory that is the input or output of a call, and the number of its bytes that the call uses.
+type UsedSpan<'a> = (&'a Span, usize);
+
 impl Lane {
-    /// Returns the ranges of windows that the input and the output of a call are. `None` is memory that is in no window, or a buffer
+    /// Returns the ranges of windows that the input and the output of a call are, each with the number of bytes that the call uses:
+    /// spans may be longer, by another length on each rank. `None` is memory that is in no window, or a buffer
     /// that was given as a window.
     #[inline]
     pub(super) fn find_windows(
         &self,
         stream: &Stream,
         kind: CollectiveKind,
-        input: &Buffer<'_>,
-        output: &Buffer<'_>,
+        (input, input_len): (&Buffer<'_>, u64),
+        (output, output_len): (&Buffer<'_>, u64),
     ) -> [Option<RegisteredRange>; 2] {
         // The input of an all-gather in place is this rank's part of the output, at another offset on each rank.
         let is_own_part = kind == CollectiveKind::AllGather && input.is_part_of(output);
-        let [from, to] = [input, output].map(|buffer| match buffer {
-            Buffer::Own(span) => Some(*span),
+        let [from, to] = [(input, input_len), (output, output_len)].map(|(buffer, len)| match buffer {
+            Buffer::Own(span) => Some((*span, to_usize(len).min(span.len()))),
             Buffer::Window { .. } => None,
         });
         let from = from.filter(|_| !is_own_part);
         // A call in place has one buffer, which is looked up once.
-        let is_same = |from: &Span, to: &Span| (from.address(), from.len()) == (to.address(), to.len());
+        let is_same =
+            |from: UsedSpan<'_>, to: UsedSpan<'_>| (from.0.address(), from.1) == (to.0.address(), to.1);
         let mut found = match (from, to) {
             (Some(from), Some(to)) if is_same(from, to) => {
                 let found = self.find_window(to, Rights::ReadWrite);
                 [found.clone(), found]
             }
             _ => [
-                from.and_then(|span| self.find_window(span, Rights::Read)),
-                to.and_then(|span| self.find_window(span, Rights::ReadWrite)),
+                from.and_then(|used| self.find_window(used, Rights::Read)),
+                to.and_then(|used| self.find_window(used, Rights::ReadWrite)),
             ],
         };
         if self.recorder.is_active() && stream.is_capturing() {
@@ -65,31 +71,33 @@ impl Lane {
 
     /// Records the memory of a captured call that is in no window.
     #[cold]
-    fn record(&self, found: &mut [Option<RegisteredRange>; 2], spans: [Option<&Span>; 2]) {
+    fn record(&self, found: &mut [Option<RegisteredRange>; 2], spans: [Option<UsedSpan<'_>>; 2]) {
         let device = self.group.device();
         for index in 0..2 {
-            let Some(span) = spans[index].filter(|span| !span.is_empty() && found[index].is_none()) else {
+            let Some((span, len)) = spans[index].filter(|(_, len)| *len > 0 && found[index].is_none()) else {
                 continue;
             };
             if span.check(device, Rights::Read, || Attempt::Access { len: span.len() }).is_err() {
                 // The call fails.
                 return;
             }
-            let is_same = |other: &&Span| (other.address(), other.len()) == (span.address(), span.len());
+            let Ok(used) = span.part(0, len) else { unreachable!("a call uses at most the whole span") };
+            let is_same =
+                |(other, other_len): &UsedSpan<'_>| (other.address(), *other_len) == (span.address(), len);
             let window = match (index, spans[0].filter(is_same), &found[0]) {
                 // The call is in place: its input was recorded.
                 (1, Some(_), Some(input)) => Some(input.window.clone()),
-                _ => self.recorder.record(span),
+                _ => self.recorder.record(&used),
             };
-            found[index] = window.map(|window| RegisteredRange { window, range: 0..span.len() });
+            found[index] = window.map(|window| RegisteredRange { window, range: 0..len });
         }
     }
 
     /// Returns the range of a window that memory of this rank is, if the window has it on every rank and this rank has the needed
     /// rights.
     #[inline]
-    fn find_window(&self, span: &Span, needed: Rights) -> Option<RegisteredRange> {
-        let (core, offset) = self.index.find(span.address(), span.len())?;
+    fn find_window(&self, (span, len): UsedSpan<'_>, needed: Rights) -> Option<RegisteredRange> {
+        let (core, offset) = self.index.find(span.address(), len)?;
         let device = self.group.device();
         // A call on memory without the rights is an error, which the checks of memory outside of windows report.
         span.check(device, needed, || Attempt::Access { len: span.len() }).ok()?;
@@ -98,6 +106,6 @@ impl Lane {
             self.index.remove(core.id);
             return None;
         }
-        Some(RegisteredRange { window: Window::of(core), range: offset..offset + span.len() })
+        Some(RegisteredRange { window: Window::of(core), range: offset..offset + len })
     }
 }

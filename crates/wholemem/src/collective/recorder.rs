@@ -26,6 +26,9 @@ use crate::communicator::agree;
 use crate::{Communicator, Error, Result, WindowRef};
 use wholemem_comm::Rank;
 
+/// The maximum number of buffers that one recording records. Further calls are staged, from the same call on on every rank.
+const CAPACITY: usize = 1 << 16;
+
 /// Records the memory of captured calls of all lanes of a rank.
 #[derive(Debug)]
 pub(super) struct CaptureRecorder {
@@ -36,7 +39,17 @@ pub(super) struct CaptureRecorder {
     dropped: DroppedWindows,
     /// Watches the memory of the current recording. It knows the memory when the recording is finished.
     watch: Mutex<Arc<MemoryWatch>>,
-    recorded: Mutex<Vec<RecordedBuffer>>,
+    recorded: Mutex<Recorded>,
+}
+
+/// The buffers of a recording.
+#[derive(Debug, Default)]
+struct Recorded {
+    buffers: Vec<RecordedBuffer>,
+    /// The number of tables that the recording has used.
+    used: usize,
+    /// The memory of all tables of the recording. It is allocated before the capture, and has the same length on all ranks.
+    tables: Option<Span>,
 }
 
 /// Memory of a captured call, whose window is not complete.
@@ -74,29 +87,30 @@ impl CaptureRecorder {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// Allocates a page of tables, which is impossible during a capture, and starts to record.
+    /// Allocates memory for the tables, which is impossible during a capture, and starts to record.
     ///
     /// # Errors
     /// [`Error::Recording`] if it records already.
     pub(super) fn start(&self) -> Result<()> {
-        drop(self.tables.allocate(self.group.size() as usize)?);
+        let tables = self.tables.allocate(CAPACITY * self.group.size() as usize)?;
         if self.is_active.swap(true, Ordering::Relaxed) {
             return Err(Error::Recording);
         }
         *self.watch() = Arc::new(MemoryWatch::new(self.group.device().backend()));
+        *self.recorded() = Recorded { tables: Some(tables), ..Recorded::default() };
         Ok(())
     }
 
     /// Stops recording, and returns the memory that was recorded.
     pub(super) fn stop(&self) -> Vec<RecordedBuffer> {
         self.is_active.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *self.recorded())
+        std::mem::take(&mut *self.recorded()).buffers
     }
 
     /// Records memory of a captured call. Returns its window, or `None` if there is no space for its table.
     pub(super) fn record(&self, span: &Span) -> Option<Window> {
         let (ranks, own) = (self.group.size() as usize, self.group.rank());
-        let table = self.tables.allocate_existing(ranks)?;
+        let table = self.next_table(ranks)?;
         let id = self.window_table.lock().unwrap_or_else(PoisonError::into_inner).insert_unmapped();
         let notice = Arc::new(DropNotice::new(id, &self.dropped));
         let memory = Arc::new(RecordedMemory { peers: OnceLock::new(), _notice: Arc::clone(&notice) });
@@ -117,8 +131,17 @@ impl CaptureRecorder {
             _notice: notice,
         }));
         let recorded = RecordedBuffer { span: span.clone(), table, window: window.clone(), memory };
-        self.recorded().push(recorded);
+        self.recorded().buffers.push(recorded);
         Some(window)
+    }
+
+    /// Returns the next table of the recording; `None` if all are used.
+    fn next_table(&self, ranks: usize) -> Option<Span> {
+        let len = ranks * size_of::<u64>();
+        let mut recorded = self.recorded();
+        let table = recorded.tables.as_ref()?.part(recorded.used * len, len).ok()?;
+        recorded.used += 1;
+        Some(table)
     }
 
     /// Returns the watch of the memory that is being recorded. All calls of a recording share it, so that the launch of their graph
@@ -128,8 +151,8 @@ impl CaptureRecorder {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn recorded(&self) -> MutexGuard<'_, Vec<RecordedBuffer>> {
-        // Each change under this lock is one push, or takes the whole list, so the list is consistent after a panic.
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        // Each change under this lock is a single operation, so the value is consistent after a panic.
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,13 +164,16 @@ impl WindowAddressSpace {
         let own = OwnMemory::of(self.group().device(), &spans);
         let (memory, windows) = self.share(WindowCall::FinishRecording, &spans, own)?;
         let mut tables = Vec::new();
-        for (buffer, peers) in recorded.iter().zip(&windows) {
-            let addresses = (0..).map(Rank).zip(peers).map(|(rank, peer)| match peer {
-                Some((span, _)) if span.len() == buffer.span.len() => Ok(span.address()),
-                _ => Err(Error::RanksDisagree { rank }),
-            });
-            // Every rank has the lengths of all ranks, so all ranks fail together if they differ.
-            tables.push(addresses.collect::<Result<Vec<_>>>()?);
+        for peers in &windows {
+            let part = |peer: &Option<(Span, _)>| {
+                peer.as_ref().map_or((0, 0), |(span, _)| (span.address(), span.len()))
+            };
+            let parts: Vec<_> = peers.iter().map(part).collect();
+            // Every rank has the lengths of all ranks, so all ranks fail together, with the same error, if they differ.
+            if let Some((rank, _)) = (0..).map(Rank).zip(&parts).find(|(_, (_, len))| *len != parts[0].1) {
+                return Err(Error::RanksDisagree { rank });
+            }
+            tables.push(parts.into_iter().map(|(address, _)| address).collect::<Vec<_>>());
         }
         let all = recorded.iter().map(|buffer| &buffer.table).zip(tables.iter().map(Vec::as_slice));
         agree(self.group().bootstrap(), self.tables().write(all))?;

@@ -87,7 +87,7 @@ impl Lane {
     /// # Errors
     /// As [`broadcast`](Self::broadcast).
     pub fn broadcast_slice<T: Element>(&self, root: Rank, values: &mut [T]) -> Result<()> {
-        self.in_place(values, |stream, span| self.broadcast(stream, root, span, span))
+        self.in_place(values, |stream, span| self.broadcast_elements(stream, root, span, span, T::DTYPE))
     }
 
     /// Returns the slices of all ranks, concatenated in the order of ranks, after waiting for the result. Collective: all ranks
@@ -114,7 +114,7 @@ impl Lane {
             self.group.with_staging(|staging| {
                 let stream = staging.stream();
                 lend(stream, values, |from| {
-                    lend_mut(stream, &mut all, |to| self.all_gather(stream, from, to))
+                    lend_mut(stream, &mut all, |to| self.all_gather_elements(stream, from, to, T::DTYPE))
                 })
             })?;
             return Ok(all);
@@ -129,7 +129,7 @@ impl Lane {
             let len = size_of_val(part);
             buffer.bytes()?.write_at(0, part.as_bytes())?;
             let (from, to) = (buffer.all().part(0, len)?, buffer.all().part(len, len * ranks)?);
-            self.all_gather(stream, &from, &to)?;
+            self.all_gather_elements(stream, &from, &to, T::DTYPE)?;
             self.wait(stream)?;
             for rank in 0..ranks {
                 let at = rank * values.len() + begin;

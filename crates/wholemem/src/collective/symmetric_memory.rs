@@ -186,7 +186,8 @@ impl SymmetricMemory {
     /// descriptors, such as PyTorch's expandable segments, or a mapping of the host backend. The kinds of ranks may differ.
     ///
     /// The registration ends when the window is dropped. This rank keeps `span`, and so its owner, until every rank has dropped the
-    /// window and its work has run, which the ranks tell each other when the next window is created.
+    /// window and its work has run, which the ranks tell each other when the next window is created; at the latest until this rank
+    /// has dropped its symmetric memory and the window. So drop them after the other ranks have finished their work on the window.
     ///
     /// ```
     /// use wholemem::{Backend, Communicator, Dtype, HostConfig, ReduceOp, Rights, SymmetricMemory, SymmetricSpec};

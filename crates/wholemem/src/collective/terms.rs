@@ -4,8 +4,8 @@
 //! digests differ, neither rank completes the call. Both publish all their terms, read those of the other rank and report
 //! [`RanksDisagree`](wholemem_comm::Error::RanksDisagree). If calls differ but their digests are equal, the difference is not
 //! detected. The digests of two random calls are equal with a probability of 2^-16. They are never equal if the calls differ
-//! only in the collective, algorithm, element type, operation, in-place use or use of windows, nor if they differ only in a
-//! count, by less than 1024.
+//! only in the collective, algorithm, element type, operation or in-place use, nor if they differ only in a count, by less than
+//! 1024.
 //!
 //! The address of memory that is not in a window is not a term, because it differs legitimately among ranks.
 
@@ -153,6 +153,9 @@ impl fmt::Display for Terms {
             }
             CollectiveKind::Barrier => return f.write_str("barrier"),
         }
+        if self.kind != CollectiveKind::AllReduce && self.dtype != Dtype::U8 {
+            write!(f, " as {}", self.dtype)?;
+        }
         match (self.input, self.output) {
             (None, None) => {}
             (Some(input), Some(output)) if input == output => write!(f, ", in {input}")?,
@@ -284,7 +287,7 @@ mod tests {
             ),
             (
                 Terms { kind: CollectiveKind::Broadcast, root: Rank(2), input: None, ..all_reduce },
-                "broadcast of 1000 bytes from rank 2, by two-shot".to_owned(),
+                "broadcast of 1000 bytes from rank 2 as f32, by two-shot".to_owned(),
             ),
             (Terms::barrier(), "barrier".to_owned()),
         ];
