@@ -102,12 +102,13 @@ impl LogQueue {
 }
 
 impl PythonLog {
-    /// Passes all records to `logging`. Returns at once if another thread does so, or this thread in an outer call.
+    /// Passes the waiting records to `logging`. Returns at once if another thread does so, or this thread in an outer call. Records that
+    /// arrive meanwhile are left to the delivery thread, so that a call returns although other threads, or the handlers, emit events.
     ///
     /// # Errors
     /// The exception that a handler of the program raised, such as that of a signal.
     fn deliver(&self, py: Python<'_>) -> PyResult<()> {
-        while PENDING.load(Ordering::Relaxed) && !self.queue.delivering.swap(true, Ordering::Acquire) {
+        if PENDING.load(Ordering::Relaxed) && !self.queue.delivering.swap(true, Ordering::Acquire) {
             let (records, dropped) = self.queue.take();
             let rows: Vec<_> = records
                 .into_iter()
