@@ -344,8 +344,9 @@ impl Communicator {
     ///     wholemem.errors.Timeout: A call timed out.
     fn check(&self) -> PyResult<()> {
         let state = self.state().into_py()?;
-        state.comm.bootstrap().check().into_py()?;
-        state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).into_py()
+        // If ranks have made different calls, that is the error, although a rank may have left the group because of it.
+        state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).into_py()?;
+        state.comm.bootstrap().check().into_py()
     }
 
     /// Aborts the group on all ranks: their calls end with an error. Any thread may call this method.

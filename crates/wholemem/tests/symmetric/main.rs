@@ -7,6 +7,7 @@
     reason = "a test fails by panic, and its numbers are small"
 )]
 
+mod agreement;
 mod bitwise_results;
 mod call_order;
 mod differing_calls;

@@ -333,3 +333,20 @@ fn ranks_of_one_process_on_two_gpus_share_virtual_memory_but_not_cuda_malloc_mem
         .unwrap();
     });
 }
+
+#[test]
+fn slices_of_every_length_end_with_a_piece_that_is_shorter_than_the_others() {
+    on_fake_driver(1, test_name!(), |process| {
+        let symmetric = create(process, &cuda::backend().unwrap());
+        let mut calls = 0;
+        let mut made = |symmetric: &SymmetricMemory| {
+            symmetric.staged_calls() - std::mem::replace(&mut calls, symmetric.staged_calls())
+        };
+        for (len, pieces) in [(0, 1), (1, 1), (1 << 20, 2), ((1 << 20) + 1, 2)] {
+            symmetric.all_reduce_slice(&mut vec![0_u8; len], ReduceOp::Sum).unwrap();
+            assert_eq!(made(&symmetric), pieces, "all_reduce of {len} bytes");
+            symmetric.all_gather_slice(&vec![0_u8; len / 2]).unwrap();
+            assert_eq!(made(&symmetric), pieces, "all_gather of {len} bytes");
+        }
+    });
+}
