@@ -456,6 +456,18 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_has_closed_its_connection_is_not_admitted() {
+        let (mut executor, keeper) = executor();
+        let (client, peer) = connected(&mut executor);
+        drop(peer);
+        let follow_up = perform(&mut executor, Output::Admit { client, request: 5 });
+        assert!(matches!(follow_up, Some(FollowUp::End(ended, EndReason::Closed)) if ended == client));
+        assert!(executor.clients.get(client).is_some_and(|connection| connection.admitted.is_none()));
+        executor.keeper.send(&ToKeeper::Ready, Vec::new());
+        assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Ready, 0), "nothing was parked");
+    }
+
+    #[test]
     fn a_page_is_claimed_with_its_secret_only() {
         let (mut executor, _keeper) = executor();
         let (client, _peer) = connected(&mut executor);
