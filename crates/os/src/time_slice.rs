@@ -18,6 +18,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::Deadline;
+
 /// `struct sched_attr` of `sched_setattr(2)` in its first version, which newer kernels accept too.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -86,12 +88,15 @@ const IDLE: Duration = Duration::from_secs(1);
 /// of the kernel: in that case the core is yielded less and less often, so that the busy thread keeps its share.
 ///
 /// ```
+/// use std::time::Duration;
+/// use wholemem_os::Deadline;
 /// use wholemem_os::time_slice::Yielder;
 ///
 /// let mut yielder = Yielder::new();
 /// let (send, events) = std::sync::mpsc::channel();
 /// send.send("an event")?;
-/// assert_eq!(yielder.wait(|| events.recv())?, "an event");
+/// let event = yielder.wait(Deadline::NEVER, |left| events.recv_timeout(left.unwrap_or(Duration::MAX)))?;
+/// assert_eq!(event, "an event");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -109,18 +114,28 @@ impl Yielder {
         Self { since: Instant::now(), run: RUN, is_busy: false }
     }
 
-    /// Calls a function that waits for events, such as `poll`. If this thread has run for long enough, it first
-    /// yields its core.
+    /// Calls a function that waits for events, such as `poll`, with the time that is left until the deadline (`None`
+    /// if there is no deadline). If this thread has run for long enough, it first yields its core. Other threads may
+    /// use the core for milliseconds then, so the time left is computed after that.
     #[doc(alias = "sched_yield")]
-    pub fn wait<T>(&mut self, wait: impl FnOnce() -> T) -> T {
+    pub fn wait<T>(&mut self, deadline: Deadline, wait: impl FnOnce(Option<Duration>) -> T) -> T {
+        self.wait_with(thread::yield_now, deadline, wait)
+    }
+
+    fn wait_with<T>(
+        &mut self,
+        yield_core: impl FnOnce(),
+        deadline: Deadline,
+        wait: impl FnOnce(Option<Duration>) -> T,
+    ) -> T {
         if self.since.elapsed() >= self.run {
             self.set_busy(true);
             let start = Instant::now();
-            thread::yield_now();
+            yield_core();
             self.adapt_run(start.elapsed());
         }
         let start = Instant::now();
-        let outcome = wait();
+        let outcome = wait(deadline.remaining());
         let waited = start.elapsed();
         if waited >= BLOCKED {
             self.since = Instant::now();
@@ -192,7 +207,7 @@ mod tests {
             let mut slice_after = |wait: Duration| {
                 // On a busy core a yield takes long, which makes the time until the next yield longer.
                 yielder.since = Instant::now() - MAX_RUN;
-                yielder.wait(|| thread::sleep(wait));
+                yielder.wait(Deadline::NEVER, |_| thread::sleep(wait));
                 (yielder.is_busy, attributes().map(|attributes| attributes.runtime))
             };
             (slice_after(Duration::ZERO), slice_after(IDLE), slice_after(Duration::ZERO))
@@ -205,6 +220,22 @@ mod tests {
             assert_eq!(busy.1, Some(100_000));
             assert_ne!(rested.1, busy.1);
         }
+    }
+
+    #[test]
+    fn the_time_left_of_a_wait_is_computed_after_the_core_was_yielded() {
+        let mut yielder = Yielder::new();
+        yielder.since = Instant::now() - MAX_RUN;
+        let deadline = Deadline::after(Duration::from_millis(2));
+        let (mut has_yielded, wait) = (false, |left| left);
+        let yield_core = || {
+            has_yielded = true;
+            while !deadline.has_passed() {
+                thread::yield_now();
+            }
+        };
+        assert_eq!(yielder.wait_with(yield_core, deadline, wait), Some(Duration::ZERO));
+        assert!(has_yielded);
     }
 
     #[test]

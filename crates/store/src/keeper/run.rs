@@ -249,8 +249,12 @@ fn wait(
             sources.push(PollSource::Death);
         }
         let left = wake_at.map(|at| at.saturating_sub(start.elapsed()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
-        match yielder.wait(|| poll(&mut polls, left.as_ref())) {
+        let wait = |left: Option<Duration>| {
+            // A time that is too long for the kernel's type is treated as unlimited.
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            poll(&mut polls, left.as_ref())
+        };
+        match yielder.wait(left.map_or(Deadline::NEVER, Deadline::after), wait) {
             Ok(0) => return Ok(KeeperInput::Tick),
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(OsError::Call { call: "poll", errno }.into()),

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::clients::{Clients, EndReason};
-use super::connection::admission_refusal;
+use super::connection::{ClientConnection, admission_refusal};
 use super::executor::FollowUp;
 use super::headroom::{Headroom, MemoryPurpose, bookkeeping};
 use super::index_memory::IndexMemory;
@@ -55,7 +55,8 @@ impl Admission {
     }
 
     /// Starts to admit a client that has sent a valid hello message: creates its pin page (in which the client marks objects in
-    /// use), and sends the client's descriptors to the keeper process.
+    /// use), and sends the client's descriptors to the keeper process. A client that has closed its connection meanwhile is not
+    /// admitted, because an admission is the most expensive request that a client can make without a quota.
     pub(super) fn admit(
         &self,
         client: ClientId,
@@ -64,6 +65,9 @@ impl Admission {
         memory: &mut MemoryTable,
         keeper: &mut KeeperLink<'_>,
     ) -> Option<FollowUp> {
+        if clients.get(client).is_some_and(ClientConnection::has_peer_closed) {
+            return Some(FollowUp::End(client, EndReason::Closed));
+        }
         let admitted = match clients.admit(client, request, &self.headroom) {
             Ok(Ok(())) => prepare(client, clients, memory),
             Ok(Err(refusal)) => Err(refusal),

@@ -149,6 +149,11 @@ impl ClientConnection {
         Ok(Some(connection))
     }
 
+    /// Returns true if the client has closed the connection, which the event loop may not have processed yet.
+    pub(super) fn has_peer_closed(&self) -> bool {
+        self.socket.as_ref().is_some_and(|socket| socket.is_closed() == Ok(true))
+    }
+
     fn new(
         socket: Option<PacketSocket>,
         admitted: Option<AdmittedClient>,

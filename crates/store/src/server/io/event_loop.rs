@@ -7,10 +7,9 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::event::Timespec;
 use wholemem_hal::Backend;
 use wholemem_os::packet::MAX_PACKET;
-use wholemem_os::{PacketSocket, heap};
+use wholemem_os::{Deadline, PacketSocket, heap};
 
 use super::accept::ClientAcceptor;
 use super::clients::{Clients, EndReason};
@@ -107,9 +106,8 @@ impl<'a> EventLoop<'a> {
         if !keeper.flush(clients.poller()) {
             self.on_keeper_exit();
         }
-        // A timeout that is too long for the kernel's type is treated as unlimited.
-        let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
-        let ready = self.executor.clients.poller().wait(timeout.as_ref())?;
+        let deadline = self.timeout().map_or(Deadline::NEVER, Deadline::after);
+        let ready = self.executor.clients.poller().wait(deadline)?;
         if self.executor.keeper.take_retry(Instant::now()) {
             self.executor.start_keeper(&self.acceptor);
         }

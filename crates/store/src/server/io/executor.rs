@@ -12,7 +12,7 @@ use wholemem_os::{PidFd, memfd};
 use super::accept::ClientAcceptor;
 use super::admission::Admission;
 use super::clients::{Clients, EndReason};
-use super::keeper_link::{KeeperLink, ParkAction};
+use super::keeper_link::{KeeperLink, ParkAction, ReleaseDelay};
 use super::memory_table::{CloseResult, MemoryTable};
 use super::workers::{JobResult, WorkerJob, Workers};
 use crate::id::{AllocationId, ClientId};
@@ -104,8 +104,9 @@ impl Executor<'_> {
     }
 
     fn release(&mut self, allocation: AllocationId) {
+        let delay = if self.memory.is_short(allocation) { ReleaseDelay::None } else { ReleaseDelay::Short };
         self.memory.remove(allocation);
-        self.keeper.release(allocation);
+        self.keeper.release(allocation, delay);
     }
 
     /// Processes the result of a worker thread's job.
@@ -247,12 +248,13 @@ impl Executor<'_> {
 mod tests {
     use std::process::Child;
     use std::sync::Arc;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use wholemem_os::{Deadline, Memfd, PacketSocket};
 
     use super::super::headroom::{Headroom, tests::TestMachine};
     use super::super::index_memory::IndexMemory;
+    use super::super::memory_table::MAX_SHORT_LEN;
     use super::*;
     use crate::index::Geometry;
     use crate::keeper::{ProcessRole, ToKeeper, ToServer};
@@ -261,6 +263,9 @@ mod tests {
     use crate::server::machine::SharedAllocation;
 
     const LEN: usize = 64 << 10;
+
+    /// How long a test waits for a message that the server sends to the keeper.
+    const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
     fn no_launch(_: ProcessRole, _: OwnedFd) -> std::io::Result<Child> {
         Err(std::io::ErrorKind::Unsupported.into())
@@ -298,7 +303,7 @@ mod tests {
         let Executor { keeper: link, clients, .. } = executor;
         assert!(link.flush(clients.poller()));
         let mut packet = [0; 200];
-        let (len, fds) = keeper.recv_with_fds(&mut packet, 8, Deadline::NEVER).unwrap();
+        let (len, fds) = keeper.recv_with_fds(&mut packet, 8, Deadline::after(ANSWER_TIMEOUT)).unwrap();
         (postcard::from_bytes(&packet[..len]).unwrap(), fds.len())
     }
 
@@ -312,8 +317,12 @@ mod tests {
 
     /// Adds memory that a worker thread has allocated, and simulates the keeper that receives the memory's descriptor.
     fn add_memory(executor: &mut Executor<'_>, keeper: &PacketSocket) -> AllocationId {
+        add_memory_of(executor, keeper, MAX_SHORT_LEN + 1)
+    }
+
+    fn add_memory_of(executor: &mut Executor<'_>, keeper: &PacketSocket, len: usize) -> AllocationId {
         let allocation = AllocationId::new(1, 2);
-        let fd = Memfd::create("test", LEN).unwrap().into_fd();
+        let fd = Memfd::create_sparse("test", len).unwrap().into_fd();
         assert!(
             executor.finished(JobResult::Allocated { allocation, place: HOST, outcome: Ok(fd) }).is_none()
         );
@@ -336,6 +345,16 @@ mod tests {
         let keys = vec![DescriptorKey::Allocation(allocation).encode()];
         assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
         assert_eq!(executor.memory.fds().count(), 0);
+    }
+
+    #[test]
+    fn short_memory_is_released_in_the_keeper_with_the_next_message() {
+        let (mut executor, keeper) = executor();
+        let allocation = add_memory_of(&mut executor, &keeper, MAX_SHORT_LEN);
+        executor.parked(ParkAction::Memory(allocation));
+        assert!(perform(&mut executor, Output::Release { allocation }).is_none());
+        let keys = vec![DescriptorKey::Allocation(allocation).encode()];
+        assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
     }
 
     #[test]
@@ -434,6 +453,18 @@ mod tests {
             panic!("{refused:?}")
         };
         assert_eq!(refusal, Refusal::malformed("a second hello"));
+    }
+
+    #[test]
+    fn a_client_that_has_closed_its_connection_is_not_admitted() {
+        let (mut executor, keeper) = executor();
+        let (client, peer) = connected(&mut executor);
+        drop(peer);
+        let follow_up = perform(&mut executor, Output::Admit { client, request: 5 });
+        assert!(matches!(follow_up, Some(FollowUp::End(ended, EndReason::Closed)) if ended == client));
+        assert!(executor.clients.get(client).is_some_and(|connection| connection.admitted.is_none()));
+        executor.keeper.send(&ToKeeper::Ready, Vec::new());
+        assert_eq!(keeper_message(&mut executor, &keeper), (ToKeeper::Ready, 0), "nothing was parked");
     }
 
     #[test]

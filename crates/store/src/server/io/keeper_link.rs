@@ -35,6 +35,16 @@ const RELEASE_DELAY: Duration = Duration::from_millis(1);
 /// The number of released allocations at which the delayed releases are sent to the keeper process at once.
 const MAX_RELEASED: usize = 64;
 
+/// How long the keeper process may hold released memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReleaseDelay {
+    /// The release is sent at once: freeing the memory takes about as long as waking the keeper, and the next object of its
+    /// length gets pages that are still in the caches of the processor.
+    None,
+    /// The release is sent after [`RELEASE_DELAY`].
+    Short,
+}
+
 /// An action of the server that waits until the keeper process has received or closed descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ParkAction {
@@ -152,14 +162,15 @@ impl<'a> KeeperLink<'a> {
         self.send(&ToKeeper::Unpark(keys.iter().map(|key| key.encode()).collect()), Vec::new());
     }
 
-    /// Makes the keeper process free memory, either after [`RELEASE_DELAY`] or with the next message to the keeper.
-    pub(super) fn release(&mut self, allocation: AllocationId) {
+    /// Makes the keeper process free memory: with the next message to the keeper, which is sent after the outputs of a step have
+    /// been carried out at the earliest, and after the given delay at the latest.
+    pub(super) fn release(&mut self, allocation: AllocationId, delay: ReleaseDelay) {
         if self.peer.is_none() {
             return;
         }
         self.released.push(DescriptorKey::Allocation(allocation).encode());
         self.released_at.get_or_insert_with(Instant::now);
-        if self.released.len() >= MAX_RELEASED {
+        if delay == ReleaseDelay::None || self.released.len() >= MAX_RELEASED {
             self.send_released();
         }
     }
@@ -343,7 +354,7 @@ mod tests {
         let [one, two, three] = [1, 2, 3].map(|slot| ParkAction::Retry(AllocationId::new(slot, 0)));
         assert_eq!((link.after_releases(one), link.after_releases(two)), (None, None));
         assert_eq!(link.fences.len(), 1, "no memory was released in between");
-        link.release(AllocationId::new(4, 0));
+        link.release(AllocationId::new(4, 0), ReleaseDelay::Short);
         assert_eq!((link.after_releases(three), link.fences.len()), (None, 2));
         assert!(
             link.timeout(Instant::now()).is_some() && link.flush(&mut poller) && link.take_late().is_empty()

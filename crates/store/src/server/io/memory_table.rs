@@ -19,6 +19,9 @@ use crate::server::machine::{PAGE_WORK, PinPosition};
 use crate::server::machine::{ServerMemory, SharedAllocation};
 use crate::{Refusal, Result, pin};
 
+/// The length up to which host memory is short: the kernel frees its pages in microseconds.
+pub(super) const MAX_SHORT_LEN: usize = 4 << 20;
+
 #[derive(Debug)]
 struct OpenMemory {
     fd: Rc<OwnedFd>,
@@ -113,6 +116,12 @@ impl MemoryTable {
         if let Some(OpenMemory { fd, reader: Some(reader), .. }) = self.memories.get_mut(&allocation) {
             *fd = Rc::clone(reader);
         }
+    }
+
+    /// Returns true if the memory of an allocation is host memory that the kernel frees in microseconds.
+    pub(super) fn is_short(&self, allocation: AllocationId) -> bool {
+        let memory = self.memories.get(&allocation).filter(|memory| memory.is_host);
+        memory.is_some_and(|memory| memfd::len_of(memory.fd.as_fd()).is_ok_and(|len| len <= MAX_SHORT_LEN))
     }
 
     pub(super) fn remove(&mut self, allocation: AllocationId) {

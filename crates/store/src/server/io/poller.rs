@@ -10,11 +10,12 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use wholemem_os::time_slice::Yielder;
-use wholemem_os::{Errno, Error as OsError};
+use wholemem_os::{Deadline, Errno, Error as OsError};
 
 use crate::Result;
 use crate::convert::low_u32;
@@ -197,11 +198,16 @@ impl Poller {
         }
     }
 
-    /// Waits until an event source is ready, at most for `timeout`; `None` waits without a limit.
-    pub(super) fn wait(&mut self, timeout: Option<&Timespec>) -> Result<ReadySources> {
+    /// Waits until an event source is ready, at most until the deadline.
+    pub(super) fn wait(&mut self, deadline: Deadline) -> Result<ReadySources> {
         let mut events: Vec<Event> = Vec::with_capacity(MAX_EVENTS);
         let buffer = rustix::buffer::spare_capacity(&mut events);
-        match self.yielder.wait(|| epoll::wait(&self.all, buffer, timeout)) {
+        let wait = |left: Option<Duration>| {
+            // A time that is too long for the kernel's type is treated as unlimited.
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            epoll::wait(&self.all, buffer, timeout.as_ref())
+        };
+        match self.yielder.wait(deadline, wait) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(failed("epoll_wait")(errno)),
         }
@@ -304,7 +310,7 @@ mod tests {
     #[test]
     fn an_iteration_serves_users_equally_whatever_their_number_of_connections() {
         let (mut poller, _sockets) = poller(&[(7, 100), (8, 1)]);
-        let mut ready = poller.wait(Some(&Timespec::default())).unwrap().users;
+        let mut ready = poller.wait(Deadline::NOW).unwrap().users;
         ready.sort_unstable();
         assert_eq!(ready, [7, 8]);
         assert_eq!(take(&mut poller, 7, MAX_USER_EVENTS).len(), MAX_USER_EVENTS);
@@ -335,7 +341,7 @@ mod tests {
         let (mut poller, mut sockets) = poller(&[(7, 1)]);
         let (client, (user, local, peer)) = sockets.pop_first().unwrap();
         poller.set_interest(user, client, &local, Interest::default()).unwrap();
-        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), ReadySources::default());
+        assert_eq!(poller.wait(Deadline::NOW).unwrap(), ReadySources::default());
         drop(peer);
         let closed = ClientEvent::Socket { client, is_readable: false, is_writable: false, is_closed: true };
         assert_eq!(take(&mut poller, user, 1), [closed]);
@@ -348,7 +354,7 @@ mod tests {
         let _kept = wholemem_os::memfd::share_fd(local.as_fd()).unwrap();
         poller.remove(user, &local);
         drop(local);
-        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), ReadySources::default());
+        assert_eq!(poller.wait(Deadline::NOW).unwrap(), ReadySources::default());
         assert!(poller.users.is_empty(), "a user without connections has no set");
     }
 }

@@ -91,12 +91,17 @@ impl MemoryPool {
 
     /// Takes preallocated memory for an object of this length. Returns the allocation, and whether the memory is ready. From now
     /// on, the memory counts as used.
-    pub(super) fn take_preallocated(&mut self, place: u32, len: u64) -> Option<(AllocationId, bool)> {
+    pub(super) fn take_preallocated(
+        &mut self,
+        place: u32,
+        len: u64,
+        now: Duration,
+    ) -> Option<(AllocationId, bool)> {
         if place != HOST {
             return None;
         }
         let len = self.ledger.rounded(place, len)?;
-        let (id, is_ready) = self.prealloc.take(len)?;
+        let (id, is_ready) = self.prealloc.take(len, now)?;
         self.ledger.enter_reserved(id, place, len);
         Some((id, is_ready))
     }
@@ -298,8 +303,8 @@ mod tests {
         };
         assert!(pool.preallocated(allocation, true, LATER, &mut outputs));
         assert_eq!(pool.ledger().usage().0.used, 0, "preallocated memory is not in use");
-        assert_eq!(pool.take_preallocated(1, LEN), None, "device memory is not preallocated");
-        assert_eq!(pool.take_preallocated(HOST, LEN), Some((allocation, true)));
+        assert_eq!(pool.take_preallocated(1, LEN, LATER), None, "device memory is not preallocated");
+        assert_eq!(pool.take_preallocated(HOST, LEN, LATER), Some((allocation, true)));
         assert_eq!(pool.ledger().usage().0.used, LEN);
         assert!(
             !pool.preallocated(allocation, true, LATER, &mut outputs),

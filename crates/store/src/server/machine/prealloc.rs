@@ -19,7 +19,7 @@ use crate::id::AllocationId;
 
 /// The delay between the sealing or freeing of an object and the preallocation that it causes: the client usually continues at
 /// once, and would have to share the CPU with the preallocation.
-const IDLE_DELAY: Duration = Duration::from_millis(5);
+const IDLE_DELAY: Duration = Duration::from_millis(4);
 
 /// How long the server retains an unused block of preallocated memory.
 const MAX_IDLE: Duration = Duration::from_secs(10);
@@ -79,11 +79,15 @@ impl Prealloc {
         late.chain(self.demands.iter().map(|demand| demand.at)).min()
     }
 
-    /// Removes a preallocated block of this length, preferably a ready one. Returns the block, and whether it is ready.
-    pub(super) fn take(&mut self, len: u64) -> Option<(AllocationId, bool)> {
+    /// Removes a preallocated block of this length, preferably a ready one. Returns the block, and whether it is ready. If there
+    /// is none, the caller allocates memory of this length itself, in place of a preallocation that was not started yet.
+    pub(super) fn take(&mut self, len: u64, now: Duration) -> Option<(AllocationId, bool)> {
         let fits = |block: &PreallocBlock| block.len == len;
         let ready = self.blocks.iter().position(|block| fits(block) && block.is_ready);
-        let at = ready.or_else(|| self.blocks.iter().position(fits))?;
+        let Some(at) = ready.or_else(|| self.blocks.iter().position(fits)) else {
+            self.replace_demand(len, now);
+            return None;
+        };
         let block = self.blocks.remove(at);
         if !block.is_ready {
             self.taken_early.insert(block.id);
@@ -109,6 +113,16 @@ impl Prealloc {
     /// object may replace the freed one.
     pub(super) fn expect_replacement(&mut self, len: u64, now: Duration) {
         self.add_demand(len, 1, now);
+    }
+
+    /// Counts an allocation of a request as one of the blocks that are to be preallocated, and postpones the others: both would
+    /// be allocated at the same time otherwise, and the request would have to wait for twice as long.
+    fn replace_demand(&mut self, len: u64, now: Duration) {
+        let Some(at) = self.demands.iter().position(|demand| demand.len == len) else { return };
+        let Demand { count, .. } = self.demands.remove(at);
+        if count > 1 {
+            self.add_demand(len, count - 1, now);
+        }
     }
 
     fn add_demand(&mut self, len: u64, count: usize, now: Duration) {
@@ -245,6 +259,8 @@ mod tests {
     use super::*;
     use crate::protocol::{Answer, Refusal, RequestKind};
 
+    const NOW: Duration = Duration::from_secs(1);
+
     fn prealloc(lens: &[(u64, bool)]) -> Prealloc {
         let block = |(slot, (len, is_ready)): (usize, &(u64, bool))| PreallocBlock {
             id: AllocationId::new(slot, 0),
@@ -259,9 +275,9 @@ mod tests {
     #[test]
     fn a_ready_block_is_taken_before_one_that_is_being_allocated() {
         let mut prealloc = prealloc(&[(8, false), (4, true), (8, true)]);
-        assert_eq!(prealloc.take(8), Some((AllocationId::new(2, 0), true)));
-        assert_eq!(prealloc.take(8), Some((AllocationId::new(0, 0), false)));
-        assert_eq!((prealloc.take(8), prealloc.held()), (None, 4));
+        assert_eq!(prealloc.take(8, NOW), Some((AllocationId::new(2, 0), true)));
+        assert_eq!(prealloc.take(8, NOW), Some((AllocationId::new(0, 0), false)));
+        assert_eq!((prealloc.take(8, NOW), prealloc.held()), (None, 4));
     }
 
     #[test]
@@ -280,6 +296,17 @@ mod tests {
         assert_eq!(prealloc.expire(first - Duration::from_nanos(1)), []);
         assert_eq!(prealloc.expire(first), [AllocationId::new(1, 0)]);
         assert_eq!(prealloc.wake_at(), Some(first + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn an_allocation_of_a_request_replaces_a_preallocation_that_was_not_started() {
+        let mut prealloc = prealloc(&[]);
+        prealloc.expect_replacement(8, NOW);
+        prealloc.expect_next(4, NOW);
+        let later = NOW + Duration::from_millis(1);
+        assert_eq!((prealloc.take(8, later), prealloc.take(4, later)), (None, None));
+        let demands: Vec<_> = prealloc.demands.iter().map(|demand| (demand.len, demand.count)).collect();
+        assert_eq!((demands, prealloc.wake_at()), (vec![(4, 1)], Some(later + IDLE_DELAY)));
     }
 
     const LEN: u64 = 100 << 10;
@@ -314,6 +341,24 @@ mod tests {
         sim.request_one(client, RequestKind::Delete { object }, &[]);
         sim.advance(IDLE_DELAY);
         assert_eq!((sim.server.state.memory.prealloc().held(), sim.status(client).host.used), (LEN, 0));
+    }
+
+    #[test]
+    fn an_object_that_replaces_a_deleted_one_at_once_causes_one_allocation_only() {
+        let mut sim = Simulation::with_prealloc_limit(POLICY.quota);
+        let client = sim.join(1);
+        let first = put(&mut sim, client, "first", LEN);
+        sim.request_one(client, RequestKind::Delete { object: first }, &[]);
+        for demand in &mut sim.server.state.memory.prealloc().demands {
+            // The seal of the first object has demanded two blocks. Large objects cause no such demand.
+            demand.count = 1;
+        }
+        sim.advance(IDLE_DELAY / 2);
+        let before = sim.parked.len();
+        let (_, answer) = sim.create(client, "second", LEN);
+        assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
+        sim.advance(IDLE_DELAY);
+        assert_eq!((sim.parked.len() - before, sim.server.state.memory.prealloc().held()), (1, 0));
     }
 
     #[test]

@@ -71,8 +71,8 @@ fn begin_large<C: Cells>(
     request: &Request,
     plan: &CreatePlan<'_>,
 ) -> Result<CreateProgress, Refusal> {
-    let StoreState { objects, memory, sessions, outputs, .. } = store;
-    let Some((allocation, is_ready)) = memory.take_preallocated(plan.place, plan.len) else {
+    let StoreState { objects, memory, sessions, outputs, now, .. } = store;
+    let Some((allocation, is_ready)) = memory.take_preallocated(plan.place, plan.len, now.elapsed) else {
         request.check_server_deaths()?;
         let requester = sessions.requester(client);
         let allocation = memory.allocate(plan.place, plan.len, false, requester, outputs)?;
