@@ -262,8 +262,6 @@ mod tests {
     use crate::server::budget::tests::unlimited;
     use crate::server::machine::SharedAllocation;
 
-    const LEN: usize = 64 << 10;
-
     /// How long a test waits for a message that the server sends to the keeper.
     const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
