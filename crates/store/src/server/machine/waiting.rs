@@ -66,8 +66,8 @@ pub(super) struct WaitingRequests {
     found: VecDeque<(BTreeSet<u64>, ObjectId)>,
     /// The number of requests for names that this step of the state machine has answered.
     answered: usize,
-    /// True if the last step answered the maximum number of requests for space and left others.
-    has_more_space: bool,
+    /// For host and for devices, true if the last step answered the maximum number of requests for space and left others.
+    has_more_space: [bool; 2],
     /// The bytes of host and device memory for which requests for space were answered in the last step, and in the steps before
     /// it that also left requests.
     promised: [u64; 2],
@@ -127,7 +127,8 @@ impl WaitingRequests {
     /// Returns the time at which the next waiting request times out; zero if there is work for the next step.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         let first = self.deadlines.first().map(|(until, _)| *until);
-        let has_work = !self.found.is_empty() || !self.abandoned.is_empty() || self.has_more_space;
+        let has_work =
+            !self.found.is_empty() || !self.abandoned.is_empty() || self.has_more_space != [false; 2];
         if has_work { Some(Duration::ZERO) } else { first }
     }
 
@@ -248,15 +249,15 @@ impl WaitingRequests {
     }
 
     fn answer_space(&mut self, ledger: &Ledger, sessions: &Sessions, outputs: &mut Outputs) {
-        if !std::mem::take(&mut self.has_more_space) {
-            self.promised = [0; 2];
-        }
         for queue in [0, 1] {
+            if !std::mem::take(&mut self.has_more_space[queue]) {
+                self.promised[queue] = 0;
+            }
             let mut promised = self.promised[queue];
             for answered in 0.. {
                 if answered == ANSWERED_AT_ONCE {
-                    // The next step of the state machine answers the other requests for space.
-                    self.has_more_space = !self.space_queues[queue].is_empty();
+                    // The next step of the state machine answers the remaining requests of this queue.
+                    self.has_more_space[queue] = !self.space_queues[queue].is_empty();
                     self.promised[queue] = promised;
                     break;
                 }
@@ -526,6 +527,30 @@ mod tests {
         }
         assert!(answered.iter().all(|answered| *answered <= ANSWERED_AT_ONCE), "{answered:?}");
         assert_eq!(answered.iter().sum::<usize>(), WAITING, "{answered:?}");
+    }
+
+    #[test]
+    fn requests_for_host_memory_are_answered_although_those_for_devices_are_all_answered_first() {
+        let (mut sessions, mut waiting, mut outputs) =
+            (Sessions::new(0), WaitingRequests::default(), Outputs::default());
+        let client = ClientId(1);
+        sessions.join(client, unlimited().open(7));
+        let ledger = Ledger::new(POLICY, POLICY, 1, Slots::used_up_to(8, 0));
+        let host = [HOST; 2 * ANSWERED_AT_ONCE + 1];
+        for (request, place) in host.into_iter().chain([1; ANSWERED_AT_ONCE]).enumerate() {
+            let timed = TimedRequest { client, request: request as u64, wait: 60_000 };
+            let condition = WaitCondition::Space { len: POLICY.small, place };
+            assert_eq!(waiting.wait(timed, condition, Duration::ZERO, &sessions), None);
+        }
+        let mut left = Vec::new();
+        loop {
+            waiting.answer_due(Duration::ZERO, &ledger, &sessions, &mut outputs);
+            left.push(waiting.waiters.len());
+            if waiting.wake_at() != Some(Duration::ZERO) {
+                break;
+            }
+        }
+        assert_eq!(left, [ANSWERED_AT_ONCE + 1, 1, 0]);
     }
 
     #[test]
