@@ -102,23 +102,26 @@ impl LogQueue {
 }
 
 impl PythonLog {
-    /// Passes the waiting records to `logging`. Returns at once if another thread does so, or this thread in an outer call. Records that
-    /// arrive meanwhile are left to the delivery thread, so that a call returns although other threads, or the handlers, emit events.
+    /// Passes the waiting records to `logging`, and returns their number. Returns 0 at once if another thread does so, or this thread in
+    /// an outer call. Records that arrive meanwhile are left to the delivery thread, so that a call returns although other threads, or
+    /// the handlers, emit events.
     ///
     /// # Errors
     /// The exception that a handler of the program raised, such as that of a signal.
-    fn deliver(&self, py: Python<'_>) -> PyResult<()> {
+    fn deliver(&self, py: Python<'_>) -> PyResult<usize> {
+        let mut count = 0;
         if PENDING.load(Ordering::Relaxed) && !self.queue.delivering.swap(true, Ordering::Acquire) {
             let (records, dropped) = self.queue.take();
             let rows: Vec<_> = records
                 .into_iter()
                 .map(|record| (logger_name(record.target), record.level.as_str(), record.message))
                 .collect();
+            count = rows.len();
             let outcome = self.deliver.call1(py, (rows, dropped));
             self.queue.end_delivery();
             outcome?;
         }
-        Ok(())
+        Ok(count)
     }
 }
 
@@ -140,7 +143,7 @@ pub(crate) fn deliver_pending(py: Python<'_>) -> PyResult<()> {
 #[cold]
 fn deliver_now(py: Python<'_>) -> PyResult<()> {
     match LOG.get().filter(|log| log.queue.epoch.is_current()) {
-        Some(log) => log.deliver(py),
+        Some(log) => log.deliver(py).map(drop),
         None => Ok(()),
     }
 }
@@ -176,7 +179,9 @@ pub(crate) fn start_logging(py: Python<'_>) -> PyResult<Option<String>> {
     let thread = std::thread::Builder::new().name("wholemem-log".to_owned()).spawn(|| {
         while let Some(log) = LOG.get().filter(|log| log.queue.wait()) {
             let delivered = Python::try_attach(|py| {
-                log.deliver(py).unwrap_or_else(|error| error.write_unraisable(py, None));
+                if let Err(error) = log.deliver(py) {
+                    error.write_unraisable(py, None);
+                }
             });
             if delivered.is_none() {
                 // The interpreter ends without having called `stop_logging`.
@@ -191,7 +196,8 @@ pub(crate) fn start_logging(py: Python<'_>) -> PyResult<Option<String>> {
 }
 
 /// Delivers all records, and ends the thread that delivers records. The package registers it with ``atexit``, because a thread
-/// must not wait for the GIL when the interpreter ends.
+/// must not wait for the GIL when the interpreter ends. Records that handlers emit meanwhile are delivered too, except if their number
+/// does not end: after 10,000 records, the rest is dropped.
 #[pyfunction]
 pub(crate) fn stop_logging(py: Python<'_>) -> PyResult<()> {
     let Some(log) = LOG.get().filter(|log| log.queue.epoch.is_current()) else { return Ok(()) };
@@ -199,5 +205,12 @@ pub(crate) fn stop_logging(py: Python<'_>) -> PyResult<()> {
     log.queue.changed.notify_all();
     let thread = log.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
     py.detach(|| thread.map(JoinHandle::join));
-    log.deliver(py)
+    let mut delivered = 0;
+    while delivered < CAPACITY {
+        match log.deliver(py)? {
+            0 => break,
+            count => delivered += count,
+        }
+    }
+    Ok(())
 }

@@ -129,6 +129,22 @@ def test_a_handler_that_calls_the_package_does_not_deadlock() -> None:
     assert lines_of(run_with("debug", text)) == ["True"]
 
 
+def test_a_handler_whose_calls_are_logged_without_end_does_not_keep_the_interpreter_alive() -> None:
+    text = """
+    import logging
+    import wholemem
+    class Caller(logging.Handler):
+        def emit(self, record):
+            (comm,) = wholemem.Communicator.local(1, device="cpu")
+            comm.close()
+    logging.getLogger("wholemem").addHandler(Caller())
+    (comm,) = wholemem.Communicator.local(1, device="cpu")
+    comm.close()
+    print("done")
+    """
+    assert lines_of(run_with("wholemem::communicator=debug", text)) == ["done"]
+
+
 def test_a_forked_child_neither_hangs_nor_repeats_the_records_of_its_parent() -> None:
     text = """
     import os, sys

@@ -1146,7 +1146,8 @@ def start_logging() -> Optional[str]:
 
 def stop_logging() -> None:
     """Delivers all records, and ends the thread that delivers records. The package registers it with ``atexit``, because a thread
-    must not wait for the GIL when the interpreter ends.
+    must not wait for the GIL when the interpreter ends. Records that handlers emit meanwhile are delivered too, except if their number
+    does not end: after 10,000 records, the rest is dropped.
     """
 
 def findings() -> list[
