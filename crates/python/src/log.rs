@@ -179,7 +179,7 @@ pub(crate) fn start_logging(py: Python<'_>) -> PyResult<Option<String>> {
                 log.deliver(py).unwrap_or_else(|error| error.write_unraisable(py, None));
             });
             if delivered.is_none() {
-                // The interpreter ends without having called `stop_logging`.
+                // The thread cannot attach to the interpreter, which is ending without having called `stop_logging`.
                 return;
             }
         }
@@ -190,8 +190,8 @@ pub(crate) fn start_logging(py: Python<'_>) -> PyResult<Option<String>> {
     Ok(Some(level))
 }
 
-/// Delivers all records, and ends the thread that delivers records. The package registers it with ``atexit``, because a thread
-/// must not wait for the GIL when the interpreter ends.
+/// Delivers all log records, and ends the thread that delivers them. The package registers it with ``atexit``, because a
+/// thread must not wait for the GIL when the interpreter ends.
 #[pyfunction]
 pub(crate) fn stop_logging(py: Python<'_>) -> PyResult<()> {
     let Some(log) = LOG.get().filter(|log| log.queue.epoch.is_current()) else { return Ok(()) };
