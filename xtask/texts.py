@@ -27,7 +27,7 @@ RUST, CUDA, PYTHON = (".rs",), (".cu", ".cuh", ".h", ".cpp"), (".py", ".pyi")
 # Generated files, whose texts are not listed.
 GENERATED = ("crates/hal/src/generated/", "crates/wholemem/kernels/include/wholemem/abi.cuh", "crates/wholemem/kernels/include/ops/abi.cuh")
 
-ERROR = re.compile(r'(?:#\[error\(|\b(?:bail|anyhow|ensure)!\((?:[^"\n]*,\s*)?)"((?:[^"\\]|\\.)*)"', re.DOTALL)
+ERROR = re.compile(r'(?:#\[error\(|\b(?:bail|anyhow|ensure)!\()\s*(?:[^"\n]*,\s*)?"((?:[^"\\]|\\.)*)"', re.DOTALL)
 
 
 class Text(NamedTuple):
@@ -108,7 +108,7 @@ def crate(path: str) -> str:
 
 
 def count(found: list[Text]) -> None:
-    """Prints the numbers of files and of texts of each kind, by crate."""
+    """Prints, for each crate, the number of files, the number of texts of each kind, and the number of words."""
     print(f"{'':20}{'files':>7}" + "".join(f"{kind + 's' if kind != 'summary' else 'summaries':>12}" for kind in KINDS) + f"{'words':>10}")
     crates = sorted({crate(text.path) for text in found})
     for name in [*crates, "total"]:

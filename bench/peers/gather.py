@@ -69,7 +69,7 @@ class Numpy:
         self.turn()
 
     def turn(self):
-        """Runs one round of gathers and returns its time in seconds."""
+        """Runs one round of gathers with `numpy.take`, and returns its duration in seconds."""
         if not self.prepared:
             self.check()
             for output in self.outputs:
@@ -86,7 +86,7 @@ class Numpy:
         return took
 
     def check(self):
-        """Checks all rows that were gathered since the last check."""
+        """Compares all rows that were gathered since the last check with their expected content."""
         for indices, output in self.used:
             indices, output = indices.reshape(-1), output.reshape(-1, output.shape[2])
             width = output.shape[1]
@@ -126,7 +126,7 @@ class Torch:
             part.copy_(self.elements(places, flat.dtype))
 
     def open(self, rows, width, dtype):
-        """Creates the table, and returns the function that gathers from it."""
+        """Creates the table, and returns a function that gathers rows of the table."""
         if self.memory is None or self.memory.dtype != dtype:
             self.memory = None
             self.memory = self.torch.empty(self.table_bytes // dtype.itemsize, dtype=dtype, device="cuda")

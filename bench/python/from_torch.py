@@ -81,7 +81,7 @@ def in_turns(args, ask, work):
 
 
 class Clock:
-    """Measures the time of work in seconds; on a GPU by two CUDA events."""
+    """Measures the time of a block of work in seconds; on a GPU with two CUDA events."""
 
     def __init__(self, device):
         self.on_gpu = device == "cuda"
@@ -151,7 +151,7 @@ class Table:
         begun, batch = 0, []
         while begun < WARM_UP + args.rounds:
             batch.clear()
-            # The warm-up rounds are a batch of their own.
+            # The warm-up rounds are prepared and run as a batch of their own, before the timed rounds.
             count = WARM_UP if begun == 0 else min(most, WARM_UP + args.rounds - begun)
             batch += [Round(self, rows, calls, given) for _ in range(count)]
             for number, current in enumerate(batch, begun):
@@ -179,7 +179,7 @@ class Round:
         self.plain = torch.full_like(self.part, math.nan)
 
     def copy(self):
-        """Copies the same number of bytes as the gathers of the round."""
+        """Copies as many bytes as the gathers of the round, to compare their time with that of a plain copy."""
         self.plain.copy_(self.part)
 
 

@@ -107,7 +107,8 @@ def run_torch(pack: store.Pack, device: str) -> np.ndarray:
 
 
 def maps_of(addresses: Iterable[int]) -> list[dict[str, int]]:
-    """Returns the mapping of this process that contains each address, as `/proc/self/smaps` describes it (proc_pid_smaps(5))."""
+    """Returns, for each address, the mapping of this process that contains it, as `/proc/self/smaps` describes it
+    (proc_pid_smaps(5))."""
     maps: list[dict[str, int]] = []
     with open("/proc/self/smaps") as file:
         for line in file:

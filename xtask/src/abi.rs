@@ -19,7 +19,7 @@ const SOURCES: &str = "crates/wholemem/src";
 /// The configuration file of cbindgen, which generates the C++ headers.
 const CONFIG: &str = "crates/wholemem/kernels/cbindgen.toml";
 
-/// A part of the digest in generated headers. Increase it when the output of this generator changes.
+/// A number that is part of the digest in generated headers. Increase it when the output of this generator changes.
 const GENERATION: &str = "1";
 
 /// A generated C++ header and its Rust sources.
@@ -207,7 +207,7 @@ fn assertions(source: &str) -> Result<String> {
         }
     }
     if text.is_empty() {
-        bail!("the Rust definitions of shared structures have no `layout!`");
+        bail!("the Rust source of the structures that kernels share contains no `layout!` macro");
     }
     Ok(text)
 }
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(error.to_string(), "cannot read `layout!(A 16);`");
         assert_eq!(
             assertions("struct A;\n").unwrap_err().to_string(),
-            "the Rust definitions of shared structures have no `layout!`"
+            "the Rust source of the structures that kernels share contains no `layout!` macro"
         );
     }
 }

@@ -95,7 +95,7 @@ const OPTIONAL: &[&str] =
 /// The CUDA driver function that resolves all other functions; the only symbol that is looked up by name in the library.
 const LOADER: &str = "cuGetProcAddress";
 
-/// A part of the digest in the generated file. Increase it when the output of this generator changes.
+/// A number that is part of the digest in the generated file. Increase it when the output of this generator changes.
 const GENERATION: &str = "1";
 
 /// Returns a digest of all inputs of the generated file.

@@ -69,7 +69,7 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
         total += len;
     }
     if total > max_bytes {
-        bail!("the bundle has {total} bytes, more than {max_bytes}");
+        bail!("the GPU bundle has {total} bytes, which exceeds the limit of {max_bytes} bytes");
     }
     println!("on a machine with a GPU: {FOLDER}/run REPORT-FOLDER");
     Ok(())

@@ -76,7 +76,11 @@ pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result<()> {
     }
     child.kill()?;
     child.wait()?;
-    bail!("{} did not exit within {} s", command_line(command), limit.as_secs_f64())
+    bail!(
+        "the command `{line}` did not exit within {seconds} s",
+        line = command_line(command),
+        seconds = limit.as_secs_f64()
+    )
 }
 
 /// Returns true if a command succeeds; its output is discarded.
@@ -166,7 +170,7 @@ mod tests {
         let mut command = Command::new("cat");
         command.stdin(Stdio::piped());
         let error = run_within(&mut command, Duration::from_millis(50)).unwrap_err();
-        assert_eq!(error.to_string(), "cat did not exit within 0.05 s");
+        assert_eq!(error.to_string(), "the command `cat` did not exit within 0.05 s");
     }
 
     #[test]

@@ -118,7 +118,7 @@ pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
     ensure!(!readelf("--sections")?.contains(".symtab"), "{} is not stripped", program.display());
     let newest =
         newest_glibc(&readelf("--version-info")?).context("the program has no glibc version requirement")?;
-    ensure!(newest <= GLIBC, "the program needs glibc {newest:?}, newer than the limit {GLIBC:?}");
+    ensure!(newest <= GLIBC, "the program needs glibc {newest:?}, which is newer than the limit {GLIBC:?}");
     println!("{}: {len} bytes, glibc {}.{} or newer", program.display(), newest.0, newest.1);
     Ok(program)
 }
@@ -127,7 +127,10 @@ pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
 pub(crate) fn within(what: &str, path: &Path, limit: u64) -> Result<u64> {
     let len = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
     if len >= limit {
-        bail!("{what} has {len} bytes, not below the limit {limit}: {}", path.display());
+        bail!(
+            "{what} has {len} bytes, which is not below the limit of {limit} bytes: {file}",
+            file = path.display()
+        );
     }
     Ok(len)
 }
@@ -161,7 +164,13 @@ mod tests {
         let len = fs::metadata(&path).unwrap().len();
         assert_eq!(within("the file", &path, len + 1).unwrap(), len);
         let error = within("the file", &path, len).unwrap_err().to_string();
-        assert_eq!(error, format!("the file has {len} bytes, not below the limit {len}: {}", path.display()));
+        assert_eq!(
+            error,
+            format!(
+                "the file has {len} bytes, which is not below the limit of {len} bytes: {}",
+                path.display()
+            )
+        );
     }
 
     #[test]

@@ -22,7 +22,8 @@ pub(crate) struct Empty {
 
 impl Empty {
     pub(crate) fn create() -> Result<Self> {
-        // The path is short, because Unix sockets are created in it.
+        // The path of the folder is short, because programs create Unix sockets in the folder, whose paths are limited to 107
+        // bytes.
         let folder = env::temp_dir().join(format!("wholemem-empty-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         Ok(Self { folder })

@@ -48,7 +48,10 @@ pub(crate) fn write_or_compare(file: &Path, text: &str, check: bool) -> Result<(
         return Ok(());
     }
     if check {
-        bail!("{} does not match its sources", file.display());
+        bail!(
+            "the committed file {path} differs from the generated one: run the generator again without `--check`",
+            path = file.display()
+        );
     }
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;

@@ -60,7 +60,7 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     for folder in FOLDERS {
         let found = sources_in(Path::new(folder))?;
         if found.is_empty() {
-            bail!("no kernel sources in {folder}");
+            bail!("the folder {folder} contains no kernel sources");
         }
         sources.extend(found);
     }
@@ -108,7 +108,7 @@ fn reject_ptx_without_source(sources: &[PathBuf]) -> Result<()> {
         for entry in fs::read_dir(Path::new(folder).join("ptx"))? {
             let path = entry?.path();
             if !ptx_files_of(sources).any(|(source, text)| text.target(source) == path) {
-                bail!("the PTX file {} has no kernel source", path.display());
+                bail!("no kernel source generates the PTX file {file}", file = path.display());
             }
         }
     }
@@ -179,11 +179,15 @@ fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
             .context("cannot start ptxas")?;
         let log = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            bail!("ptxas rejects {} for {architecture}: {log}", source.display());
+            bail!("ptxas rejects the PTX of {file} for {architecture}: {log}", file = source.display());
         }
         let spills: Vec<_> = log.lines().filter(|line| spills(line)).collect();
         if !spills.is_empty() {
-            bail!("{} spills registers on {architecture}: {}", source.display(), spills.join("; "));
+            bail!(
+                "kernels of {file} spill registers on {architecture}: {lines}",
+                file = source.display(),
+                lines = spills.join("; ")
+            );
         }
         for line in log.lines().filter(|line| line.contains("registers")) {
             println!("{} {architecture}: {}", source.display(), line.trim_start_matches("ptxas info    : "));

@@ -43,7 +43,7 @@ pub(crate) fn check() -> Result<()> {
         return Err(Skip::new(format!("{reason}\nhint: rustup update stable")).into());
     }
     let published = tarballs::published()?;
-    ensure!(!published.is_empty(), "no crate of the workspace is published");
+    ensure!(!published.is_empty(), "the workspace has no crate that may be published");
     let target = command::target_folder()?;
     let archives = tarballs::pack(&published, &target, &["--allow-dirty", "--no-verify"])?;
     let unpacked = UnpackedCrates::create(&target.join("unpacked"), &archives)?;
@@ -73,7 +73,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 fn run(programs: &[String], target: &Path, folder: &Path) -> Result<()> {
-    ensure!(!programs.is_empty(), "no README has a runnable program");
+    ensure!(!programs.is_empty(), "no README contains a program to run");
     for program in programs {
         command::run(Command::new(target.join("debug").join(program)).current_dir(folder))?;
     }

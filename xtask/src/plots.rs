@@ -26,7 +26,7 @@ const FETCH_LIMIT: Duration = Duration::from_secs(300);
 pub(crate) fn generate(check: bool) -> Result<()> {
     let digest = digest()?;
     let committed = plot_files(Path::new(PLOTS))?;
-    ensure!(!check || !committed.is_empty(), "no committed plot in {PLOTS}");
+    ensure!(!check || !committed.is_empty(), "the folder {PLOTS} contains no committed plot");
     if check && committed.iter().all(|plot| generated::is_current(plot, &digest)) {
         return Ok(());
     }

@@ -62,7 +62,7 @@ pub(crate) fn torch(wanted: bool) -> Result<()> {
     }
     let python = with_torch()?;
     let files = torch_tests()?;
-    ensure!(!files.is_empty(), "no test file in {TESTS} needs torch");
+    ensure!(!files.is_empty(), "the folder {TESTS} contains no test file that needs torch");
     let target = command::target_folder()?;
     install(&python, "dev")?;
     build_what_tests_start()?;
@@ -206,7 +206,7 @@ fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
         entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     match &wheels[..] {
         [wheel] if serves_all(wheel) => Ok(folder.join(wheel)),
-        _ => bail!("expected one cp39-abi3 wheel, found {}", wheels.join(", ")),
+        _ => bail!("expected one cp39-abi3 wheel, found {names}", names = wheels.join(", ")),
     }
 }
 

@@ -222,7 +222,7 @@ fn build_into(folder: &Path, name: &str, build: fn(&Path) -> Result<()>) -> Resu
     let folder = folder.join(name);
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     build(&folder).with_context(|| format!("cannot build the {name}"))?;
-    ensure!(fs::read_dir(&folder)?.next().is_some(), "the builder of the {name} wrote no files");
+    ensure!(fs::read_dir(&folder)?.next().is_some(), "building the {name} wrote no files");
     Ok(())
 }
 

@@ -150,7 +150,7 @@ pub(crate) fn no_findings(findings: Vec<String>) -> Result<()> {
     match findings.as_slice() {
         [] => Ok(()),
         [only] => bail!("{only}"),
-        [first, ..] => bail!("{} findings, the first: {first}", findings.len()),
+        [first, ..] => bail!("the check has {count} findings, the first: {first}", count = findings.len()),
     }
 }
 
@@ -224,6 +224,9 @@ mod tests {
                 .to_string()
         };
         assert_eq!(failure(&["a.rs: is long"]), "a.rs: is long");
-        assert_eq!(failure(&["a.rs: is long", "b.rs: is long"]), "2 findings, the first: a.rs: is long");
+        assert_eq!(
+            failure(&["a.rs: is long", "b.rs: is long"]),
+            "the check has 2 findings, the first: a.rs: is long"
+        );
     }
 }

@@ -47,14 +47,18 @@ pub(crate) fn check() -> Result<()> {
             artefact(&messages, package).with_context(|| format!("cargo built no artefact of {package}"))?;
         let bytes = fs::read(&artefact).with_context(|| format!("cannot read {}", artefact.display()))?;
         println!("{}: {} bytes, unstripped", artefact.display(), bytes.len());
-        ensure!(has_symbols_of(&bytes, ALWAYS_PRESENT), "{} has no symbol table", artefact.display());
+        ensure!(
+            has_symbols_of(&bytes, ALWAYS_PRESENT),
+            "the artefact {file} has no symbol table, in which test hooks are searched for",
+            file = artefact.display()
+        );
         findings
             .extend(find_hooks(&bytes, &ptx).into_iter().map(|found| format!("{package} contains {found}")));
     }
     report::no_findings(findings)
 }
 
-/// Returns the PTX files of tests, each with a prefix of its text that no other PTX file contains.
+/// Returns the PTX files of tests, each with a prefix of its text that no shipped PTX file contains.
 fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
     let (mut tests, mut others) = (Vec::new(), Vec::new());
     for path in source_rules::tracked()?.into_iter().filter(|path| path.ends_with(".ptx")) {
@@ -65,10 +69,16 @@ fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
             others.push(text);
         }
     }
-    ensure!(!tests.is_empty() && !others.is_empty(), "git lists no test PTX, or no shipped PTX");
+    ensure!(
+        !tests.is_empty() && !others.is_empty(),
+        "git lists no PTX file of tests, or none that is shipped"
+    );
     let own = |(path, text): (String, String)| {
         let own = unique_prefix(&text, &others);
-        ensure!(!own.is_empty(), "no prefix of {path} is unique among the PTX files");
+        ensure!(
+            !own.is_empty(),
+            "cannot search artefacts for the test PTX {path}: a shipped PTX file contains every prefix of its text"
+        );
         Ok((path, own.into_bytes()))
     };
     tests.into_iter().map(own).collect()

@@ -49,7 +49,11 @@ fn parse(list: &str) -> Result<Vec<BannedPhrase>> {
         .map(|(index, line)| {
             let columns: Vec<_> = line.split('|').map(str::trim).collect();
             let complete = columns.len() == 3 && columns.iter().all(|column| !column.is_empty());
-            ensure!(complete, "{LIST}:{}: `{line}` does not have three columns", index + 1);
+            ensure!(
+                complete,
+                "{LIST}:{number}: the line `{line}` of the list does not have three columns",
+                number = index + 1
+            );
             let [phrase, folder, instead] = [columns[0], columns[1], columns[2]].map(str::to_owned);
             Ok(BannedPhrase { phrase, folder, instead })
         })
@@ -154,7 +158,7 @@ mod tests {
         );
         assert_eq!(
             parse("a | b\n").unwrap_err().to_string(),
-            "xtask/vocabulary.txt:1: `a | b` does not have three columns"
+            "xtask/vocabulary.txt:1: the line `a | b` of the list does not have three columns"
         );
     }
 }

@@ -63,7 +63,7 @@ fn audit(python: &Path, wheel: &Path, arch: Arch) -> Result<()> {
     let output = command::capture(Command::new(python).args(["-m", "auditwheel", "show"]).arg(wheel))?;
     print!("{output}");
     let newest = glibc_of_tag(&output, arch).context("auditwheel reports no manylinux tag for the wheel")?;
-    ensure!(newest <= GLIBC, "the wheel needs glibc {newest:?}, newer than the limit {GLIBC:?}");
+    ensure!(newest <= GLIBC, "the wheel needs glibc {newest:?}, which is newer than the limit {GLIBC:?}");
     Ok(())
 }
 

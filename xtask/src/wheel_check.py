@@ -55,7 +55,7 @@ def check_python(needs):
 
 
 def check_store():
-    """Runs the commands of the README's section on the store, and checks the bytes that they load from it."""
+    """Runs the commands of the README's section on the store, and checks the bytes that the commands load from the store."""
     (commands,) = [text for text in blocks("sh") if "wholemem serve" in text]
     weight = numpy.arange(6, dtype=numpy.float32)
     header = json.dumps({"layers.0.weight": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}}).encode()

@@ -125,9 +125,13 @@ fn refuse_without_rust() -> Result<()> {
     print!("{output}");
     ensure!(!result.status.success(), "pip built the package without Rust");
     let lines: Vec<_> = output.lines().filter(|line| line.contains("install Rust")).collect();
-    ensure!(lines.len() == 1, "pip printed {} lines that say `install Rust` instead of one", lines.len());
+    ensure!(
+        lines.len() == 1,
+        "{count} lines of the output of pip say `install Rust`, instead of one",
+        count = lines.len()
+    );
     let count = output.lines().count();
-    ensure!(count <= REFUSAL_LINES, "pip printed {count} lines, more than {REFUSAL_LINES}");
+    ensure!(count <= REFUSAL_LINES, "pip printed {count} lines, which exceeds the limit of {REFUSAL_LINES}");
     Ok(())
 }
 
@@ -141,7 +145,9 @@ fn try_source() -> Result<()> {
     wheel_data::stage(None)?;
     command::run(Command::new(&python).args(["-m", "maturin", "sdist", "--out"]).arg(&folder))?;
     let archives: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
-    let [archive] = &archives[..] else { bail!("expected one source archive in {}", folder.display()) };
+    let [archive] = &archives[..] else {
+        bail!("expected one source archive in {path}", path = folder.display())
+    };
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     let mut pip = Command::new(&python);
     pip.args(install).args(["--no-index", "--no-build-isolation", "--force-reinstall"]).arg(archive.path());

@@ -51,8 +51,8 @@ fn threads(ranks: u32, join: bool) -> Result<Duration> {
         let connections = u8::try_from(comm.connections())?;
         ensure!(
             connections <= MAX_CONNECTIONS,
-            "rank {} has {connections} connections, more than {MAX_CONNECTIONS}",
-            comm.rank()
+            "rank {rank} has {connections} connections, which exceeds the limit of {MAX_CONNECTIONS}",
+            rank = comm.rank()
         );
     }
     Ok(took)
@@ -65,7 +65,10 @@ fn processes(ranks: u32, join: bool) -> Result<Duration> {
     let connections = group.read_bytes()?;
     let took = start.elapsed();
     let most = connections.iter().max().copied().unwrap_or(0);
-    ensure!(most <= MAX_CONNECTIONS, "a rank has {most} connections, more than {MAX_CONNECTIONS}");
+    ensure!(
+        most <= MAX_CONNECTIONS,
+        "a rank has {most} connections, which exceeds the limit of {MAX_CONNECTIONS}"
+    );
     group.wait_for_exit()?;
     Ok(took)
 }

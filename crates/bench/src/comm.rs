@@ -70,7 +70,11 @@ fn operations(group: &[Bootstrap], bytes: Option<usize>, rounds: u32) -> Result<
                     let right = (0..comm.size()).zip(&all).all(|(rank, got)| {
                         got.len() == len && got.iter().all(|got| *got == byte(Rank(rank), round))
                     });
-                    ensure!(right, "all_gather of {len} bytes returned wrong bytes on rank {}", comm.rank());
+                    ensure!(
+                        right,
+                        "all_gather of {len} bytes returned wrong bytes on rank {rank}",
+                        rank = comm.rank()
+                    );
                     if round >= WARM_UP {
                         times.push(took);
                     }

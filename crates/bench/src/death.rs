@@ -91,8 +91,8 @@ impl VictimGroup {
             let (lost, when) = words.with_context(|| format!("rank {rank} did not report the death"))?;
             ensure!(
                 lost == self.victim.to_string(),
-                "rank {rank} reported the death of rank {lost} instead of {}",
-                self.victim
+                "rank {rank} reported the death of rank {lost} instead of {victim}",
+                victim = self.victim
             );
             last =
                 last.max(Duration::from_nanos(when.parse().context("the time of a rank is not a number")?));

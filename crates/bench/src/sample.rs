@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 /// The implementation of an operation that is measured: wholemem, or raw system or driver calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Implementation {
-    /// The operation through wholemem.
+    /// Performs the operation through wholemem.
     Wholemem,
-    /// The operation through direct system calls or driver calls, without wholemem.
+    /// Performs the operation through direct system calls or driver calls, without wholemem.
     Raw,
 }
 

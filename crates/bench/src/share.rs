@@ -300,7 +300,7 @@ fn receive_with_raw_calls(link: &PeerLink, access: &DeviceAccess) -> Result<()> 
 
 fn report(link: &PeerLink, end: Duration, ends: [u8; 2]) -> Result<()> {
     let nanos = u64::try_from(end.as_nanos()).expect("shorter than 584 years");
-    ensure!(nanos < u64::MAX, "the monotonic clock does not fit in 64 bits of nanoseconds");
+    ensure!(nanos < u64::MAX, "the time of the monotonic clock in nanoseconds does not fit in 64 bits");
     link.send(&ReceiverReply::Read { nanos, ends })
 }
 

@@ -7,7 +7,7 @@ use wholemem_hal::Device;
 
 use crate::args::SweepArgs;
 
-/// By default, the largest measured memory size is the available memory divided by `SHARE`, one third.
+/// By default, the largest measured memory size is the available memory divided by `SHARE`.
 const SHARE: usize = 3;
 
 /// The memory sizes that a benchmark measures, and the number of rounds for each.

@@ -117,7 +117,7 @@ fn measure(
     Ok((SizeResult::new(len, comparison.pinned(), &paired, mismatch), round))
 }
 
-/// A pause before a round on a GPU lasts one second for this number of bytes that the previous round freed.
+/// The number of bytes for which, if the previous round freed them, the pause before a round on a GPU lasts one second.
 const PAUSE: f64 = 200e9;
 
 /// Pauses before a round on a GPU, in proportion to the memory that the previous round freed.

@@ -30,7 +30,7 @@ pub(super) enum RankMessage<Round, Case> {
     Failed { message: String, hint: Option<String> },
 }
 
-/// The benchmark cases that ranks run, and whether on a GPU.
+/// The benchmark cases that ranks run, and whether they run on a GPU.
 #[derive(Debug, Serialize, Deserialize)]
 struct WorkerPlan<C> {
     on_gpu: bool,

@@ -102,7 +102,7 @@ impl Bootstrap {
             return Err(Error::TooManyRanks { size, limit: MAX_RANKS });
         }
         id.check_location(rank)?;
-        // Raised because a rank may receive file descriptors from every other rank of the group.
+        // The limit on open files is raised, because a rank may receive file descriptors from every other rank of the group.
         wholemem_os::descriptors::raise_limit();
         let tree = Tree::new(rank, size);
         let core = Arc::new(RankCore::create(id.clone(), tree)?);

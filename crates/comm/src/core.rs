@@ -64,7 +64,7 @@ pub(crate) struct RankState {
 
 impl RankState {
     /// Returns a disagreement if a message of operation number `op` is from a rank that made another call than `own`,
-    /// the call of this rank. If there are several such ranks, it is with the lowest.
+    /// the call of this rank. If there are several such ranks, the disagreement is with the lowest.
     ///
     /// Every rank that has made a call sends a message: in `all_to_all` to every rank, otherwise to its parent as soon as
     /// all ranks below it have voted. So if the calls of two ranks differ, and every rank makes a call, then at least one

@@ -24,7 +24,7 @@ pub enum Error {
 
     /// The timeout expired before all ranks took part. The missing ranks may be stopped, slow, in another part of
     /// their program, or not started.
-    #[error("no answer from {} within {timeout:?}{}", RankList(missing), hint(*.joining))]
+    #[error("no answer from {ranks} within {timeout:?}{advice}", ranks = RankList(missing), advice = hint(*.joining))]
     Timeout {
         /// The ranks known to be missing. Ranks that can be reached only through one of them are not listed.
         missing: Vec<Rank>,
@@ -54,7 +54,10 @@ pub enum Error {
     Closed,
 
     /// An earlier operation timed out, so the ranks are no longer synchronised and the communicator is unusable.
-    #[error("the communicator is unusable: an earlier operation timed out waiting for {}", RankList(missing))]
+    #[error(
+        "the communicator is unusable: an earlier operation timed out waiting for {ranks}",
+        ranks = RankList(missing)
+    )]
     Poisoned {
         /// The ranks that were missing in the operation that timed out.
         missing: Vec<Rank>,
@@ -66,8 +69,8 @@ pub enum Error {
     RanksDisagree {
         /// A rank that made another call than this rank.
         rank: Rank,
-        /// The call of this rank, with the arguments that must be equal on all ranks. If this rank has not made its
-        /// call, it is `nothing`, with another rank and its call.
+        /// The call of this rank, with the arguments that must be equal on all ranks. If this rank has not made its call, the
+        /// text is `nothing`, followed by another rank and its call.
         here: String,
         /// The call of the other rank.
         there: String,
@@ -90,7 +93,9 @@ pub enum Error {
     },
 
     /// The ranks were started with different group sizes.
-    #[error("rank {rank} was started for {here} ranks, and rank {parent} for {there}")]
+    #[error(
+        "rank {rank} was started in a group of {here} ranks, but rank {parent} in a group of {there} ranks"
+    )]
     SizeDiffers {
         /// The rank of this process.
         rank: Rank,
@@ -114,7 +119,7 @@ pub enum Error {
     },
 
     /// The directory for sockets does not exist, has an unusable path, or is accessible to other users.
-    #[error("cannot use `{path}` for sockets: it {problem}")]
+    #[error("cannot use the directory `{path}` for sockets: it {problem}")]
     SocketDir {
         /// The path of the directory for sockets.
         path: String,
@@ -140,13 +145,13 @@ pub enum Error {
         limit: u32,
     },
 
-    /// The number of entries passed to an all-to-all operation does not fit the number of ranks: `all_to_all` needs
-    /// the same number of bytes for each rank, `all_to_allv` one part for each rank.
+    /// The number of bytes or parts passed to an all-to-all operation does not fit the number of ranks: `all_to_all` needs the
+    /// same number of bytes for each rank, `all_to_allv` one part for each rank.
     #[error(
-        "an all-to-all operation of {size} ranks got {count} entries: `all_to_all` needs a multiple of {size} bytes, `all_to_allv` {size} parts"
+        "an all-to-all operation of {size} ranks got {count} bytes or parts: `all_to_all` needs a multiple of {size} bytes, `all_to_allv` {size} parts"
     )]
     WrongCount {
-        /// The number of entries: bytes in `all_to_all`, parts in `all_to_allv`.
+        /// The number of bytes that the caller passed to `all_to_all`, or of parts that the caller passed to `all_to_allv`.
         count: usize,
         /// The number of ranks in the group.
         size: u32,
@@ -161,8 +166,8 @@ pub enum Error {
         limit: usize,
     },
 
-    /// Another thread of this process is in an operation of the communicator.
-    #[error("another thread of this process is in an operation of this communicator")]
+    /// Another thread of this process is running an operation of the communicator.
+    #[error("another thread of this process is running an operation of this communicator")]
     Busy,
 
     /// This process is a forked child, which cannot use the communicators of its parent process.

@@ -48,7 +48,7 @@ impl Disagreement {
         self.calls
     }
 
-    /// Returns the error on a rank whose last call is `own`. It names a rank whose call differs from that of this rank.
+    /// Returns the error on a rank whose last call is `own`. The error contains a rank whose call differs from `own`.
     fn error(&self, own: Option<NumberedCall>) -> Error {
         let [lower, higher] = self.calls;
         let own = own.filter(|call| call.op == self.op).map(|call| call.operation);

@@ -247,7 +247,8 @@ fn sixteen_waiting_ranks_use_little_processor_time() {
         };
         let before = cpu();
         if rank.id() == 15 {
-            // The sleep makes the other ranks wait. The test does not depend on its length.
+            // The sleep makes the other ranks wait. It is much longer than the CPU time that is allowed below, so that a rank
+            // that polls without sleeping fails the test.
             std::thread::sleep(Duration::from_secs(1));
         }
         comm.barrier().expect("all ranks take part");

@@ -99,8 +99,8 @@ fn ranks_without_free_descriptors_send_long_messages_along_the_tree() {
                 drop(next);
                 setrlimit(Resource::Nofile, Rlimit { current: Some(low), ..limit }).expect("a lower limit");
             }
-            // After this barrier the descriptor table of rank `full` is full, so no rank offers a direct link to it
-            // before.
+            // No rank passes this barrier before rank `full` has filled its descriptor table, so no rank offers a direct link to
+            // it earlier.
             rank.barrier();
             for round in 0..3 {
                 let parts: Vec<Vec<u8>> = (0..7).map(|to| vec![part(me.0, to, round); 200_000]).collect();

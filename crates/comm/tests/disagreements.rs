@@ -22,7 +22,7 @@ const CALLS: [Call; 12] = [
     ("all_gather", |comm| comm.all_gather(b"bytes").map(drop)),
     ("all_to_all(part_len = 0)", |comm| comm.all_to_all(&[]).map(drop)),
     ("all_to_all(part_len = 8)", |comm| comm.all_to_all(&vec![7; 8 * comm.size() as usize]).map(drop)),
-    // Parts of this length are sent on direct links.
+    // Parts of this length are so long that they are sent on direct links between ranks instead of along the tree.
     ("all_to_all(part_len = 100000)", |comm| {
         comm.all_to_all(&vec![7; 100_000 * comm.size() as usize]).map(drop)
     }),
@@ -57,7 +57,7 @@ fn check(size: u32, differing: Rank, other: Call, common: Call) {
         let (_, call) = if comm.rank() == differing { other } else { common };
         let first = call(comm).expect_err("the ranks disagree");
         assert!(first.poisons());
-        // The error is permanent, also for other calls.
+        // Every later call fails with the same error, whatever operation it is.
         assert_eq!((comm.check(), comm.barrier()), (Err(first.clone()), Err(first.clone())));
         first
     });
@@ -68,7 +68,8 @@ fn check(size: u32, differing: Rank, other: Call, common: Call) {
             assert_eq!(error, disagree(differing, common.0, other.0), "{case}");
             continue;
         }
-        // The ranks with the other call differ only in their number.
+        // On the rank that differs, the error contains one of the other ranks, all of which made the same call, so any of their
+        // numbers is right.
         let Error::RanksDisagree { rank: named, .. } = error else { panic!("{error} {case}") };
         assert!(named != differing && named.0 < size, "{error} {case}");
         assert_eq!(error, disagree(named, other.0, common.0), "{case}");

@@ -57,7 +57,7 @@ fn all_gather_returns_the_bytes_of_all_ranks_also_long_and_empty_ones() {
     for size in SIZES {
         each(size, |comm| {
             for len in [0, 1, 4096, 300_000] {
-                // Each rank passes a different number of bytes.
+                // Ranks pass different numbers of bytes, because `all_gather` does not require equal ones.
                 let len_of = |rank: Rank| len + rank.index() % 3 * usize::from(len > 0);
                 let got = comm.all_gather(&bytes(comm.rank(), 0, len_of(comm.rank()))).expect("all_gather");
                 let expected: Vec<_> =
@@ -183,7 +183,8 @@ fn abort_ends_the_operations_of_the_other_ranks() {
 #[test]
 fn a_rank_that_never_calls_is_reported_and_the_group_becomes_unusable() {
     let mut ranks = Bootstrap::local(3).expect("a group");
-    // Rank 0 informs the other ranks which rank is missing within a quarter of the timeout after the timeout.
+    // After its timeout has expired, rank 0 informs the other ranks which rank is missing, within a further quarter of the
+    // timeout.
     let timeout = Duration::from_secs(3);
     ranks.iter_mut().for_each(|comm| comm.set_timeout(timeout));
     std::thread::scope(|scope| {
@@ -198,7 +199,7 @@ fn a_rank_that_never_calls_is_reported_and_the_group_becomes_unusable() {
             });
         }
     });
-    // Rank 1 may receive the failure later than the other ranks.
+    // Waits until rank 1 knows of the failure, which it may receive later than the other ranks.
     while ranks[1].check().is_ok() {
         std::thread::yield_now();
     }

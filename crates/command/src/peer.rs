@@ -105,12 +105,20 @@ impl PeerProcess {
     /// # Errors
     /// If the process exited before or for another reason.
     pub fn kill(mut self) -> Result<()> {
-        ensure!(!self.pidfd.has_exited()?, "the other process ({}) has already exited", self.id());
+        ensure!(!self.pidfd.has_exited()?, "the other process ({pid}) has already exited", pid = self.id());
         self.pidfd.kill()?;
-        ensure!(self.pidfd.wait_exit(Deadline::NEVER)?, "the other process ({}) did not exit", self.id());
+        ensure!(
+            self.pidfd.wait_exit(Deadline::NEVER)?,
+            "the other process ({pid}) did not exit",
+            pid = self.id()
+        );
         let status: ExitStatus = self.process.0.wait()?;
         let is_killed = status.signal() == Some(Signal::KILL.as_raw());
-        ensure!(is_killed, "the other process ({}) exited with {status} instead of SIGKILL", self.id());
+        ensure!(
+            is_killed,
+            "the other process ({pid}) exited with {status} instead of SIGKILL",
+            pid = self.id()
+        );
         Ok(())
     }
 }

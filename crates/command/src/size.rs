@@ -16,7 +16,7 @@ pub enum ByteCountError {
     UnknownUnit(String),
     /// The size is not a whole number of bytes.
     FractionalByte,
-    /// The size is zero.
+    /// The size is zero, which is invalid.
     Zero,
     /// The size does not fit in `usize`.
     TooLarge,

@@ -50,7 +50,10 @@ pub enum SuballocatorError {
         align: usize,
     },
     /// No free range is large enough for the requested length.
-    #[error("cannot allocate {}: the largest free range is {}", Size(*len), Size(*largest))]
+    #[error(
+        "cannot allocate {requested}: the largest free range is {free}",
+        requested = Size(*len), free = Size(*largest)
+    )]
     Full {
         /// The requested length in bytes.
         len: usize,
@@ -58,7 +61,7 @@ pub enum SuballocatorError {
         largest: usize,
     },
     /// The range to reserve is not entirely free, or not inside the memory.
-    #[error("cannot reserve {} at offset {}: part of the range is not free", Size(*len), Size(*offset))]
+    #[error("cannot reserve {size} at offset {at}: part of the range is not free", size = Size(*len), at = Size(*offset))]
     Taken {
         /// The offset of the range to reserve.
         offset: usize,

@@ -316,7 +316,7 @@ fn a_forked_child_can_neither_use_nor_release_inherited_handles() {
             drop((memory, map, stream, event, reservation, pinned, graph, module, function));
             Census::take().assert_same_as(&inherited, "after the child dropped the inherited handles");
 
-            // The child can open its own backend.
+            // Unlike the inherited handles, a backend that the child opens itself works.
             let own = self::device().allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
             own.bytes().unwrap().fill(1).unwrap();
         });

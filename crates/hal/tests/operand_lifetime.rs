@@ -234,7 +234,7 @@ fn a_repeatedly_failing_release_is_retried_until_it_succeeds() {
             assert_eq!(backend.collect(), 1);
         }
         fault.arm(0);
-        // Dropping another resource retries the failed release.
+        // The drop of another resource must also retry the release that failed.
         drop(device.allocate(LEN).unwrap());
         Census::take().assert_same_as(&before, "after the next drop");
         assert_eq!(backend.collect(), 0);

@@ -122,7 +122,7 @@ fn a_child_forked_while_the_stream_is_locked_gets_errors_and_does_not_hang() {
         let words = SharedMap::create(&words, vm::Protection::Read).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| stream.await_event(&event).unwrap());
-            // Once a waiter is counted, the thread holds the stream's lock.
+            // Waits until a waiter is counted: the other thread then holds the stream's lock.
             while words.bytes().read_u32(WAITERS_OFFSET).unwrap().load_acquire() == 0 {
                 std::thread::yield_now();
             }

@@ -338,8 +338,8 @@ fn chain(signal: libc::c_int, code: libc::c_int, info: *mut libc::siginfo_t, con
             // SAFETY: `raise` is async-signal-safe.
             unsafe { libc::raise(signal) };
         }
-        // When the handler returns, the faulting instruction is executed again, and the default action ends the
-        // process.
+        // When the handler returns, a faulting instruction is executed again, or the raised signal is delivered. Either way the
+        // default action ends the process.
         return;
     }
     if handler == libc::SIG_IGN {

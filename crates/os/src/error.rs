@@ -40,7 +40,10 @@ pub enum Error {
     },
 
     /// A memory file does not have the expected length.
-    #[error("the length of the memory file is {}, expected {}", Size(*actual), Size(*expected))]
+    #[error(
+        "the length of the memory file is {actual_size}, expected {expected_size}",
+        actual_size = Size(*actual), expected_size = Size(*expected)
+    )]
     WrongLength {
         /// The expected length of the memory file in bytes.
         expected: usize,

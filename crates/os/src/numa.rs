@@ -217,7 +217,7 @@ mod tests {
         fn create(pages: usize) -> Self {
             let len = pages * rustix::param::page_size();
             let rights = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: without a fixed address the kernel picks a free range.
+            // SAFETY: without a fixed address the kernel picks a free range, so no mapping is replaced.
             let address = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, MapFlags::SHARED) };
             Self { address: NonNull::new(address.expect("mmap").cast()).expect("not null"), len }
         }

@@ -37,7 +37,7 @@ impl Signals {
     #[doc(alias = "pthread_sigmask")]
     pub fn block(signals: &[Signal]) -> Result<Self> {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: `set` is writable, and the call initialises it.
+        // SAFETY: `set` is writable, and `sigemptyset` initialises it.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };
         for signal in signals {
             // SAFETY: `set` is initialised above, and a named signal has a valid number.
@@ -85,7 +85,7 @@ impl Signals {
 /// The error of `pthread_sigmask`.
 pub fn unblock_all() -> Result<()> {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: `set` is writable, and the call initialises it.
+    // SAFETY: `set` is writable, and `sigemptyset` initialises it.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     call("pthread_sigmask", || {
         // SAFETY: `set` is initialised above, and the old set is not requested.
@@ -115,7 +115,7 @@ mod tests {
             if signals.is_err() || rustix::process::kill_process(own, Signal::TERM).is_err() {
                 return 1;
             }
-            // When it is unblocked, the pending `SIGTERM` kills the child.
+            // When `SIGTERM` is unblocked, the pending signal kills the child.
             let _ = unblock_all();
             2
         });

@@ -80,7 +80,7 @@ pub fn reserve(len: usize, align: usize, wanted: Option<NonNull<u8>>) -> Result<
         return Err(Error::Call { call: "mmap", errno: Errno::EXIST });
     }
     if align <= page_size() {
-        // SAFETY: without a fixed address the kernel picks a free range.
+        // SAFETY: without a fixed address the kernel picks a free range, so no mapping is replaced.
         return unsafe { map_nothing(ptr::null_mut(), len, MapFlags::empty()) };
     }
     reserve_aligned(len, align)
@@ -95,7 +95,7 @@ fn reserve_aligned(len: usize, align: usize) -> Result<NonNull<u8>> {
     let (Some(len), Some(padded)) = (len, padded) else {
         return Err(Error::Call { call: "mmap", errno: Errno::NOMEM });
     };
-    // SAFETY: without a fixed address the kernel picks a free range.
+    // SAFETY: without a fixed address the kernel picks a free range, so no mapping is replaced.
     let start = unsafe { map_nothing(ptr::null_mut(), padded, MapFlags::empty()) }?;
     let head = start.addr().get().next_multiple_of(align) - start.addr().get();
     let tail = align - head;
@@ -302,7 +302,7 @@ impl SharedMap {
     pub(crate) fn map_file(file: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<Self> {
         let at = call("mmap", || {
             let flags = protection.map_flags();
-            // SAFETY: without a fixed address the kernel picks a free range.
+            // SAFETY: without a fixed address the kernel picks a free range, so no mapping is replaced.
             unsafe { rustix::mm::mmap(ptr::null_mut(), len, flags, MapFlags::SHARED, file, 0) }
         })?;
         Ok(Self { at: not_null(at)?, len, protection })

@@ -349,7 +349,7 @@ impl Communicator {
         state.comm.bootstrap().check().into_py()
     }
 
-    /// Aborts the group on all ranks: their calls end with an error. Any thread may call this method.
+    /// Aborts the group on all ranks: the calls of every rank end with an error. Any thread may call this method.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let state = self.state().into_py()?;
         // The GIL is released, because waiting threads that `abort` wakes up may need it.

@@ -184,7 +184,7 @@ pub(crate) fn start_logging(py: Python<'_>) -> PyResult<Option<String>> {
                 }
             });
             if delivered.is_none() {
-                // The interpreter ends without having called `stop_logging`.
+                // The thread cannot attach to the interpreter, which is ending without having called `stop_logging`.
                 return;
             }
         }
@@ -195,9 +195,9 @@ pub(crate) fn start_logging(py: Python<'_>) -> PyResult<Option<String>> {
     Ok(Some(level))
 }
 
-/// Delivers all records, and ends the thread that delivers records. The package registers it with ``atexit``, because a thread
-/// must not wait for the GIL when the interpreter ends. Records that handlers emit meanwhile are delivered too, except if their number
-/// does not end: after 10,000 records, the rest is dropped.
+/// Delivers all log records, and ends the thread that delivers them. The package registers it with ``atexit``, because a
+/// thread must not wait for the GIL when the interpreter ends. Records that handlers emit meanwhile are delivered too, except if
+/// their number does not end: after 10,000 records, the rest is dropped.
 #[pyfunction]
 pub(crate) fn stop_logging(py: Python<'_>) -> PyResult<()> {
     let Some(log) = LOG.get().filter(|log| log.queue.epoch.is_current()) else { return Ok(()) };

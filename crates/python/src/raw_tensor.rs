@@ -114,7 +114,7 @@ impl<'a> RawTensor<'a> {
         is_accessible: bool,
         rights: Rights,
     ) -> Result<(u64, usize), Exception> {
-        // A tensor without elements is valid on any device.
+        // A tensor without elements is accepted on any device, because none of its memory is accessed.
         if !is_accessible && self.count() > 0 {
             let (here, there) = (self.device, DlDevice::of(device));
             let message = format!("{argument} is on {here}, but the communicator is on {there}");

@@ -41,7 +41,7 @@ impl CaptureRecording {
         let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(recording) = recording {
             let windows = run_blocking(py, || recording.finish().map_err(with_register_hint))?;
-            // A recording is finished once, so the cell is empty.
+            // Only one call takes the recording out of the mutex, so the cell `windows` is still empty and `set` cannot fail.
             drop(self.windows.set(windows));
         }
         Ok(self.windows.get().map_or(0, RecordedWindows::len))

@@ -36,7 +36,7 @@ pub(crate) struct WholeTensor {
     pub(crate) rows: wholemem::WholeTensor,
     /// The shape of one row of the table.
     pub(crate) row_shape: Vec<i64>,
-    /// The element type of the table's rows as arrays.
+    /// The element type of the arrays that contain rows of the table.
     pub(crate) element: Element,
     pub(crate) state: Arc<CommState>,
     /// The `ElementRef` of the table in pinned memory, through which CUDA kernels of users access the table.

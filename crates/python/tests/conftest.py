@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def reason_without_gpu() -> Optional[str]:
-    """Returns why GPU tests cannot run, or ``None``."""
+    """Returns the reason why GPU tests cannot run on this machine; ``None`` if they can."""
     import torch
 
     return None if torch.cuda.is_available() else "there is no GPU that PyTorch can use"
@@ -50,7 +50,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Limits the duration of a GPU test."""
+    """Interrupts a GPU test that exceeds its time limit."""
     if request.node.get_closest_marker("gpu") is None:
         yield
         return

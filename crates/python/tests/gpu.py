@@ -42,6 +42,6 @@ def release_unused() -> None:
 
 
 def free_bytes() -> int:
-    """Returns the free memory of the GPU in bytes."""
+    """Frees unreferenced objects and torch's cached memory, and returns the free memory of the GPU in bytes."""
     release_unused()
     return int(torch.cuda.mem_get_info()[0])

@@ -161,7 +161,7 @@ def test_collectives_on_registered_arrays_are_in_place() -> None:
             assert comm.all_reduce(part, part) is part
             assert (part == 3).all() and comm.staged_calls == 0
             comm.barrier()
-        # The array of another rank is mapped too.
+        # This rank can also read the other rank's part of the window, which it has mapped.
         mine[:] = comm.rank
         comm.barrier()
         assert (window.peer(1 - comm.rank, "int32").numpy() == 1 - comm.rank).all()
@@ -184,7 +184,7 @@ def test_collectives_on_registered_arrays_are_in_place() -> None:
 def test_captures_are_recorded_once_at_a_time() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     recording = comm._record_captures()
-    with pytest.raises(errors.WrongValue, match="the memory of captured calls is recorded already"):
+    with pytest.raises(errors.WrongValue, match="a recording of the memory of captured calls is active already"):
         comm._record_captures()
     array = np.ones(3)
     comm.all_reduce(array, array)
@@ -305,14 +305,14 @@ def test_partly_overlapping_arrays_are_rejected() -> None:
 
 def test_a_split_group_is_ordered_by_key_and_works_by_itself() -> None:
     def work(comm: Communicator) -> Any:
-        # The even ranks in reverse order; rank 3 joins no group.
+        # The even ranks form a group in reverse order, and rank 1 a group of its own; rank 3 joins no group.
         part = comm.split(None if comm.rank == 3 else comm.rank % 2, key=10 - comm.rank)
         if part is None:
             return None
         with part:
             total = part.all_reduce(np.array([comm.rank]))
             outcome = (part.rank, part.size, part.device, total.item())
-        # Closing the part does not end the original group, and the other way round.
+        # Closing the new group does not end the original group, and closing the original group does not end the new one.
         return outcome
 
     assert run_ranks(5, work) == [(2, 3, "cpu", 6), (0, 1, "cpu", 1), (1, 3, "cpu", 6), None, (0, 3, "cpu", 6)]

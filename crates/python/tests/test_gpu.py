@@ -367,7 +367,7 @@ def test_ten_thousand_rounds_leak_nothing(comm: wholemem.Communicator) -> None:
             torch.from_dlpack(table.gather(rows))
 
     def left() -> tuple[int, int, int]:
-        # The barrier finds the stream idle, and then releases the operands of the last calls.
+        # The barrier releases the operands of the last calls, because it finds the stream idle.
         comm.barrier()
         return free_bytes(), resident(), descriptors()
 

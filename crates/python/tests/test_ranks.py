@@ -42,7 +42,7 @@ def test_unknown_devices_are_rejected(name: str) -> None:
 
 
 def test_a_device_number_out_of_range_is_in_the_error() -> None:
-    with pytest.raises(errors.WrongDevice, match="there is no device 99 on host"):
+    with pytest.raises(errors.WrongDevice, match="there is no device 99 on the host backend"):
         Communicator.local(1, device="cpu:99")
 
 

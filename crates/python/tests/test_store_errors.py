@@ -15,7 +15,7 @@ LARGE = 3 << 20
 
 
 class Twice(Mapping[str, Any]):
-    """A mapping that has one name twice."""
+    """A mapping whose iteration gives one name twice, which a dict cannot do."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -53,7 +53,7 @@ class Twice(Mapping[str, Any]):
         (lambda client: client.get("x", timeout=-1), errors.WrongValue, "a timeout of -1 seconds is not valid"),
         (lambda client: client.put("x", b"", timeout=float("nan")), errors.WrongValue, "a timeout of NaN"),
         (lambda client: client.create("x", (1 << 40,), "int8"), errors.OverQuota, "cannot allocate 1 TiB"),
-        (lambda client: store.Client("/nowhere/socket"), errors.ServerLost, "no store is served at `/nowhere/socket`"),
+        (lambda client: store.Client("/nowhere/socket"), errors.ServerLost, "no store is served at the socket `/nowhere/socket`"),
     ],
 )
 def test_mistakes_raise_the_expected_errors(client: store.Client, call: Any, kind: type, message: str) -> None:

@@ -237,7 +237,7 @@ def test_a_child_that_cannot_hold_small_objects_cannot_read_them() -> None:
         children = [Child(lambda: int(view[0])) for view in [small.numpy(), exported]]
         assert [child.run() for child in children] == ["SIGSEGV", "SIGSEGV"]
         assert Child(lambda: (int(large.numpy()[7]), int(np.from_dlpack(large)[7]))).run() == "(6, 6)"
-        # The child of a child that cannot connect to the store cannot read the arrays either.
+        # If a child cannot connect to the store, a process that this child forks cannot read the arrays either.
         assert Child(lambda: Child(lambda: int(small.numpy()[0])).run()).run() == "'SIGSEGV'"
         os.rename(served.socket + ".away", served.socket)
         # The parent, and children that are forked later, can still read the arrays.

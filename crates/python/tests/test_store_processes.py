@@ -107,10 +107,10 @@ def test_ctrl_c_ends_a_wait(wait: str) -> None:
                 print("interrupted", client.get("after").numpy()[0])
             """
         process = subprocess.Popen(script(text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        # The process has two connections: its client, and the connection on which the client waits.
+        # Waits until the process has its two connections: that of its client, and the one on which the client waits.
         while mine.status().clients < 3:
             assert process.poll() is None, process.communicate()
-        # The process sleeps (state `S`) while no response arrives.
+        # Waits until the process sleeps (state `S`), so that the signal arrives while the process waits for a response.
         state = ""
         while state != "S":
             with open(f"/proc/{process.pid}/stat") as file:
@@ -260,7 +260,7 @@ def test_closing_a_client_ends_the_wait_of_another_thread() -> None:
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        # The store has three connections: two clients, and the connection on which one client waits.
+        # Waits until the store has three connections: those of two clients, and the one on which one of the clients waits.
         while mine.status().clients < 3:
             pass
         client.close()

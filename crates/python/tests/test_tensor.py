@@ -188,7 +188,7 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
         (start, stop) = table.local_rows
         table.local().numpy()[:] = expected[start:stop]
         table.save(path)
-        with pytest.raises(errors.BadFile, match="the path of the save already exists\nhint: enable overwriting"):
+        with pytest.raises(errors.BadFile, match="cannot save the tensor: the path exists already\nhint: enable overwriting"):
             table.save(path)
         table.save(path, overwrite=True)
 
@@ -213,7 +213,8 @@ def test_ranks_that_load_different_saves_get_an_error(tmp_path: Path) -> None:
 
     def load(comm: Communicator) -> None:
         for ending in ["", ".npy"]:
-            with pytest.raises(errors.RanksDisagree, match="^rank 1 opened another save, or another version of the file") as raised:
+            message = "^cannot load: rank 1 opened a different saved tensor, or a different version of the file"
+            with pytest.raises(errors.RanksDisagree, match=message) as raised:
                 WholeTensor.load(comm, tmp_path / f"{comm.rank}{ending}")
             assert raised.value.code == "1029"
             assert "load again" in str(raised.value.hint)
@@ -353,7 +354,7 @@ def test_an_array_on_another_device_is_rejected() -> None:
     ("arguments", "kind", "message"),
     [
         ({"shape": ()}, errors.WrongValue, "at least one dimension"),
-        ({"shape": (4, 0)}, errors.WrongValue, "a row has no bytes"),
+        ({"shape": (4, 0)}, errors.WrongValue, "the length of a row is 0 bytes"),
         ({"shape": (1 << 62, 8)}, errors.WrongValue, "exceed the address space"),
         ({"shape": (1.5, 2)}, errors.WrongType, r"^\(1.5, 2\) is not a shape\nhint: pass ints"),
         ({"shape": None}, errors.WrongType, "^None is not a shape\nhint: "),

@@ -46,7 +46,7 @@ def freed() -> torch.Tensor:
 
 
 class Named(torch.Tensor):  # type: ignore[misc]
-    """A tensor subclass, which must go through the dispatcher."""
+    """A tensor subclass, whose all-reduces must go through torch's dispatcher."""
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -208,7 +208,7 @@ def test_a_registered_gpu_tensor_stays_where_it_is_and_is_released_with_its_view
         fast.empty(1)
         assert (address, 4000) in fast._windows, "a view of the tensor exists"
         del view
-        # The barrier finds the stream idle, and then releases the operands of the last calls.
+        # The barrier releases the operands of the last calls, because it finds the stream idle.
         fast.comm.barrier()
         fast.empty(1)
         assert (address, 4000) not in fast._windows

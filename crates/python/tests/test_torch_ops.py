@@ -31,7 +31,8 @@ def filled(comm: Communicator, rows: Any, **how: Any) -> WholeTensor:
 
 
 def traced(call: Any, **how: Any) -> Any:
-    """Compiles a function without code generation, which takes longer than everything else."""
+    """Compiles a function with torch's tracing only. Code generation is omitted, because it would take most of the time of the
+    test."""
     return torch.compile(call, fullgraph=True, backend="aot_eager", **how)
 
 
@@ -491,7 +492,7 @@ def test_a_forked_data_loader_worker_gets_an_error() -> None:
 
 
 class Failing(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
-    """A dataset whose rows cannot be read."""
+    """A dataset each of whose items raises an exception of wholemem, to test that worker processes pass it on."""
 
     failures = (errors.BadIndex("no row", position=5), errors.PeerLost("rank 2 died", rank=2), errors.NotFound("no name"))
 

@@ -34,13 +34,13 @@ def limit() -> Iterator[None]:
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Every device that torch can use."""
+    """Runs a test once for each device that torch can use, and returns the name of the device."""
     return str(request.param)
 
 
 @pytest.fixture(autouse=True)
 def reset_compiler() -> Iterator[None]:
-    """Discards compiled code after each test."""
+    """Discards torch's compiled code after each test, so that tests do not affect each other."""
     yield
     torch.compiler.reset()
 

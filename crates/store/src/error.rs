@@ -19,7 +19,7 @@ pub enum Error {
     Refused(#[from] Refusal),
 
     /// No server of a store listens at the socket.
-    #[error("no store is served at `{}`", path.display())]
+    #[error("no store is served at the socket `{socket}`", socket = path.display())]
     NotServed {
         /// The path of the store's socket.
         path: PathBuf,
@@ -27,8 +27,8 @@ pub enum Error {
 
     /// The caller gives no socket of a store, and the folder of the default socket does not exist.
     #[error(
-        "no socket of a store is given, and the folder of the default socket, `{}`, does not exist; set `WHOLEMEM_SOCKET`",
-        folder.display()
+        "no socket of a store is given, and the folder of the default socket, `{path}`, does not exist; set `WHOLEMEM_SOCKET`",
+        path = folder.display()
     )]
     NoSocket {
         /// The folder of the default socket of a store.
@@ -36,21 +36,21 @@ pub enum Error {
     },
 
     /// Another server already listens at the socket of the store.
-    #[error("another server already listens at `{}`", path.display())]
+    #[error("another server already listens at the socket `{socket}`", socket = path.display())]
     AlreadyServed {
         /// The path of the store's socket.
         path: PathBuf,
     },
 
     /// The path for the socket of the store is an existing file that is not a socket.
-    #[error("cannot serve a store at `{}`: the file exists and is not a socket", path.display())]
+    #[error("cannot serve a store at `{file}`: the file exists and is not a socket", file = path.display())]
     NotASocket {
         /// The path of the existing file, which is not a socket.
         path: PathBuf,
     },
 
     /// The socket of the store could not be created or connected to.
-    #[error("cannot use the store's socket `{}`", path.display())]
+    #[error("cannot use the store's socket `{socket}`", socket = path.display())]
     Socket {
         /// The path of the store's socket.
         path: PathBuf,
@@ -74,7 +74,8 @@ pub enum Error {
     /// The server that sent the events of a watch was replaced. The watch is registered with the new server; events in between
     /// may be lost.
     #[error(
-        "the server of the store was replaced: events of names that begin with `{}` may be lost", Visible(.prefix)
+        "the server of the store was replaced: events of names that begin with `{shown}` may be lost",
+        shown = Visible(.prefix)
     )]
     EventsMissed {
         /// The prefix of the watched object names.
@@ -143,7 +144,7 @@ pub enum Error {
     NeverServed,
 
     /// A hand-over of descriptors between the keeper and the server of a store lacks a descriptor.
-    #[error("the hand-over between the processes of the store lacks the descriptor of {what}")]
+    #[error("the keeper or the server of the store did not hand over the file descriptor of {what}")]
     Incomplete {
         /// The resource whose descriptor is missing.
         what: &'static str,

@@ -12,7 +12,7 @@ use crate::census::Census;
 use crate::driver::{self, FakeDriver};
 use crate::fault::{Fault, INJECTED};
 
-/// Raw calls of a backend whose failure is not returned to the caller, because they are retried: calls that release
+/// Raw backend calls that are retried after a failure, so that the failure is not returned to the caller: calls that release
 /// resources, and queries for finished work.
 const RETRIED_RAW_CALLS: [&str; 9] = [
     "release",

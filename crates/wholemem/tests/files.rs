@@ -196,7 +196,7 @@ fn only_saved_tensors_are_overwritten_and_only_on_request() {
     let second = filled(&groups(3), &TensorSpec::new(Dtype::I64, &[30, 3]));
     save(&first, &path, SaveSpec::default()).unwrap();
     let error = save(&second, &path, SaveSpec::default()).unwrap_err();
-    let message = format!("{}: the path of the save already exists", path.display());
+    let message = format!("{}: cannot save the tensor: the path exists already", path.display());
     let hint = Some("enable overwriting, or save to another path".to_owned());
     assert_eq!(error, Error::OnRank { rank: Rank(0), code: 1017, reason: message, hint });
     let overwrite = SaveSpec { overwrite: true };
@@ -278,7 +278,10 @@ fn the_progress_callback_can_interrupt_a_save() {
     let save =
         |group: &Communicator| tensors[group.rank().index()].save(&path, SaveSpec::default(), &interrupt);
     let interrupted = Communicator::on_each(&groups, save).unwrap_err();
-    assert_eq!(interrupted.to_string(), "rank 0 failed: the call was interrupted");
+    assert_eq!(
+        interrupted.to_string(),
+        "rank 0 failed: the save, load, export or check of a tensor was interrupted"
+    );
     assert!(max_done.load(Ordering::Relaxed) > 8_000_000);
     assert!(listed(folder.path()).is_empty(), "files remain after a failed save");
     Communicator::on_each(&groups, |group| Ok(group.bootstrap().barrier()?)).unwrap();

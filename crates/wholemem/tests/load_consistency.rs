@@ -1,4 +1,4 @@
-//! Tests that all ranks load the same save, or the same version of a file, or else all ranks fail.
+//! Tests that all ranks load the same saved tensor, or the same version of a file, or else all ranks fail.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -59,7 +59,7 @@ fn ranks_that_open_different_saves_all_fail() {
     let sources = ["a", "b"].map(|name| save(&folder.path().join(name), 7, SaveSpec::default()));
     let failed = errors(load_each(&[sources[0].clone(), sources[0].clone(), sources[1].clone()]));
     assert_eq!(failed, vec![Error::SavesDiffer { rank: Rank(2) }; 3]);
-    let message = "rank 2 opened another save, or another version of the file, than rank 0";
+    let message = "cannot load: rank 2 opened a different saved tensor, or a different version of the file, than rank 0";
     assert_eq!(failed[0].to_string(), message);
     let hint = "the files were replaced while the ranks opened them, or the ranks passed different paths: load again";
     assert_eq!(failed[0].hint(), Some(hint));
@@ -73,7 +73,7 @@ fn ranks_that_open_different_versions_of_a_file_all_fail() {
     assert_eq!(failed, vec![Error::SavesDiffer { rank: Rank(1) }; 2]);
 }
 
-/// Tests that a save or file has the same identity at every path.
+/// Tests that a saved tensor or a file has the same identity at every path.
 #[test]
 fn ranks_may_open_one_save_by_different_paths() {
     let folder = tempfile::tempdir().unwrap();
@@ -140,7 +140,7 @@ fn a_file_that_changes_while_it_is_loaded_is_an_error_on_all_ranks() {
     };
     for error in errors(Communicator::on_each(&groups, load).unwrap()) {
         let Error::OnRank { code: 1017, reason: message, hint, .. } = &error else { panic!("{error:?}") };
-        assert_eq!(*message, format!("{}: the file changed while it was read", path.display()));
+        assert_eq!(*message, format!("{}: the file was modified while it was being read", path.display()));
         assert_eq!(hint.as_deref(), Some("load it again while no process writes it"));
     }
 }
@@ -161,7 +161,7 @@ fn a_file_that_changes_while_it_is_saved_or_exported_is_an_error() {
     assert_eq!(remaining, [path], "files remain after a failed export");
 }
 
-/// Tests that a replaced save is still read completely, because its files stay open.
+/// Tests that a saved tensor that is replaced after it was opened is still read completely, because its files stay open.
 #[test]
 fn a_save_replaced_after_all_ranks_have_opened_it_is_loaded() {
     let folder = tempfile::tempdir().unwrap();

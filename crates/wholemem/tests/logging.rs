@@ -72,7 +72,7 @@ fn each_kind_of_call_is_logged_once_with_its_memory_path() {
         let private = PinnedBuffer::create(group.device(), 8192)?.all();
         let window = symmetric.mem_alloc(8192)?;
         let registered = symmetric.window_register(&group.device().allocate(64 << 10)?)?;
-        // The second time, nothing is logged.
+        // Only the first call of each kind and class of lengths is logged, so the second iteration logs nothing.
         for len in [64, 60, 256, 2048, 4092] {
             let own = private.part(0, len)?;
             symmetric.all_reduce(&stream, &own, &own, Dtype::F32, ReduceOp::Sum)?;
@@ -106,7 +106,7 @@ fn each_kind_of_call_is_logged_once_with_its_memory_path() {
     let packets = "packets carry inputs of up to 64 bytes";
     let expected = [
         first("all_reduce", 64, Algorithm::Packets, ["packets", "local"], packets),
-        // A shorter call of another class of lengths.
+        // A call of 60 bytes is logged too, because it belongs to another class of lengths.
         first("all_reduce", 60, Algorithm::Packets, ["packets", "local"], packets),
         first("all_reduce", 256, Algorithm::OneShot, ["staged", "local"], &input),
         first(

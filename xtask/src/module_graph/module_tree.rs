@@ -27,7 +27,11 @@ impl ModuleTree {
         let mut next = vec![(ModulePath::new(), root.to_owned(), text)];
         while let Some((module, file, text)) = next.pop() {
             let source = ParsedFile::read(&module, &text).map_err(|error| {
-                anyhow!("cannot parse {}:{}: {error}", file.display(), error.span().start().line)
+                anyhow!(
+                    "cannot parse {path}:{line}: {error}",
+                    path = file.display(),
+                    line = error.span().start().line
+                )
             })?;
             for declared in &source.file_modules {
                 if let Some((file, text)) = module_file(&file, &module, declared, read)? {
@@ -130,5 +134,9 @@ fn module_file(
     }
     let candidates: Vec<_> =
         candidates.iter().map(|candidate| format!("no {}", candidate.display())).collect();
-    Err(anyhow!("{} declares `mod {name}`, but there is {}", file.display(), candidates.join(" and ")))
+    Err(anyhow!(
+        "{path} declares `mod {name}`, but there is {missing}",
+        path = file.display(),
+        missing = candidates.join(" and ")
+    ))
 }

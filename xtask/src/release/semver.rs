@@ -60,8 +60,8 @@ pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
     }
     ensure!(
         broken.is_empty(),
-        "{version} has breaking changes that semver does not allow: {}",
-        broken.join(", ")
+        "version {version} has breaking changes that semver does not allow, in these crates: {crates}",
+        crates = broken.join(", ")
     );
     Ok(())
 }
@@ -113,10 +113,19 @@ fn archives(folder: &Path) -> Result<Vec<(String, String, PathBuf)>> {
             found.push((name, version.to_string(), path));
         }
     }
-    ensure!(!found.is_empty(), "no crate tarball in {}", folder.display());
+    ensure!(
+        !found.is_empty(),
+        "the folder {path} of the previous release contains no crate tarball (`.crate` file)",
+        path = folder.display()
+    );
     found.sort();
     for pair in found.windows(2) {
-        ensure!(pair[0].0 != pair[1].0, "tarballs of two versions of {} in {}", pair[0].0, folder.display());
+        ensure!(
+            pair[0].0 != pair[1].0,
+            "the folder {path} contains tarballs of two versions of the crate {name}",
+            name = pair[0].0,
+            path = folder.display()
+        );
     }
     Ok(found)
 }
@@ -134,7 +143,7 @@ fn release_type(before: Version, after: Version) -> Result<&'static str> {
         Some(0) => 0,
         Some(part) if after.is_unstable() => part - 1,
         Some(part) => part,
-        None => bail!("the tarballs of the previous release also have version {after}"),
+        None => bail!("the tarballs of the previous release have the version of the workspace, {after}"),
     };
     Ok([MAJOR, "minor", "patch"][index])
 }
@@ -167,6 +176,9 @@ mod tests {
             assert_eq!(step(before, after).unwrap(), name, "{before} to {after}");
         }
         let error = step("0.1.0", "0.1.0").unwrap_err();
-        assert_eq!(error.to_string(), "the tarballs of the previous release also have version 0.1.0");
+        assert_eq!(
+            error.to_string(),
+            "the tarballs of the previous release have the version of the workspace, 0.1.0"
+        );
     }
 }

@@ -90,7 +90,10 @@ pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
         edited.push_str(&if is_workspace_version { line.replace(&before, &after) } else { line.to_owned() });
         edited.push('\n');
     }
-    ensure!(crates > 0, "[workspace.dependencies] has no crate of the workspace with a version");
+    ensure!(
+        crates > 0,
+        "[workspace.dependencies] of the manifest contains no crate of the workspace with a version"
+    );
     Ok(edited)
 }
 

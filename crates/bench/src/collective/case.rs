@@ -21,7 +21,7 @@ const GRAPH: u32 = 100;
 const SIZES: [usize; 12] =
     [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
 
-/// The default sizes are limited so that all buffers use at most the available memory divided by `PART`, one third.
+/// With the default sizes, all buffers together use at most the available memory divided by `PART`.
 const PART: usize = 3;
 
 /// The parameters of one case of a collective benchmark.
@@ -62,8 +62,8 @@ impl CollectiveCase {
                 let (len, unit) = (case.len, dtype.len());
                 ensure!(
                     len.is_multiple_of(unit),
-                    "{} is not a multiple of the length of {dtype}",
-                    RoundedSize(len)
+                    "the length {size} is not a multiple of the length of {dtype}",
+                    size = RoundedSize(len)
                 );
                 for &place in &args.place {
                     cases.push(case.clone().of(dtype, op, place));
@@ -192,7 +192,7 @@ impl CollectiveCase {
             OutputPlace::In => self.len,
             OutputPlace::Out => self.len + self.output_len(),
         };
-        // The last `output_len` is the target of the plain copy that the collective is compared with.
+        // The additional `output_len` bytes of each rank are the target of the plain copy with which the collective is compared.
         buffers
             .saturating_mul(self.slots as usize)
             .saturating_add(self.output_len())
@@ -288,7 +288,7 @@ pub(super) mod tests {
     fn invalid_combinations_are_rejected() {
         let refused = |words: &[&str]| tried(words).unwrap_err().to_string();
         assert_eq!(refused(&["--op", "xor"]), "the reduction xor does not support f32");
-        assert_eq!(refused(&["--sizes", "6B"]), "6 B is not a multiple of the length of f32");
+        assert_eq!(refused(&["--sizes", "6B"]), "the length 6 B is not a multiple of the length of f32");
         assert!(refused(&["--mode", "graph"]).starts_with("`--mode graph` needs a GPU"));
     }
 

@@ -30,7 +30,8 @@ impl ElementPeriod {
         Self((0..PERIOD as u64).flat_map(|at| element(dtype, number(at))).collect())
     }
 
-    /// Returns the expected result after the inputs of all ranks were combined `times` times in place.
+    /// Returns the expected content of the buffers after `times` in-place reductions, each of which has the result of the
+    /// previous one as its input.
     pub(super) fn combined(all: &[Self], dtype: Dtype, op: ReduceOp, times: u32) -> Self {
         let sources: Vec<&[u8]> = all.iter().map(|period| &period.0[..]).collect();
         let mut once = combine_naive(&sources, dtype, op);
@@ -76,7 +77,10 @@ impl ElementPeriod {
             stream.read(&from.part(at, len)?, &mut seen[..len])?;
             if seen[..len] != piece[..len] {
                 let wrong = seen.iter().zip(&piece).position(|(seen, expected)| seen != expected);
-                bail!("byte {} of the result of a collective is wrong", at + wrong.unwrap_or(0));
+                bail!(
+                    "byte {position} of the result of a collective is wrong",
+                    position = at + wrong.unwrap_or(0)
+                );
             }
         }
         Ok(())

@@ -140,9 +140,9 @@ fn measure(device: &Device, cases: &[CollectiveCase]) -> Result<Vec<CollectiveRe
     }
     ensure!(
         measured.len() == cases.len(),
-        "only {} of {} benchmark cases were measured",
-        measured.len(),
-        cases.len()
+        "only {count} of {total} benchmark cases were measured",
+        count = measured.len(),
+        total = cases.len()
     );
     Ok(measured)
 }

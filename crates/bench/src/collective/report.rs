@@ -43,7 +43,7 @@ pub(super) struct CollectiveResult {
     limit: f64,
     of_limit: f64,
     best: f64,
-    /// The two terms of the limit: the time of a flag's round trip, and the time of a plain copy.
+    /// The two terms of the lower limit of the call's time: the time of a flag's round trip, and the time of a plain copy.
     flag: f64,
     copy: f64,
     rounds: usize,

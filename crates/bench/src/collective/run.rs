@@ -226,15 +226,16 @@ impl<'a> CollectiveRunner<'a> {
                 CollectiveOp::Barrier => {}
             }
         }
-        // A rank that has left the barriers of this round sees the round number of every rank.
+        // Checks the barriers: every rank has written the round number to its word before the barriers, so a rank that has passed
+        // them sees it in all words.
         for rank in ranks() {
             let mut word = [0; size_of::<u64>()];
             self.stream.read(&self.word.part_of(rank, 0, word.len())?, &mut word)?;
             let seen = u64::from_ne_bytes(word);
             ensure!(
                 seen == self.rounds,
-                "rank {rank} was in benchmark round {seen} instead of {}",
-                self.rounds
+                "rank {rank} was in benchmark round {seen} instead of {round}",
+                round = self.rounds
             );
         }
         Ok(())

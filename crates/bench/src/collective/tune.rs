@@ -80,7 +80,7 @@ fn threshold(measured: &[&CollectiveResult], ones: &[Algorithm], others: &[Algor
         };
         let log = |buffers| match (best(ones, buffers), best(others, buffers)) {
             (Some(one), Some(other)) => (one / other.max(1e-9)).max(1e-9).ln(),
-            // The algorithms `ones` do not support this size.
+            // The algorithms `ones` have no measurement at this size, because they do not support it.
             (None, Some(_)) => f64::INFINITY,
             _ => 0.0,
         };

@@ -134,9 +134,9 @@ impl RowsCase {
         let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
             least <= defaults.table,
-            "a table of {} is too short: each rank needs {STEP} rows of {}",
-            RoundedSize(defaults.table),
-            RoundedSize(row_len)
+            "a table of {size} is too short: each rank needs {STEP} rows of {row_size}",
+            size = RoundedSize(defaults.table),
+            row_size = RoundedSize(row_len)
         );
         let usual = ((defaults.payload.min(defaults.table) / row_len) as u64).clamp(1, defaults.max_rows);
         let rows = rows.unwrap_or(usual);

@@ -50,7 +50,8 @@ impl IndexSequence {
         let mut bytes = vec![0; to_usize(count).saturating_mul(len)];
         in_parallel(&mut bytes, len, |first, part| {
             for (position, place) in (first..).zip(part.chunks_exact_mut(len)) {
-                // The low bytes are the whole index, because a 32-bit index is below 2^31.
+                // For 32-bit indices only the low bytes are copied. They contain the whole index, because every index is then
+                // below 2^31.
                 place.copy_from_slice(&self.at(position).to_le_bytes()[..len]);
             }
         });

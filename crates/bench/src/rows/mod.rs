@@ -67,7 +67,7 @@ pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
 pub fn demo(op: RowOp, device: &Device, ranks: u32, table: usize) -> Result<RowsResult> {
     let defaults = DefaultSizes { table, ..default_sizes(device, &[])? };
     let mut measured = measure(device, &[RowsCase::for_demo(op, ranks, &defaults)], None)?;
-    measured.pop().ok_or_else(|| anyhow!("the benchmark measured nothing"))
+    measured.pop().ok_or_else(|| anyhow!("the benchmark of the demo returned no measurement"))
 }
 
 /// Returns the default sizes for the available memory of the device, and of the host if the table is in host memory.
@@ -109,17 +109,18 @@ fn measure(device: &Device, cases: &[RowsCase], alternate: Option<Alternate>) ->
     let most = cases.iter().map(RowsCase::footprint).max().unwrap_or(0);
     memory::ensure_available(device, most)?;
     if first.ranks == 1 {
-        let comm =
-            Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("the group of this process has no rank"))?;
+        let comm = Bootstrap::local(1)?
+            .pop()
+            .ok_or_else(|| anyhow!("the new group of one rank contains no rank"))?;
         run_cases(&Communicator::create(comm, device)?, cases, &mut on_message)?;
     } else {
         workers::run((RankRole::Rows, first.ranks), device.backend().kind(), cases, &mut on_message)?;
     }
     ensure!(
         measured.len() == cases.len(),
-        "only {} of {} benchmark cases were measured",
-        measured.len(),
-        cases.len()
+        "only {count} of {total} benchmark cases were measured",
+        count = measured.len(),
+        total = cases.len()
     );
     Ok(measured)
 }
@@ -253,6 +254,6 @@ mod tests {
         // Overwrites ten of about 2600 rows, which the next scatter of one row does not write.
         table.tensor.write_rows_on(&stream, 1000, &[7; 1000]).unwrap();
         let error = run::run_case(&table, &case, &mut |_| Ok(())).unwrap_err().to_string();
-        assert!(error.starts_with("rows in 0.."), "{error}");
+        assert!(error.starts_with("some of the rows 0.."), "{error}");
     }
 }

@@ -216,7 +216,9 @@ impl<'a> RowsRunner<'a> {
         let (mut first, mut last) = (u64::MAX, 0);
         for (rank, bytes) in all.iter().enumerate() {
             let (words, _) = bytes.as_chunks::<8>();
-            let [start, end] = words else { anyhow::bail!("rank {rank} sent no start and end times") };
+            let [start, end] = words else {
+                anyhow::bail!("rank {rank} sent no valid start and end times of its timed work")
+            };
             (first, last) = (first.min(u64::from_le_bytes(*start)), last.max(u64::from_le_bytes(*end)));
         }
         Ok(Duration::from_nanos(last.saturating_sub(first)))
@@ -323,7 +325,11 @@ impl<'a> RowsRunner<'a> {
             let first = seed_at(seed, *offset);
             let expected = sum_rows(first, 8, (span.len() / 8) as u64, |position| position);
             let seen = self.pattern.checksum(&self.stream, &copied)?;
-            ensure!(seen == expected, "the plain copy of {} bytes has wrong bytes", span.len());
+            ensure!(
+                seen == expected,
+                "the plain copy of {len} bytes, with which the calls are compared, has wrong content",
+                len = span.len()
+            );
         }
         Ok(())
     }

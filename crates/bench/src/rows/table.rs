@@ -72,7 +72,7 @@ impl BenchTable {
         while done < len {
             let part = parts.iter().find(|part| part.contains(&from));
             let Some(part) = part else {
-                anyhow::bail!("no rank has the byte at offset {from} of the table")
+                anyhow::bail!("the byte at offset {from} of the table is stored on no rank")
             };
             let now = (part.end - from).min(len - done);
             pieces.push(TablePart { at: done, offset: from, span: memory.span(from, now)? });
@@ -88,7 +88,11 @@ impl BenchTable {
         let (first, count) = (own.rows.start, own.rows.end - own.rows.start);
         let expected = sum_rows(SEED, self.tensor.row_len(), count, |position| first + position);
         let seen = pattern.checksum(stream, &own.span)?;
-        ensure!(seen == expected, "rows in {:?} have changed, although no call scattered to them", own.rows);
+        ensure!(
+            seen == expected,
+            "some of the rows {rows:?} of the table have changed, although no call scattered to them",
+            rows = own.rows
+        );
         Ok(())
     }
 }

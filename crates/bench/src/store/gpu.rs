@@ -75,8 +75,8 @@ fn attach(
     let (took, held): (_, PackObject) = timed(|| Ok(other.get_pack("pack")?))?;
     ensure!(
         held.members().count() == objects as usize,
-        "the pack has {} objects instead of {objects}",
-        held.members().count()
+        "the pack has {count} objects instead of {objects}",
+        count = held.members().count()
     );
     let stream = device.stream()?;
     for object in [0, objects / 2, objects - 1] {
@@ -84,8 +84,8 @@ fn attach(
         stream.read(&held.span(&name(object))?.part(len - 1, 1)?, &mut seen)?;
         ensure!(
             seen[0] == object.to_le_bytes()[0],
-            "object {object} of the pack ends with the wrong byte {}",
-            seen[0]
+            "object {object} of the pack ends with the wrong byte {last}",
+            last = seen[0]
         );
     }
     Ok(took)

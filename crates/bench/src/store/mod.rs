@@ -140,7 +140,11 @@ fn by_size(
 }
 
 fn check(object: &Object, len: usize, value: u8) -> Result<()> {
-    ensure!(object.len() == len, "the store returned {} bytes for an object of {len} bytes", object.len());
+    ensure!(
+        object.len() == len,
+        "the store returned {found} bytes for an object of {len} bytes",
+        found = object.len()
+    );
     let mut seen = [value; 2];
     if len > 0 {
         object.bytes()?.read_at(0, &mut seen[..1])?;
@@ -172,16 +176,16 @@ fn attach(store: &TemporaryStore, client: &Client, objects: u32, rounds: u32) ->
         let (took, held) = timed(|| Ok(other.get_pack("pack")?))?;
         ensure!(
             held.members().count() == objects as usize,
-            "the pack has {} objects instead of {objects}",
-            held.members().count()
+            "the pack has {count} objects instead of {objects}",
+            count = held.members().count()
         );
         let last = objects as usize - 1;
         let mut seen = [0];
         held.bytes(&format!("pack/layers.{last}.weight"))?.read_at(LEN - 1, &mut seen)?;
         ensure!(
             seen[0] == last.to_le_bytes()[0],
-            "the last object of the pack ends with the wrong byte {}",
-            seen[0]
+            "the last object of the pack ends with the wrong byte {byte}",
+            byte = seen[0]
         );
         times.push(took);
     }

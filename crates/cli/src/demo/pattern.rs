@@ -74,8 +74,8 @@ impl Pattern {
                 let at = wrong.unwrap_or_default();
                 let (seen, expected, seed) = (seen[at], expected[at], self.seed);
                 bail!(
-                    "the byte at offset {} is {seen:#04x}, expected {expected:#04x} (seed {seed})",
-                    offset + at
+                    "the byte at offset {position} is {seen:#04x}, expected {expected:#04x} (seed {seed})",
+                    position = offset + at
                 );
             }
             progress.advance(len);

@@ -73,7 +73,7 @@ pub(crate) fn creator(link: &PeerLink, device: &Device) -> Result<()> {
 }
 
 fn unexpected_request() -> Result<()> {
-    anyhow::bail!("the process that creates the memory got an unexpected request")
+    anyhow::bail!("the process that creates the memory received an unexpected request")
 }
 
 /// Maps all pages of a mapping at once, about twenty times faster than a page fault for each. Errors are ignored: the pages are
@@ -153,9 +153,9 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
         let ResourceCount { files, maps } = after;
         ensure!(
             after == before,
-            "{files} file descriptors and {maps} mappings are left, but there were {} and {} before",
-            before.files,
-            before.maps
+            "{files} file descriptors and {maps} mappings are left, but there were {old_files} and {old_maps} before",
+            old_files = before.files,
+            old_maps = before.maps
         );
         let text = format!("{files} open files and {maps} mappings of wholemem, as before the demo");
         Ok(((), StepResult::new(text)))
@@ -234,7 +234,7 @@ mod tests {
         here.send(&CreatorRequest::Map).unwrap();
         assert_eq!(
             creator(&there, &device).unwrap_err().to_string(),
-            "the process that creates the memory got an unexpected request"
+            "the process that creates the memory received an unexpected request"
         );
     }
 }

@@ -24,7 +24,7 @@ impl StepResult {
         Self { text: text.into(), ..Self::default() }
     }
 
-    /// Sets the time to report instead of the time of the whole step.
+    /// Reports `time`, which was measured within the step, in place of the duration of the whole step.
     pub(super) fn took(self, time: Duration) -> Self {
         Self { took: Some(time), ..self }
     }

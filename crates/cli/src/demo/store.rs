@@ -25,7 +25,11 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
     })?;
     recorder.step("put", || {
         let sealed = client.put(NAME, &bytes)?;
-        ensure!(sealed.version == 1, "the new object `{NAME}` has version {} instead of 1", sealed.version);
+        ensure!(
+            sealed.version == 1,
+            "the new object `{NAME}` has version {version} instead of 1",
+            version = sealed.version
+        );
         let text = format!("{} are sealed as `{NAME}`: no process can write them", RoundedSize(len));
         Ok(((), StepResult::new(text).moved(len)))
     })?;
@@ -45,7 +49,7 @@ pub(super) fn run(recorder: &mut StepRecorder, context: &DemoContext) -> Result<
         let object = other.get(NAME)?;
         ensure!(object.to_vec()? == bytes, "the bytes of the object `{NAME}` have changed");
         let epoch = other.status()?.epoch;
-        ensure!(epoch == 2, "the store has had {epoch} servers, expected 2");
+        ensure!(epoch == 2, "the store has had {epoch} server processes, but 2 were expected");
         let text =
             format!("a new client read `{NAME}` from the second server: all {len} bytes are unchanged");
         Ok(((), StepResult::new(text).moved(len)))

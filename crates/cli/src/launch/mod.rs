@@ -218,7 +218,7 @@ impl RankGroup {
             for rank in &mut self.0 {
                 any |= rank.output.forward(queues)?;
             }
-            // After all other output, terminates the last lines of the ranks, which may have no line break. This is done once.
+            // After all other output, adds the missing line breaks to the ranks' last lines. This is done once.
             if !any && !is_finished && !queues.iter().any(OutputQueue::is_full) {
                 self.0.iter_mut().for_each(|rank| rank.output.finish(queues));
                 is_finished = true;

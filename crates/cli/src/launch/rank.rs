@@ -79,7 +79,10 @@ fn wait_to_be_killed(resident: usize) -> Result<()> {
     memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     write_stdout(b"r")?;
     wait_for_eof()?;
-    anyhow::bail!("stdin was closed before the rank, with {} bytes of memory, was killed", memory.len())
+    anyhow::bail!(
+        "stdin was closed before the rank, with {len} bytes of memory, was killed",
+        len = memory.len()
+    )
 }
 
 fn write_stdout(bytes: &[u8]) -> Result<()> {

@@ -44,7 +44,7 @@ fn assert_times(case: &Value) {
     );
     assert!(number("best") > 0.0 && number("best") <= number("value"), "{case}");
     assert!(number("flag") > 0.0, "{case}");
-    // Each of these numbers is rounded to a thousandth.
+    // The three numbers are each rounded to a thousandth, so their sum is only approximately right.
     assert!((number("limit") - number("flag") - number("copy")).abs() < 0.002, "{case}");
     assert!((number("of_limit") - number("limit") / number("value")).abs() < 0.01, "{case}");
 }

@@ -222,7 +222,7 @@ fn sigterm_ends_a_store_and_removes_its_socket() {
     let (keeper, server) = (store.keeper.id(), store.server());
     let socket = store.file("socket");
     let again = store.run(&["serve", "--listen", &socket]);
-    assert_eq!(again.stderr, format!("error: another server already listens at `{socket}`\n"));
+    assert_eq!(again.stderr, format!("error: another server already listens at the socket `{socket}`\n"));
     let processes = [keeper, server].map(|pid| PidFd::open(pid).unwrap());
     processes[0].signal(Signal::TERM).unwrap();
     for process in processes {
@@ -231,7 +231,7 @@ fn sigterm_ends_a_store_and_removes_its_socket() {
     assert!(!Path::new(&socket).exists());
     let run = store.run(&["ls"]);
     let expected = format!(
-        "error: no store is served at `{socket}`\n\nhint: `wholemem serve` starts a store; `--socket` or \
+        "error: no store is served at the socket `{socket}`\n\nhint: `wholemem serve` starts a store; `--socket` or \
          `WHOLEMEM_SOCKET` selects another socket\n"
     );
     assert_eq!((run.code, run.stderr), (Some(1), expected));

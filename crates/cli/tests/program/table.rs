@@ -82,7 +82,7 @@ fn errors_of_files_have_hints() {
     assert_eq!(table(folder.path(), &import).code, Some(0));
     let again = table(folder.path(), &import);
     let expected = format!(
-        "error: {}: the path of the save already exists\n\nhint: enable overwriting, or save to another path\n",
+        "error: {}: cannot save the tensor: the path exists already\n\nhint: enable overwriting, or save to another path\n",
         folder.path().join("saved").display()
     );
     assert_eq!((again.code, again.stderr), (Some(1), expected));
@@ -122,7 +122,7 @@ fn an_interrupted_import_leaves_nothing_behind() {
     ];
     let child = program(&args).spawn().unwrap();
     let process = PidFd::open(child.id()).unwrap();
-    // When the folder has more files than the input, the import has started.
+    // Waits until the import has started: the folder then contains more files than the input.
     while listed(folder.path()).len() == 1 {
         assert!(!process.has_exited().unwrap(), "{:?}", child.wait_with_output());
         std::thread::yield_now();
@@ -131,6 +131,9 @@ fn an_interrupted_import_leaves_nothing_behind() {
     assert!(process.wait_exit(timeout()).unwrap(), "the import continues after SIGINT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: the call was interrupted\n");
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "error: the save, load, export or check of a tensor was interrupted\n"
+    );
     assert_eq!(listed(folder.path()), [rows]);
 }

@@ -106,7 +106,7 @@ impl Converge {
         }
         match input {
             Input::Vote { child, vote } => {
-                // Only the first vote of each child counts.
+                // A later vote of the same child is ignored: only the first one counts.
                 if self.tree.children().any(|known| known == child) {
                     self.votes.entry(child).or_insert(vote);
                 }

@@ -116,8 +116,8 @@ impl InFlight {
     pub(crate) fn prepend(&mut self, mut earlier: Self) {
         std::mem::swap(&mut self.batches, &mut earlier.batches);
         self.batches.append(&mut earlier.batches);
-        // The open operands of the earlier work are released after the next event, which is later than necessary but never too
-        // early.
+        // The operands that follow the last event of the earlier work are released after the next event, which is later than
+        // necessary but never too early.
         self.open.append(&mut earlier.open);
         self.operations += earlier.operations;
         self.spare.append(&mut earlier.spare);

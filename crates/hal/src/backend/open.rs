@@ -191,8 +191,8 @@ impl Backend {
     /// Every drop retries too, so a call is needed only if nothing else is dropped any more. In a forked child it does
     /// nothing.
     pub fn collect(&self) -> usize {
-        // The fork is checked before the lock is taken: if another thread held the lock at the fork, it is never
-        // released in the child.
+        // Whether this process is a forked child is checked before the lock is taken: if another thread of the parent held the
+        // lock at the fork, it is never released in the child.
         if !self.core.epoch.is_current() {
             return 0;
         }

@@ -88,7 +88,7 @@ impl CudaCalls {
     pub(crate) fn import(&self, fd: &OwnedFd) -> Result<CudaHandle, BackendError> {
         let (driver, mut handle) = (self.gpus.driver(), 0);
         let source = std::ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
-        // SAFETY: `handle` is writable, and the driver refuses a descriptor that is not memory.
+        // SAFETY: `handle` is writable, and the driver refuses a descriptor that does not refer to memory.
         unsafe { (driver.cuMemImportFromShareableHandle)(&raw mut handle, source, FD) }
             .ok("cuMemImportFromShareableHandle")?;
         Ok(CudaHandle { driver, handle })

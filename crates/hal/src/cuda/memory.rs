@@ -278,8 +278,8 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     fn caches_exports(&self) -> bool {
-        // The first export of an allocation takes most of a millisecond on an H200, as long as all other steps of
-        // sharing 16 GiB.
+        // The first export of an allocation takes most of a millisecond on an H200, as much as all other steps of sharing 16 GiB
+        // together, so its descriptor is cached.
         true
     }
 
@@ -359,7 +359,7 @@ unsafe impl RawMemory for CudaMemory {
             return Ok(None);
         }
         code.ok("cuPointerGetAttribute")?;
-        // The driver counts from 1.
+        // The driver numbers memory from 1, so an id of 0 means that there is none.
         Ok((id != 0).then_some(id))
     }
 

@@ -204,7 +204,7 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
         let file = unsafe { file(allocation) };
         // SAFETY: by the contract of `RawMemory`, the range is an unmapped part of one reservation; the files of this backend are
         // sealed against shrinking.
@@ -242,7 +242,7 @@ unsafe impl RawMemory for HostMemory {
         if kind != HandleKind::Fd {
             return Err(kind_unsupported(kind));
         }
-        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
         let file = unsafe { file(allocation) };
         Ok(ShareHandle::Fd(match rights {
             Rights::ReadWrite => memfd::share_fd(file)?,
@@ -281,7 +281,7 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
         let file = unsafe { file(allocation) };
         Ok(AllocationProperties {
             len: Some(memfd::len_of(file)?),
@@ -329,7 +329,7 @@ unsafe impl RawMemory for HostMemory {
         offset: usize,
         len: usize,
     ) -> Result<Option<PrivateMap>, BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the allocation is live for the call.
+        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
         let file = unsafe { file(allocation) };
         // SAFETY: the file is sealed against shrinking, as are all memory files of this backend.
         Ok(Some(unsafe { PrivateMap::of_file(file, offset, len) }?))

@@ -68,7 +68,7 @@ impl HostMap {
     /// Returns the kernel's error.
     pub fn create(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let (none, reserve) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: without a fixed address the kernel chooses a free range.
+        // SAFETY: without a fixed address the kernel picks a free range, so no mapping is replaced.
         let at = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, none, reserve) }?;
         let map = Self { at, len };
         // SAFETY: the range was reserved above, and no other code uses it.
@@ -93,7 +93,7 @@ impl HostMap {
     /// Writes the first and the last byte of the mapping.
     pub fn set_ends(&self, [first, last]: [u8; 2]) {
         let at = self.at.cast::<u8>();
-        // SAFETY: the mapping has `len` bytes and is not empty.
+        // SAFETY: the mapping has `len` bytes, of which there is at least one.
         let end = unsafe { at.add(self.len - 1) };
         // SAFETY: `at` is the first byte of the mapping, which is writable while `self` lives.
         unsafe { at.write_volatile(first) };

@@ -60,7 +60,7 @@ impl Addressable for JoinedMemory {
 /// Memory that also keeps another value alive.
 struct OwnedMemory {
     memory: Arc<dyn Addressable>,
-    /// It is dropped after `memory`.
+    /// The other value, which is dropped after `memory`.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -252,8 +252,8 @@ impl Span {
     /// # Errors
     /// [`Error::Denied`], [`Error::WrongBackend`] and [`Error::Forked`], all with the given operation.
     pub fn check(&self, device: &Device, needed: Rights, attempt: impl Fn() -> Attempt) -> Result<()> {
-        // The fork is checked before the lock is taken: if another thread held the lock at the fork, it is never released in the
-        // child.
+        // Whether this process is a forked child is checked before the lock is taken: if another thread of the parent held the
+        // lock at the fork, it is never released in the child.
         device.backend().check_fork(&attempt)?;
         if self.memory.backend() != device.backend() {
             return Err(Error::WrongBackend { attempt: attempt() });

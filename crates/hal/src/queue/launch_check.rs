@@ -42,7 +42,7 @@ impl Stream {
     /// ```
     pub fn check_at_launch(&self, check: Arc<dyn LaunchCheck>) {
         let mut state = self.core.state();
-        // Repeated work has the same checks.
+        // If work is captured repeatedly, it adds the same check each time, which is stored only once.
         if state.capture.is_some() && !state.checks.iter().any(|known| Arc::ptr_eq(known, &check)) {
             state.checks.push(check);
         }

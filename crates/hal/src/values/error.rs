@@ -24,7 +24,10 @@ pub enum Error {
     },
 
     /// A length is not a multiple of the granule, the allocation unit of the device.
-    #[error("cannot {attempt}: the length is not a multiple of the granule, {}", Size(*granule))]
+    #[error(
+        "cannot {attempt}: the length is not a multiple of the granule, {granule_size}",
+        granule_size = Size(*granule)
+    )]
     UnalignedLength {
         /// The operation that was attempted and failed.
         attempt: Attempt,
@@ -33,7 +36,10 @@ pub enum Error {
     },
 
     /// An offset or an address is not a multiple of the granule, the allocation unit of the device.
-    #[error("cannot {attempt}: the offset is not a multiple of the granule, {}", Size(*granule))]
+    #[error(
+        "cannot {attempt}: the offset is not a multiple of the granule, {granule_size}",
+        granule_size = Size(*granule)
+    )]
     UnalignedOffset {
         /// The operation that was attempted and failed.
         attempt: Attempt,
@@ -51,7 +57,7 @@ pub enum Error {
     },
 
     /// A mapping would extend past the end of its reservation (a range of addresses).
-    #[error("cannot {attempt}: the length of the reservation is {}", Size(*reserved))]
+    #[error("cannot {attempt}: the length of the reservation is {reserved_size}", reserved_size = Size(*reserved))]
     BeyondReservation {
         /// The operation that was attempted and failed.
         attempt: Attempt,
@@ -60,7 +66,10 @@ pub enum Error {
     },
 
     /// Another mapping occupies part of the range to map.
-    #[error("cannot {attempt}: {} at offset {} is already mapped", Size(*taken_len), Size(*taken_offset))]
+    #[error(
+        "cannot {attempt}: a range of {size} at offset {at} is already mapped",
+        size = Size(*taken_len), at = Size(*taken_offset)
+    )]
     Occupied {
         /// The operation that was attempted and failed.
         attempt: Attempt,
@@ -71,7 +80,7 @@ pub enum Error {
     },
 
     /// The backend has no device with the requested number.
-    #[error("there is no device {device} on {backend}: the number of devices is {count}")]
+    #[error("there is no device {device} on the {backend} backend: the number of devices is {count}")]
     NoSuchDevice {
         /// The backend on which the device was requested.
         backend: BackendKind,
@@ -89,7 +98,7 @@ pub enum Error {
     },
 
     /// An operand of one device was used on a stream of another device.
-    #[error("cannot {attempt}: the operand belongs to {found}, the stream to {expected}")]
+    #[error("cannot {attempt}: the operand belongs to device {found}, but the stream to device {expected}")]
     WrongDevice {
         /// The operation that was attempted and failed.
         attempt: Attempt,
@@ -120,7 +129,10 @@ pub enum Error {
     },
 
     /// The range to access is not inside the memory.
-    #[error("cannot use {} at offset {}: the length of the memory is {}", Size(*len), Size(*offset), Size(*size))]
+    #[error(
+        "cannot use a range of {range_size} at offset {at}: the length of the memory is {whole}",
+        range_size = Size(*len), at = Size(*offset), whole = Size(*size)
+    )]
     OutOfRange {
         /// The offset of the range in the memory.
         offset: usize,
@@ -131,7 +143,10 @@ pub enum Error {
     },
 
     /// The source and the destination of a copy have different lengths.
-    #[error("cannot copy {} to a range of {}: the lengths differ", Size(*from), Size(*to))]
+    #[error(
+        "cannot copy {from_size} to a range of {to_size}: the lengths differ",
+        from_size = Size(*from), to_size = Size(*to)
+    )]
     LengthsDiffer {
         /// The length of the source of the copy in bytes.
         from: usize,
@@ -175,7 +190,7 @@ pub enum Error {
     },
 
     /// A kernel module has no kernel of the requested name for its backend.
-    #[error("the module has no function `{name}` for {backend}")]
+    #[error("the kernel module has no function `{name}` for the {backend} backend")]
     NoSuchFunction {
         /// The name of the requested kernel.
         name: String,
@@ -362,7 +377,7 @@ pub enum BackendError {
     },
 
     /// Less memory is available than was requested.
-    #[error("only {} of memory are available", Size(*available))]
+    #[error("only {free_size} of memory are available", free_size = Size(*available))]
     OutOfMemory {
         /// The number of available bytes of memory.
         available: usize,
@@ -408,7 +423,7 @@ mod tests {
         );
 
         let occupied = Error::Occupied { attempt, taken_offset: 0, taken_len: 2 << 20 };
-        let text = "cannot map 3 MiB at offset 1 MiB: 2 MiB at offset 0 B is already mapped";
+        let text = "cannot map 3 MiB at offset 1 MiB: a range of 2 MiB at offset 0 B is already mapped";
         assert_eq!(occupied.to_string(), text);
     }
 

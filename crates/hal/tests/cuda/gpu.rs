@@ -193,12 +193,13 @@ fn a_block_has_an_id_that_is_not_used_again() {
     assert_eq!(offset, 1000);
     drop((malloced, span));
     let mut seen = vec![block.id];
-    // The driver often returns the address of the buffer that was freed last.
+    // The driver often returns the address of the buffer that was freed last, and the new buffer there must get a new id.
     for _ in 0..5 {
         let again = CudaMallocBuffer::create(&device, 5000).unwrap();
         seen.push(backend.memory_id(again.address()).unwrap());
     }
-    // Virtual memory is mapped and unmapped at one address, as allocators with expandable segments do.
+    // Memory is mapped and unmapped repeatedly at the same addresses, as allocators with expandable segments do. Each mapping
+    // must get a new id.
     let whole = Reservation::create(backend, 2 * step).unwrap();
     let grants = [Grant { device: device.id(), rights: Rights::ReadWrite }];
     for _ in 0..5 {

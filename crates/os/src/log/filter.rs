@@ -48,7 +48,7 @@ pub struct BadLogFilter {
 
 /// The environment variable with the filter of log events has an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{LOG_VARIABLE}` is `{value}`: {reason}")]
+#[error("the environment variable `{LOG_VARIABLE}` has the invalid value `{value}`: {reason}")]
 pub struct BadLogVariable {
     /// The value of the variable.
     pub value: String,
@@ -191,7 +191,8 @@ mod tests {
         }
         let reason = BadLogFilter { directive: "chatty".to_owned() };
         let error = BadLogVariable { value: "warn,chatty".to_owned(), reason };
-        let text = "`WHOLEMEM_LOG` is `warn,chatty`: `chatty` is not a level (off, error, warn, info, debug, trace), \
+        let text = "the environment variable `WHOLEMEM_LOG` has the invalid value `warn,chatty`: \
+                    `chatty` is not a level (off, error, warn, info, debug, trace), \
                     nor a target of wholemem with a level, such as `wholemem::collective=debug`";
         assert_eq!(error.to_string(), text);
         assert_eq!(read("warn,chatty", "INFO"), Err(error));

@@ -35,8 +35,8 @@ struct CgroupVersion {
     usage: &'static str,
     /// The field of a cgroup's `memory.stat` with the inactive page cache, including that of descendant groups.
     idle_cache: &'static str,
-    /// The name of the file that shows whether the usage of a control group includes that of its descendants, if that
-    /// is configurable.
+    /// The name of the file that shows whether the memory usage of a control group includes its descendants; `None` if it always
+    /// does.
     hierarchy: Option<&'static str>,
 }
 

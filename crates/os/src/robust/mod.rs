@@ -312,7 +312,7 @@ mod tests {
 
     fn lock() -> RobustLock {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without a fixed address the kernel picks a free range.
+        // SAFETY: without a fixed address the kernel picks a free range, so no mapping is replaced.
         let address = unsafe { mmap_anonymous(std::ptr::null_mut(), LEN, rights, MapFlags::SHARED) };
         let address = NonNull::new(address.expect("mmap").cast::<u8>()).expect("not null");
         // SAFETY: the mapped page is aligned, large enough and new, and stays mapped while `Map` lives.
@@ -507,7 +507,7 @@ mod tests {
                 assert_eq!(lock_and_release(&lock, Deadline::NOW), Err(Error::TimedOut));
                 let mut list: *const RobustList = std::ptr::null();
                 let (to, mut len) = (&raw mut list, 0_usize);
-                // SAFETY: the call stores the address and the size of this thread's robust list in two writable
+                // SAFETY: `get_robust_list` stores the address and the size of this thread's robust list in two writable
                 // variables.
                 let code = unsafe { libc::syscall(libc::SYS_get_robust_list, 0_u64, to, &raw mut len) };
                 assert_eq!((code, len), (0, size_of::<RobustList>()));
@@ -526,8 +526,8 @@ mod tests {
             scope.spawn(|| forget(lock.try_lock().expect("the lock is free"))).join().expect("no panic");
             for _ in 0..4 {
                 scope.spawn(|| {
-                    // The first thread that acquires the dead owner's lock holds it for a moment, before the lock
-                    // becomes not recoverable.
+                    // Waits until the lock has become not recoverable: before that, the first thread that acquires the dead
+                    // owner's lock holds it for a moment.
                     while lock_and_release(&lock, Deadline::NOW) == Err(Error::TimedOut) {}
                     for _ in 0..1000 {
                         assert_eq!(lock.state(), LockState::Died);

@@ -56,7 +56,7 @@ impl MutexAttributes {
     pub(super) fn create() -> Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         pthread("pthread_mutexattr_init", || {
-            // SAFETY: `attributes` is writable memory for the call to initialise.
+            // SAFETY: `attributes` is writable memory, which `pthread_mutexattr_init` initialises.
             unsafe { libc::pthread_mutexattr_init(attributes.as_mut_ptr()) }
         })?;
         let mut attributes = Self(attributes);

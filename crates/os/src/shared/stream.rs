@@ -39,15 +39,15 @@ unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     // A cache line that is stored with one instruction is written to memory at once; a line that is stored in parts
     // may be written in parts.
     let whole_lines = std::is_x86_feature_detected!("avx512f");
-    // SAFETY: the caller of `copy_streaming` guarantees both ranges, and the processor has the instructions of the
-    // chosen function.
+    // SAFETY: the caller of `copy_streaming` guarantees both ranges, and the processor supports the instruction set of the chosen
+    // function.
     unsafe { copy_blocks(from, to, len, if whole_lines { copy_block_of_lines } else { copy_block }) }
 }
 
 /// Copies `len` bytes: blocks of four pages with `copy_block`, and the remaining bytes with [`copy`].
 ///
 /// # Safety
-/// As [`copy_nonoverlapping`]; the processor has the instructions of `copy_block`.
+/// As [`copy_nonoverlapping`]; the processor supports the instruction set of `copy_block`.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_blocks(from: *const u8, to: *mut u8, len: usize, copy_block: unsafe fn(*const u8, *mut u8)) {
     const BLOCK: usize = 4 * PAGE;

@@ -27,7 +27,7 @@ _root = logging.getLogger("wholemem")
 
 
 class _Fallback(logging.Handler):
-    """Writes records to stderr that no handler of the program receives."""
+    """Writes those log records to stderr that no handler of the program receives."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger: Optional[logging.Logger] = logging.getLogger(record.name)
@@ -40,7 +40,8 @@ class _Fallback(logging.Handler):
 
 
 def configure(level: str) -> None:
-    """Sets the level of the logger ``wholemem``, if the program has not set it, and delivers all records at the exit."""
+    """Sets the level of the logger ``wholemem``, if the program has not set it, and delivers all log records when the interpreter
+    exits."""
     if _root.level == logging.NOTSET:
         _root.setLevel(LEVELS.get(level.upper(), logging.CRITICAL))
     fallback = _Fallback()
@@ -50,7 +51,7 @@ def configure(level: str) -> None:
 
 
 def deliver(records: Sequence[tuple[str, str, str]], dropped: int) -> None:
-    """Passes records to their loggers: each has the name of its logger, its level and its message."""
+    """Passes log records to Python's loggers. Each record has the name of its logger, its level and its message."""
     for name, level, message in records:
         logger = logging.getLogger(name)
         if logger.isEnabledFor(LEVELS[level]):

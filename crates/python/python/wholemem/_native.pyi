@@ -703,7 +703,7 @@ class Communicator:
             wholemem.errors.Timeout: A call timed out.
         """
     def abort(self) -> None:
-        """Aborts the group on all ranks: their calls end with an error. Any thread may call this method."""
+        """Aborts the group on all ranks: the calls of every rank end with an error. Any thread may call this method."""
     def close(self) -> None:
         """Leaves the group. Calls of other ranks that wait for this rank end with an error; their GPU kernels end at the
         timeout. Memory of the group stays valid.
@@ -1145,9 +1145,9 @@ def start_logging() -> Optional[str]:
     """
 
 def stop_logging() -> None:
-    """Delivers all records, and ends the thread that delivers records. The package registers it with ``atexit``, because a thread
-    must not wait for the GIL when the interpreter ends. Records that handlers emit meanwhile are delivered too, except if their number
-    does not end: after 10,000 records, the rest is dropped.
+    """Delivers all log records, and ends the thread that delivers them. The package registers it with ``atexit``, because a
+    thread must not wait for the GIL when the interpreter ends. Records that handlers emit meanwhile are delivered too, except if
+    their number does not end: after 10,000 records, the rest is dropped.
     """
 
 def findings() -> list[

@@ -180,15 +180,15 @@ class WrongValue(Error, ValueError):
 
 
 class WrongStride(WrongValue):
-    """An array does not have the strides that the call requires; in most calls it must be contiguous."""
+    """An array does not have the strides that the called function requires; most functions require a contiguous array."""
 
 
 class WrongDevice(WrongValue):
-    """An array is on another device than the call requires, or a device does not exist."""
+    """An array is on another device than the called function requires, or a device does not exist."""
 
 
 class ReadOnly(WrongValue):
-    """The call would write to a read-only array."""
+    """The called function would write to a read-only array."""
 
 
 class CannotExport(Error, BufferError):
@@ -237,7 +237,8 @@ class BadIndex(Error, IndexError):
 
 
 class BadEnvironment(Error, RuntimeError):
-    """An environment variable is missing or invalid, or the ranks are not on one node."""
+    """An environment variable is missing or invalid, the directory for sockets cannot be used, or the ranks are not on one
+    node."""
 
 
 class BadFile(Error, OSError):
@@ -253,7 +254,7 @@ class NotAllowed(Error, PermissionError):
 
 
 class InUse(Error, BufferError):
-    """The call requires that no array of a draft or mirror exists, but an array of it still exists."""
+    """The called function requires that no array of a draft or mirror exists, but such an array still exists."""
 
 
 class ServerLost(Error, ConnectionError):

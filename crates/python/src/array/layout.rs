@@ -17,7 +17,7 @@ pub(crate) fn are_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     let mut step = 1_i64;
     for (len, stride) in shape.iter().zip(strides).rev() {
         if *len > 1 && *stride != step {
-            // An empty array is contiguous.
+            // The strides do not match, but an array without elements is contiguous whatever its strides are.
             return shape.contains(&0);
         }
         step = step.saturating_mul((*len).max(1));

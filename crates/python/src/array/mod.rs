@@ -367,7 +367,7 @@ impl Array {
 }
 
 impl Array {
-    /// Creates an array of a view of the same memory, with the last stream of this array.
+    /// Creates an array from a view of this array's memory. The new array has the same last stream as this array.
     fn with_view(&self, py: Python<'_>, view: View, is_lent: bool) -> Result<Self, Exception> {
         let array = Self { is_lent, ..Self::new(view) };
         if let Some(last) = self.last.get(py) {

@@ -48,7 +48,7 @@ impl FrameworkStream {
         &self.device
     }
 
-    /// Returns the stream in the form in which work is enqueued on it.
+    /// Returns the framework's stream as a [`Stream`] of wholemem, on which work can be enqueued.
     pub(crate) fn stream(&self) -> Stream {
         let handle = if self.handle == Self::DEFAULT.unsigned_abs() { 0 } else { self.handle };
         // SAFETY: the default stream always exists. For another stream, the caller of `new` guarantees that it belongs to the

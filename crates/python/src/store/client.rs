@@ -235,12 +235,13 @@ impl Client {
         })
     }
 
-    /// Publishes an array on a GPU as an object of the store, without a copy: the object uses the array's memory.
+    /// Publishes an array on a GPU as an object of the store, without a copy. The object keeps the array's memory, so the
+    /// array may be dropped.
     ///
     /// The memory must be shareable: allocated in :func:`wholemem.torch.pool.mem_pool`, a table or window of this package, or in
     /// torch's expandable segments if the array is inside one segment. The store holds the whole allocation, and all of it counts
-    /// towards the quota. The array may be dropped: its memory is kept until the object is freed. Writing to the array is
-    /// possible but changes the object. Only the user who serves the store may call it.
+    /// towards the quota. The memory is kept until the object is freed. Writing to the array is possible but changes the object.
+    /// Only the user who serves the store may call it.
     ///
     /// Args:
     ///     name: The name. An object that has the name is replaced.

@@ -74,7 +74,7 @@ impl Entry {
         self.id
     }
 
-    /// The version of the object among the objects with the same name.
+    /// The version of the object: one more than that of the previous object with the same name.
     #[getter]
     fn version(&self) -> u64 {
         self.version

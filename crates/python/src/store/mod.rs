@@ -1,4 +1,5 @@
-//! The store in Python: named objects that outlive the process that created them, and that Python gets as arrays.
+//! The Python interface of the store: named objects that outlive the process that created them, and that Python accesses as
+//! arrays.
 //!
 //! | module | content |
 //! |---|---|

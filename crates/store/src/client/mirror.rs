@@ -1,4 +1,5 @@
-//! Mirrors: copies of device memory in pinned host memory, which are written back to the device when they are dropped.
+//! Mirrors: copies of drafts and objects in pinned host memory. Dropping the mirror of a draft writes it back to the draft,
+//! unless the mirror was abandoned.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -46,7 +46,10 @@ pub enum IndexError {
         known: u64,
     },
     /// The memory is too short for the numbers in the header of the index, or these numbers are invalid.
-    #[error("the index of the store is damaged: {slots} slots and {allocations} allocations do not fit {}", Size(*len))]
+    #[error(
+        "the index of the store is damaged: its header has {slots} slots and {allocations} allocations, which is invalid for an index of {size}",
+        size = Size(*len)
+    )]
     Damaged {
         /// The number of object slots according to the header of the index.
         slots: u64,

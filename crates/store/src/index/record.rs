@@ -265,7 +265,7 @@ pub(crate) mod tests {
             let pack = pack.map(|slot| ObjectId::new(slot, 7));
             let written =
                 ObjectRecord { name, meta, offset, len, version, created, owner, client: ClientId(client), request, pack, ..record("") };
-            // The long record that is written first must leave no visible bytes.
+            // After the long record, a short record is written to the same slot: a reader must see no bytes of the long one.
             index.write_record(id, &record(&"x".repeat(MAX_NAME)));
             index.write_record(id, &written);
             index.commit(id, SlotState::Created);

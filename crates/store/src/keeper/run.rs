@@ -175,7 +175,7 @@ pub(crate) fn run(
             (KeeperMachine::new(true), Some(running), listener)
         }
     };
-    // The buffer for messages of the server.
+    // The buffer into which messages of the server are received.
     let mut packet = vec![0; MAX_PACKET];
     let start = Instant::now();
     loop {

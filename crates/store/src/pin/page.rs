@@ -20,7 +20,7 @@ pub(crate) fn set_secret(page: &impl Cells, secret: u64) {
     page.store_release(page.count() - 1, secret);
 }
 
-/// Returns the secret of a pin page; `None` if its owner has not written one.
+/// Returns the secret by which a forked child claims a pin page; `None` if the client that owns the page has not written one.
 pub(crate) fn secret(page: &impl Cells) -> Option<u64> {
     Some(page.load_acquire(page.count() - 1)).filter(|secret| *secret != 0)
 }

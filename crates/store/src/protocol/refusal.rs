@@ -17,7 +17,7 @@ pub enum Refusal {
         object: ObjectId,
     },
     /// No object had the requested name before the timeout.
-    #[error("there is no object named `{}`", Visible(.name))]
+    #[error("there is no object named `{shown}`", shown = Visible(.name))]
     NoSuchName {
         /// The requested name of an object.
         name: String,
@@ -37,7 +37,7 @@ pub enum Refusal {
         owner: u32,
     },
     /// The client has no unsealed object that the given request created.
-    #[error("this client has no unsealed object that the given request created")]
+    #[error("the given request has created no object of this client that is not sealed yet")]
     NothingToSeal,
     /// The object is still mapped for writing, by this process or by another one that received the object's memory.
     #[error("the memory of the object is still mapped for writing; unmap it before sealing")]
@@ -68,8 +68,8 @@ pub enum Refusal {
     },
     /// The requested memory would exceed the memory quota of the store.
     #[error(
-        "cannot allocate {}: {} of {} are in use; delete objects, or serve with a larger `--size`",
-        Size(to_usize(*.wanted)), Size(to_usize(*.used)), Size(to_usize(*.quota))
+        "cannot allocate {size}: {used_size} of {limit} are in use; delete objects, or serve with a larger `--size`",
+        size = Size(to_usize(*.wanted)), used_size = Size(to_usize(*.used)), limit = Size(to_usize(*.quota))
     )]
     OverQuota {
         /// The number of bytes that the request needs.
@@ -94,7 +94,7 @@ pub enum Refusal {
         device: u32,
     },
     /// The memory of an object could not be allocated, sealed or opened.
-    #[error("cannot allocate {}: {reason}", Size(to_usize(*.len)))]
+    #[error("cannot allocate {size}: {reason}", size = Size(to_usize(*.len)))]
     NoMemory {
         /// The length of the requested memory, in bytes.
         len: u64,
@@ -102,7 +102,7 @@ pub enum Refusal {
         reason: String,
     },
     /// The server cannot create an object from the existing memory that a client offers.
-    #[error("the store cannot adopt {} of memory: {reason}", Size(to_usize(*.len)))]
+    #[error("the store cannot use {size} of this client's memory as an object: {reason}", size = Size(to_usize(*.len)))]
     CannotAdopt {
         /// The length of the offered memory according to the client, in bytes.
         len: u64,
@@ -118,7 +118,9 @@ pub enum Refusal {
         user: u32,
     },
     /// A range of bytes exceeds the memory that the request refers to.
-    #[error("a range of {len} bytes at offset {offset} exceeds the memory, which has {whole} bytes")]
+    #[error(
+        "a range of {len} bytes at offset {offset} exceeds the requested memory, which has {whole} bytes"
+    )]
     OutOfRange {
         /// The offset of the range in the memory, in bytes.
         offset: u64,
@@ -149,7 +151,10 @@ pub enum Refusal {
     )]
     NoDescriptors,
     /// An object of another user already has the requested name.
-    #[error("`{}` is already the name of an object of user {owner}; use another name, or have that object deleted", Visible(.name))]
+    #[error(
+        "`{shown}` is already the name of an object of user {owner}; use another name, or have that object deleted",
+        shown = Visible(.name)
+    )]
     NameTaken {
         /// The name that was requested for an object.
         name: String,

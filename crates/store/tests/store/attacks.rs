@@ -227,7 +227,7 @@ fn body(rank: &Rank) {
     }
     assert_eq!(client.status().unwrap().retired, 2, "retained by the intruder's pins");
     rank.send(1, b"release pins", &[]);
-    // The server scans the pins of its clients every second, and then frees the objects.
+    // Waits until the server has freed the objects: it scans the pins of its clients every second.
     while client.status().unwrap().retired > 0 {
         std::thread::yield_now();
     }

@@ -37,7 +37,7 @@ fn a_put_beyond_the_limit_of_the_control_group_is_refused_and_kills_no_server() 
         let small = client.put(&format!("small {number}"), &[7; 100]);
         assert!(small.is_ok() || is_cgroup_limit(&small.unwrap_err(), 16 * MIB));
     }
-    // Deleting objects frees memory for another object.
+    // After objects are deleted, their memory must be available for another object.
     for number in 0..4 {
         client.delete(client.stat(&format!("object {number}")).unwrap().id).unwrap();
     }

@@ -173,7 +173,7 @@ fn a_child_forked_during_a_put_does_not_prevent_sealing() {
                 ends.push(write);
                 std::thread::sleep(Duration::from_millis(3));
             }
-            // The object is sealed before the forked children exit.
+            // `put` must have sealed the object although the forked children, which exit only below, still run.
             let put = put.join();
             ends.iter_mut().for_each(|end| end.write_all(b"x").unwrap());
             put.unwrap().unwrap();

@@ -141,10 +141,10 @@ fn a_wait_for_space_ends_when_space_is_freed_or_at_the_deadline() {
     let short = client.waiting_for_space(Duration::from_millis(50));
     assert_eq!(refusal(client.create("second", 100 << 20)), over_quota);
     assert_eq!(refusal(short.create("second", 100 << 20)), over_quota);
-    // This client waits for space without a deadline.
+    // An object that exceeds the whole quota must be refused even if the client waits for space without a deadline.
     let waiting = client.waiting_for_space(Duration::MAX);
     assert_eq!(refusal(waiting.create("never", 300 << 20)).code(), "over-quota");
-    // The separate connection that waited for space sends a goodbye, although its process continues.
+    // Waits until the separate connection that waited for space is closed: it sends a goodbye, although its process continues.
     while client.status().unwrap().clients > 1 {
         std::thread::yield_now();
     }
@@ -420,7 +420,7 @@ fn a_missing_server_and_a_second_server_are_reported() {
     let error = second.run(&launch, &mut || ()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("another server already listens at `{}`", store.socket().display())
+        format!("another server already listens at the socket `{}`", store.socket().display())
     );
 }
 

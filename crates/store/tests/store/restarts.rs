@@ -129,7 +129,7 @@ fn a_killed_store_is_noticed_by_readers_and_by_every_later_call() {
     store.signal(Signal::KILL);
     let timeout = Deadline::after(Duration::from_secs(60));
     for (reader, client) in &clients {
-        // The client receives no message about the end of the store.
+        // Repeats the call until it fails: the client receives no message about the end of the store, and checks it at intervals.
         while reader(client).map_err(|error| assert!(matches!(error, Error::Disconnected), "{error}")).is_ok()
         {
             assert!(!timeout.has_passed(), "this client does not notice the end of the store");
@@ -171,7 +171,7 @@ fn a_store_ends_with_its_process_although_its_keeper_is_killed_too() {
     server.signal(Signal::CONT).unwrap();
     let timeout = Deadline::after(Duration::from_secs(60));
     assert_eq!(server.wait_exit(timeout), Ok(true));
-    // The new keeper exits after the server, and removes the file of the socket.
+    // Waits until the new keeper, which exits after the server, has removed the file of the socket.
     while store.socket().exists() {
         assert!(!timeout.has_passed(), "the keeper has not exited");
         std::thread::yield_now();

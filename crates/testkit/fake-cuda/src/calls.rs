@@ -127,7 +127,8 @@ pub(crate) fn write_output<T>(to: *mut T, value: T) -> CallResult {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: `to` is not null, and the driver's contract requires that a pointer for a result of type `T` is writable.
+    // SAFETY: `to` is not null, and the caller of the driver function guarantees that a pointer for a result of type `T` is
+    // writable.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }
@@ -137,7 +138,7 @@ pub(crate) fn read_input<T: Copy>(from: *const T) -> Result<T, CUresult> {
     if from.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: `from` is not null, and the driver's contract requires that it points to a value of type `T`.
+    // SAFETY: `from` is not null, and the caller of the driver function guarantees that it points to a value of type `T`.
     Ok(unsafe { from.read_unaligned() })
 }
 

@@ -64,8 +64,8 @@ api! {
         check(device)?;
         let text = b"Fake GPU\0";
         ensure(!name.is_null() && len as usize >= text.len(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: the driver's contract requires that `name` has `len` bytes, and `len` was compared with the length of
-        // the text.
+        // SAFETY: the caller of `cuDeviceGetName` guarantees that `name` is writable for `len` bytes, and `len` was checked to be
+        // at least the length of `text`.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
         Ok(())
     }

@@ -229,7 +229,7 @@ api! {
     ) {
         gpu::wait_for_all();
         ensure(!image.is_null(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: `image` is not null, and the driver's contract requires a null-terminated PTX text.
+        // SAFETY: `image` is not null, and the caller of the driver function guarantees that it is a null-terminated PTX text.
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_str();
         let text = text.map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?;
         let entries = match entries(text) {
@@ -252,7 +252,7 @@ api! {
     }
 
     Context fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) {
-        // SAFETY: the driver's contract requires that `name` is a C string.
+        // SAFETY: the caller of the driver function guarantees that `name` is a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
         let modules = modules();
         let found = modules.modules.get(&module.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;

@@ -380,7 +380,7 @@ api! {
     ) {
         let memory = Arc::clone(state().get(handle)?);
         let is_shareable = kind == FD && memory.info.handles & kind.0 != 0;
-        // Imported memory cannot be exported again.
+        // As in the real driver, memory that was imported cannot be exported again.
         let is_own = !state().imported.contains(&handle);
         ensure(is_shareable && is_own, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let fd = memory.fd.try_clone().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;

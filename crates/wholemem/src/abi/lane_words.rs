@@ -96,21 +96,22 @@ pub const DEBUG_POINTS: u32 = 8;
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutant {
-    /// Consecutive calls use the same buffer instead of alternating between two.
+    /// With this mutant, consecutive calls use the same buffer instead of alternating between two.
     OneBuffer = 1,
-    /// No rank waits at the first barrier of a collective call.
+    /// With this mutant, no rank waits at the first barrier of a collective call.
     NoFirstBarrier = 2,
-    /// No rank waits at the second barrier of a collective call.
+    /// With this mutant, no rank waits at the second barrier of a collective call.
     NoSecondBarrier = 4,
-    /// No rank waits at the end of a collective call that staged its input in several pieces.
+    /// With this mutant, no rank waits at the end of a collective call that staged its input in several pieces.
     NoLastBarrier = 8,
-    /// Packet slots are not cleared when the flags in packets wrap around.
+    /// With this mutant, packet slots are not cleared when the flags in packets wrap around.
     NoClearing = 16,
-    /// A packet is read without a check that its flag is the expected one.
+    /// With this mutant, a packet is read without a check that its flag is the expected one.
     AnyFlag = 32,
-    /// Ranks do not compare the digests of their calls' terms.
+    /// With this mutant, ranks do not compare the digests of their calls' terms.
     AnyDigest = 64,
-    /// A rank takes the terms that another rank has published for an earlier call as the terms of the current call.
+    /// With this mutant, a rank takes the terms that another rank has published for an earlier call as the terms of the current
+    /// call.
     OldTerms = 128,
 }
 

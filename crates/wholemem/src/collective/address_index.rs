@@ -48,7 +48,7 @@ impl<T> Clone for IndexEntry<T> {
 struct SortedRanges<T> {
     /// The ranges in the order of their first address.
     entries: Vec<IndexEntry<T>>,
-    /// For each entry, the highest end of an entry up to and including it.
+    /// For each entry, the highest end address of that entry and of all entries before it.
     highest_end: Vec<u64>,
 }
 
@@ -100,12 +100,12 @@ impl<T: Send + Sync + 'static> AddressIndex<T> {
         Self { number, generation: AtomicU64::new(0), current }
     }
 
-    /// Adds a range. Ranges whose values have been dropped are removed.
+    /// Adds an address range to the index. Ranges whose values have been dropped are removed.
     pub(super) fn insert(&self, entry: IndexEntry<T>) {
         self.replace(|entries| entries.push(entry));
     }
 
-    /// Removes the range of a window.
+    /// Removes the address range of a window from the index.
     pub(super) fn remove(&self, id: WindowId) {
         self.replace(|entries| entries.retain(|entry| entry.id != id));
     }
@@ -139,7 +139,7 @@ impl<T: Send + Sync + 'static> AddressIndex<T> {
     /// Returns the current list and its generation.
     fn current(&self) -> (Arc<SortedRanges<T>>, u64) {
         let current = self.lock();
-        // The generation changes only under the lock.
+        // The load may be relaxed, because the generation changes only while this lock is held.
         (Arc::clone(&current), self.generation.load(Ordering::Relaxed))
     }
 

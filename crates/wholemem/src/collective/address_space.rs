@@ -33,7 +33,8 @@ const STRIDE_UNIT: usize = 4 << 30;
 /// The length of each rank's heap of small windows, in granules (the unit of physical memory).
 const HEAP_GRANULES: usize = 16;
 
-/// The call in which ranks create a window. Every message of a rank names it, because the messages of the calls differ.
+/// The kind of call by which ranks create windows. Every message of a rank contains the kind, because the kinds have different
+/// messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum WindowCall {
@@ -58,7 +59,7 @@ pub(super) struct WindowAddressSpace {
     reservation: Reservation,
     window_table: Arc<Mutex<WindowTable>>,
     dropped: DroppedWindows,
-    /// This rank's memory in registered windows, until every rank has unmapped it.
+    /// This rank's memory in registered windows, which is kept until every rank has unmapped it.
     owners: Mutex<BTreeMap<WindowId, Span>>,
     peer_blocks: PeerBlocks,
     tables: Arc<AddressTables>,

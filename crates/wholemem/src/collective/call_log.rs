@@ -58,9 +58,9 @@ pub(super) struct LoggedCall<'a> {
 /// The path of an operand's bytes between the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MemoryPath {
-    /// The other ranks access the operand, which is in a window of memory that was allocated as one.
+    /// The other ranks access the operand, which is in a window whose memory was allocated for the window.
     Window,
-    /// The other ranks access the operand, which is in registered memory.
+    /// The other ranks access the operand, which is in registered memory: memory that existed before its window.
     Registered,
     /// The operand is copied to or from a staging buffer, because only its own rank can access it.
     StagedPrivate,

@@ -11,7 +11,7 @@ use super::kernel::CollectiveKind;
 use super::memory_watch::MemoryWatch;
 use super::window::{Buffer, Window};
 
-/// A range of a window, which memory of this rank turned out to be.
+/// The range of a window in which the memory of an operand was found to lie.
 #[derive(Debug, Clone)]
 pub(super) struct RegisteredRange {
     window: Window,
@@ -28,9 +28,9 @@ impl RegisteredRange {
 type UsedSpan<'a> = (&'a Span, usize);
 
 impl Lane {
-    /// Returns the ranges of windows that the input and the output of a call are, each with the number of bytes that the call uses:
-    /// spans may be longer, by another length on each rank. `None` is memory that is in no window, or a buffer
-    /// that was given as a window.
+    /// Returns the ranges of windows in which the input and the output of a call lie. Each operand is passed with the number of
+    /// bytes that the call uses, because a span may be longer, by a different length on each rank. The result is `None` for
+    /// memory in no window, and for a buffer that was passed as a window.
     #[inline]
     pub(super) fn find_windows(
         &self,
@@ -69,7 +69,7 @@ impl Lane {
         found
     }
 
-    /// Records the memory of a captured call that is in no window.
+    /// Records those operands of a captured call that lie in no window.
     #[cold]
     fn record(&self, found: &mut [Option<RegisteredRange>; 2], spans: [Option<UsedSpan<'_>>; 2]) {
         let device = self.group.device();
@@ -78,14 +78,14 @@ impl Lane {
                 continue;
             };
             if span.check(device, Rights::Read, || Attempt::Access { len: span.len() }).is_err() {
-                // The call fails.
+                // A later check of the operands returns the error.
                 return;
             }
             let Ok(used) = span.part(0, len) else { unreachable!("a call uses at most the whole span") };
             let is_same =
                 |(other, other_len): &UsedSpan<'_>| (other.address(), *other_len) == (span.address(), len);
             let window = match (index, spans[0].filter(is_same), &found[0]) {
-                // The call is in place: its input was recorded.
+                // The call is in place: its output is the input, which was recorded above.
                 (1, Some(_), Some(input)) => Some(input.window.clone()),
                 _ => self.recorder.record(&used),
             };
@@ -93,8 +93,8 @@ impl Lane {
         }
     }
 
-    /// Returns the range of a window that memory of this rank is, if the window has it on every rank and this rank has the needed
-    /// rights.
+    /// Returns the range of a window in which memory of this rank lies, if every rank's part of the window has this range, and
+    /// this rank has the needed rights.
     #[inline]
     fn find_window(&self, (span, len): UsedSpan<'_>, needed: Rights) -> Option<RegisteredRange> {
         let (core, offset) = self.index.find(span.address(), len)?;

@@ -1,4 +1,4 @@
-//! Notices that registered memory was freed: by its owner, which an address does not keep from doing so.
+//! Detects that registered memory was freed by its owner, which is possible if the memory was registered by its address only.
 //!
 //! The address may be that of other memory by then, which the other ranks have not mapped. The driver gives every memory an id that
 //! no other memory gets, which is compared before each call and before each launch of a graph.

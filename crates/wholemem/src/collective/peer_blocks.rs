@@ -40,7 +40,8 @@ impl PeerBlocks {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Arc<PeerBlock>> {
         let BlockHandle::CudaIpc(token) = block.handle else {
-            // A descriptor refers to one memory. So each is mapped: whether two descriptors refer to the same memory is not known.
+            // The allocation of each descriptor is mapped anew, because it is not known whether two descriptors refer to the same
+            // allocation.
             return Ok(Arc::new(PeerBlock { all: map_allocations(device, peer, block, descriptors)? }));
         };
         let key = (peer, block.clone());

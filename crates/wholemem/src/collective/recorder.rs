@@ -1,4 +1,4 @@
-//! Records the memory of captured calls that is not registered, so that the graph is not staged.
+//! Records the memory of captured calls that is not registered, so that the calls of the graph are not staged.
 //!
 //! ```text
 //!   record_captures()     capture: each call gets a window with an empty table     finish(): all ranks register the memory
@@ -26,7 +26,8 @@ use crate::communicator::agree;
 use crate::{Communicator, Error, Result, WindowRef};
 use wholemem_comm::Rank;
 
-/// The maximum number of buffers that one recording records. Further calls are staged, from the same call on on every rank.
+/// The maximum number of buffers that one recording records. Further calls are staged; all ranks begin to stage with the same
+/// call.
 const CAPACITY: usize = 1 << 16;
 
 /// Records the memory of captured calls of all lanes of a rank.
@@ -37,7 +38,7 @@ pub(super) struct CaptureRecorder {
     tables: Arc<AddressTables>,
     window_table: Arc<Mutex<WindowTable>>,
     dropped: DroppedWindows,
-    /// Watches the memory of the current recording. It knows the memory when the recording is finished.
+    /// Detects that memory of the current recording was freed. The memory is known when the recording is finished.
     watch: Mutex<Arc<MemoryWatch>>,
     recorded: Mutex<Recorded>,
 }
@@ -58,14 +59,14 @@ pub(super) struct RecordedBuffer {
     span: Span,
     table: Span,
     window: Window,
-    /// The memory of all ranks, which the window keeps from `finish` on.
+    /// The memory of all ranks, which the window keeps after the recording is finished.
     memory: Arc<RecordedMemory>,
 }
 
 #[derive(Debug)]
 struct RecordedMemory {
     peers: OnceLock<PeerSpans>,
-    /// It is dropped after the memory.
+    /// Reports on drop that this rank has dropped the window; dropped after the memory of the window.
     _notice: Arc<DropNotice>,
 }
 
@@ -177,7 +178,8 @@ impl WindowAddressSpace {
         }
         let all = recorded.iter().map(|buffer| &buffer.table).zip(tables.iter().map(Vec::as_slice));
         agree(self.group().bootstrap(), self.tables().write(all))?;
-        // On the host backend no code but the owners of the spans, which are kept, can free the memory.
+        // Without a watch (on the host backend) nothing is watched: only the owners of the spans, which are kept, can free the
+        // memory.
         let watched: BTreeSet<_> = match self.watch() {
             Some(_) => memory.into_iter().flatten().collect(),
             None => BTreeSet::new(),
@@ -187,7 +189,7 @@ impl WindowAddressSpace {
         }
         for (buffer, peers) in recorded.iter().zip(windows) {
             self.owners().insert(buffer.window.core().id, buffer.span.clone());
-            // Only this method sets the memory, once for each recorded buffer.
+            // `set` cannot fail: only this method sets `peers`, once for each recorded buffer.
             let _ = buffer.memory.peers.set(peers);
         }
         Ok(())
@@ -225,7 +227,8 @@ impl CaptureRecording {
         let address_space = self.symmetric.address_space();
         if let Err(error) = address_space.register_recorded(&recorded) {
             self.symmetric.group().bootstrap().abort();
-            // The first error is returned: the tables are written only to keep a misused graph from failing worse.
+            // The error of the registration is returned, and an error of this call is ignored: it writes the tables only so that
+            // a graph that is launched all the same does not access unmapped memory.
             let _ = address_space.close_recorded(&recorded);
             return Err(error);
         }

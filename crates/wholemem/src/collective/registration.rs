@@ -60,8 +60,8 @@ impl WindowAddressSpace {
         })
     }
 
-    /// Returns what notices that registered memory of this rank is freed. On the host backend no code but the owner of a span, which
-    /// the registration keeps, can free it.
+    /// Returns the watch that detects that registered memory of this rank was freed. The host backend needs no watch: only the
+    /// owner of a span can free the memory, and the registration keeps the owner.
     pub(super) fn watch(&self) -> Option<Arc<MemoryWatch>> {
         let backend = self.group().device().backend();
         (backend.kind() != BackendKind::Host).then(|| Arc::new(MemoryWatch::new(backend)))
@@ -89,7 +89,8 @@ impl WindowAddressSpace {
         };
         let messages = self.exchange_messages(call, own);
         if messages.is_err() {
-            // A rank of this process that made another call does not take the spans, and would take them in its next registration.
+            // The spans are removed again: a rank of this process that made another call has not taken them, and would take them
+            // in its next registration.
             let take_back = |other: &Rank| drop(process_ranks.take::<(Device, Vec<Span>)>(rank, *other));
             same_process.iter().for_each(take_back);
         }

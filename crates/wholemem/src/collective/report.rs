@@ -67,7 +67,8 @@ impl LaneReport {
             Some((Cause::Lost, rank)) => CommError::PeerLost { rank },
             Some((Cause::Left, rank)) => CommError::PeerLeft { rank },
             Some((Cause::Aborted, rank)) => CommError::Aborted { by: rank },
-            // It precedes errors of the bootstrap group: a rank that has got it may leave the group before the others get it.
+            // A disagreement takes precedence over errors of the bootstrap group: a rank that has received the disagreement may
+            // leave the group before the others have received it.
             Some((Cause::Disagreed, rank)) => return Err(self.disagreement(rank)?.into()),
             None => CommError::Protocol { rank: comm.rank(), what: "the cause in its report is malformed" },
         };

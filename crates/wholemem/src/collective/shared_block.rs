@@ -19,7 +19,7 @@ use crate::communicator::bytes_of;
 /// The length in words of a CUDA IPC handle.
 const HANDLE_WORDS: usize = 8;
 
-/// All memory that one rank registers in one collective call.
+/// The description of all memory that one rank registers in one collective call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct SharedMemory {
     pub(super) blocks: Vec<SharedBlock>,
@@ -35,7 +35,7 @@ pub(super) struct SharedBlock {
     pub(super) segments: Vec<BlockSegment>,
 }
 
-/// How other processes map a block.
+/// The handle by which other processes map a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum BlockHandle {
     /// Each allocation of the block has a file descriptor, which is sent separately.
@@ -82,7 +82,7 @@ impl SharedBlock {
     }
 }
 
-/// The memory that this rank registers, with what it needs to share it.
+/// The memory that this rank registers, with the addresses and allocations by which it shares the memory.
 #[derive(Debug, Default)]
 pub(super) struct OwnMemory {
     pub(super) shared: SharedMemory,
@@ -165,7 +165,7 @@ fn block_of(device: &Device, span: &Span) -> Result<(u64, SharedBlock, Vec<Alloc
 }
 
 impl SharedMemory {
-    /// Encodes the description as a message.
+    /// Encodes the description of the registered memory as a message to the other ranks.
     ///
     /// ```text
     ///   blocks, parts | per block: kind, segments, (id + 1, len) of each, handle | per part: block, skip, len
@@ -191,7 +191,7 @@ impl SharedMemory {
         bytes_of(&words)
     }
 
-    /// Decodes the description that `rank` sent.
+    /// Decodes the description of the registered memory that `rank` sent.
     pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
         let decode = || {
             let (words, []) = bytes.as_chunks() else { return None };

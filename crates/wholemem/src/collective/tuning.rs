@@ -77,8 +77,8 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Returns the thresholds that were fastest in measurements, which ran on two cores of a server, and on one H200 that all
-    /// ranks share.
+    /// Returns the thresholds with which collective calls were fastest in measurements: on a CPU with two cores of a server, on a
+    /// GPU with one H200 that all ranks shared.
     #[must_use]
     pub fn measured(backend: BackendKind, ranks: u32) -> Self {
         let ranks = ranks.max(1) as usize;

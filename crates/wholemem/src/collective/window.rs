@@ -45,8 +45,8 @@ pub struct Window {
     core: Arc<WindowCore>,
 }
 
-/// Records that this rank has dropped a window, when it is dropped itself. The memory of a registered window keeps it, so that a
-/// rank reports the drop after it has unmapped the other ranks' memory.
+/// On drop, records that this rank has dropped a window. The memory of a registered window holds the notice, so that a rank
+/// reports the drop only after it has unmapped the other ranks' memory.
 #[derive(Debug)]
 pub(super) struct DropNotice {
     id: WindowId,
@@ -82,13 +82,13 @@ pub(super) struct WindowCore {
     /// Keeps the parts of all ranks alive, and the table of their addresses if the window needs one.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
-    /// Notices that this rank's part was freed, if its owner could free it although it is registered.
+    /// Detects that this rank's part was freed; `None` if the memory cannot be freed while the window exists.
     pub(super) memory: Option<Arc<MemoryWatch>>,
     /// True if the memory existed before the window: a framework or the caller allocated it.
     pub(super) is_registered: bool,
     /// True if the other ranks' parts are known only after the capture in which the memory was recorded.
     pub(super) is_recorded: bool,
-    /// It is dropped after all memory of the window.
+    /// Reports on drop that this rank has dropped the window; dropped after all memory of the window.
     pub(super) _notice: Arc<DropNotice>,
 }
 

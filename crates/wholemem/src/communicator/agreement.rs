@@ -154,8 +154,12 @@ mod tests {
                 ranks.iter().map(|comm| scope.spawn(move || agree(comm, outcome(comm)))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        let received =
-            Error::OnRank { rank: Rank(1), code: 1005, reason: "a row has no bytes".to_owned(), hint: None };
+        let received = Error::OnRank {
+            rank: Rank(1),
+            code: 1005,
+            reason: "the length of a row is 0 bytes".to_owned(),
+            hint: None,
+        };
         assert_eq!(outcomes, vec![Err(received); 3]);
     }
 }

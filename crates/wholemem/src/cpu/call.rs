@@ -322,7 +322,7 @@ impl<'a> CollectiveCall<'a> {
     fn abort_cause(&self) -> Option<u64> {
         let own = Cause::Disagreed.word(Rank(self.lane.rank));
         let notice = |rank: u32| match self.notice(self.lane.rank, rank).load(Ordering::Acquire) {
-            // The other rank disagrees with this rank, so this rank disagrees with the other rank.
+            // The other rank has reported a disagreement with this rank, so this rank reports a disagreement with the other rank.
             word if word == own => Cause::Disagreed.word(Rank(rank)),
             word => word,
         };

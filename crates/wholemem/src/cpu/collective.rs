@@ -148,14 +148,16 @@ impl RankCall<'_> {
         if inputs.is_none() {
             return self.staged(true, |own, piece| {
                 let to = ReduceTargets { count: 1, at: &|_| output + piece.at };
-                // SAFETY: every rank has staged `piece.len` bytes, and the output has the whole length of the call.
+                // SAFETY: every rank has staged `piece.len` bytes, and the caller of `reduce_one_shot` guarantees that the output
+                // has `self.len()` bytes.
                 unsafe {
                     own.combine(|rank| own.elements_at(rank, piece), &to, piece.len, StorePolicy::Cached)
                 };
             });
         }
         self.call.sync(1, Rule::FirstBarrier)?;
-        // SAFETY: every rank's part of the window has the length of the call, and so has the output.
+        // SAFETY: the caller of `reduce_one_shot` guarantees that the addresses in `request` are valid, so every rank's input in
+        // the window has `self.len()` bytes, and so has the output.
         unsafe {
             self.combine(
                 |rank| address(&inputs, rank),
@@ -175,8 +177,9 @@ impl RankCall<'_> {
             let from = |rank| address(&inputs, rank) + slice.start;
             let to = |rank| address(&outputs, rank) + slice.start;
             let to = ReduceTargets { count: self.ranks(), at: &to };
-            // SAFETY: every rank's parts of the input and output windows have the length of the call. If both windows are the
-            // same, only this rank reads and writes this slice of them.
+            // SAFETY: the caller of `reduce_two_shot` guarantees that the addresses in `request` are valid, so every rank's input
+            // and output in the windows have `self.len()` bytes. If both windows are the same, only this rank reads and writes
+            // this slice of them.
             unsafe { self.combine(from, &to, slice.end - slice.start, self.store_policy()) };
             return self.call.sync(2, Rule::SecondBarrier);
         }
@@ -226,11 +229,12 @@ impl RankCall<'_> {
             unsafe { copy(input, to(own, 0), len) };
         }
         if in_place && !outputs.is_none() {
-            // All ranks call it in place in this window, so the input of each rank is its part of its output.
+            // All ranks make the all-gather in place in this window, so the input of each rank is its own part of its output.
             self.call.sync(1, Rule::FirstBarrier)?;
             for rank in self.call.others() {
                 let part = address(&outputs, rank) + u64::from(rank) * len;
-                // SAFETY: every rank's output in the window has `len` bytes for every rank, and only the rank writes its part.
+                // SAFETY: every rank's output in the window has `len` bytes for every rank, and each rank writes only its own
+                // part of it.
                 unsafe { copy(part, to(rank, 0), len) };
             }
             return self.call.sync(2, Rule::SecondBarrier);

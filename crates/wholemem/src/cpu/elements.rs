@@ -115,10 +115,10 @@ unsafe fn convert<From: ArithmeticElement, To: ArithmeticElement<Wide = From::Wi
 ) {
     for at in 0..elements {
         // SAFETY: the caller of `convert` guarantees that `from` is aligned and readable for `elements` elements, and `at` is
-        // below that.
+        // less than `elements`.
         let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
-        // SAFETY: the caller of `convert` guarantees that `to` is aligned and writable for `elements` elements, and `at` is below
-        // that.
+        // SAFETY: the caller of `convert` guarantees that `to` is aligned and writable for `elements` elements, and `at` is less
+        // than `elements`.
         unsafe { to.cast::<To>().wrapping_add(at).write_volatile(To::narrow(element.widen())) };
     }
 }
@@ -134,10 +134,10 @@ unsafe fn add_row<From: ArithmeticElement, To: AtomicElement<Wide = From::Wide>>
 ) {
     for at in 0..elements {
         // SAFETY: the caller of `add_row` guarantees that `from` is aligned and readable for `elements` elements, and `at` is
-        // below that.
+        // less than `elements`.
         let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
-        // SAFETY: the caller of `add_row` guarantees that `to` is aligned and writable for `elements` elements, and `at` is below
-        // that.
+        // SAFETY: the caller of `add_row` guarantees that `to` is aligned and writable for `elements` elements, and `at` is less
+        // than `elements`.
         unsafe { To::add_at(to.cast::<To>().wrapping_add(at), To::narrow(element.widen())) };
     }
 }

@@ -81,7 +81,7 @@ impl<const WIDTH: usize, const COUNT: usize> RowCopier for OverlappingEnds<WIDTH
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
         // SAFETY: the caller of `apply` guarantees a valid row on both sides; `gather_by` chooses this copier only for lengths of
-        // `WIDTH * COUNT` to twice that, and for registers that the CPU has.
+        // `WIDTH * COUNT` to twice that, and for registers of a width that the CPU has.
         unsafe { native::ends::<WIDTH, COUNT>(from, to, self.0) }
     }
 
@@ -104,7 +104,7 @@ impl<const WIDTH: usize> RowCopier for LongRow<WIDTH> {
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
         // SAFETY: the caller of `apply` guarantees a valid row on both sides; `gather_by` chooses this copier only for lengths of
-        // at least `4 * WIDTH`, and for registers that the CPU has.
+        // at least `4 * WIDTH`, and for registers of a width that the CPU has.
         unsafe { native::long::<WIDTH>(from, to, self.0) }
     }
 

@@ -13,13 +13,13 @@ pub enum DtypeKind {
     Unsigned,
     /// A signed integer type in two's complement.
     Signed,
-    /// A float of 16 bits or more.
+    /// A floating-point type of 16 bits or more.
     Float,
     /// A Boolean.
     Bool,
     /// A complex number of two floats: the real and the imaginary part.
     Complex,
-    /// A float of 8 bits.
+    /// A floating-point type of 8 bits.
     Float8,
 }
 

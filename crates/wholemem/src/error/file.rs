@@ -33,7 +33,7 @@ pub enum FileProblem {
     NotAFile,
 
     /// The tensor in a file has rows of no bytes.
-    #[error("the rows of the tensor have no bytes")]
+    #[error("a row of the tensor in the file has no bytes")]
     EmptyRow,
 
     /// The path is of no format from which tensors can be read.
@@ -79,7 +79,7 @@ pub enum FileProblem {
     },
 
     /// The requested tensor is not in the file.
-    #[error("the file has no tensor `{name}`: its tensors are {}", NameList(known))]
+    #[error("the file has no tensor `{name}`: its tensors are {names}", names = NameList(known))]
     NoSuchTensor {
         /// The requested name of a tensor.
         name: String,
@@ -88,7 +88,7 @@ pub enum FileProblem {
     },
 
     /// The file has several tensors or none, and no name of a tensor was requested.
-    #[error("the file has {count} tensors: specify one of {}", NameList(known))]
+    #[error("the file has {count} tensors: specify one of {names}", names = NameList(known))]
     NotOneTensor {
         /// The number of tensors in the file.
         count: usize,
@@ -105,10 +105,10 @@ pub enum FileProblem {
         end: u64,
     },
 
-    /// A file in the folder of a saved tensor belongs to another save.
-    #[error("the file belongs to another save than {}", other.display())]
+    /// A file in the folder of a saved tensor does not belong to the same saved tensor as another file of the folder.
+    #[error("the file does not belong to the same saved tensor as {first}", first = other.display())]
     OtherSave {
-        /// The first file of the folder, which belongs to another save.
+        /// The first file of the folder, to which the file does not belong.
         other: PathBuf,
     },
 
@@ -121,16 +121,16 @@ pub enum FileProblem {
         end: u64,
     },
 
-    /// A tensor file was written while it was read.
-    #[error("the file changed while it was read")]
+    /// A tensor file was modified while it was being read.
+    #[error("the file was modified while it was being read")]
     Changed,
 
-    /// The folder of a saved tensor was replaced or removed while its files were opened.
-    #[error("the saved tensor was replaced while it was opened")]
+    /// The folder of a saved tensor was replaced or removed while its files were being opened.
+    #[error("the saved tensor was replaced or removed while it was being opened")]
     Replaced,
 
     /// The path to which a tensor is saved exists, and overwriting is not enabled.
-    #[error("the path of the save already exists")]
+    #[error("cannot save the tensor: the path exists already")]
     AlreadyExists,
 
     /// The path to which a tensor is saved exists and is not a saved tensor, so it is not overwritten.

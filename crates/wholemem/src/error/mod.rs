@@ -35,7 +35,7 @@ pub enum Error {
     File(#[from] FileError),
 
     /// The progress callback interrupted a save, load or check of a tensor.
-    #[error("the call was interrupted")]
+    #[error("the save, load, export or check of a tensor was interrupted")]
     Interrupted,
 
     /// A collective call failed on a rank. Every rank returns the error of the lowest rank that failed.
@@ -60,15 +60,18 @@ pub enum Error {
         rank: Rank,
     },
 
-    /// A rank opened another save, or another version of a file, than rank 0. Every rank returns this error.
-    #[error("rank {rank} opened another save, or another version of the file, than rank 0")]
+    /// In a load, a rank opened a different saved tensor, or a different version of a file, than rank 0. Every rank returns this
+    /// error.
+    #[error(
+        "cannot load: rank {rank} opened a different saved tensor, or a different version of the file, than rank 0"
+    )]
     SavesDiffer {
         /// The lowest rank that opened something else than rank 0.
         rank: Rank,
     },
 
     /// A group or a partition of rows has no ranks.
-    #[error("there must be at least one rank")]
+    #[error("a group, or a partition of rows, must have at least one rank")]
     NoRanks,
 
     /// The numbers of rows in a specification are for another number of ranks than the group has.
@@ -81,7 +84,7 @@ pub enum Error {
     },
 
     /// The numbers of rows that a specification gives to the ranks do not add up to the rows of the memory.
-    #[error("{given} rows were given to the ranks, but the memory has {rows} rows")]
+    #[error("{given} rows are assigned to the ranks, but the memory has {rows} rows")]
     RowsDiffer {
         /// The sum of the numbers of rows that were given to the ranks.
         given: u64,
@@ -94,7 +97,7 @@ pub enum Error {
     TooManyRows,
 
     /// A memory or tensor has rows of no bytes.
-    #[error("a row has no bytes")]
+    #[error("the length of a row is 0 bytes")]
     EmptyRow,
 
     /// A memory is longer than an address space.
@@ -165,7 +168,7 @@ pub enum Error {
     },
 
     /// The memory of an operand is shorter than its rows, indices or elements.
-    #[error("{count} {items} need {needed} bytes, but the memory has {len}")]
+    #[error("{count} {items} need {needed} bytes, but the memory has {len} bytes")]
     TooShort {
         /// The kind of items that need the memory: rows, indices or elements.
         items: &'static str,
@@ -242,7 +245,7 @@ pub enum Error {
     },
 
     /// The requested lane (sequence of collective calls) does not exist.
-    #[error("there is no lane {index}: the number of lanes is {lanes}")]
+    #[error("there is no lane {index} (sequence of collective calls): the number of lanes is {lanes}")]
     NoSuchLane {
         /// The index of the requested lane.
         index: usize,
@@ -295,12 +298,12 @@ pub enum Error {
         free: usize,
     },
 
-    /// The memory of captured calls is recorded already.
-    #[error("the memory of captured calls is recorded already")]
+    /// A recording of the memory of captured calls is active already.
+    #[error("a recording of the memory of captured calls is active already")]
     Recording,
 
     /// An environment variable has an invalid value.
-    #[error("`{name}` is `{value}`: {reason}")]
+    #[error("the environment variable `{name}` has the invalid value `{value}`: {reason}")]
     Environment {
         /// The name of the environment variable.
         name: &'static str,

@@ -1,11 +1,11 @@
-//! The identity of opened tensor files: the save that a folder has, or the version of a file.
+//! The identity of opened tensor files: of the saved tensor in a folder, or of the version of a file.
 //!
 //! Each rank opens files by itself, and a concurrent save may replace a folder between the calls of two ranks. Ranks compare
 //! identities before they read.
 //!
-//! - A saved tensor is identified by the digests of its files' headers. A header holds the random id of the save and the
-//!   digest of every block, which is checked when the block is read, so equal identities imply equal rows. A copy of a
-//!   save has the same identity.
+//! - A saved tensor is identified by the digests of its files' headers. A header holds the random id of the saved tensor and the
+//!   digest of every block, which is checked when the block is read, so equal identities imply equal rows. A copy of a saved
+//!   tensor has the same identity.
 //! - Any other file is identified by its device, inode, length and time of modification, which are read from the open descriptor
 //!   before the first byte and again after the last one. Ranks of a group run on one node, so device numbers are comparable.
 //!

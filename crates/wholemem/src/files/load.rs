@@ -50,10 +50,10 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::SavesDiffer`] if a rank opened another save, or another version of the file, than rank 0, because of a concurrent
-    /// save or different paths; [`Error::RanksDisagree`] if ranks interpret one file differently; [`Error::OnRank`] with the
-    /// [file](FileError) that could not be read or changed during the read, or with [`Error::Interrupted`]; and as
-    /// [`WholeTensor::create`]. After an error no rank has a tensor.
+    /// [`Error::SavesDiffer`] if a rank opened a different saved tensor, or a different version of the file, than rank 0, because
+    /// of a concurrent save or different paths; [`Error::RanksDisagree`] if ranks interpret one file differently;
+    /// [`Error::OnRank`] with the [file](FileError) that could not be read or changed during the read, or with
+    /// [`Error::Interrupted`]; and as [`WholeTensor::create`]. After an error no rank has a tensor.
     pub fn load(
         group: &Communicator,
         source: &FileSource,
@@ -93,7 +93,8 @@ impl WholeTensor {
     }
 }
 
-/// Checks that all ranks opened the same save of a tensor, and returns the files that this rank opened. Collective.
+/// Checks that all ranks opened the same version of a saved tensor or file, and returns the files that this rank opened.
+/// Collective.
 fn check_same_save(comm: &Bootstrap, opened: Result<StoredTensor, FileError>) -> Result<StoredTensor> {
     let opened = opened.map_err(Error::from);
     let words = |stored: &StoredTensor| {
@@ -104,7 +105,7 @@ fn check_same_save(comm: &Bootstrap, opened: Result<StoredTensor, FileError>) ->
     let Some(first) = all.first() else { return opened };
     let save = |words: &[u64]| words.get(..FileIdentity::WORDS).map(<[u64]>::to_vec);
     let ranks = || (0..).map(Rank).zip(&all);
-    // The identity of the save is compared first, because another save may also have another type and shape.
+    // The identity of the opened files is compared first, because a different saved tensor may also have another type and shape.
     if let Some((rank, _)) = ranks().find(|(_, words)| save(words) != save(first)) {
         return Err(Error::SavesDiffer { rank });
     }
@@ -132,7 +133,7 @@ mod tests {
         rows.save(path, 2, SaveSpec { overwrite: true }, &ignore_progress).unwrap();
     }
 
-    /// Tests that a save is not loaded if it is replaced after rank 0 has opened it and before rank 1 opens it.
+    /// Tests that a saved tensor is not loaded if it is replaced after rank 0 has opened its files and before rank 1 opens them.
     #[test]
     fn a_save_replaced_between_the_opens_of_two_ranks_is_not_loaded() {
         let folder = tempfile::tempdir().unwrap();

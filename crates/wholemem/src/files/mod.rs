@@ -7,11 +7,11 @@
 //!     00002-of-00003.rows
 //! ```
 //!
-//! Guarantees: a tensor that any number of ranks saved can be loaded by any other number of ranks. A save is atomic: if a writer is
-//! killed, the folder does not appear. Bytes that differ from the saved ones are an error that names the rows. Files are untrusted:
-//! headers are validated before they are used.
+//! Guarantees: a tensor that any number of ranks saved can be loaded by any other number of ranks. Saving is atomic: if a writer
+//! is killed, the folder does not appear. Bytes that differ from the saved ones are an error that names the rows. Files are
+//! untrusted: headers are validated before they are used.
 //!
-//! All ranks load the same save, or the same version of a file, or all ranks fail.
+//! All ranks load the same saved tensor, or the same version of a file, or all ranks fail.
 //!
 //! There is no compression, and no reading over a network.
 

@@ -87,12 +87,12 @@ impl WholeTensor {
     }
 }
 
-/// Encodes the id of a save as words, which ranks exchange.
+/// Encodes the id of a saved tensor as words, which ranks exchange.
 fn words_of(id: SaveId) -> Vec<u64> {
     id.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// Decodes the id that rank 0 has chosen for a save, which all ranks use.
+/// Decodes the id that rank 0 has chosen for the saved tensor, which all ranks use.
 fn save_id_of_rank_0(ids: &[Vec<u64>]) -> Result<SaveId> {
     let id = ids.first().and_then(|words| SaveId::try_from(bytes_of(words)).ok());
     let what = "the id of its save has an invalid length";

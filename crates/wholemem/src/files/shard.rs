@@ -50,7 +50,7 @@ pub(super) struct Shard {
     pub(super) dtype: Dtype,
     /// The shape of the whole tensor.
     pub(super) shape: Vec<u64>,
-    /// The id of the save, which is equal in all files of the saved tensor.
+    /// The id of the saved tensor, which is equal in all of its files.
     pub(super) save: [u8; 16],
     pub(super) number: u32,
     pub(super) count: u32,

@@ -251,11 +251,11 @@ impl StoredTensor {
         Self::in_folder(path, &folder)
     }
 
-    /// Opens the saved tensor in an open folder. Its files are opened relative to the folder, because another save may have
-    /// replaced the folder at `path`.
+    /// Opens the saved tensor in an open folder. Its files are opened relative to the folder, because a concurrent call may have
+    /// saved another tensor in place of the folder at `path`.
     pub(super) fn in_folder(path: &Path, folder: &File) -> Result<Self, FileError> {
-        // A concurrent save that replaces the folder also removes the old folder, file by file, so an error here may have that
-        // reason.
+        // A concurrent call that saves another tensor at `path` also removes the old folder, file by file, which may be the
+        // reason of an error here.
         Self::from_shards(path, folder)
             .map_err(|error| if is_at(folder, path) { error } else { FileProblem::Replaced.at(path) })
     }
@@ -305,7 +305,7 @@ impl StoredTensor {
         Ok(Self { dtype: first.dtype, shape: first.shape, files })
     }
 
-    /// Returns the identity of the save, or of the version of the file, from which rows are read.
+    /// Returns the identity of the saved tensor, or of the version of the file, from which rows are read.
     pub(super) fn identity(&self) -> FileIdentity {
         let digests = self.files.iter().map(|row_file| match &row_file.layout {
             RowLayout::Contiguous { version, .. } => Err(version),

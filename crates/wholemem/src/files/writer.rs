@@ -105,10 +105,10 @@ impl ShardWriter {
     }
 }
 
-/// The id of a save, which is equal in all files of the saved tensor.
+/// The id of a saved tensor, which is equal in all of its files.
 pub(super) type SaveId = [u8; 16];
 
-/// Generates a random id for a save of a tensor.
+/// Generates a random id, which all files of a tensor that is being saved contain.
 pub(super) fn random_save_id(path: &Path) -> Result<SaveId, FileError> {
     let mut id = SaveId::default();
     match rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty()) {
@@ -119,8 +119,8 @@ pub(super) fn random_save_id(path: &Path) -> Result<SaveId, FileError> {
     }
 }
 
-/// A temporary folder for a save in progress. Dropping this value removes the folder, on the rank that created it, unless
-/// `publish` has renamed it.
+/// A temporary folder for a tensor that is being saved. Dropping this value removes the folder, on the rank that created it,
+/// unless `publish` has renamed it.
 #[derive(Debug)]
 pub(super) struct PartialFolder {
     pub(super) folder: PathBuf,
@@ -173,9 +173,9 @@ impl PartialFolder {
 impl Drop for PartialFolder {
     fn drop(&mut self) {
         if self.is_owner {
-            // The temporary folder contains an incomplete save, or the old tensor that `publish` has replaced. If
-            // `publish` has renamed the folder, there is none. An error of the removal is ignored, because `drop`
-            // cannot return it.
+            // The temporary folder contains an incompletely saved tensor, or the old tensor that `publish` has replaced. If
+            // `publish` has renamed the folder, there is none. An error of the removal is ignored, because `drop` cannot return
+            // it.
             let _ = fs::remove_dir_all(&self.folder);
         }
     }

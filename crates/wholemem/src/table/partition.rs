@@ -18,7 +18,8 @@ use wholemem_hal::Granule;
 
 use crate::{Error, Result};
 
-/// The inverse of the maximum growth of a rank's share when the even partition is rounded to granules: one sixteenth.
+/// The even partition is not rounded to granules if rounding would increase a rank's share by more than the share divided by this
+/// number.
 const MAX_GROWTH_DIVISOR: u64 = 16;
 
 /// The partition of a table, which is the number of rows of each rank.

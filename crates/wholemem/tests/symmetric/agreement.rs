@@ -1,4 +1,5 @@
-//! Tests of calls that differ between ranks in what is not a term of a kernel, and of calls that agree although their memory differs.
+//! Tests of differences between ranks' calls that kernels do not compare, and of calls that agree although the ranks' memory
+//! differs.
 
 use super::harness::{Guarded, host, on_ranks};
 use super::registered::MemoryKind;
@@ -98,7 +99,8 @@ fn slices_of_different_types_are_an_error_on_every_rank() {
     }
 }
 
-/// On each rank, the output is longer than the call by another length, and does not lie in the window as a whole on rank 1.
+/// On rank 1, the output's span is longer than the call needs and exceeds the window; on rank 0, it has the length of the call.
+/// Nevertheless the call is staged on neither rank.
 #[test]
 fn outputs_may_be_longer_than_the_call_by_another_length_on_each_rank() {
     on_ranks(&host(), 2, None, |symmetric| {

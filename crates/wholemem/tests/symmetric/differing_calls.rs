@@ -162,7 +162,8 @@ fn make_differing_calls(
         let outcomes = pairs.iter().enumerate().map(|(at, (usual, other))| {
             let lane = symmetric.lane(at).unwrap();
             lane.inject_faults(&CallFaults { mutant, ..CallFaults::default() }).unwrap();
-            // A successful call first, so that buffers with both parities are used by the calls that differ.
+            // On every second lane a successful call comes first, so that the differing calls use both of the alternating
+            // buffers.
             (0..at % 2).for_each(|_| lane.barrier(&memory.stream).unwrap());
             (if odd { other } else { usual }).make(lane, &memory)
         });
@@ -177,7 +178,7 @@ fn check_every_pair(backend: &Backend, ranks: u32) {
     let mut pairs: Vec<_> = all.iter().flat_map(|one| all.iter().map(|other| (*one, *other))).collect();
     pairs.retain(|(usual, other)| usual != other);
     if backend.kind() == BackendKind::Cuda || !exhaustive() {
-        // One of the two is the base, or both are neighbours in the list.
+        // Keeps only the pairs in which one call is the base, or both are neighbours in the list of calls.
         let place = |call: &Call| all.iter().position(|other| other == call).unwrap();
         pairs.retain(|(one, other)| *one == BASE || *other == BASE || place(one).abs_diff(place(other)) == 1);
     }

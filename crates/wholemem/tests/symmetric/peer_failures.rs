@@ -1,5 +1,5 @@
-//! Tests of ranks that die, leave, abort or do not arrive in a collective call: every other rank gets an error that names the
-//! rank.
+//! Tests that, if a rank dies, leaves, aborts or does not make a collective call, every other rank gets an error with the number
+//! of that rank.
 
 use std::time::Duration;
 

@@ -25,7 +25,7 @@ const LANES: u32 = 12;
 /// Integer types, whose results have one bit pattern.
 const TYPES: [Dtype; 5] = [Dtype::U8, Dtype::I16, Dtype::U32, Dtype::I64, Dtype::U64];
 
-/// The collective of a call.
+/// The kind of collective that a call of a sequence performs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     AllReduce(Dtype, ReduceOp),
@@ -34,7 +34,7 @@ enum Kind {
     Barrier,
 }
 
-/// One call of a sequence.
+/// One collective call of a random sequence, with its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Call {
     kind: Kind,
@@ -76,7 +76,7 @@ impl Call {
             } else if other.places[0] == other.places[1] && !other.in_place {
                 continue;
             }
-            // Memory that is not in a window is no term.
+            // Memory that is not in a window is not one of the terms, which must be equal on all ranks.
             let place = |place: usize| place.checked_sub(2);
             let terms = |call: &Self| {
                 let in_window = call.places.map(place);
@@ -89,7 +89,7 @@ impl Call {
         }
     }
 
-    /// Returns the length of the output.
+    /// Returns the length of the call's output in bytes.
     fn output_len(&self, ranks: u32) -> usize {
         if self.kind == Kind::AllGather { self.len * ranks as usize } else { self.len }
     }
@@ -134,7 +134,7 @@ impl RankMemory {
         all.part(offset, len).unwrap()
     }
 
-    /// Makes a call with the given input, waits for it, and returns the output.
+    /// Runs one collective call with the given input, waits until it has ended, and returns its output.
     fn make(&self, lane: &Lane, call: &Call, rank: Rank, ranks: u32, input: &[u8]) -> Result<Vec<u8>, Error> {
         let Call { len, places: [from, to], .. } = *call;
         let (at, out_len) = (call.input_offset(rank), call.output_len(ranks));
@@ -178,7 +178,7 @@ fn check_sequences(backend: &Backend, ranks: u32, seed: u64) {
         let own = group.rank();
         let memory = RankMemory::create(symmetric);
         for index in 0..LANES {
-            // All ranks draw the same calls.
+            // The seed of the calls is equal on all ranks, so that all ranks draw the same calls.
             let mut random = TestRandom(seed ^ u64::from(index) << 40);
             let lane = symmetric.lane(index as usize).unwrap();
             let delay = [0, 2_000, 200_000][random.below(3)];
@@ -208,7 +208,7 @@ fn check_sequences(backend: &Backend, ranks: u32, seed: u64) {
                 let expected = Ok(call.expected(&inputs));
                 assert!(seen == expected, "{} {call:?}", context("wrong result"));
             }
-            // The ranks share the memory of all lanes.
+            // The barrier keeps a rank from overwriting memory that other ranks still use in calls on another lane.
             group.bootstrap().barrier().unwrap();
         }
     });

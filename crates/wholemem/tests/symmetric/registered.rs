@@ -159,12 +159,12 @@ fn check_in_processes(rank: &wholemem_testkit::Rank, backend: &Backend) {
         let [mapped, segments, plain] = MemoryKind::ALL;
         let other = if backend.kind() == BackendKind::Host { segments } else { plain };
         check_in_place(&symmetric, [mapped, other, mapped], "mixed kinds of processes");
-        // The drops of the last windows are reported with the next window.
+        // Creates two more windows, because a rank reports the windows that it has dropped when it creates the next window.
         for _ in 0..2 {
             drop(symmetric.mem_alloc(1).unwrap());
         }
         group.bootstrap().barrier().unwrap();
-        // Later rounds reuse what the first ones have left, such as streams.
+        // The first rounds are not compared, because they create resources that later rounds reuse, such as streams.
         if round > 0 && backend.kind() == BackendKind::Host {
             let census = Census::take();
             census.assert_same_as(before.get_or_insert_with(|| census.clone()), "after another round");

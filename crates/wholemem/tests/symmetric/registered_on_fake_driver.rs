@@ -84,7 +84,7 @@ fn tensors_of_one_block_are_shared_through_one_ipc_handle() {
         assert_eq!(buffers() - before, 2, "the second tensor is in the block");
         drop(second);
         assert_eq!(reduce(&symmetric, &tensors[0]), 1, "the registration has ended");
-        // The operands of the calls are released when their work has run.
+        // Waits until the work of the calls has run, which releases the operands of the calls.
         while backend.collect() > 0 {
             std::thread::yield_now();
         }
@@ -106,7 +106,8 @@ fn freed_memory_is_noticed_when_its_address_is_used_again() {
         let grants = [Grant { device: device.id(), rights: Rights::ReadWrite }];
         let map = || Mapping::create(&whole, 0, &device.allocate(granule).unwrap(), &grants).unwrap();
         let first = map();
-        // Like memory of another library, which frees it although it is registered.
+        // The raw span does not keep the memory alive: it is like memory of another library, which frees the memory although it
+        // is registered.
         let freed = raw_span(device, first.address(), 4096);
         let window = symmetric.window_register_span(&freed).unwrap();
         assert_eq!(reduce(&symmetric, &freed), 0);
@@ -134,7 +135,7 @@ fn freed_memory_is_noticed_when_its_address_is_used_again() {
     });
 }
 
-/// Returns a span of memory that it does not keep alive, as memory of another library whose owner frees it.
+/// Returns a span that does not keep its memory alive, like memory that another library owns and frees.
 fn raw_span(device: &wholemem_hal::Device, address: u64, len: usize) -> Span {
     // SAFETY: kernels do nothing on the fake driver, and the test copies from the memory only while it is mapped.
     unsafe { Span::foreign(device, address, len, Rights::ReadWrite, Arc::new(())) }
@@ -176,7 +177,8 @@ fn ranks_of_one_process_use_the_pointer() {
             let window = symmetric.window_register_span(&buffer).unwrap();
             check_memory(symmetric, &window, &buffer);
             assert_eq!(reduce(symmetric, &buffer), 0);
-            // No handle was opened: a process cannot open its own.
+            // There are only the buffers of the two ranks: no rank has opened a CUDA IPC handle, because a process cannot open
+            // its own handles.
             assert_eq!(FakeDriver::of_process().resources().buffers, 2);
             symmetric.group().bootstrap().barrier().unwrap();
         });
@@ -205,7 +207,8 @@ fn memory_that_cannot_be_shared_is_an_error_on_all_ranks() {
     });
 }
 
-/// Registers memory of one kind on two ranks. On rank 1 each driver call fails in turn; rank 0 follows.
+/// Registers memory of one kind on two ranks, repeatedly: each time another driver call of rank 1 fails. Rank 0 repeats the
+/// registration as often.
 fn check_failing_calls(
     test: &str,
     at_least: u64,
@@ -223,7 +226,7 @@ fn check_failing_calls(
             let fired = driver.as_ref().and_then(FakeDriver::fired);
             driver.iter().for_each(|driver| driver.arm(0));
             let outcome = window.map(drop);
-            // The drop of the window is reported, and then the memory is released.
+            // Waits until the other rank knows that this rank has dropped the window, and until the memory is released.
             exchange(&symmetric);
             while backend.collect() > 0 {
                 std::thread::yield_now();
@@ -242,7 +245,7 @@ fn check_failing_calls(
                 assert_eq!(symmetric.staged_calls(), 0);
                 failures += 1;
             }
-            // Rank 1 decides whether there are more calls.
+            // Rank 1 tells rank 0 whether the last registration had an nth driver call, which failed; otherwise the test ends.
             let is_last = if process.id() == 1 {
                 process.send(0, &[u8::from(fired.is_none())], &[]);
                 fired.is_none()

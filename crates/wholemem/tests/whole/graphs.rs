@@ -99,7 +99,7 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
             let mut seen = vec![0; table.len() * ROW_LEN];
             tensors[0].read_rows_on(&groups[0].device().stream().unwrap(), 0, &mut seen).unwrap();
             assert_eq!(seen, table.concat());
-            // A bad index in a replay of the graph must be recorded too.
+            // `check` must also report a bad index that a replay of the graph has used.
             write_indices(&from, (0..COUNT as u64).map(|at| if at == 5 { ROWS } else { at }));
             graph.launch(&stream).unwrap();
             stream.synchronize(Deadline::NEVER).unwrap();

@@ -56,7 +56,8 @@ mod suite {
     }
 }
 
-/// The fake driver does not run the kernels of collective calls, so that it has no windows.
+/// This test is not part of the suite for the fake driver, which cannot create windows, because it does not run the kernels of
+/// collective calls.
 #[test]
 fn gpu_host_windows_are_on_the_node_of_the_gpu() {
     let Some(backend) = cuda::backend() else { return };

@@ -21,11 +21,11 @@ __all__ = ["FastAllreduce"]
 
 
 class _Registered(NamedTuple):
-    """A window (memory that all ranks map) of a tensor's memory."""
+    """The registration of a tensor: a window (memory that all ranks map) that consists of the tensor's memory."""
 
     storage: StorageWeakRef
     window: Window
-    # The number of references to the storage that the registration holds.
+    # The number of references that the registration itself holds to the storage.
     held: int
 
 
@@ -227,8 +227,8 @@ class FastAllreduce(_ShortReduction):
 
     @contextmanager
     def capture(self) -> Iterator[FastAllreduce]:
-        """Returns a context manager for the capture of CUDA graphs that contain all-reduces of this object. All ranks capture the
-        same calls, and end the block together.
+        """Returns a context manager for the capture of CUDA graphs that contain all-reduces of this object. All ranks must
+        capture the same calls, and the end of the block is collective.
 
         Calls in the graphs are in place: when the block ends, it registers the tensors of the graphs that are not registered. Launch
         the graphs only afterwards. The memory of all ranks stays mapped until :meth:`close`, so that a replay never uses memory that
@@ -243,12 +243,12 @@ class FastAllreduce(_ShortReduction):
             wholemem.errors.Unsupported: On some rank, the memory of a captured tensor cannot be shared.
         """
         self.comm.check()
-        # Only GPUs have graphs.
+        # Calls are captured in graphs on GPUs only, so nothing is recorded on CPUs.
         recording = self.comm._record_captures() if self._number >= 0 else None
         try:
             yield self
         except BaseException:
-            # The traceback may keep this frame, and with it the recording, alive.
+            # The recording is cancelled explicitly, because the traceback may keep this frame and the recording alive.
             if recording is not None:
                 recording.cancel()
             raise
@@ -308,7 +308,8 @@ def _device(requested: Union[None, str, int, torch.device]) -> str:
 
 
 def _join(rank: int, world_size: int, group: Any, device: str, timeout: Optional[float]) -> Communicator:
-    """Creates the communicator from torch's process group, for a single rank, or as the launcher started the ranks."""
+    """Creates the communicator of the ranks of torch's process group, if there is one; otherwise of this process alone, or of the
+    ranks that a launcher started."""
     if group is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return Communicator.from_torch(group, device=device, timeout=timeout)
     if (rank, world_size) == (0, 1):

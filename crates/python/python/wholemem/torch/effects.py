@@ -1,4 +1,4 @@
-"""Registers torch operators that a compiler neither eliminates nor reorders."""
+"""Declares that torch operators have an ordered effect, so that a compiler neither eliminates nor reorders them."""
 
 from __future__ import annotations
 

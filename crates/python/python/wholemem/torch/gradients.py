@@ -31,8 +31,8 @@ def _all_reduce(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]
 
 
 def _check_sum(tensor: torch.Tensor) -> None:
-    """Raises ``Unsupported`` unless gradients of a tensor can be added. Forward passes call this check, because they copy tensors
-    of any dtype.
+    """Raises ``Unsupported`` unless gradients of a tensor can be added. Forward passes call this check, because the forward pass
+    itself copies tensors of any dtype.
     """
     dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
     if dtype not in NUMBERS:

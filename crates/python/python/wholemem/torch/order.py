@@ -42,8 +42,8 @@ def check_deterministic(table: WholeTensor, add: bool) -> None:
 
 
 def _is_deterministic_in_any_order(table: WholeTensor) -> bool:
-    """Returns true if additions to a table give the same sums in any order: for integers, and in host memory, where the order is
-    always fixed.
+    """Returns true if a scatter-add with the order ``any`` gives the same sums in every run: for integers, whose sums do not
+    depend on the order, and in host memory, where rows are always added in a fixed order.
 
     Types that cannot be added are reported by the call itself.
     """

@@ -21,8 +21,8 @@ use crate::keeper::{DescriptorKey, DescriptorTable};
 use crate::protocol::{Answer, Request, Response};
 use crate::{Refusal, Result};
 
-/// The resources for admitting a client: the index and the device UUIDs that every client gets, and the server's remaining
-/// memory.
+/// The data for admitting a client: the index and the device UUIDs, which every client receives, and the headroom (the memory
+/// that the server may still allocate).
 #[derive(Debug)]
 pub(super) struct Admission {
     index: IndexMemory,

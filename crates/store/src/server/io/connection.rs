@@ -533,7 +533,7 @@ mod tests {
         let (mut connection, peer) = admitted(&mut budget);
         let before = budget.held();
         let done = Response { id: 1, answer: Answer::Done };
-        // The client does not read its responses, so that some are queued, and has begun to send a long message.
+        // Sends responses, which the client does not read, until some are queued. The client has begun to send a long message.
         while connection.has_sent_all() {
             connection.send(&done, Vec::new()).unwrap();
         }

@@ -362,7 +362,7 @@ pub(super) mod tests {
                 let purpose = [MemoryPurpose::Objects, MemoryPurpose::Prealloc, MemoryPurpose::Objects][usize::from(purpose)];
                 let before = machine.left.load(Ordering::SeqCst);
                 if state.claim(now, len * MIB, purpose).is_ok() {
-                    // The claimed memory is filled at once.
+                    // The simulated process fills the claimed memory at once, so it is no longer in flight.
                     machine.left.store(before - len * MIB, Ordering::SeqCst);
                     state.in_flight -= len * MIB;
                     prop_assert!(len == 0 || before - len * MIB >= RESERVE, "{len} of {before}");

@@ -365,7 +365,7 @@ mod tests {
         let workers = Workers::start(None, &headroom()).unwrap();
         let queue = Arc::downgrade(&workers.queue);
         drop(workers);
-        // Each worker thread holds a reference to the queue until the thread returns.
+        // Waits until all worker threads have returned: each holds a reference to the queue until then.
         while queue.upgrade().is_some() {
             thread::yield_now();
         }

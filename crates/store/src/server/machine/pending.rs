@@ -252,7 +252,7 @@ impl PendingMemory {
         self.abandoned.extend(self.requests.remove(&client));
     }
 
-    /// Returns true if waiting requests of departed clients are left to drop.
+    /// Returns true if waiting requests of departed clients remain to be dropped.
     pub(super) fn has_abandoned(&self) -> bool {
         !self.abandoned.is_empty()
     }

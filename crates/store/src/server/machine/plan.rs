@@ -2,7 +2,7 @@
 
 use crate::protocol::{Label, MemberSpec, Refusal, RequestKind, check_labels, pack_layout};
 
-/// The objects that a request creates, with their names and offsets.
+/// The objects that a request is going to create, with their names and their offsets in the memory of the pack.
 #[derive(Debug)]
 pub(super) struct CreatePlan<'a> {
     /// The name and metadata of the object, or of the pack as a whole.

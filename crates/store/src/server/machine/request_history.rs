@@ -8,8 +8,8 @@ use crate::id::{ClientId, ObjectId};
 #[derive(Debug, Default)]
 pub(super) struct RequestHistory {
     clients: BTreeMap<ClientId, BTreeMap<u64, ObjectId>>,
-    /// History entries of clients that have left. Each step of the state machine drops a bounded number of them, because one
-    /// client may have created all objects.
+    /// Request history entries of clients that have left. Each step of the state machine drops a bounded number of them, because
+    /// one client may have created all objects.
     abandoned: Vec<BTreeMap<u64, ObjectId>>,
 }
 
@@ -43,12 +43,12 @@ impl RequestHistory {
         self.clients.retain(|client, _| exists(*client));
     }
 
-    /// Returns true if history entries of departed clients are left to drop.
+    /// Returns true if request history entries of departed clients remain to be dropped.
     pub(super) fn has_abandoned(&self) -> bool {
         !self.abandoned.is_empty()
     }
 
-    /// Drops up to `count` history entries of departed clients.
+    /// Drops up to `count` request history entries of departed clients.
     pub(super) fn trim(&mut self, mut count: usize) {
         while let Some(created) = self.abandoned.last_mut() {
             while count > 0 && created.pop_first().is_some() {

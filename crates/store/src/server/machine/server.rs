@@ -158,7 +158,7 @@ impl<C: Cells> Server<C> {
             }
             RequestKind::Status => return Some(Ok(Answer::Status(state.status()))),
             RequestKind::Goodbye => self.leave(client, server_memory),
-            // The event loop processes both requests, because the state machine has no access to processes.
+            // The event loop processes these two kinds of request, because the state machine has no access to processes.
             RequestKind::AwaitChild | RequestKind::Claim { .. } => {
                 return Some(Err(Refusal::malformed(
                     "a request about processes that the event loop did not handle",

@@ -126,7 +126,8 @@ impl<C: Cells> StoreState<C> {
         Creator { client, owner, request, created: self.now.unix }
     }
 
-    /// Adds an object or a pack in a memory region to the index. The caller has checked that the index has free slots.
+    /// Adds an object or a pack, whose memory is `region`, to the index. The caller has checked that the index has enough free
+    /// slots.
     pub(super) fn insert(
         &mut self,
         client: ClientId,

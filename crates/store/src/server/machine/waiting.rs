@@ -256,7 +256,8 @@ impl WaitingRequests {
             let mut promised = self.promised[queue];
             for answered in 0.. {
                 if answered == ANSWERED_AT_ONCE {
-                    // The next step of the state machine answers the remaining requests of this queue.
+                    // One step of the state machine answers at most `ANSWERED_AT_ONCE` requests for each kind of memory; the next
+                    // step answers the rest.
                     self.has_more_space[queue] = !self.space_queues[queue].is_empty();
                     self.promised[queue] = promised;
                     break;

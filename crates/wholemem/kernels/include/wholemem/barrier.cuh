@@ -162,7 +162,7 @@ __device__ __forceinline__ u64 abort_cause(const LaneRef &lane, u64 since, u64 n
 #pragma unroll 1
     for (u32 peer = 0; peer < lane.ranks; ++peer) {
         const u64 notice = load_relaxed(lane.notice(lane.rank, peer));
-        // The peer disagrees with this rank, so this rank disagrees with the peer.
+        // The peer has reported a disagreement with this rank, so this rank reports a disagreement with the peer.
         if (notice == ((u64)CAUSE_DISAGREED << CAUSE_SHIFT | (lane.rank + 1)))
             return (u64)CAUSE_DISAGREED << CAUSE_SHIFT | (peer + 1);
         if (notice != 0)
@@ -321,7 +321,7 @@ public:
         return wait();
     }
 
-    // A barrier that a test can omit by enabling the mutant `without`.
+    // Runs the barrier, unless a test has enabled the mutant `without`: the ranks then do not wait for one another.
     __device__ __forceinline__ bool sync(Mutant without)
     {
         if (!has(without))
@@ -351,11 +351,12 @@ public:
     // The number of times that a thread polls before its block checks for a timeout or an abort.
     static constexpr u32 POLLS = 1024;
 
-    // Decides for the whole block whether to poll again, because some threads still wait. If the result is false, either all
-    // threads have what they waited for, or the call has failed for all of them. `since` is 0 when a thread starts to wait.
+    // Returns true if any thread of the block still waits, so that the block must poll again; all threads get the same result. If
+    // the result is false, either the waits of all threads are over, or the call has failed for all of them. A thread that starts
+    // to wait passes 0 in `since`.
     //
-    // The slow path is behind one branch that the whole block takes. It is kept out of line, since each jump over it would
-    // stall the fast path on an instruction fetch.
+    // The slow path is behind one branch that the whole block takes. The branch is marked as unlikely, so that the compiler
+    // places the slow path behind the fast path: a jump over it would stall the fast path on an instruction fetch.
     __device__ __forceinline__ bool keep_waiting(bool waits, const Awaited &awaited, u64 &since)
     {
         if (__builtin_expect(__syncthreads_or(waits || !alive()) == 0, 1))

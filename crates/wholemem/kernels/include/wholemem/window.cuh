@@ -1,7 +1,7 @@
-// Addresses of all ranks' parts of a window (memory that every rank has mapped), for kernels: the member functions of
-// WindowRef.
+// The member functions of WindowRef, by which kernels get the addresses of all ranks' parts of a window (memory that every rank
+// has mapped).
 //
-// Other ranks write a window while kernels run, so it must not be read through the read-only data cache: no __ldg, and no
+// Other ranks write to a window while kernels run, so it must not be read through the read-only data cache: no __ldg, and no
 // pointer that is both const and __restrict__. Plain loads are correct between a wait and the next arrival (barrier.cuh).
 //
 // Compiles as C++11 under a host compiler, nvcc and NVRTC.

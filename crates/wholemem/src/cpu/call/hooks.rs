@@ -21,9 +21,9 @@ pub(in crate::cpu) enum Rule {
     /// The rule that a rank checks the flag of a packet, which shows that the packet has arrived, before it uses the
     /// packet's data.
     CheckFlag,
-    /// Ranks compare the digests of their calls' terms.
+    /// The rule that ranks compare the digests of their calls' terms.
     CompareDigests,
-    /// Published terms are compared only if they are those of the current call.
+    /// The rule that ranks compare published terms only if these are terms of the current call.
     CheckCallOfTerms,
 }
 

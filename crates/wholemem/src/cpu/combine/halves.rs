@@ -10,8 +10,8 @@ impl ReduceElement for f16 {
 
     #[inline(always)]
     unsafe fn load<M: VectorIsa, const COUNT: usize>(from: *const u8) -> [f32; COUNT] {
-        // SAFETY: the caller of `load` guarantees that `from` is readable for `COUNT` elements and that the CPU has the
-        // instructions of `M`.
+        // SAFETY: the caller of `load` guarantees that `from` is readable for `COUNT` elements and that the CPU supports the
+        // instruction set `M`.
         unsafe { M::load_halves(from) }
     }
 

@@ -87,26 +87,26 @@ pub(crate) unsafe fn combine(
     store_policy: StorePolicy,
 ) {
     let isa = IsaLevel::best();
-    // SAFETY: the caller of `combine` guarantees that `sources` and `targets` are valid for `count` elements; the CPU has the
-    // instructions of `isa`.
+    // SAFETY: the caller of `combine` guarantees that `sources` and `targets` are valid for `count` elements; the CPU supports
+    // the instruction set `isa`.
     unsafe { combine_by(&ReduceCall { sources, targets, count, store_policy, isa }, dtype, op) }
 }
 
 /// Reduces elements as [`combine`] does, with the instruction set of the call.
 ///
 /// # Safety
-/// As [`combine`]; the CPU has the instructions of the call.
+/// As [`combine`]; the CPU supports the instruction set of the call.
 #[inline]
 unsafe fn combine_by(call: &ReduceCall<'_>, dtype: Dtype, op: ReduceOp) {
     assert!(!call.sources.is_empty(), "there must be at least one source");
     let done = if dtype.is_float() {
-        // SAFETY: the caller of `combine_by` guarantees that all sources and targets are valid, and that the CPU has the
-        // instructions.
+        // SAFETY: the caller of `combine_by` guarantees that all sources and targets are valid, and that the CPU supports the
+        // instruction set.
         with_floats!(dtype, Type => unsafe {
  combine_numbers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     } else {
-        // SAFETY: the caller of `combine_by` guarantees that all sources and targets are valid, and that the CPU has the
-        // instructions.
+        // SAFETY: the caller of `combine_by` guarantees that all sources and targets are valid, and that the CPU supports the
+        // instruction set.
         with_integers!(dtype, Type => unsafe {
  combine_integers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     };
@@ -125,13 +125,17 @@ unsafe fn combine_integers<T: ReduceElement<Accumulator: Arithmetic + BitwiseOps
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::And => unsafe { choose::<T, And, FEW>(call) },
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::Or => unsafe { choose::<T, Or, FEW>(call) },
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::Xor => unsafe { choose::<T, Xor, FEW>(call) },
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         _ => unsafe { return combine_numbers::<T, FEW>(call, op) },
     }
     Some(())
@@ -146,15 +150,20 @@ unsafe fn combine_numbers<T: ReduceElement<Accumulator: Arithmetic>, const FEW: 
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::Sum => unsafe { choose::<T, Sum, FEW>(call) },
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::Avg => unsafe { choose::<T, Avg, FEW>(call) },
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::Min => unsafe { choose::<T, Min, FEW>(call) },
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::Max => unsafe { choose::<T, Max, FEW>(call) },
-        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU has the instructions.
+        // SAFETY: the caller guarantees that the sources and targets of `call` are valid and that the CPU supports the
+        // instruction set.
         ReduceOp::Prod => unsafe { choose::<T, Prod, FEW>(call) },
         ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => return None,
     }
@@ -177,11 +186,11 @@ unsafe fn choose<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW
     if call.store_policy == StorePolicy::Streaming {
         start = to_line::<T>(call.targets).min(call.count);
         // SAFETY: `start` is at most `call.count`, so all elements are of the call; the caller of `choose` guarantees that the
-        // sources and targets are valid and that the CPU has the instructions of the call.
+        // sources and targets are valid and that the CPU supports the instruction set of the call.
         unsafe { run(call, 0, start) };
     }
     // SAFETY: `start` is at most `call.count`, so all elements are of the call; the caller of `choose` guarantees that the
-    // sources and targets are valid and that the CPU has the instructions of the call.
+    // sources and targets are valid and that the CPU supports the instruction set of the call.
     unsafe { run(call, start, call.count) };
 }
 
@@ -207,7 +216,7 @@ unsafe fn with_portable<T: ReduceElement, O: ReduceOperation<T::Accumulator>, co
 /// Reduces the elements from `at` to `end` with AVX2 and F16C.
 ///
 /// # Safety
-/// As [`with_portable`]; the CPU has these instructions.
+/// As [`with_portable`]; the CPU supports AVX2 and F16C.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn with_avx2<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
@@ -223,7 +232,7 @@ unsafe fn with_avx2<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const 
 /// Reduces the elements from `at` to `end` block by block.
 ///
 /// # Safety
-/// As [`with_portable`]; the CPU has the instructions `M`, and `FEW` elements are a small block.
+/// As [`with_portable`]; the CPU supports the instruction set `M`, and `FEW` elements are a small block.
 #[inline(always)]
 unsafe fn blocks<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW: usize>(
     call: &ReduceCall<'_>,
@@ -257,18 +266,18 @@ unsafe fn block<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulato
 ) {
     let at = at * size_of::<T>();
     // SAFETY: the caller of `block` guarantees that each source is readable for `COUNT` elements from `at` on, and that the CPU
-    // has the instructions `M`.
+    // supports the instruction set `M`.
     let load = |source: *const u8| unsafe { T::load::<M, COUNT>(source.wrapping_add(at)) };
     let result = combined::<M, T, O, COUNT>(call.sources, load);
     for target in call.targets {
         let target = target.wrapping_add(at);
         if COUNT == BLOCK && call.store_policy == StorePolicy::Streaming && target.addr().is_multiple_of(32) {
             // SAFETY: the caller of `block` guarantees that the target is writable for `COUNT` elements from `at` on, and that
-            // the CPU has the instructions `M`; the target was checked to be aligned to 32 bytes.
+            // the CPU supports the instruction set `M`; the target was checked to be aligned to 32 bytes.
             unsafe { M::stream(result, target) };
         } else {
             // SAFETY: the caller of `block` guarantees that the target is writable for `COUNT` elements from `at` on, and that
-            // the CPU has the instructions `M`.
+            // the CPU supports the instruction set `M`.
             unsafe { M::store(result, target) };
         }
     }
@@ -286,12 +295,12 @@ unsafe fn tail<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator
 ) {
     let (at, len) = (at * size_of::<T>(), count * size_of::<T>());
     // SAFETY: the caller of `tail` guarantees that each source is readable for `count` elements from `at` on, which have `len`
-    // bytes, fewer than 16, and that the CPU has the instructions `M`.
+    // bytes, fewer than 16, and that the CPU supports the instruction set `M`.
     let load = |source: *const u8| T::widen::<M, FEW>(unsafe { M::load_some(source.wrapping_add(at), len) });
     let result = combined::<M, T, O, FEW>(call.sources, load);
     for target in call.targets {
         // SAFETY: the caller of `tail` guarantees that the target is writable for `count` elements from `at` on, which have `len`
-        // bytes, fewer than 16, and that the CPU has the instructions `M`.
+        // bytes, fewer than 16, and that the CPU supports the instruction set `M`.
         unsafe { M::store_some(result, target.wrapping_add(at), len) };
     }
 }

@@ -12,8 +12,8 @@ pub(super) trait ReduceElement: Copy {
     /// As [`VectorIsa::load`].
     #[inline(always)]
     unsafe fn load<M: VectorIsa, const COUNT: usize>(from: *const u8) -> [Self::Accumulator; COUNT] {
-        // SAFETY: the caller of `load` guarantees that `from` is readable for `COUNT` elements and that the CPU has the
-        // instructions of `M`.
+        // SAFETY: the caller of `load` guarantees that `from` is readable for `COUNT` elements and that the CPU supports the
+        // instruction set `M`.
         Self::widen::<M, COUNT>(unsafe { M::load(from) })
     }
 

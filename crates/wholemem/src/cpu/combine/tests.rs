@@ -205,7 +205,8 @@ fn reductions_of_every_16_bit_float_match_the_naive_implementation() {
     for (dtype, op) in operations().filter(|(dtype, _)| matches!(dtype, Dtype::F16 | Dtype::Bf16)) {
         let mut result = vec![0; every.len()];
         let (from, to) = ([every.as_ptr(), other.as_ptr()], [result.as_mut_ptr()]);
-        // SAFETY: all vectors have the same number of elements.
+        // SAFETY: the pointers in `from` and `to` are those of vectors of `every.len()` bytes, which are `every.len() / 2`
+        // elements.
         unsafe { combine(&from, &to, every.len() / 2, dtype, op, StorePolicy::Cached) };
         assert!(result == combine_naive(&[&every, &other], dtype, op), "{op} of {dtype}");
     }

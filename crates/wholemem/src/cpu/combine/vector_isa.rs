@@ -14,7 +14,7 @@ pub(super) trait VectorIsa {
     ///
     /// # Safety
     /// `from` is readable for `COUNT` elements, for which every bit pattern is valid, as raw memory that others may write
-    /// concurrently; the CPU has these instructions.
+    /// concurrently; the CPU supports this instruction set.
     unsafe fn load<T: Copy, const COUNT: usize>(from: *const u8) -> [T; COUNT];
 
     /// Stores `COUNT` elements, which have 16 bytes or a multiple of 32 bytes.
@@ -47,8 +47,8 @@ pub(super) trait VectorIsa {
     /// As [`load`](Self::load).
     #[inline(always)]
     unsafe fn load_halves<const COUNT: usize>(from: *const u8) -> [f32; COUNT] {
-        // SAFETY: the caller of `load_halves` guarantees that `from` is readable for `COUNT` elements and that the CPU has these
-        // instructions.
+        // SAFETY: the caller of `load_halves` guarantees that `from` is readable for `COUNT` elements and that the CPU supports
+        // this instruction set.
         Self::widen_halves(unsafe { Self::load::<f16, COUNT>(from) })
     }
 

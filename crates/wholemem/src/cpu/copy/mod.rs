@@ -26,7 +26,7 @@ mod tests {
     /// Returns every function that copies a row of any length, and true if it requires whole cache lines.
     fn copies() -> Vec<(Copy, bool)> {
         let mut copies: Vec<(Copy, bool)> = vec![(portable::any, false), (native::any, false)];
-        // The prefetch functions have no visible effect, so they are only called.
+        // The prefetch functions have no effect that a test can check, so the test only calls them.
         [portable::will_read, portable::will_write, native::will_read, native::will_write]
             .iter()
             .for_each(|hint| hint(std::ptr::null()));
@@ -123,10 +123,10 @@ mod tests {
         fn rows_of_a_fixed_length_are_copied(from in 0_usize..65, to in 0_usize..64, seed: u8) {
             macro_rules! exact {
                 ($($len:literal)*) => {$(
-                    // SAFETY: `check` passes a source and a target of this length.
+                    // SAFETY: `check` passes a source and a target with the length of the copied row.
                     let copy: Copy = |from, to, _| unsafe { native::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
-                    // SAFETY: `check` passes a source and a target of this length.
+                    // SAFETY: `check` passes a source and a target with the length of the copied row.
                     let copy: Copy = |from, to, _| unsafe { portable::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
                 )*};

@@ -81,7 +81,7 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
     const ROWS: usize = 8;
     const GAP: usize = 5;
     for len in lens() {
-        // Rows begin at different offsets in a cache line.
+        // The offset in a cache line at which rows begin depends on the length, to test many alignments.
         let (from, to) = (len * 7 % 64, len * 13 % 64);
         let stride = len + 3;
         let mut table = vec![GUARD; from + ROWS * stride];

@@ -206,7 +206,8 @@ fn division(by: u64) -> (u64, u32) {
     Division::by(by).map_or((0, 0), |division| (division.magic, division.shift))
 }
 
-/// Converts a number that is below 2^32 for all rows that fit in device memory.
+/// Converts a number of blocks, units, parts or bytes of a launch to 32 bits. It is below 2^32 for all rows that fit in device
+/// memory.
 fn number(small: u64) -> u32 {
     u32::try_from(small).expect("the number is below 2^32 for all rows that fit in device memory")
 }

@@ -11,11 +11,11 @@ use wholemem_os::width::to_usize;
 /// the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnBadIndex {
-    /// The smallest position of a bad index is recorded, and reported by the next call or by
+    /// Bad indices are reported: the smallest position of one is recorded, and returned as an error by the next call or by
     /// [`check`](crate::WholeTensor::check).
     #[default]
     Note,
-    /// A bad index is not reported.
+    /// Bad indices are ignored, and not reported as an error.
     Skip,
 }
 

@@ -236,7 +236,7 @@ impl StagedRows {
     ) -> Result<Self> {
         let rows_at = rows_offset(indices.len());
         let len = indices.len() * row_len;
-        // A pinned buffer must not be empty.
+        // At least one byte is allocated, because a pinned buffer must not be empty.
         let buffer = staging.buffer((rows_at + len).max(1))?;
         let bytes = buffer.bytes()?;
         bytes.write_at(0, indices.as_bytes())?;
