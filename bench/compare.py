@@ -5,7 +5,8 @@
 
 Everything after `--` goes to `wholemem bench` of both programs. A pair is a run of each; every second pair begins with the new
 program. For each case the figure is `value`, and the ratio of a pair is how much slower the new program is: 1.02 is 2 % slower. The
-table shows the median of the ratios with a 95 % interval that assumes no distribution (order statistics). Cases are matched by
+table shows the median of the ratios with a 95 % interval that assumes no distribution (order statistics); the JSON file also has the
+figures of all runs. Cases are matched by
 everything that is not a measured figure.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 # The keys of a benchmark case in the JSON report that are measured figures. All other keys identify the case.
 FIGURES = {"value", "unit", "limit", "of_limit", "median", "limit_median", "best", "limit_best", "call_us", "rounds", "p99", "max"}
-FIGURES |= {"flag", "flag_by", "copy", "calls", "slots", "table_bytes"}
+FIGURES |= {"flag", "flag_by", "copy", "calls", "slots", "table_bytes", "caller", "elapsed"}
 
 Case = tuple[tuple[str, Any], ...]
 
@@ -73,12 +74,14 @@ def summarize(case: Case, pairs: list[tuple[tuple[float, str], tuple[float, str]
         "low": round(low, 4),
         "high": round(high, 4),
         "pairs": len(ratios),
+        "old_runs": [old[0] for old, _ in pairs],
+        "new_runs": [new[0] for _, new in pairs],
     }
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    varying = [key for key in rows[0] if len({row.get(key) for row in rows}) > 1]
-    named = [key for key in varying if key not in {"unit", "old", "new", "slowdown", "low", "high", "pairs"}]
+    results = {"unit", "old", "new", "slowdown", "low", "high", "pairs", "old_runs", "new_runs"}
+    named = [key for key in rows[0] if key not in results and len({row.get(key) for row in rows}) > 1]
     for row in rows:
         label = " ".join(str(row.get(key)) for key in named)
         figures = f"{row['old']:>12.3f} {row['new']:>12.3f} {row['unit']:<5}"

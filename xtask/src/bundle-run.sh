@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Runs the tests and benchmarks of wholemem on this machine's GPU, and writes a report of at most 8 files for each part.
 #
-#   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, collectives, python, calls, peers
+#   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, collectives, python, calls, launches, peers
 #
 # tests: all test suites, without benchmarks; memory: the tests and benchmarks of memory; rows: gather and scatter; reduce:
 # collectives of ranks that share the GPU, and all-reduce compared with PyTorch; collectives: only the tests of collectives; python:
-# the Python package with this machine's Python, PyTorch, CuPy and JAX; calls: the cost of a call from PyTorch; peers: gather compared with PyTorch and WholeGraph, if the
-# bundle was built with --peers.
+# the Python package with this machine's Python, PyTorch, CuPy and JAX; calls: the cost of a call from PyTorch; launches: the time of a
+# launch and of short eager calls, and with OLD_PROGRAMS="PATH ..." the calls compared with those programs; peers: gather compared
+# with PyTorch and WholeGraph, if the bundle was built with --peers.
 # Every step has a time limit. Tests with several processes on the GPU run under an MPS server in private folders, which stops
 # when the script exits. The settings of the GPU are not changed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | tests | memory | rows | reduce | collectives | python | calls | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
+case "$part" in all | tests | memory | rows | reduce | collectives | python | calls | launches | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 private=$(mktemp -d)
 export WHOLEMEM_REQUIRE_CUDA=1 WHOLEMEM_TEST_SECONDS=120 NO_COLOR=1
@@ -210,6 +211,37 @@ from_torch() {
         --json "$report/$1-from-torch.json"
 }
 
+# Which part of a short eager call takes how long: `launch` has the driver alone and `Stream::launch`, for the lengths that the
+# parameters of collective kernels have and had. `allreduce` has the time of the calling thread (`caller`) and that between events on
+# the GPU: if they are equal, launches bound the calls, otherwise kernels do. With 1000 calls in a round, what only the begin of a
+# round costs is a tenth. Processes differ by a tenth, so comparisons with older programs have 15 pairs, once on any cores and once
+# on cores that share no execution units, if the even cores are such; all runs are in the JSON.
+launches() {
+    local pair old cores
+    OUTPUT="$report/launch.json" bench_launch "launch" 60
+    begin_mps "launches under MPS" || return
+    OUTPUT="$report/launch-mps.json" bench_launch "launch under MPS" 60
+    # Two processes at once, as two ranks are.
+    pair='"$0" bench launch --rounds 200 --json >"$OUTPUT" & other=$!; "$0" bench launch --rounds 200 --json >/dev/null; wait "$other"'
+    OUTPUT="$report/launch-two.json" step "launch, two processes" 120 sh -c "$pair" "$program"
+    OUTPUT="$report/allreduce-100.json" bench "allreduce, 100 calls" 120 allreduce --ranks 1,2 --mode eager --rounds 50 \
+        --sizes 1KiB,64KiB --place in --buffers window,staged,registered
+    OUTPUT="$report/allreduce-1000.json" bench "allreduce, 1000 calls" 120 allreduce --ranks 1,2 --mode eager --rounds 20 \
+        --sizes 1KiB,64KiB --place in --buffers window,staged,registered --calls 1000
+    for old in ${OLD_PROGRAMS:-}; do
+        for cores in "0-$(($(nproc --all) - 1))" "0-$(($(nproc --all) - 1)):2"; do
+            step "compare $(basename "$old") $cores" 540 taskset --cpu-list "$cores" python3 "$here/compare.py" "$old" "$program" \
+                --pairs 15 --json "$report/compare-$(basename "$old")-${cores//[-:]/_}.json" -- allreduce --backend cuda \
+                --ranks 1,2 --mode eager --rounds 15 --sizes 1KiB,64KiB --place in --buffers window,staged
+        done
+    done
+    end_mps
+}
+bench_launch() {
+    local name=$1 limit=$2
+    step "bench $name" "$limit" sh -c '"$0" bench launch --rounds 200 --json >"$OUTPUT"' "$program"
+}
+
 # Nothing is installed: the peer libraries are in the bundle, and NCCL is that of PyTorch.
 peers() {
     if [ ! -d "$here/peers" ]; then
@@ -225,7 +257,7 @@ peers() {
 }
 
 case "$part" in
-    all) parts=(memory_tests memory_benches rows collective_tests collective_benches python calls peers) ;;
+    all) parts=(memory_tests memory_benches rows collective_tests collective_benches python calls launches peers) ;;
     tests) parts=(memory_tests collective_tests python) ;;
     memory) parts=(memory_tests memory_benches) ;;
     reduce) parts=(collective_tests collective_benches) ;;

@@ -53,6 +53,7 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
     fs::write(&script, SCRIPT)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     fs::write(folder.join("commit"), commit()?)?;
+    fs::copy("bench/compare.py", folder.join("compare.py")).context("cannot copy bench/compare.py")?;
 
     crate::python::pack(&folder.join("python"))?;
     crate::peers::pack_allreduce(folder)?;

@@ -27,6 +27,11 @@ pub(crate) enum BenchCommand {
     Hand(SweepArgs),
     /// Measure copies within a device, between devices, and between a device and the host
     Copy(CopyArgs),
+    /// Measure launches of empty kernels on a GPU, by the driver alone and through wholemem
+    ///
+    /// The kernels have parameters of several lengths, and those of collective calls are among them. The time is that of the calling
+    /// thread, which bounds short collective calls that are not in a graph.
+    Launch(LaunchArgs),
     /// Measure the time to start and join ranks: from the first thread or process until the last rank has joined
     Bootstrap(BootstrapArgs),
     /// Measure barrier and all_gather on the CPU, compared with a round trip over a socket
@@ -258,6 +263,20 @@ pub(crate) struct CopyArgs {
     /// Timed rounds for each combination of options [default: 15]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: Option<u32>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The options of `wholemem bench launch`.
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArgs {
+    /// Consecutive launches that are timed together as one round
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) calls: u32,
+    /// Timed rounds for each length of the parameters
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,

@@ -6,7 +6,7 @@ use crate::args::{BenchArgs, BenchCommand};
 use crate::collective::CollectiveOp;
 use crate::rows::RowOp;
 use crate::sweep::sweep;
-use crate::{alloc, bootstrap, collective, comm, copy, death, rows, share, store};
+use crate::{alloc, bootstrap, collective, comm, copy, death, launch, rows, share, store};
 
 /// Runs a benchmark and prints its report.
 ///
@@ -18,6 +18,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Share(args) => sweep(args, share::ShareComparison::<false>::start),
         BenchCommand::Hand(args) => sweep(args, share::ShareComparison::<true>::start),
         BenchCommand::Copy(args) => copy::run(args),
+        BenchCommand::Launch(args) => launch::run(args),
         BenchCommand::Bootstrap(args) => bootstrap::run(args),
         BenchCommand::Comm(args) => comm::run(args),
         BenchCommand::Death(args) => death::run(args),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `alloc`, `share` | creating memory and mapping it; passing it to another process |
 //! | `copy` | copies within and between devices |
+//! | `launch` | launches of empty kernels |
 //! | `bootstrap`, `comm`, `death` | ranks that join, exchange bytes, and detect a killed rank |
 //! | `rows` | gather and scatter |
 //! | `collective` | all-reduce, all-gather, broadcast, barrier |
@@ -31,6 +32,7 @@ mod command;
 mod comparison;
 mod copy;
 mod death;
+mod launch;
 mod report;
 mod rows;
 mod sample;

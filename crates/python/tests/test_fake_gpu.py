@@ -182,7 +182,7 @@ def test_arrays_of_every_kind_of_memory_are_registered_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Collective kernels do nothing on the fake driver, so the test checks only which calls are staged.
-    monkeypatch.setenv("WHOLEMEM_FAKE_CUDA_SKIP_COLLECTIVES", "1")
+    monkeypatch.setenv("WHOLEMEM_FAKE_CUDA_SKIP_KERNELS", "1")
     output = on_a_gpu(
         tmp_path,
         """

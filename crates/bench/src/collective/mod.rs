@@ -62,6 +62,8 @@ impl fmt::Display for CollectiveOp {
 struct CaseOutcome {
     /// The time of one collective call in each round.
     rounds: Vec<Duration>,
+    /// The median of the times of the thread that makes one collective call, on the rank where it is longest.
+    caller: Duration,
     algorithm: Option<String>,
     flag: FlagTime,
     copy: Duration,

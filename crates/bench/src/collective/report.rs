@@ -43,6 +43,8 @@ pub(super) struct CollectiveResult {
     limit: f64,
     of_limit: f64,
     best: f64,
+    /// The time of the thread that makes a call; on a GPU, the time in which the call is enqueued.
+    caller: f64,
     /// The two terms of the lower limit of the call's time: the time of a flag's round trip, and the time of a plain copy.
     flag: f64,
     copy: f64,
@@ -76,6 +78,7 @@ impl CollectiveResult {
             limit,
             of_limit: if value > 0.0 { (limit / value * 1e3).round() / 1e3 } else { 1.0 },
             best: micros(rounds.first().copied().unwrap_or_default()),
+            caller: micros(outcome.caller),
             flag: micros(outcome.flag.took),
             copy: micros(outcome.copy),
             rounds: rounds.len(),
@@ -219,7 +222,8 @@ pub(super) mod tests {
         let flag = FlagTime { took: Duration::from_micros(1), by: FlagMethod::PingPong };
         let rounds = [took, took + 2, 1000].map(Duration::from_micros).to_vec();
         let algorithm = Some(algorithm.to_owned());
-        CollectiveResult::new(case, &CaseOutcome { rounds, algorithm, flag, copy: Duration::from_micros(4) })
+        let [caller, copy] = [took, 4].map(Duration::from_micros);
+        CollectiveResult::new(case, &CaseOutcome { rounds, caller, algorithm, flag, copy })
     }
 
     #[test]
@@ -228,7 +232,7 @@ pub(super) mod tests {
         let expected = concat!(
             r#"{"ranks":2,"bytes":1024,"dtype":"f32","op":"sum","algorithm":"packets","mode":"eager","#,
             r#""buffers":"window","place":"out","pinned":"a core each","calls":4096,"slots":1,"value":10.0,"#,
-            r#""unit":"us","limit":5.0,"of_limit":0.5,"best":8.0,"flag":1.0,"copy":4.0,"rounds":3,"#,
+            r#""unit":"us","limit":5.0,"of_limit":0.5,"best":8.0,"caller":8.0,"flag":1.0,"copy":4.0,"rounds":3,"#,
             r#""flag_by":"ping-pong"}"#
         );
         assert_eq!(serde_json::to_string(&measured(&case[0], "packets", 8)).unwrap(), expected);

@@ -35,13 +35,25 @@ pub(super) fn run_case(
     for _ in 0..WARM_UP {
         runner.round()?;
     }
-    let mut rounds = Vec::new();
+    let (mut rounds, mut callers) = (Vec::new(), Vec::new());
     for _ in 0..case.rounds {
-        rounds.push(runner.round()?);
+        let CallTime { took, caller } = runner.round()?;
+        rounds.push(took);
+        callers.push(caller);
         report(RankMessage::Round(()))?;
     }
+    callers.sort_unstable();
+    let caller = slowest(symmetric.group(), callers.get(callers.len() / 2).copied().unwrap_or_default())?;
     let copy = runner.copy(limits)?;
-    Ok(CaseOutcome { rounds, algorithm: runner.algorithm(), flag: limits.flag, copy })
+    Ok(CaseOutcome { rounds, caller, algorithm: runner.algorithm(), flag: limits.flag, copy })
+}
+
+/// The time of one collective call in a round.
+struct CallTime {
+    /// The time of the call until it has run; on a GPU, from the first to the last of the calls on the device.
+    took: Duration,
+    /// The time of the thread that makes the call: on a GPU, the time in which it is enqueued.
+    caller: Duration,
 }
 
 /// The state of a rank while it runs a case of a collective benchmark.
@@ -136,17 +148,19 @@ impl<'a> CollectiveRunner<'a> {
         (what != CollectiveOp::Barrier).then(|| algorithm().to_string())
     }
 
-    /// Runs and verifies a round that all ranks start together. Returns the time of one call on the slowest rank.
-    fn round(&mut self) -> Result<Duration> {
+    /// Runs and verifies a round that all ranks start together. Returns the time of one call on the slowest rank, and the time of
+    /// this rank's thread.
+    fn round(&mut self) -> Result<CallTime> {
         self.rounds += 1;
         self.prepare()?;
         let group = self.symmetric.group();
         group.barrier_on(&self.stream)?;
-        let took = slowest(group, self.timed()?)?;
+        let CallTime { took, caller } = self.timed()?;
+        let took = slowest(group, took)?;
         self.symmetric.check()?;
         self.check().with_context(|| self.case.label())?;
         group.barrier_on(&self.stream)?;
-        Ok(took / self.case.calls)
+        Ok(CallTime { took: took / self.case.calls, caller: caller / self.case.calls })
     }
 
     fn prepare(&self) -> Result<()> {
@@ -161,7 +175,7 @@ impl<'a> CollectiveRunner<'a> {
         Ok(self.stream.write(local(&self.word), &self.rounds.to_ne_bytes())?)
     }
 
-    fn timed(&self) -> Result<Duration> {
+    fn timed(&self) -> Result<CallTime> {
         let (stream, [begin, end]) = (&self.stream, &self.events);
         let on_device = stream.device().backend().kind() == BackendKind::Cuda;
         self.symmetric.barrier(stream)?;
@@ -173,12 +187,13 @@ impl<'a> CollectiveRunner<'a> {
             Some(graph) => graph.launch(stream)?,
             None => (0..self.case.calls as usize).try_for_each(|call| self.call(call))?,
         }
+        let caller = start.elapsed();
         if on_device {
             stream.record(end)?;
             stream.synchronize(Deadline::NEVER)?;
-            return Ok(begin.elapsed(end)?);
+            return Ok(CallTime { took: begin.elapsed(end)?, caller });
         }
-        Ok(start.elapsed())
+        Ok(CallTime { took: caller, caller })
     }
 
     /// Makes one collective call through the public API.

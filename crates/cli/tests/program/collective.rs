@@ -8,9 +8,9 @@ use crate::run::run;
 const REPORT: [&str; 6] = ["bench", "backend", "device", "ranks", "verified", "cases"];
 
 /// The JSON keys of every case (`CASE`), and the further keys of cases that move bytes (`MOVES`) and that reduce (`REDUCES`).
-const CASE: [&str; 13] = [
-    "ranks", "mode", "calls", "slots", "value", "unit", "limit", "of_limit", "best", "flag", "copy",
-    "rounds", "flag_by",
+const CASE: [&str; 14] = [
+    "ranks", "mode", "calls", "slots", "value", "unit", "limit", "of_limit", "best", "caller", "flag",
+    "copy", "rounds", "flag_by",
 ];
 const MOVES: [&str; 3] = ["bytes", "algorithm", "buffers"];
 const REDUCES: [&str; 3] = ["dtype", "op", "place"];

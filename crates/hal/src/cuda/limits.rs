@@ -1,12 +1,15 @@
-//! Baseline driver calls for GPU memory in benchmarks: create, export, import, map and access memory, without checks.
+//! Baseline driver calls for benchmarks: create, export, import, map and access GPU memory, and launch kernels, without checks.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use wholemem_os::width::to_usize;
 
 use super::Gpus;
 use super::bindings::*;
 use super::code::implausible;
 use super::driver::Driver;
-use crate::{BackendError, Capability, DeviceId};
+use crate::raw::RawFunction;
+use crate::{BackendError, Capability, DeviceId, LaunchShape};
 
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -180,6 +183,66 @@ impl CudaCalls {
         }
         std::time::Duration::try_from_secs_f32(best / 1e3).map_err(|_| implausible("cuEventElapsedTime"))
     }
+}
+
+/// A launch of a kernel that accesses no memory and has one parameter.
+#[derive(Debug)]
+pub(crate) struct EmptyLaunch<'a> {
+    pub(crate) stream: u64,
+    pub(crate) function: RawFunction,
+    pub(crate) shape: &'a LaunchShape,
+    pub(crate) request: &'a [u8],
+    /// True if the context is made current for each launch, false if it stays current.
+    pub(crate) enters_each: bool,
+}
+
+/// Launches a kernel `count` times.
+pub(crate) fn launch_empty(
+    device: DeviceId,
+    launch: &EmptyLaunch<'_>,
+    count: u32,
+) -> Result<(), BackendError> {
+    let reason = "the driver is no longer available";
+    let unavailable = BackendError::Unsupported { capability: Capability::Kernels, reason };
+    let gpus = Gpus::of_process().map_err(|_| unavailable)?;
+    let EmptyLaunch { shape, request, .. } = launch;
+    let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
+    let mut attribute = CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { pad: [0; 64] },
+    };
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    let config = CUlaunchConfig {
+        gridDimX: grid_x,
+        gridDimY: grid_y,
+        gridDimZ: grid_z,
+        blockDimX: block_x,
+        blockDimY: block_y,
+        blockDimZ: block_z,
+        sharedMemBytes: shape.shared_len,
+        hStream: std::ptr::with_exposed_provenance_mut(to_usize(launch.stream)),
+        attrs: &raw mut attribute,
+        numAttrs: u32::from(shape.programmatic),
+    };
+    let function = std::ptr::with_exposed_provenance_mut(to_usize(launch.function.handle));
+    let mut parameters = [request.as_ptr().cast_mut().cast()];
+    let _current = if launch.enters_each { None } else { Some(gpus.enter(device)?) };
+    for _ in 0..count {
+        let _current = if launch.enters_each { Some(gpus.enter(device)?) } else { None };
+        // SAFETY: the caller's function and stream are live, and of this device; the function has one parameter of the length of
+        // `request`, which the driver copies; `config` has at most one attribute.
+        unsafe {
+            (gpus.driver().cuLaunchKernelEx)(
+                &raw const config,
+                function,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .ok("cuLaunchKernelEx")?;
+    }
+    Ok(())
 }
 
 impl CudaMap {

@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use wholemem_os::Deadline;
 use wholemem_os::width::{to_u64, to_usize};
 
@@ -414,7 +415,7 @@ unsafe impl RawQueue for CudaQueue {
     ) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
-        let mut params: Vec<*mut c_void> = args.pointers().map(|at| at.cast_mut().cast()).collect();
+        let mut params: SmallVec<[*mut c_void; 4]> = args.pointers().map(|at| at.cast_mut().cast()).collect();
         if shape.programmatic {
             let mut attribute = CUlaunchAttribute {
                 id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

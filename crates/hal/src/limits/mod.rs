@@ -3,12 +3,15 @@
 //! Each function makes the same calls in the same order as the safe types do, without their checks. The functions are
 //! safe because they own the resources they create. They are for benchmarks: the feature `bench` adds them.
 //!
-//! [`RawDevice`] makes the calls for one device of any backend.
+//! [`RawDevice`] makes the calls for one device of any backend, and [`EmptyLaunches`] launches empty kernels on a GPU.
 
 pub mod host;
+mod launches;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
+
+pub use launches::{EmptyLaunches, LaunchMethod, LaunchTime};
 
 use crate::cuda::limits as cuda;
 use crate::{BackendKind, Device, Error, Result, Span};

@@ -99,7 +99,7 @@ impl Function {
             .map_err(|cause| backend.to_error(self.device().id(), attempt(), cause))
     }
 
-    pub(super) fn raw(&self) -> RawFunction {
+    pub(crate) fn raw(&self) -> RawFunction {
         self.raw
     }
 

@@ -71,7 +71,8 @@ impl LaunchShape {
     }
 }
 
-/// The arguments of a kernel launch, in order. Small argument lists need no heap allocation.
+/// The arguments of a kernel launch, in order. Lists of at most four arguments and [`Args::INLINE_LEN`] bytes need no heap
+/// allocation, which would take longer than the rest of a list.
 ///
 /// ```
 /// use wholemem_hal::Args;
@@ -82,12 +83,15 @@ impl LaunchShape {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
-    bytes: SmallVec<[u8; 192]>,
+    bytes: SmallVec<[u8; Args::INLINE_LEN]>,
     /// The offset and the length of each kernel argument in `bytes`; offsets are aligned to the argument's alignment.
     places: SmallVec<[(usize, usize); 4]>,
 }
 
 impl Args {
+    /// The number of bytes of arguments that need no heap allocation.
+    pub const INLINE_LEN: usize = 256;
+
     /// Creates an empty list of kernel arguments.
     #[must_use]
     #[inline]

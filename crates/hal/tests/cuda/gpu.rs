@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use wholemem_hal::limits::{EmptyLaunches, LaunchMethod};
 use wholemem_hal::pattern::{self, Pattern};
 use wholemem_hal::{
     Allocation, Args, Attempt, Backend, BackendError, Capability, CudaMallocBuffer, Device, Error, Event,
@@ -484,4 +485,17 @@ fn ten_thousand_cycles_leak_no_gpu_memory_descriptors_or_maps() {
         assert_eq!(after.fds.len(), before.fds.len(), "{:?}", after.fds);
         assert_eq!(after.maps.values().sum::<usize>(), before.maps.values().sum::<usize>());
     });
+}
+
+#[test]
+fn empty_kernels_are_launched_by_every_method() {
+    let Some(device) = gpu() else { return };
+    let launches = EmptyLaunches::load(&device).unwrap();
+    assert_eq!(launches.parameter_lens().collect::<Vec<_>>(), [8, 192, 240, 248, 256, 512]);
+    for kernel in 0..launches.parameter_lens().count() {
+        for method in LaunchMethod::ALL {
+            let took = launches.measure(kernel, method, 10).unwrap();
+            assert!(!took.caller.is_zero(), "{took:?}");
+        }
+    }
 }

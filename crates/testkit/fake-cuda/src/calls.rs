@@ -1,4 +1,4 @@
-//! The entry of every function of the fake CUDA driver: counts the call, makes it fail if a test requested that, and
+//! The entry of every function of the fake CUDA driver: counts and records the call, makes it fail if a test requested that, and
 //! checks that the driver is initialized and, for most functions, that a context is current.
 
 use std::cell::RefCell;
@@ -84,6 +84,11 @@ pub(crate) fn run_call(
     precondition: Precondition,
     body: impl FnOnce() -> CallResult,
 ) -> CUresult {
+    RECORDING.with_borrow_mut(|recording| {
+        if recording.is_active {
+            recording.names.push(name);
+        }
+    });
     let checked = || {
         if precondition != Precondition::InitUncounted {
             count_call(name)?;
@@ -102,6 +107,34 @@ pub(crate) fn run_call(
 thread_local! {
     /// The context stack of this thread, as device numbers. The last context is current.
     static CONTEXTS: RefCell<Vec<CUdevice>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The driver functions that a thread has called.
+#[derive(Debug)]
+struct CallRecording {
+    is_active: bool,
+    /// The null-terminated names of the functions, in the order of the calls.
+    names: Vec<&'static str>,
+}
+
+thread_local! {
+    static RECORDING: RefCell<CallRecording> =
+        const { RefCell::new(CallRecording { is_active: false, names: Vec::new() }) };
+}
+
+/// Begins a new recording of the calls that this thread makes, or ends the recording.
+pub(crate) fn record(is_active: bool) {
+    RECORDING.with_borrow_mut(|recording| {
+        recording.is_active = is_active;
+        if is_active {
+            recording.names.clear();
+        }
+    });
+}
+
+/// Returns the name of the driver function that this thread called in the recorded call with this number, counted from 0.
+pub(crate) fn recorded(index: usize) -> Option<&'static str> {
+    RECORDING.with_borrow(|recording| recording.names.get(index).copied())
 }
 
 /// Returns the device whose context is current on this thread.

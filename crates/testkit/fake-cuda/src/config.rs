@@ -7,7 +7,7 @@
 //! | `WHOLEMEM_FAKE_CUDA_VERSION=12020` | the driver's version, by default 13.0; newer functions and PTX are unknown |
 //! | `WHOLEMEM_FAKE_CUDA_MISSING=a,b` | functions that the driver lacks |
 //! | `WHOLEMEM_FAKE_CUDA_NO_LOADER=1` | every function is missing |
-//! | `WHOLEMEM_FAKE_CUDA_SKIP_COLLECTIVES=1` | launches of collective kernels succeed, and do nothing |
+//! | `WHOLEMEM_FAKE_CUDA_SKIP_KERNELS=1` | launches of gathers, scatters and collectives succeed, and do nothing |
 //! | `WHOLEMEM_FAKE_CUDA_FAIL_CALL=n` | the nth call, counted from 1, fails, once |
 //! | `WHOLEMEM_FAKE_CUDA_FAIL_CODE=987` | the result code of that call, by default 987 |
 //!
@@ -24,7 +24,7 @@ pub(crate) struct Config {
     pub(crate) version: i32,
     pub(crate) missing: Vec<String>,
     pub(crate) no_loader: bool,
-    pub(crate) skip_collectives: bool,
+    pub(crate) skip_kernels: bool,
     pub(crate) fail_call: u64,
     pub(crate) fail_code: u32,
 }
@@ -36,7 +36,7 @@ pub(crate) fn get() -> &'static Config {
         version: number("VERSION", 13_000),
         missing: text("MISSING").split(',').map(str::to_owned).collect(),
         no_loader: number("NO_LOADER", 0) != 0,
-        skip_collectives: number("SKIP_COLLECTIVES", 0) != 0,
+        skip_kernels: number("SKIP_KERNELS", 0) != 0,
         fail_call: number("FAIL_CALL", 0),
         fail_code: number("FAIL_CODE", 987),
     });

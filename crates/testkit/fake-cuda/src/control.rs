@@ -1,4 +1,4 @@
-//! Functions with which a test controls the fake CUDA driver in its process: they make a call fail, and count
+//! Functions with which a test controls the fake CUDA driver in its process: they make a call fail, record calls, and count
 //! resources.
 //!
 //! The functions are looked up as symbols of the loaded library; the copy that is linked into a test is a different
@@ -46,6 +46,11 @@ pub const FIRED: &str = "wholemem_fake_cuda_fired";
 /// The symbol name of the function [`wholemem_fake_cuda_resources`].
 pub const RESOURCES: &str = "wholemem_fake_cuda_resources";
 
+/// The symbol name of the function [`wholemem_fake_cuda_record`].
+pub const RECORD: &str = "wholemem_fake_cuda_record";
+/// The symbol name of the function [`wholemem_fake_cuda_recorded`].
+pub const RECORDED: &str = "wholemem_fake_cuda_recorded";
+
 /// Makes the `nth` call of the fake driver from now on, counted from 1, fail once with result `code`. With zero, no
 /// call fails.
 #[unsafe(no_mangle)]
@@ -58,6 +63,19 @@ pub extern "C" fn wholemem_fake_cuda_arm(nth: u64, code: u32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn wholemem_fake_cuda_fired() -> *const c_char {
     calls::plan().fired.map_or(std::ptr::null(), |name| name.as_ptr().cast())
+}
+
+/// Begins a new recording of the driver functions that the calling thread calls, or ends the recording.
+#[unsafe(no_mangle)]
+pub extern "C" fn wholemem_fake_cuda_record(is_active: bool) {
+    calls::record(is_active);
+}
+
+/// Returns the name of the driver function that the calling thread called in the recorded call with this number, counted from 0, or
+/// null if fewer calls were recorded.
+#[unsafe(no_mangle)]
+pub extern "C" fn wholemem_fake_cuda_recorded(index: usize) -> *const c_char {
+    calls::recorded(index).map_or(std::ptr::null(), |name| name.as_ptr().cast())
 }
 
 /// Returns the numbers of resources that the fake driver holds for this process.

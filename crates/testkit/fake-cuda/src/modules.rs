@@ -16,8 +16,13 @@ use crate::{config, streams};
 const MAX_THREADS: c_uint = 1024;
 const MAX_RESIDENT_THREADS: c_int = 2048;
 
-/// The names of the collective kernels, which are not emulated. With a setting, their launches do nothing.
-const COLLECTIVES: [&str; 8] = [
+/// The names of the kernels of gather, scatter and collectives, which are not emulated. With a setting, their launches do nothing.
+const SKIPPED: [&str; 13] = [
+    "gather_rows",
+    "scatter_rows",
+    "gather_convert",
+    "scatter_convert",
+    "scatter_add",
     "all_reduce_ll",
     "all_reduce_one_shot",
     "all_reduce_two_shot",
@@ -59,7 +64,7 @@ impl Kernel {
                 value: argument(params, 3)?,
                 since: None,
             },
-            _ if config::get().skip_collectives && COLLECTIVES.contains(&name) => Self::Empty,
+            _ if config::get().skip_kernels && SKIPPED.contains(&name) => Self::Empty,
             _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         })
     }

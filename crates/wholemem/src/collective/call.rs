@@ -171,8 +171,9 @@ impl Lane {
     /// [`Error::Hal`], [`Error::Comm`].
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         let (terms, digest) = Terms::barrier().encode();
-        let request = CollectiveRequest { terms, digest, ..CollectiveRequest::without_data(self.current()) };
-        self.perform(stream, (CollectiveKind::Barrier, Algorithm::OneShot), 1, &request, [None; 2])
+        let mut request =
+            CollectiveRequest { terms, digest, ..CollectiveRequest::without_data(self.current()) };
+        self.perform(stream, (CollectiveKind::Barrier, Algorithm::OneShot), 1, &mut request, [None; 2])
     }
 
     fn call(&self, stream: &Stream, call: &CallArgs, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
@@ -216,7 +217,7 @@ impl Lane {
             output: to.range,
         }
         .encode();
-        let request = CollectiveRequest {
+        let mut request = CollectiveRequest {
             lane: self.current(),
             input: from.address,
             output: to.address,
@@ -242,7 +243,7 @@ impl Lane {
             let operands = [(&input, input_reference), (&output, to.reference)];
             LoggedCall { kind: call.kind, dtype: call.dtype, len, operands, algorithm, blocks }
         });
-        self.perform(stream, (call.kind, algorithm), blocks, &request, [from.keep, to.keep])
+        self.perform(stream, (call.kind, algorithm), blocks, &mut request, [from.keep, to.keep])
     }
 
     /// Runs or enqueues this rank's part of a collective call. If the call is enqueued, the stream keeps `buffers` alive until it
@@ -252,7 +253,7 @@ impl Lane {
         stream: &Stream,
         (kind, algorithm): (CollectiveKind, Algorithm),
         blocks: u32,
-        request: &CollectiveRequest,
+        request: &mut CollectiveRequest,
         buffers: [Option<&Span>; 2],
     ) -> Result<()> {
         let inline = stream.runs_inline();

@@ -15,6 +15,9 @@ use crate::{CollectiveRequest, Result, cpu};
 const COLLECTIVE: KernelImage =
     KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.ptx")), host: cpu::COLLECTIVES };
 
+const _: () =
+    assert!(size_of::<CollectiveRequest>() <= Args::INLINE_LEN, "every launch would allocate memory");
+
 /// The collective kernels for compute capability 9.0 and later, which use programmatic dependent launch: a kernel starts while
 /// the previous kernel of its stream runs, and itself waits for the end of that kernel.
 const COLLECTIVE_90: KernelImage =
@@ -104,7 +107,12 @@ impl CollectiveKernels {
     /// Launches each collective kernel once on a poisoned lane, where kernels do nothing, because drivers load a kernel at its
     /// first launch and block until running kernels end. A first launch during later calls could block on a kernel that waits for
     /// this rank, which is a deadlock.
-    pub(super) fn warm_up(&self, stream: &Stream, request: &CollectiveRequest, operand: &Span) -> Result<()> {
+    pub(super) fn warm_up(
+        &self,
+        stream: &Stream,
+        request: &mut CollectiveRequest,
+        operand: &Span,
+    ) -> Result<()> {
         for algorithm in Algorithm::ALL {
             for kind in CollectiveKind::ALL {
                 self.launch(stream, (kind, algorithm), 1, request, [operand])?;
@@ -147,15 +155,15 @@ impl CollectiveKernels {
         stream: &Stream,
         (kind, algorithm): (CollectiveKind, Algorithm),
         blocks: u32,
-        request: &CollectiveRequest,
+        request: &mut CollectiveRequest,
         operands: impl IntoIterator<Item = &'a Span, IntoIter: Clone>,
     ) -> Result<()> {
         let shape = LaunchShape {
             programmatic: self.programmatic,
             ..LaunchShape::linear(blocks, COLLECTIVE_THREADS)
         };
-        let request = CollectiveRequest { programmatic: u32::from(self.programmatic), ..*request };
-        let args = Args::new().value(&request);
+        request.programmatic = u32::from(self.programmatic);
+        let args = Args::new().value(request);
         let function = &self.kernel(kind, algorithm).function;
         // SAFETY: every collective function takes one `CollectiveRequest`. The caller of `launch` guarantees that the addresses
         // in `request` are valid, and that their memory is among `operands`, which the stream holds until the kernel has ended.

@@ -136,8 +136,8 @@ impl Lane {
         let stream = device.stream()?;
         // A nonzero byte pattern poisons the lane, so that the warm-up launches do nothing.
         stream.fill(&private, 1)?;
-        let request = CollectiveRequest::without_data(reference);
-        kernels.warm_up(&stream, &request, &operand)?;
+        let mut request = CollectiveRequest::without_data(reference);
+        kernels.warm_up(&stream, &mut request, &operand)?;
         stream.write(&private.part(0, CONTROL_LEN)?, control.as_bytes())?;
         #[cfg(feature = "test-hooks")]
         let hooks = LaneHooks::create(&stream, private, &maps, offset)?;

@@ -11,6 +11,7 @@ mod agreement;
 mod bitwise_results;
 mod call_order;
 mod differing_calls;
+mod driver_calls;
 mod harness;
 mod peer_failures;
 mod random_elements;

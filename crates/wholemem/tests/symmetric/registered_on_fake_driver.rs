@@ -16,15 +16,15 @@ use wholemem_testkit::{FakeCuda, FakeDriver, Rank as Process, Ranks, cuda, test_
 use super::peer_failures::join;
 
 /// Runs `body` in `count` rank processes on the fake CUDA driver.
-fn on_fake_driver(count: usize, test: &str, body: impl FnOnce(&Process)) {
+pub(crate) fn on_fake_driver(count: usize, test: &str, body: impl FnOnce(&Process)) {
     if Ranks::is_rank() {
         return Ranks::of(count).run(test, body);
     }
     let Some(fake) = FakeCuda::install() else { return };
-    fake.ranks(count).env("WHOLEMEM_FAKE_CUDA_SKIP_COLLECTIVES", "1").run(test, body);
+    fake.ranks(count).env("WHOLEMEM_FAKE_CUDA_SKIP_KERNELS", "1").run(test, body);
 }
 
-fn create(process: &Process, backend: &Backend) -> SymmetricMemory {
+pub(crate) fn create(process: &Process, backend: &Backend) -> SymmetricMemory {
     let members: Vec<_> = (0..process.count()).collect();
     let group = join(process, &members, backend);
     SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap()

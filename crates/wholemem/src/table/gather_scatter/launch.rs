@@ -8,7 +8,13 @@ use super::launch_shape::{KernelLaunch, cpu_launch, gpu_launch};
 use super::plan::{KernelRequest, TableOperand, plan};
 use super::{Indices, RowBuffer, RowOp};
 use crate::Result;
+use crate::abi::{ElementsRequest, RowTiles};
 use crate::kernels::RowKernels;
+
+const _: () = assert!(
+    size_of::<ElementsRequest>() + size_of::<RowTiles>() <= Args::INLINE_LEN,
+    "every launch would allocate memory"
+);
 
 impl RowKernels {
     /// Enqueues `op` on the rows of a table. `table_memory` is all memory that kernels access through `table`, and `flag` is the
