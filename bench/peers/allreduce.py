@@ -220,7 +220,8 @@ def summarize(key, turns):
 
 
 def machine(args, device):
-    """Returns a description of the machine: the GPU, or the processor and its number of cores."""
+    """Returns a description of the machine: the GPU, or the processor and the number of CPUs on which this
+    process may run."""
     if args.where == "gpu":
         return device
     with open("/proc/cpuinfo", encoding="utf-8") as file:

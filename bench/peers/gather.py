@@ -244,7 +244,7 @@ class Wholemem:
 
 
 def compare(args, rivals):
-    """Measures wholemem and the other libraries for all row sizes, in alternating rounds."""
+    """Measures wholemem and the other libraries for all row sizes. Each round measures all of them."""
     device, cases = None, []
     for row_bytes in args.row_bytes:
         numbers = sorted({*args.few, max(1, min(rivals[0].payload // row_bytes, rivals[0].most_rows))})
@@ -298,7 +298,8 @@ def summarize(row_bytes, rows, calls, rounds):
 
 
 def machine(where, device):
-    """Returns a description of the machine: the GPU, or the processor and its number of cores."""
+    """Returns a description of the machine: the GPU, or the processor and the number of CPUs on which this
+    process may run."""
     if where == "gpu":
         return device
     with open("/proc/cpuinfo", encoding="utf-8") as file:

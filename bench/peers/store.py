@@ -132,7 +132,7 @@ class Wholemem:
 
 
 def compare(args, rival):
-    """Measures wholemem and Vineyard for all object sizes, in alternating rounds."""
+    """Measures wholemem and Vineyard for all object sizes. Each round measures both; the one that is measured first alternates."""
     cases = []
     for size in args.sizes:
         rounds = max(5, min(args.rounds, (16 << 30) // (size * args.burst)))
@@ -173,7 +173,7 @@ def summarize(size, what, rounds):
 
 
 def machine():
-    """Returns a description of the machine: the processor and its number of cores."""
+    """Returns a description of the machine: the processor, and the number of CPUs on which this process may run."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     return f"{models[0] if models else 'processor'}, {len(os.sched_getaffinity(0))} cores"

@@ -107,7 +107,7 @@ def turn(side, array, gets):
 
 
 def compare(args, ours, theirs):
-    """Measures wholemem and Vineyard for all array sizes, in alternating rounds."""
+    """Measures wholemem and Vineyard for all array sizes. Each round measures both; the one that is measured first alternates."""
     cases = []
     for size in args.sizes:
         rounds = []

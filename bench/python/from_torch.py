@@ -298,8 +298,8 @@ def finished(processes):
 
 
 def reduce_rank(args):
-    """Measures all-reduces as one rank. Rank 0 prints the median time of a call in microseconds for each size. The time of
-    a round is that of its slowest rank."""
+    """Measures all-reduces as one rank. A round makes ``CALLS`` calls, and its time is that of the slowest rank. For each size and
+    kind of buffer, rank 0 prints the median over all rounds of the time of a call, in microseconds."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if ranks > 1:
         store = os.path.join(os.environ["BENCH_FOLDER"], "store")

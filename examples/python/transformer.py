@@ -78,7 +78,8 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def generate(scores_of: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generates the most likely tokens. Returns the tokens, and the scores of the last one."""
+    """Generates tokens greedily: each is the most likely next token. Returns the tokens, and the scores of the whole vocabulary
+    from which the last token was chosen."""
     tokens = torch.arange(CONTEXT, device=device)
     for _ in range(TOKENS):
         scores = scores_of(tokens)

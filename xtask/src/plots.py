@@ -142,7 +142,7 @@ def allreduce(report: Report, axes: Axes) -> str:
 
 
 def finish(axes: Axes, subtitle: str) -> Figure:
-    """Adds the subtitle, the scales and the legend, and returns the figure."""
+    """Adds the subtitle and the legend of a plot, sets the scales and ticks of its axes, and returns the figure."""
     axes.text(0, 1.03, subtitle, transform=axes.transAxes)
     axes.set_xscale("log", base=2)
     sizes = sorted({count for line in axes.lines for count in line.get_xdata() if count > 1})

@@ -206,7 +206,12 @@ fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
         entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     match &wheels[..] {
         [wheel] if serves_all(wheel) => Ok(folder.join(wheel)),
-        _ => bail!("expected one cp39-abi3 wheel, found {names}", names = wheels.join(", ")),
+        _ => bail!(
+            "expected one cp39-abi3 wheel in {path}, found {count} files: {names}",
+            path = folder.display(),
+            count = wheels.len(),
+            names = wheels.join(", ")
+        ),
     }
 }
 

@@ -150,7 +150,10 @@ pub(crate) fn no_findings(findings: Vec<String>) -> Result<()> {
     match findings.as_slice() {
         [] => Ok(()),
         [only] => bail!("{only}"),
-        [first, ..] => bail!("the check has {count} findings, the first: {first}", count = findings.len()),
+        [first, ..] => bail!(
+            "the check found {count} problems, which are listed on stdout; the first: {first}",
+            count = findings.len()
+        ),
     }
 }
 
@@ -226,7 +229,7 @@ mod tests {
         assert_eq!(failure(&["a.rs: is long"]), "a.rs: is long");
         assert_eq!(
             failure(&["a.rs: is long", "b.rs: is long"]),
-            "the check has 2 findings, the first: a.rs: is long"
+            "the check found 2 problems, which are listed on stdout; the first: a.rs: is long"
         );
     }
 }

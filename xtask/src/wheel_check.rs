@@ -146,7 +146,11 @@ fn try_source() -> Result<()> {
     command::run(Command::new(&python).args(["-m", "maturin", "sdist", "--out"]).arg(&folder))?;
     let archives: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
     let [archive] = &archives[..] else {
-        bail!("expected one source archive in {path}", path = folder.display())
+        bail!(
+            "expected one Python source archive (sdist) in {path}, found {count} files",
+            path = folder.display(),
+            count = archives.len()
+        )
     };
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     let mut pip = Command::new(&python);

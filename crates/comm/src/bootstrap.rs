@@ -214,7 +214,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// The error of the next operation: [`Error::PeerLost`], [`Error::Aborted`], [`Error::Poisoned`],
-    /// [`Error::PeerLeft`].
+    /// [`Error::PeerLeft`], [`Error::RanksDisagree`], [`Error::Protocol`], [`Error::Closed`] or [`Error::Forked`].
     pub fn check(&self) -> Result<()> {
         self.check_epoch()?;
         let state = self.core.state();

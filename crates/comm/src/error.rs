@@ -10,8 +10,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of communication between ranks.
 ///
-/// An error that [poisons](Error::poisons) the communicator is permanent: every later operation fails with it on
-/// every surviving rank. The survivors can create a new communicator.
+/// An error that [poisons](Error::poisons) the communicator is permanent: every later operation fails too, on every
+/// surviving rank. The survivors can create a new communicator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -158,7 +158,9 @@ pub enum Error {
     },
 
     /// A payload is too long for one collective operation.
-    #[error("cannot send {len} bytes in one operation: the limit is {limit}")]
+    #[error(
+        "cannot send {len} bytes in one collective operation: the limit for the payload of a rank is {limit} bytes"
+    )]
     TooLong {
         /// The length of the payload in bytes.
         len: usize,

@@ -186,7 +186,7 @@ impl ProgressThread {
         });
     }
 
-    /// Reads at most `max_frames` frames (packets) from one rank.
+    /// Reads and handles at most `max_frames` frames (packets) from one rank, without waiting for more.
     fn read_from(&mut self, rank: Rank, max_frames: usize) {
         let mut buffer = std::mem::take(&mut self.buffer);
         for _ in 0..max_frames {

@@ -109,7 +109,7 @@ impl From<PeerLink> for OwnedFd {
     }
 }
 
-/// Decodes the message in a packet from the other process.
+/// Decodes a packet from the other process. Returns its message, or the failure that the packet reports as an error.
 ///
 /// # Errors
 /// As [`PeerLink::receive`].

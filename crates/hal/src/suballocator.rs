@@ -41,7 +41,7 @@ use crate::Granule;
 #[non_exhaustive]
 pub enum SuballocatorError {
     /// The length of the requested range is zero.
-    #[error("cannot allocate 0 bytes")]
+    #[error("cannot allocate or reserve 0 bytes")]
     ZeroLength,
     /// The requested alignment is not a power of two.
     #[error("cannot allocate: an alignment of {align} is not a power of two")]
@@ -61,9 +61,12 @@ pub enum SuballocatorError {
         largest: usize,
     },
     /// The range to reserve is not entirely free, or not inside the memory.
-    #[error("cannot reserve {size} at offset {at}: part of the range is not free", size = Size(*len), at = Size(*offset))]
+    #[error(
+        "cannot reserve {size} at offset {at}: part of the range is not free, or not inside the memory",
+        size = Size(*len), at = Size(*offset)
+    )]
     Taken {
-        /// The offset of the range to reserve.
+        /// The offset of the range to reserve, in bytes.
         offset: usize,
         /// The length of the range to reserve in bytes.
         len: usize,
@@ -71,7 +74,7 @@ pub enum SuballocatorError {
     /// The offset of the range to reserve is not a multiple of the granule.
     #[error("cannot reserve at offset {offset}: the offset is not a multiple of the granule, {granule}")]
     Misaligned {
-        /// The offset of the range to reserve.
+        /// The offset of the range to reserve, in bytes.
         offset: usize,
         /// The granule of the allocator, in bytes.
         granule: usize,
@@ -79,7 +82,7 @@ pub enum SuballocatorError {
     /// No used range begins at the offset of the range to free.
     #[error("cannot free the range at offset {offset}: no used range begins there")]
     NotInUse {
-        /// The offset of the range to free.
+        /// The offset of the range to free, in bytes.
         offset: usize,
     },
 }

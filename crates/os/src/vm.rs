@@ -259,8 +259,9 @@ pub unsafe fn set_inherited(at: NonNull<u8>, len: usize, is_inherited: bool) -> 
     call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) })
 }
 
-/// Returns whether a byte can be stored at an address, by having the kernel store a random one. Unlike a store of
-/// this process, this raises no signal.
+/// Returns whether the byte at an address is writable. The check overwrites the byte: the kernel writes a random one
+/// there (`getrandom`). At an address that is not writable, the system call fails, whereas a write by this process
+/// would raise SIGSEGV.
 ///
 /// # Safety
 /// The byte may be overwritten, or no memory is mapped there.

@@ -53,7 +53,7 @@ impl CommState {
     }
 }
 
-/// A rank's membership in a group of ranks, each with a device.
+/// A rank's membership in a group of ranks. Each rank has one device; several ranks may share a device.
 ///
 /// A rank is usually a process; :meth:`local` makes threads ranks. All ranks make collective calls in the same order. If a
 /// rank exits or does not respond, calls raise an exception with its number. As a context manager, it leaves the group at the

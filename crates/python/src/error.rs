@@ -86,7 +86,8 @@ impl Exception {
         self.with(ExceptionDetail::Missing(missing.to_vec()))
     }
 
-    /// Sets the hint of the error from which the exception was converted, if the error has one.
+    /// Sets the hint of the exception to `hint`, the hint of the error from which the exception was converted. If the error
+    /// has no hint, nothing changes.
     fn with_hint_of(self, hint: Option<&str>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),

@@ -89,7 +89,7 @@ impl Window {
         Ok(self.window.len_of(self.rank(rank).into_py()?))
     }
 
-    /// Returns an array of this rank's part of the window.
+    /// Returns an array that is a view of this rank's part of the window.
     ///
     /// Args:
     ///     dtype: The element type. ``None`` is ``uint8``.
@@ -111,7 +111,7 @@ impl Window {
         self.peer(self.state.comm.rank().0, dtype, shape, offset)
     }
 
-    /// Returns an array of another rank's part of the window, which this rank accesses directly.
+    /// Returns an array that is a view of another rank's part of the window, which this rank accesses directly.
     ///
     /// Args:
     ///     rank: The rank.

@@ -1,4 +1,5 @@
-"""Tests arrays on a GPU with the fake CUDA driver: their devices, and the streams that producers get."""
+"""Tests arrays on a GPU with the fake CUDA driver: the devices that arrays report, and the streams that are passed to the
+``__dlpack__`` of imported arrays."""
 
 from __future__ import annotations
 

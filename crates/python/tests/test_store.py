@@ -1,4 +1,5 @@
-"""Tests the store: arrays are put, got, drafted, published, watched, deleted and shared with the program."""
+"""Tests the Python interface of the store: arrays are put, got, created as drafts, published, watched and deleted, and are
+exchanged with the command line program `wholemem`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ Program = Callable[[str], str]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
-    """Runs a program with a store and the fake CUDA driver."""
+    """Starts a store, and returns a function that runs a Python program as a client of the store and returns its output. The store
+    and the program use the fake CUDA driver."""
     if FAKE is None:
         pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
     (tmp_path / "libcuda.so.1").symlink_to(FAKE)

@@ -18,7 +18,7 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
 
-    /// No server of a store listens at the socket.
+    /// No server of a store is listening on the socket.
     #[error("no store is served at the socket `{socket}`", socket = path.display())]
     NotServed {
         /// The path of the store's socket.
@@ -35,8 +35,8 @@ pub enum Error {
         folder: PathBuf,
     },
 
-    /// Another server already listens at the socket of the store.
-    #[error("another server already listens at the socket `{socket}`", socket = path.display())]
+    /// Another server is already listening on the socket of the store.
+    #[error("another server is already listening on the socket `{socket}`", socket = path.display())]
     AlreadyServed {
         /// The path of the store's socket.
         path: PathBuf,
@@ -67,8 +67,8 @@ pub enum Error {
     #[error("the call was interrupted before the server of the store answered")]
     Interrupted,
 
-    /// The server of the store has closed the connection, or the store has ended.
-    #[error("the store has ended, or has closed the connection of this client")]
+    /// The server of the store has closed the connection or accepts no more connections, or the store has ended.
+    #[error("the store has ended, has closed the connection of this client, or accepts no more connections")]
     Disconnected,
 
     /// The server that sent the events of a watch was replaced. The watch is registered with the new server; events in between
@@ -112,7 +112,10 @@ pub enum Error {
     },
 
     /// The object is in device memory, which the CPU cannot access directly.
-    #[error("the CPU cannot access object {object}, which is in device memory: copy its bytes with a stream")]
+    #[error(
+        "the CPU cannot access object {object}, which is in device memory: copy the bytes between its `span` and host memory \
+         on a stream"
+    )]
     OnDevice {
         /// The id of the object in device memory.
         object: ObjectId,

@@ -236,7 +236,7 @@ fn a_view_of_memory_must_fit_in_its_rows() {
     let narrow = WholeTensor::of_memory(memory, Dtype::F32, &[]).unwrap();
     assert_eq!((narrow.row_len(), narrow.stride()), (4, 8));
     let error = WholeTensor::of_memory(memory, Dtype::F64, &[2]).unwrap_err();
-    assert_eq!(error, Error::TooShort { items: "elements of a row", count: 16, needed: 16, len: 8 });
+    assert_eq!(error, Error::TooShort { items: "elements of a row", count: 2, needed: 16, len: 8 });
     assert_eq!(WholeTensor::of_memory(memory, Dtype::F64, &[0]).unwrap_err(), Error::EmptyRow);
 }
 

@@ -39,7 +39,8 @@ fn exec_command(command: &[OsString]) -> Result<()> {
     Err(error).with_context(|| format!("cannot run `{}`", program.display()))
 }
 
-/// Joins the group of ranks, writes the number of this rank's connections to stdout, and leaves the group when stdin is closed.
+/// Joins the group of ranks for `wholemem bench bootstrap`, writes the number of this rank's connections to stdout as one
+/// byte, and leaves the group when stdin is closed.
 fn join() -> Result<()> {
     let comm = Bootstrap::from_env()?;
     write_stdout(&[u8::try_from(comm.connections())?])?;

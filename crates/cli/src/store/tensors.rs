@@ -1,4 +1,4 @@
-//! Descriptions of store objects that were tensors in files, from which the headers of files are created again.
+//! Descriptions of store objects that were put from tensor files. `get` creates the headers of files from them.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -7,10 +7,10 @@ use wholemem::files::npy;
 use wholemem::files::safetensors::TensorEntry;
 use wholemem_command::terminal;
 
-/// The prefix of the description of an object that was a .npy file. The header of the file follows the prefix.
+/// The prefix of the description of an object that was put from a .npy file. The header of the file follows the prefix.
 const NPY: &str = "npy ";
 
-/// The prefix of the description of a pack that was a .safetensors file. The file's `__metadata__` follows the prefix.
+/// The prefix of the description of a pack that was put from a .safetensors file. The file's `__metadata__` follows the prefix.
 const SAFETENSORS: &str = "safetensors";
 
 /// The maximum length of a .safetensors file's `__metadata__` that fits in the description of a pack, in bytes.
@@ -23,8 +23,8 @@ pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
     Ok((usize::try_from(offset)?, format!("{NPY}{text}")))
 }
 
-/// Returns the header of the .npy file for an object's description `meta`, or `None` unless the object was a .npy file or a
-/// tensor of a type that numpy has.
+/// Returns the header of the .npy file for an object's description `meta`, or `None` unless the object was put from a .npy
+/// file or is a tensor of a type that numpy has.
 pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     match std::str::from_utf8(meta).ok()?.strip_prefix(NPY) {
         Some(text) => npy::encode_header(text).ok(),

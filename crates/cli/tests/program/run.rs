@@ -26,7 +26,8 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// Runs the program until it exits. The output of the program must fit in a pipe.
+/// Runs the program `wholemem`, and returns its exit code and its output. Panics if the program has not exited after 120 s.
+/// The output is read only after the exit, so it must fit in a pipe.
 pub(crate) fn run(args: &[&str]) -> Run {
     finish(program(args))
 }

@@ -222,7 +222,10 @@ fn sigterm_ends_a_store_and_removes_its_socket() {
     let (keeper, server) = (store.keeper.id(), store.server());
     let socket = store.file("socket");
     let again = store.run(&["serve", "--listen", &socket]);
-    assert_eq!(again.stderr, format!("error: another server already listens at the socket `{socket}`\n"));
+    assert_eq!(
+        again.stderr,
+        format!("error: another server is already listening on the socket `{socket}`\n")
+    );
     let processes = [keeper, server].map(|pid| PidFd::open(pid).unwrap());
     processes[0].signal(Signal::TERM).unwrap();
     for process in processes {

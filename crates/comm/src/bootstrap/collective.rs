@@ -63,7 +63,8 @@ impl Bootstrap {
         }
         check_len(bytes.len())?;
         let is_root = root == self.rank();
-        // The first byte distinguishes an empty broadcast of the root from the vote of another rank.
+        // The root's message begins with the byte `ROOT`, which distinguishes an empty payload of the root from the empty
+        // message of another rank.
         let vote = if is_root { [&[ROOT], bytes].concat() } else { Vec::new() };
         let decision = self.begin(Operation::Broadcast { root })?.converge(vote, root_bytes)?;
         match decision.split_first() {
@@ -88,8 +89,8 @@ impl Bootstrap {
     /// ranks have the same length; [`all_to_allv`](Self::all_to_allv) sends parts of different lengths.
     ///
     /// # Errors
-    /// [`Error::WrongCount`] if `bytes` cannot be divided into as many equal parts as there are ranks, and the errors
-    /// of a failed group.
+    /// [`Error::WrongCount`] if `bytes` cannot be divided into as many equal parts as there are ranks, [`Error::TooLong`],
+    /// and the errors of a failed group.
     pub fn all_to_all(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         let size = self.core.tree.size as usize;
         if !bytes.len().is_multiple_of(size) {
@@ -347,7 +348,7 @@ impl OperationGuard<'_> {
 pub(crate) fn wait_remaining_timeout(error: Error, began: Instant) -> Error {
     let Error::Timeout { missing, timeout, joining } = error else { return error };
     if timeout.saturating_sub(began.elapsed()) > margin(timeout) {
-        // The reported waiting time is rounded to whole milliseconds.
+        // Rounds the waiting time in the error down to whole milliseconds.
         let waited = began.elapsed();
         let waited = Duration::new(waited.as_secs(), waited.subsec_millis() * 1_000_000);
         return Error::Timeout { missing, timeout: waited, joining };

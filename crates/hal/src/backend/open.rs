@@ -58,7 +58,7 @@ impl Backend {
     /// Opens a backend with its default configuration.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] with the reason.
+    /// [`Error::Unavailable`] with the reason, for CUDA; as [`host`](Self::host), for the host backend; [`Error::Failed`].
     pub fn open(kind: BackendKind) -> Result<Self> {
         match kind {
             BackendKind::Host => Self::host(HostConfig::default()),

@@ -179,7 +179,8 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the allocation is live, and this is its only release.
+        // SAFETY: the caller of `release` guarantees the contract of the module `raw`: the allocation is live, and
+        // this is its only release.
         unsafe { (self.driver().cuMemRelease)(allocation.0) }.ok("cuMemRelease")
     }
 
@@ -204,14 +205,14 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the range is one reservation in which nothing is mapped, and this
-        // is its only release.
+        // SAFETY: the caller of `free` guarantees the contract of the module `raw`: the range is one reservation in
+        // which nothing is mapped, and this is its only release.
         unsafe { (self.driver().cuMemAddressFree)(at.0, len) }.ok("cuMemAddressFree")
     }
 
     unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the range is an unmapped part of one reservation, and the
-        // allocation is live.
+        // SAFETY: the caller of `map` guarantees the contract of the module `raw`: the range is an unmapped part of
+        // one reservation, and the allocation is live.
         unsafe { (self.driver().cuMemMap)(at.0, len, 0, allocation.0, 0) }.ok("cuMemMap")
     }
 
@@ -229,13 +230,15 @@ unsafe impl RawMemory for CudaMemory {
             flags: flags(grant.rights),
         };
         let descriptions: Vec<_> = grants.iter().map(describe).collect();
-        // SAFETY: by the contract of `RawMemory`, the range is mapped; `descriptions` has the given length.
+        // SAFETY: the caller of `set_access` guarantees the contract of the module `raw`: the range is mapped;
+        // `descriptions` has the given length.
         unsafe { (self.driver().cuMemSetAccess)(at.0, len, descriptions.as_ptr(), descriptions.len()) }
             .ok("cuMemSetAccess")
     }
 
     unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the range was mapped by one call and is no longer used.
+        // SAFETY: the caller of `unmap` guarantees the contract of the module `raw`: the range was mapped by one
+        // call and is no longer used.
         unsafe { (self.driver().cuMemUnmap)(at.0, len) }.ok("cuMemUnmap")
     }
 
@@ -415,7 +418,8 @@ unsafe impl RawMemory for CudaMemory {
         let _current = self.gpus.enter(ANY)?;
         let read_only = if rights == Rights::ReadWrite { 0 } else { CU_MEMHOSTREGISTER_READ_ONLY };
         let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
-        // SAFETY: by the contract of `RawMemory`, the range stays mapped with these rights until it is unregistered.
+        // SAFETY: the caller of `register` guarantees the contract of the module `raw`: the range stays mapped with
+        // these rights until it is unregistered.
         unsafe { (self.driver().cuMemHostRegister)(at.as_ptr().cast(), len, flags) }
             .ok("cuMemHostRegister")?;
         let mut seen = 0;
@@ -432,7 +436,8 @@ unsafe impl RawMemory for CudaMemory {
 
     unsafe fn unregister(&self, at: NonNull<u8>, _len: usize) -> Result<(), BackendError> {
         let _current = self.gpus.enter(ANY)?;
-        // SAFETY: by the contract of `RawMemory`, the range was registered, and devices no longer use it.
+        // SAFETY: the caller of `unregister` guarantees the contract of the module `raw`: the range was registered,
+        // and devices no longer use it.
         unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) }.ok("cuMemHostUnregister")
     }
 
@@ -525,7 +530,8 @@ unsafe impl RawMemory for CudaMemory {
             let reason = "the driver has no `cuMulticastBindMem`";
             return Err(BackendError::Unsupported { capability: Capability::Multicast, reason });
         };
-        // SAFETY: the multicast object and the allocation are live and have the length `len`.
+        // SAFETY: the caller of `bind_multicast` guarantees that the multicast object and the allocation are live
+        // and have the length `len`.
         unsafe { bind(multicast.0, 0, allocation.0, 0, len, 0) }.ok("cuMulticastBindMem")
     }
 

@@ -99,20 +99,21 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: by the contract of `RawQueue`, the stream is live, and this is its only release.
+        // SAFETY: the caller of `destroy_stream` guarantees the contract of the module `raw`: the stream is live,
+        // and this is its only release.
         unsafe { (self.driver().cuStreamDestroy)(pointer(stream.handle)) }.ok("cuStreamDestroy")
     }
 
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError> {
         let _current = self.enter(stream.device)?;
         if deadline == Deadline::NEVER {
-            // SAFETY: by the contract of `RawQueue`, the stream is live.
+            // SAFETY: the caller of `wait_stream` guarantees the contract of the module `raw`: the stream is live.
             unsafe { (self.driver().cuStreamSynchronize)(pointer(stream.handle)) }
                 .ok("cuStreamSynchronize")?;
             return Ok(true);
         }
         Self::poll(deadline, || {
-            // SAFETY: by the contract of `RawQueue`, the stream is live.
+            // SAFETY: the caller of `wait_stream` guarantees the contract of the module `raw`: the stream is live.
             unsafe { (self.driver().cuStreamQuery)(pointer(stream.handle)) }.is_complete("cuStreamQuery")
         })
     }
@@ -133,39 +134,42 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), BackendError> {
         let _current = self.enter(event.device)?;
-        // SAFETY: by the contract of `RawQueue`, the event is live, and this is its only release.
+        // SAFETY: the caller of `destroy_event` guarantees the contract of the module `raw`: the event is live, and
+        // this is its only release.
         unsafe { (self.driver().cuEventDestroy)(pointer(event.handle)) }.ok("cuEventDestroy")
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: by the contract of `RawQueue`, the event and the stream are live.
+        // SAFETY: the caller of `record` guarantees the contract of the module `raw`: the event and the stream are
+        // live.
         unsafe { (self.driver().cuEventRecord)(pointer(event.handle), pointer(stream.handle)) }
             .ok("cuEventRecord")
     }
 
     unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: by the contract of `RawQueue`, the stream and the event are live.
+        // SAFETY: the caller of `await_event` guarantees the contract of the module `raw`: the stream and the event
+        // are live.
         unsafe { (self.driver().cuStreamWaitEvent)(pointer(stream.handle), pointer(event.handle), 0) }
             .ok("cuStreamWaitEvent")
     }
 
     unsafe fn is_done(&self, event: RawEvent) -> Result<bool, BackendError> {
         let _current = self.enter(event.device)?;
-        // SAFETY: by the contract of `RawQueue`, the event is live.
+        // SAFETY: the caller of `is_done` guarantees the contract of the module `raw`: the event is live.
         unsafe { (self.driver().cuEventQuery)(pointer(event.handle)) }.is_complete("cuEventQuery")
     }
 
     unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, BackendError> {
         let _current = self.enter(event.device)?;
         if deadline == Deadline::NEVER {
-            // SAFETY: by the contract of `RawQueue`, the event is live.
+            // SAFETY: the caller of `wait_event` guarantees the contract of the module `raw`: the event is live.
             unsafe { (self.driver().cuEventSynchronize)(pointer(event.handle)) }.ok("cuEventSynchronize")?;
             return Ok(true);
         }
         Self::poll(deadline, || {
-            // SAFETY: by the contract of `RawQueue`, the event is live.
+            // SAFETY: the caller of `wait_event` guarantees the contract of the module `raw`: the event is live.
             unsafe { (self.driver().cuEventQuery)(pointer(event.handle)) }.is_complete("cuEventQuery")
         })
     }
@@ -227,14 +231,16 @@ unsafe impl RawQueue for CudaQueue {
         len: usize,
     ) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: by the contract of `RawQueue`, both ranges are accessible, and held until the copy has run.
+        // SAFETY: the caller of `copy` guarantees the contract of the module `raw`: both ranges are accessible, and
+        // held until the copy has run.
         unsafe { (self.driver().cuMemcpyAsync)(to.0, from.0, len, pointer(stream.handle)) }
             .ok("cuMemcpyAsync")
     }
 
     unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: by the contract of `RawQueue`, the range is writable, and held until the fill has run.
+        // SAFETY: the caller of `fill` guarantees the contract of the module `raw`: the range is writable, and held
+        // until the fill has run.
         unsafe { (self.driver().cuMemsetD8Async)(to.0, value, len, pointer(stream.handle)) }
             .ok("cuMemsetD8Async")
     }
@@ -243,7 +249,8 @@ unsafe impl RawQueue for CudaQueue {
         let _current = self.enter(stream.device)?;
         // The capture mode is relaxed, since other threads keep using the driver during the capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: by the contract of `RawQueue`, the stream is live, and is not being captured.
+        // SAFETY: the caller of `begin_capture` guarantees the contract of the module `raw`: the stream is live, and
+        // is not being captured.
         unsafe { (self.driver().cuStreamBeginCapture)(pointer(stream.handle), mode) }
             .ok("cuStreamBeginCapture")
     }
@@ -319,8 +326,8 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), BackendError> {
         let _current = self.enter(stream.device)?;
-        // SAFETY: by the contract of `RawQueue`, the graph and the stream are live, and the operands of the graph are held until
-        // it has run.
+        // SAFETY: the caller of `launch_graph` guarantees the contract of the module `raw`: the graph and the stream
+        // are live, and the operands of the graph are held until it has run.
         unsafe { (self.driver().cuGraphLaunch)(pointer(graph.handle), pointer(stream.handle)) }
             .ok("cuGraphLaunch")
     }

@@ -55,7 +55,7 @@ impl HostMaps {
 }
 
 impl HostMemory {
-    /// Opens the host devices that `config` describes.
+    /// Creates the devices of the host backend that `config` describes. Their memory is host memory.
     ///
     /// # Errors
     /// [`Error::BadConfig`](crate::Error::BadConfig); [`Error::Failed`](crate::Error::Failed) if the kernel's memory information
@@ -198,16 +198,17 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the range is one reservation in which nothing is mapped, and this is its only
-        // release.
+        // SAFETY: the caller of `free` guarantees the contract of the module `raw`: the range is one reservation in
+        // which nothing is mapped, and this is its only release.
         Ok(unsafe { vm::release(pointer(at)?, len) }?)
     }
 
     unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
+        // SAFETY: the caller of `map` guarantees the contract of the module `raw`: the allocation is live until this
+        // function returns.
         let file = unsafe { file(allocation) };
-        // SAFETY: by the contract of `RawMemory`, the range is an unmapped part of one reservation; the files of this backend are
-        // sealed against shrinking.
+        // SAFETY: the caller of `map` guarantees the contract of the module `raw`: the range is an unmapped part of
+        // one reservation; the files of this backend are sealed against shrinking.
         unsafe { vm::map_at(pointer(at)?, len, file, Protection::None) }?;
         let mut maps = self.maps();
         maps.created += 1;
@@ -220,14 +221,16 @@ unsafe impl RawMemory for HostMemory {
         // The CPU gets the highest rights of all devices, since a process has one page table; the safe types restrict each device
         // to its own rights.
         let highest = grants.iter().map(|grant| grant.rights).max().unwrap_or(Rights::None);
-        // SAFETY: by the contract of `RawMemory`, the range is mapped, and no right that is in use is revoked.
+        // SAFETY: the caller of `set_access` guarantees the contract of the module `raw`: the range is mapped, and
+        // no right that is in use is revoked.
         Ok(unsafe { vm::protect(pointer(at)?, len, protection(highest)) }?)
     }
 
     unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError> {
         // The lock is held during the call, so that `retain` finds no mapping whose allocation may be released.
         let mut maps = self.maps();
-        // SAFETY: by the contract of `RawMemory`, the range was mapped by one call and is no longer used.
+        // SAFETY: the caller of `unmap` guarantees the contract of the module `raw`: the range was mapped by one
+        // call and is no longer used.
         unsafe { vm::unmap_at(pointer(at)?, len) }?;
         maps.maps.remove(&at.0);
         Ok(())
@@ -242,7 +245,8 @@ unsafe impl RawMemory for HostMemory {
         if kind != HandleKind::Fd {
             return Err(kind_unsupported(kind));
         }
-        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
+        // SAFETY: the caller of `export` guarantees the contract of the module `raw`: the allocation is live until
+        // this function returns.
         let file = unsafe { file(allocation) };
         Ok(ShareHandle::Fd(match rights {
             Rights::ReadWrite => memfd::share_fd(file)?,
@@ -281,7 +285,8 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
+        // SAFETY: the caller of `properties` guarantees the contract of the module `raw`: the allocation is live
+        // until this function returns.
         let file = unsafe { file(allocation) };
         Ok(AllocationProperties {
             len: Some(memfd::len_of(file)?),
@@ -296,13 +301,13 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn enlarge_pages(&self, at: Address, len: usize) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the range is mapped.
+        // SAFETY: the caller of `enlarge_pages` guarantees the contract of the module `raw`: the range is mapped.
         Ok(unsafe { vm::enlarge_pages(pointer(at)?, len) }?)
     }
 
     unsafe fn set_inherited(&self, at: Address, len: usize, is_inherited: bool) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the range is mapped; in a forked child, the safe types refuse inherited
-        // handles.
+        // SAFETY: the caller of `set_inherited` guarantees the contract of the module `raw`: the range is mapped; in
+        // a forked child, the safe types refuse inherited handles.
         Ok(unsafe { vm::set_inherited(pointer(at)?, len, is_inherited) }?)
     }
 
@@ -329,7 +334,8 @@ unsafe impl RawMemory for HostMemory {
         offset: usize,
         len: usize,
     ) -> Result<Option<PrivateMap>, BackendError> {
-        // SAFETY: by the contract of `RawMemory`, the allocation is live until this function returns.
+        // SAFETY: the caller of `map_private` guarantees the contract of the module `raw`: the allocation is live
+        // until this function returns.
         let file = unsafe { file(allocation) };
         // SAFETY: the file is sealed against shrinking, as are all memory files of this backend.
         Ok(Some(unsafe { PrivateMap::of_file(file, offset, len) }?))

@@ -81,7 +81,8 @@ impl HostQueue {
     /// # Safety
     /// As [`Schedule::submit`]; the operands of captured work stay accessible while its graph may be launched.
     unsafe fn submit(&self, stream: RawStream, work: Work<&Args>) {
-        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
+        // SAFETY: the caller of `submit` guarantees the contract of the module `raw`: the handle refers to a live
+        // stream.
         let stream = unsafe { HostStream::of(stream) };
         match &mut *lock(&stream.captured) {
             Some(captured) => captured.push(work.into_owned()),
@@ -120,14 +121,16 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
+        // SAFETY: the caller of `destroy_stream` guarantees the contract of the module `raw`: the handle refers to a
+        // live stream.
         let id = unsafe { HostStream::of(stream) }.id;
         self.streams.remove(id);
         Ok(())
     }
 
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError> {
-        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
+        // SAFETY: the caller of `wait_stream` guarantees the contract of the module `raw`: the handle refers to a
+        // live stream.
         let stream = unsafe { HostStream::of(stream) };
         Ok(self.drive(deadline, || self.schedule.is_idle(stream.id)))
     }
@@ -215,26 +218,30 @@ unsafe impl RawQueue for HostQueue {
         from: Address,
         len: usize,
     ) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawQueue`, both ranges are accessible, and held until the copy has run.
+        // SAFETY: the caller of `copy` guarantees the contract of the module `raw`: both ranges are accessible, and
+        // held until the copy has run.
         unsafe { self.submit(stream, Work::Copy { to, from, len }) };
         Ok(())
     }
 
     unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawQueue`, the range is accessible, and held until the fill has run.
+        // SAFETY: the caller of `fill` guarantees the contract of the module `raw`: the range is accessible, and
+        // held until the fill has run.
         unsafe { self.submit(stream, Work::Fill { to, value, len }) };
         Ok(())
     }
 
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
+        // SAFETY: the caller of `begin_capture` guarantees the contract of the module `raw`: the handle refers to a
+        // live stream.
         let stream = unsafe { HostStream::of(stream) };
         *lock(&stream.captured) = Some(Vec::new());
         Ok(())
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
-        // SAFETY: by the contract of `RawQueue`, the handle refers to a live stream.
+        // SAFETY: the caller of `end_capture` guarantees the contract of the module `raw`: the handle refers to a
+        // live stream.
         let captured = lock(&unsafe { HostStream::of(stream) }.captured).take();
         let captured = captured.expect("the module's contract: the stream is being captured");
         Ok(RawGraph { device: stream.device, handle: self.graphs.insert(captured) })
@@ -242,7 +249,8 @@ unsafe impl RawQueue for HostQueue {
 
     unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), BackendError> {
         let works = self.graphs.get(graph.handle);
-        // SAFETY: by the contract of `RawQueue`, the operands of the graph are accessible, and held until it has run.
+        // SAFETY: the caller of `launch_graph` guarantees the contract of the module `raw`: the operands of the
+        // graph are accessible, and held until it has run.
         unsafe { self.submit(stream, Work::Graph(works)) };
         Ok(())
     }
@@ -284,10 +292,11 @@ unsafe impl RawQueue for HostQueue {
         shape: &LaunchShape,
         args: &Args,
     ) -> Result<(), BackendError> {
-        // SAFETY: by the contract of `RawQueue`, the handle is from `function`: the address of a static entry.
+        // SAFETY: the caller of `launch` guarantees the contract of the module `raw`: the handle is from `function`:
+        // the address of a static entry.
         let (_, function) = unsafe { *pointer::<NamedFunction>(function.handle) };
-        // SAFETY: by the contract of `RawQueue`, the arguments match the kernel, and the memory that it accesses is held until it
-        // has run.
+        // SAFETY: the caller of `launch` guarantees the contract of the module `raw`: the arguments match the
+        // kernel, and the memory that it accesses is held until it has run.
         unsafe { self.submit(stream, Work::Call { function, shape: *shape, args }) };
         Ok(())
     }

@@ -19,7 +19,7 @@ impl Stream {
         if matches!(self.core.owner, StreamOwner::OwnedResource(_)) {
             return Ok(None);
         }
-        // SAFETY: the stream is live, as the caller of `from_foreign` guaranteed.
+        // SAFETY: the stream is live, as the caller of `from_foreign` or `from_foreign_static` guaranteed.
         unsafe { self.device().backend().queue().capture_of(self.core.raw) }
     }
 

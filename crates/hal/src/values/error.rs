@@ -23,7 +23,7 @@ pub enum Error {
         attempt: Attempt,
     },
 
-    /// A length is not a multiple of the granule, the allocation unit of the device.
+    /// A length is not a multiple of the granule: the allocation unit of the device, or the unit of the operation.
     #[error(
         "cannot {attempt}: the length is not a multiple of the granule, {granule_size}",
         granule_size = Size(*granule)
@@ -31,19 +31,19 @@ pub enum Error {
     UnalignedLength {
         /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The granule of the device in bytes.
+        /// The granule of the device, or the unit of the operation, in bytes.
         granule: usize,
     },
 
-    /// An offset or an address is not a multiple of the granule, the allocation unit of the device.
+    /// An offset or an address is not a multiple of the granule: the allocation unit of the device, or the unit of the operation.
     #[error(
-        "cannot {attempt}: the offset is not a multiple of the granule, {granule_size}",
+        "cannot {attempt}: the offset or the address is not a multiple of the granule, {granule_size}",
         granule_size = Size(*granule)
     )]
     UnalignedOffset {
         /// The operation that was attempted and failed.
         attempt: Attempt,
-        /// The granule of the device in bytes.
+        /// The granule of the device, or the unit of the operation, in bytes.
         granule: usize,
     },
 
@@ -168,8 +168,8 @@ pub enum Error {
         device: DeviceLabel,
     },
 
-    /// A resource cannot be released explicitly because other references to it exist.
-    #[error("cannot {attempt}: other references to the resource exist; it is released with the last one")]
+    /// A resource cannot be released explicitly, or the CPU's access to it cannot be revoked, because the resource is in use.
+    #[error("cannot {attempt}: the resource is in use; it is released with its last reference")]
     InUse {
         /// The operation that was attempted and failed.
         attempt: Attempt,

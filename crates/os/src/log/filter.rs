@@ -35,11 +35,11 @@ pub struct LogFilter {
     targets: Vec<(String, LogLevel)>,
 }
 
-/// A directive of a log filter is neither a level nor a target with a level.
+/// A directive of a log filter is neither a level nor a target of wholemem, with or without a level.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{directive}` is not a level (off, error, warn, info, debug, trace), nor a target of wholemem with a level, \
-     such as `wholemem::collective=debug`"
+    "`{directive}` is neither a level (off, error, warn, info, debug, trace) nor a target of wholemem, with or without a level, \
+     such as `wholemem::collective=debug` or `wholemem::collective`"
 )]
 pub struct BadLogFilter {
     /// The invalid directive.
@@ -58,7 +58,7 @@ pub struct BadLogVariable {
 
 impl LogFilter {
     /// Returns the filter that the environment sets: `WHOLEMEM_LOG`, or, if that is not set, `NCCL_DEBUG` (`WARN`,
-    /// `INFO`, which selects `debug`, or `TRACE`). Returns `None` if neither is set.
+    /// `INFO`, which selects `debug`, and `TRACE` and `ABORT`, which select `trace`). Returns `None` if neither is set.
     ///
     /// # Errors
     /// [`BadLogVariable`] for an invalid `WHOLEMEM_LOG`. Other values of NCCL's variable are ignored.
@@ -192,8 +192,9 @@ mod tests {
         let reason = BadLogFilter { directive: "chatty".to_owned() };
         let error = BadLogVariable { value: "warn,chatty".to_owned(), reason };
         let text = "the environment variable `WHOLEMEM_LOG` has the invalid value `warn,chatty`: \
-                    `chatty` is not a level (off, error, warn, info, debug, trace), \
-                    nor a target of wholemem with a level, such as `wholemem::collective=debug`";
+                    `chatty` is neither a level (off, error, warn, info, debug, trace) \
+                    nor a target of wholemem, with or without a level, \
+                    such as `wholemem::collective=debug` or `wholemem::collective`";
         assert_eq!(error.to_string(), text);
         assert_eq!(read("warn,chatty", "INFO"), Err(error));
     }

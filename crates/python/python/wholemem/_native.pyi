@@ -419,7 +419,7 @@ class ShortReduction:
 
 @final
 class Communicator:
-    """A rank's membership in a group of ranks, each with a device.
+    """A rank's membership in a group of ranks. Each rank has one device; several ranks may share a device.
 
     A rank is usually a process; :meth:`local` makes threads ranks. All ranks make collective calls in the same order. If a
     rank exits or does not respond, calls raise an exception with its number. As a context manager, it leaves the group at the
@@ -744,7 +744,7 @@ class Window:
     def local(
         self, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
-        """Returns an array of this rank's part of the window.
+        """Returns an array that is a view of this rank's part of the window.
 
         Args:
             dtype: The element type. ``None`` is ``uint8``.
@@ -760,7 +760,7 @@ class Window:
     def peer(
         self, rank: int, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
-        """Returns an array of another rank's part of the window, which this rank accesses directly.
+        """Returns an array that is a view of another rank's part of the window, which this rank accesses directly.
 
         Args:
             rank: The rank.

@@ -214,7 +214,9 @@ class Client:
     def status(self) -> Status:
         """Returns the status of the store: the numbers of objects and clients, and the memory in use."""
     def watch(self, prefix: str = "") -> Watch:
-        """Subscribes to the events (object published, object deleted) of names with a prefix.
+        """Subscribes to the events of objects whose names begin with a prefix.
+
+        The events are: an object was published, deleted or replaced, and events were missed.
 
         Args:
             prefix: The beginning of the names.

@@ -1,4 +1,4 @@
-"""Creates chunked tables (one range of addresses for each rank) that CUDA kernels of users access."""
+"""Provides :class:`ChunkedTensor`, a table with one range of addresses for each rank, which CUDA kernels of the user access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reports the capabilities (optional features) of this machine's devices. Each capability is tested by using it."""
+"""Reports the capabilities (optional features) of the devices of each backend on this machine: GPUs, and host devices (processor
+and memory). Each capability is tested by using it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ class PeerLost(_RankError, ConnectionError):
 
 
 class Aborted(_RankError, ConnectionError):
-    """Rank ``rank`` ended the communicator for all ranks, by ``abort`` or because it was interrupted."""
+    """Rank ``rank`` called ``abort`` or was interrupted during a call. The communicator cannot be used any more, unless the call
+    was a save or load, which may fail on all ranks without ending the communicator."""
 
 
 class RankFailed(_RankError, RuntimeError):

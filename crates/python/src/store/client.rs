@@ -395,7 +395,9 @@ impl Client {
         self.run_blocking(py, || client.status()).map(|status| Status::new(&status))
     }
 
-    /// Subscribes to the events (object published, object deleted) of names with a prefix.
+    /// Subscribes to the events of objects whose names begin with a prefix.
+    ///
+    /// The events are: an object was published, deleted or replaced, and events were missed.
     ///
     /// Args:
     ///     prefix: The beginning of the names.

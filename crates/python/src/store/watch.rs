@@ -184,7 +184,8 @@ impl Watch {
             return Err(Exception::from(Error::Forked).into());
         }
         self.closed[0].set();
-        // If another thread waits for an event, that thread drops the connection.
+        // If another thread is waiting for an event, it holds the lock of `open`. The line above wakes that thread, and it
+        // drops the connection of the watch itself.
         if let Ok(mut open) = self.open.try_lock() {
             drop(open.take());
         }

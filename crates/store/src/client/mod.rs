@@ -297,7 +297,7 @@ impl Client {
     /// it keep it.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`]; [`Error::EmptyName`].
+    /// [`Refusal::NoSuchObject`], [`Refusal::NotSealed`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`]; [`Error::EmptyName`].
     #[doc(alias = "PutName")]
     pub fn publish(&self, name: &str, object: ObjectId) -> Result<Sealed> {
         self.publish_with_meta(name, &[], object)

@@ -94,9 +94,9 @@ pub enum Refusal {
         device: u32,
     },
     /// The memory of an object could not be allocated, sealed or opened.
-    #[error("cannot allocate {size}: {reason}", size = Size(to_usize(*.len)))]
+    #[error("cannot allocate, seal or open memory of {size}: {reason}", size = Size(to_usize(*.len)))]
     NoMemory {
-        /// The length of the requested memory, in bytes.
+        /// The length of the memory, in bytes.
         len: u64,
         /// The text of the error that prevented the operation.
         reason: String,

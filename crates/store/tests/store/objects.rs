@@ -420,7 +420,7 @@ fn a_missing_server_and_a_second_server_are_reported() {
     let error = second.run(&launch, &mut || ()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("another server already listens at the socket `{}`", store.socket().display())
+        format!("another server is already listening on the socket `{}`", store.socket().display())
     );
 }
 

@@ -219,7 +219,8 @@ impl WindowAddressSpace {
     }
 
     /// Sends this rank's part of a new window, or its error, and the ids of the windows that it has dropped, to all ranks.
-    /// Returns the parts of all ranks, or the error of the lowest rank that failed or made another call.
+    /// Returns the parts of all ranks, [`Error::RanksDisagree`] if a rank made another call, or else the error of the lowest
+    /// rank that failed.
     pub(super) fn exchange_messages(&self, call: WindowCall, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const SUCCEEDED: u8 = 0;
         const FAILED: u8 = 1;

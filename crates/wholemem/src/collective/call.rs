@@ -65,8 +65,8 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::OpNotForType`], [`Error::Misaligned`], [`Error::TooShort`], [`Error::Overlap`], [`Error::NoPart`],
-    /// [`Error::ForeignWindow`], before the call is enqueued; [`Error::Hal`]; [`Error::Comm`] if an earlier call failed. On the
-    /// host backend, where work runs inline, also if this call failed.
+    /// [`Error::ForeignWindow`], [`Error::StagedTooLong`], before the call is enqueued; [`Error::Hal`]; [`Error::Comm`] if
+    /// an earlier call failed. On the host backend, where work runs inline, also if this call failed.
     #[doc(alias("ncclAllReduce", "one_shot_all_reduce", "two_shot_all_reduce_"))]
     pub fn all_reduce<'a>(
         &self,
@@ -201,8 +201,9 @@ impl Lane {
         let in_place = in_place && reduces;
         let properties = CallProperties { ranks: self.group.size(), len, window, in_place, reduces };
         let algorithm = choose(&properties, &self.tuning, &self.limits);
-        if !window && len > self.reference.staging_len.saturating_mul(max_pieces(stream.runs_inline())) {
-            return Err(Error::TooLong { rows: 1, row_len: to_usize(len) });
+        let limit = self.reference.staging_len.saturating_mul(max_pieces(stream.runs_inline()));
+        if !window && len > limit {
+            return Err(Error::StagedTooLong { len, limit });
         }
         let (terms, digest) = Terms {
             kind: call.kind,

@@ -172,8 +172,8 @@ impl SymmetricMemory {
     /// allocates in segments. Collective. The window keeps the memory alive, even if the other code frees it.
     ///
     /// # Errors
-    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is not of mapped device memory, and
-    /// [`Error::OnRank`] on the other ranks.
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::OnRank`] on all ranks if the address of a rank is not of mapped device memory; in
+    /// a group of one rank, [`Error::Hal`].
     pub fn window_register_mapped(&self, address: u64, len: usize) -> Result<Window> {
         self.core.address_space.register(WindowPart::adopt(self.core.group.device(), address, len))
     }
@@ -208,8 +208,8 @@ impl SymmetricMemory {
     /// ```
     ///
     /// # Errors
-    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose memory cannot be shared or that cannot map that of
-    /// another rank, and [`Error::OnRank`] on the other ranks.
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::OnRank`] on all ranks if the memory of a rank cannot be shared, or a rank
+    /// cannot map that of another one; in a group of one rank, [`Error::Hal`].
     #[doc(alias("ncclCommWindowRegister", "register_buffer", "cudaIpcOpenMemHandle"))]
     pub fn window_register_span(&self, span: &Span) -> Result<Window> {
         self.core.address_space.register_span(span, true)

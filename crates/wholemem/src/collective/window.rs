@@ -137,7 +137,10 @@ impl Window {
         let part = self.span_of(rank).map(|span| span.part(offset, len));
         match part {
             Some(Ok(part)) => Ok(part),
-            _ => Err(Error::NoPart { rank, offset, len, available: self.len_of(rank) }),
+            _ => {
+                let available = self.len_of(rank).saturating_sub(offset);
+                Err(Error::NoPart { rank, offset, len, available })
+            }
         }
     }
 
@@ -193,7 +196,8 @@ impl<'a> From<&'a Window> for Buffer<'a> {
 }
 
 impl Buffer<'_> {
-    /// Returns true if this buffer and the other one are memory of this rank, and this one lies in the other.
+    /// Returns true if this buffer lies within the other one, and both are [`Buffer::Own`]. For a range of a window the
+    /// result is false.
     pub(super) fn is_part_of(&self, other: &Self) -> bool {
         let (Self::Own(part), Self::Own(all)) = (self, other) else { return false };
         part.address() >= all.address()

@@ -19,7 +19,8 @@ pub(crate) use staging::{STAGING_LEN, Staging, lend, lend_mut};
 use crate::error::{Error, Result};
 use crate::kernels::RowKernels;
 
-/// A rank's membership in a group of ranks, each with a device. Clones refer to the same membership.
+/// A rank's membership in a group of ranks. Each rank has one device; several ranks may share a device. Clones refer to the
+/// same membership.
 ///
 /// Ranks are processes, threads, or the devices of one process. Several ranks may share a device.
 /// Collective calls (creating memory, barriers) are made by all ranks, in the same order.

@@ -32,8 +32,8 @@ pub enum FileProblem {
     #[error("the tensor file is not a regular file")]
     NotAFile,
 
-    /// The tensor in a file has rows of no bytes.
-    #[error("a row of the tensor in the file has no bytes")]
+    /// The rows of the tensor in a file, or the rows that the caller specified for a raw file, have a length of zero.
+    #[error("the rows of the tensor in the file have a length of 0 bytes")]
     EmptyRow,
 
     /// The path is of no format from which tensors can be read.

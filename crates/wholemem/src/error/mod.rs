@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The error type of this crate.
 ///
 /// If a collective call fails on one rank, it fails on all ranks with [`Error::OnRank`]. Nothing stays allocated, and the group
-/// remains usable. After [`Error::Comm`] it does not.
+/// remains usable. After an [`Error::Comm`] that [poisons](wholemem_comm::Error::poisons) the group, it does not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -34,8 +34,8 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// The progress callback interrupted a save, load or check of a tensor.
-    #[error("the save, load, export or check of a tensor was interrupted")]
+    /// The progress callback interrupted a save, load, export or check of a tensor.
+    #[error("the progress callback interrupted the save, load, export or check of a tensor")]
     Interrupted,
 
     /// A collective call failed on a rank. Every rank returns the error of the lowest rank that failed.
@@ -100,13 +100,24 @@ pub enum Error {
     #[error("the length of a row is 0 bytes")]
     EmptyRow,
 
-    /// A memory is longer than an address space.
+    /// Rows, or another array, are longer than an address space.
     #[error("{rows} rows of {row_len} bytes exceed the address space")]
     TooLong {
-        /// The number of rows of the memory.
+        /// The number of rows.
         rows: u64,
         /// The length of a row in bytes.
         row_len: usize,
+    },
+
+    /// The input of a collective call is too long to be staged (copied to buffers of a lane).
+    #[error(
+        "cannot stage {len} bytes of a collective call: the limit is {limit} bytes; use a window, or larger staging buffers"
+    )]
+    StagedTooLong {
+        /// The length of the input in bytes.
+        len: u64,
+        /// The maximum length in bytes, which is proportional to the length of a staging buffer.
+        limit: u64,
     },
 
     /// The shape of a tensor has no dimensions.
@@ -167,8 +178,8 @@ pub enum Error {
         to: Dtype,
     },
 
-    /// The memory of an operand is shorter than its rows, indices or elements.
-    #[error("{count} {items} need {needed} bytes, but the memory has {len} bytes")]
+    /// The memory of an operand, or a row of a memory, is shorter than its rows, indices or elements.
+    #[error("{count} {items} need {needed} bytes, but only {len} bytes are available")]
     TooShort {
         /// The kind of items that need the memory: rows, indices or elements.
         items: &'static str,
@@ -231,9 +242,10 @@ pub enum Error {
         dtype: Dtype,
     },
 
-    /// The input and the output of a call overlap without being the same buffer.
+    /// The input and the output of a call overlap, but the call is not in place: the input is neither the output nor, in an
+    /// all-gather, this rank's part of the output. The input of a gather is its indices.
     #[error(
-        "{len} bytes of input at {input:#x} overlap the output at {output:#x}, but are not the same buffer"
+        "{len} bytes of input at {input:#x} overlap the output at {output:#x}, but the call is not in place"
     )]
     Overlap {
         /// The address in memory of the input.
@@ -247,9 +259,9 @@ pub enum Error {
     /// The requested lane (sequence of collective calls) does not exist.
     #[error("there is no lane {index} (sequence of collective calls): the number of lanes is {lanes}")]
     NoSuchLane {
-        /// The index of the requested lane.
+        /// The index of the requested lane (sequence of collective calls).
         index: usize,
-        /// The number of lanes.
+        /// The number of lanes of the symmetric memory.
         lanes: usize,
     },
 
@@ -276,7 +288,7 @@ pub enum Error {
 
     /// The requested bytes are not within a rank's part of a window.
     #[error(
-        "cannot use {len} bytes at {offset} of rank {rank}'s part of the window: only {available} bytes are available"
+        "cannot use {len} bytes at offset {offset} of rank {rank}'s part of the window: only {available} bytes are available"
     )]
     NoPart {
         /// The rank whose part of the window is too short.
@@ -285,7 +297,7 @@ pub enum Error {
         offset: usize,
         /// The number of requested bytes.
         len: usize,
-        /// The number of bytes that are available on that rank.
+        /// The number of bytes from that offset on that are available on that rank.
         available: usize,
     },
 
@@ -341,7 +353,7 @@ impl Error {
             Self::RanksDiffer { .. } => 1003,
             Self::TooManyRows => 1004,
             Self::EmptyRow => 1005,
-            Self::TooLong { .. } => 1006,
+            Self::TooLong { .. } | Self::StagedTooLong { .. } => 1006,
             Self::NoDimensions => 1007,
             Self::OutOfRange { .. } => 1008,
             Self::NoCommonAddress { .. } => 1009,

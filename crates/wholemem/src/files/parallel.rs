@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{Error, Result};
 
-/// The progress of one rank in a save, load or check of a tensor.
+/// The progress of one rank in a save, load, export or check of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyProgress {
     /// The number of bytes that the rank has copied.
@@ -16,11 +16,11 @@ pub struct CopyProgress {
     pub total: u64,
 }
 
-/// A callback for the progress of a rank in a save, load or check of a tensor. Any thread may call it. If it returns `Break`, the
-/// operation ends with [`Error::Interrupted`].
+/// A callback for the progress of a rank in a save, load, export or check of a tensor. Any thread may call it. If it returns
+/// `Break`, the operation ends with [`Error::Interrupted`].
 pub type ProgressCallback<'a> = &'a (dyn Fn(CopyProgress) -> ControlFlow<()> + Sync);
 
-/// Ignores the progress of a save, load or check: a [`ProgressCallback`] that never interrupts.
+/// Ignores the progress of a save, load, export or check: a [`ProgressCallback`] that never interrupts.
 pub fn ignore_progress(_: CopyProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }

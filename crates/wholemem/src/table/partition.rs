@@ -18,7 +18,7 @@ use wholemem_hal::Granule;
 
 use crate::{Error, Result};
 
-/// The even partition is not rounded to granules if rounding would increase a rank's share by more than the share divided by this
+/// The even partition is rounded to granules only if that increases a rank's share by less than the share divided by this
 /// number.
 const MAX_GROWTH_DIVISOR: u64 = 16;
 
@@ -48,7 +48,7 @@ impl Partition {
     }
 
     /// Divides rows evenly as [`even`](Self::even), but rounded so that the rows of each rank begin and end at a granule, unless
-    /// rounding would add more than a sixteenth to a rank's rows.
+    /// rounding would add a sixteenth or more to a rank's rows.
     ///
     /// # Errors
     /// As [`even`](Self::even).

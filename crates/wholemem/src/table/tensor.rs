@@ -157,7 +157,7 @@ impl WholeTensor {
     /// Returns a tensor over the rows of a `WholeMemory`, without a copy: row `i` of the tensor is row `i` of the memory.
     ///
     /// # Errors
-    /// [`Error::TooShort`] if the elements of a row are longer than a row of the memory.
+    /// [`Error::TooShort`] if the elements of a row are longer than a row of the memory; [`Error::EmptyRow`], [`Error::TooLong`].
     pub fn of_memory(memory: &WholeMemory, dtype: Dtype, row_shape: &[u64]) -> Result<Self> {
         let shape = [&[memory.partition().rows()], row_shape].concat();
         let spec = TensorSpec::new(dtype, &shape).memory()?;
@@ -165,7 +165,7 @@ impl WholeTensor {
             let (needed, len) = (spec.row_len as u128, memory.row_len());
             return Err(Error::TooShort {
                 items: "elements of a row",
-                count: spec.row_len as u64,
+                count: (spec.row_len / dtype.len()) as u64,
                 needed,
                 len,
             });

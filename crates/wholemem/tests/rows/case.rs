@@ -119,7 +119,7 @@ impl SeededRandom {
     }
 }
 
-/// The ranks of a test case, the tensor on each rank, and the rows that the tensor must contain.
+/// The ranks of a test case, each rank's handle of the tensor that they share, and the rows that the tensor must contain.
 pub(crate) struct TensorModel {
     case: RowCase,
     pub(crate) groups: Vec<Communicator>,

@@ -60,7 +60,7 @@ fn check_windows_of_all_lengths(backend: &Backend) {
         assert_eq!(window.is_empty(), own == 1);
         assert_eq!(window.local().map(Span::len), [Some(2 * granule), None, Some(10)][own]);
         check_all_parts_are_accessible(symmetric, &window);
-        let beyond = Error::NoPart { rank: Rank(2), offset: 5, len: 6, available: 10 };
+        let beyond = Error::NoPart { rank: Rank(2), offset: 5, len: 6, available: 5 };
         assert_eq!(window.part_of(Rank(2), 5, 6).unwrap_err(), beyond);
     });
 }

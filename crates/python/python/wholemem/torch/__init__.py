@@ -1,4 +1,5 @@
-"""Provides the gathers, scatters and collectives of wholemem as torch operators, and a fast all-reduce.
+"""Provides the gathers, scatters and collectives of wholemem as torch operators, and ``FastAllreduce``, an
+all-reduce for short tensors that bypasses torch's dispatcher.
 
 The functions accept and return torch tensors on the CPU and on GPUs. Work runs on torch's current stream, and outputs come from
 torch's allocator, so they can be captured in CUDA graphs.

@@ -292,7 +292,8 @@ class FastAllreduce(_ShortReduction):
 
 
 def _uses_of(storage: StorageWeakRef) -> int:
-    """Returns the number of references to a storage, or 0 if torch does not tell it: the storage is then never released early."""
+    """Returns the number of references to a storage, or 0 if this version of torch cannot report it. In that case, a registration
+    that keeps the storage of a dropped tensor is released only by ``close``."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     return 0 if count is None else int(count(storage.cdata))
 

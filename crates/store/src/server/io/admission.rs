@@ -26,7 +26,7 @@ use crate::{Refusal, Result};
 #[derive(Debug)]
 pub(super) struct Admission {
     index: IndexMemory,
-    /// The UUIDs of the devices whose memory the store offers.
+    /// The UUIDs of the devices in whose memory the store can create objects.
     devices: Vec<[u8; 16]>,
     headroom: Arc<Headroom>,
 }

@@ -14,7 +14,7 @@ use crate::server::budget::{Account, Charge};
 pub(crate) struct ServerSettings {
     pub(crate) host: AllocationPolicy,
     pub(crate) device: AllocationPolicy,
-    /// The UUIDs of the devices whose memory the store offers.
+    /// The UUIDs of the devices in whose memory the store can create objects.
     pub(crate) devices: Vec<[u8; 16]>,
     /// The user that the server runs as. Clients of this user may delete every object.
     pub(crate) user: u32,

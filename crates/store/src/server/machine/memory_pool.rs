@@ -203,7 +203,8 @@ impl MemoryPool {
         self.prealloc.update(&mut self.ledger, now, outputs);
     }
 
-    /// Adds the allocations that an index lists to the ledger. Allocations whose memory is lost are removed from the index.
+    /// Restores the ledger (the accounting of allocated memory) from the index after a restart of the server. Allocations
+    /// whose memory no longer exists are removed from the index.
     pub(super) fn recover<C: Cells>(
         &mut self,
         index: &ObjectIndex<C>,

@@ -26,7 +26,8 @@ use crate::protocol::{Refusal, Request};
 use crate::server::budget::{Amount, Charge};
 use crate::server::fair_queue::FairQueue;
 
-/// The number of bytes that a waiting request uses besides its payload.
+/// The fixed number of bytes that a client is charged for a waiting request. The request's payload, and the names and lists
+/// in the request, are charged in addition.
 pub(super) const REQUEST_COST: u64 = 512;
 
 /// A request to create an object, which waits until memory for the object is allocated.

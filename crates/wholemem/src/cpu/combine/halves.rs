@@ -16,13 +16,17 @@ impl ReduceElement for f16 {
     }
 
     #[inline(always)]
-    fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [f32; COUNT] {
-        M::widen_halves(elements)
+    unsafe fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [f32; COUNT] {
+        // SAFETY: the caller of `widen` guarantees that the CPU supports the instruction set `M`.
+        unsafe { M::widen_halves(elements) }
     }
 
     #[inline(always)]
-    fn narrow<M: VectorIsa, const COUNT: usize>(totals: [f32; COUNT]) -> [Self; COUNT] {
-        M::narrow_to_halves(f32::narrow::<M, COUNT>(totals))
+    unsafe fn narrow<M: VectorIsa, const COUNT: usize>(totals: [f32; COUNT]) -> [Self; COUNT] {
+        // SAFETY: the caller of `narrow` guarantees that the CPU supports the instruction set `M`.
+        let totals = unsafe { f32::narrow::<M, COUNT>(totals) };
+        // SAFETY: the caller of `narrow` guarantees that the CPU supports the instruction set `M`.
+        unsafe { M::narrow_to_halves(totals) }
     }
 }
 
@@ -30,13 +34,17 @@ impl ReduceElement for bf16 {
     type Accumulator = f32;
 
     #[inline(always)]
-    fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [f32; COUNT] {
-        M::widen_upper_halves(elements)
+    unsafe fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [f32; COUNT] {
+        // SAFETY: the caller of `widen` guarantees that the CPU supports the instruction set `M`.
+        unsafe { M::widen_upper_halves(elements) }
     }
 
     #[inline(always)]
-    fn narrow<M: VectorIsa, const COUNT: usize>(totals: [f32; COUNT]) -> [Self; COUNT] {
-        M::narrow_to_upper_halves(f32::narrow::<M, COUNT>(totals))
+    unsafe fn narrow<M: VectorIsa, const COUNT: usize>(totals: [f32; COUNT]) -> [Self; COUNT] {
+        // SAFETY: the caller of `narrow` guarantees that the CPU supports the instruction set `M`.
+        let totals = unsafe { f32::narrow::<M, COUNT>(totals) };
+        // SAFETY: the caller of `narrow` guarantees that the CPU supports the instruction set `M`.
+        unsafe { M::narrow_to_upper_halves(totals) }
     }
 }
 

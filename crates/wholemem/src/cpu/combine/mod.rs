@@ -185,12 +185,12 @@ unsafe fn choose<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const FEW
     let mut start = 0;
     if call.store_policy == StorePolicy::Streaming {
         start = to_line::<T>(call.targets).min(call.count);
-        // SAFETY: `start` is at most `call.count`, so all elements are of the call; the caller of `choose` guarantees that the
-        // sources and targets are valid and that the CPU supports the instruction set of the call.
+        // SAFETY: `start` is at most `call.count`, so the elements from 0 to `start` belong to the call; the caller of `choose`
+        // guarantees that the sources and targets are valid and that the CPU supports the instruction set of the call.
         unsafe { run(call, 0, start) };
     }
-    // SAFETY: `start` is at most `call.count`, so all elements are of the call; the caller of `choose` guarantees that the
-    // sources and targets are valid and that the CPU supports the instruction set of the call.
+    // SAFETY: the elements from `start` to `call.count` belong to the call; the caller of `choose` guarantees that the sources
+    // and targets are valid and that the CPU supports the instruction set of the call.
     unsafe { run(call, start, call.count) };
 }
 
@@ -208,7 +208,7 @@ unsafe fn with_portable<T: ReduceElement, O: ReduceOperation<T::Accumulator>, co
     at: usize,
     end: usize,
 ) {
-    // SAFETY: the caller of `with_portable` guarantees that the elements from `at` to `end` are of the call, whose sources and
+    // SAFETY: the caller of `with_portable` guarantees that the elements from `at` to `end` belong to the call, whose sources and
     // targets are valid; every CPU has the portable instructions.
     unsafe { blocks::<PortableIsa, T, O, FEW>(call, at, end) }
 }
@@ -224,7 +224,7 @@ unsafe fn with_avx2<T: ReduceElement, O: ReduceOperation<T::Accumulator>, const 
     at: usize,
     end: usize,
 ) {
-    // SAFETY: the caller of `with_avx2` guarantees that the elements from `at` to `end` are of the call, whose sources and
+    // SAFETY: the caller of `with_avx2` guarantees that the elements from `at` to `end` belong to the call, whose sources and
     // targets are valid, and that the CPU has AVX2 and F16C.
     unsafe { blocks::<x86_64::Avx2, T, O, FEW>(call, at, end) }
 }
@@ -240,17 +240,18 @@ unsafe fn blocks<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulat
     end: usize,
 ) {
     while end - at >= BLOCK {
-        // SAFETY: the call has at least `BLOCK` more elements from `at` on.
+        // SAFETY: the call has at least `BLOCK` more elements from `at` on; the caller of `blocks` guarantees the rest.
         unsafe { block::<M, T, O, BLOCK>(call, at) };
         at += BLOCK;
     }
     while end - at >= FEW {
-        // SAFETY: the call has at least `FEW` more elements from `at` on.
+        // SAFETY: the call has at least `FEW` more elements from `at` on; the caller of `blocks` guarantees the rest.
         unsafe { block::<M, T, O, FEW>(call, at) };
         at += FEW;
     }
     if at < end {
-        // SAFETY: the call has `end - at` more elements from `at` on, which are fewer than `FEW`.
+        // SAFETY: the call has `end - at` more elements from `at` on, which are fewer than `FEW`; the caller of `blocks` guarantees
+        // the rest.
         unsafe { tail::<M, T, O, FEW>(call, at, end - at) };
     }
 }
@@ -268,7 +269,8 @@ unsafe fn block<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulato
     // SAFETY: the caller of `block` guarantees that each source is readable for `COUNT` elements from `at` on, and that the CPU
     // supports the instruction set `M`.
     let load = |source: *const u8| unsafe { T::load::<M, COUNT>(source.wrapping_add(at)) };
-    let result = combined::<M, T, O, COUNT>(call.sources, load);
+    // SAFETY: the caller of `block` guarantees that the CPU supports the instruction set `M`.
+    let result = unsafe { combined::<M, T, O, COUNT>(call.sources, load) };
     for target in call.targets {
         let target = target.wrapping_add(at);
         if COUNT == BLOCK && call.store_policy == StorePolicy::Streaming && target.addr().is_multiple_of(32) {
@@ -296,8 +298,11 @@ unsafe fn tail<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator
     let (at, len) = (at * size_of::<T>(), count * size_of::<T>());
     // SAFETY: the caller of `tail` guarantees that each source is readable for `count` elements from `at` on, which have `len`
     // bytes, fewer than 16, and that the CPU supports the instruction set `M`.
-    let load = |source: *const u8| T::widen::<M, FEW>(unsafe { M::load_some(source.wrapping_add(at), len) });
-    let result = combined::<M, T, O, FEW>(call.sources, load);
+    let load_some = |source: *const u8| unsafe { M::load_some(source.wrapping_add(at), len) };
+    // SAFETY: the caller of `tail` guarantees that the CPU supports the instruction set `M`.
+    let load = |source: *const u8| unsafe { T::widen::<M, FEW>(load_some(source)) };
+    // SAFETY: the caller of `tail` guarantees that the CPU supports the instruction set `M`.
+    let result = unsafe { combined::<M, T, O, FEW>(call.sources, load) };
     for target in call.targets {
         // SAFETY: the caller of `tail` guarantees that the target is writable for `count` elements from `at` on, which have `len`
         // bytes, fewer than 16, and that the CPU supports the instruction set `M`.
@@ -307,8 +312,11 @@ unsafe fn tail<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator
 
 /// Loads the block of every source with `load`, and combines the blocks in the order of the sources. There is at least one
 /// source.
+///
+/// # Safety
+/// The CPU supports the instruction set `M`.
 #[inline(always)]
-fn combined<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const COUNT: usize>(
+unsafe fn combined<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, const COUNT: usize>(
     sources: &[*const u8],
     load: impl Fn(*const u8) -> [T::Accumulator; COUNT],
 ) -> [T; COUNT] {
@@ -321,5 +329,6 @@ fn combined<M: VectorIsa, T: ReduceElement, O: ReduceOperation<T::Accumulator>, 
     for total in &mut totals {
         *total = O::of_all(*total, sources.len());
     }
-    T::narrow::<M, COUNT>(totals)
+    // SAFETY: the caller of `combined` guarantees that the CPU supports the instruction set `M`.
+    unsafe { T::narrow::<M, COUNT>(totals) }
 }

@@ -14,14 +14,22 @@ pub(super) trait ReduceElement: Copy {
     unsafe fn load<M: VectorIsa, const COUNT: usize>(from: *const u8) -> [Self::Accumulator; COUNT] {
         // SAFETY: the caller of `load` guarantees that `from` is readable for `COUNT` elements and that the CPU supports the
         // instruction set `M`.
-        Self::widen::<M, COUNT>(unsafe { M::load(from) })
+        let elements = unsafe { M::load(from) };
+        // SAFETY: the caller of `load` guarantees that the CPU supports the instruction set `M`.
+        unsafe { Self::widen::<M, COUNT>(elements) }
     }
 
     /// Converts elements to the accumulator type, possibly in another order, which [`narrow`](Self::narrow) reverses.
-    fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self::Accumulator; COUNT];
+    ///
+    /// # Safety
+    /// The CPU supports the instruction set `M`.
+    unsafe fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self::Accumulator; COUNT];
 
     /// Rounds accumulators to the nearest values of the element type. Every NaN becomes the canonical NaN.
-    fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self::Accumulator; COUNT]) -> [Self; COUNT];
+    ///
+    /// # Safety
+    /// The CPU supports the instruction set `M`.
+    unsafe fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self::Accumulator; COUNT]) -> [Self; COUNT];
 }
 
 /// The arithmetic operations that every accumulator type has.
@@ -100,12 +108,12 @@ macro_rules! integers {
             type Accumulator = Self;
 
             #[inline(always)]
-            fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
+            unsafe fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
                 elements
             }
 
             #[inline(always)]
-            fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
+            unsafe fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
                 totals
             }
         }
@@ -168,12 +176,12 @@ macro_rules! floats {
             type Accumulator = Self;
 
             #[inline(always)]
-            fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
+            unsafe fn widen<M: VectorIsa, const COUNT: usize>(elements: [Self; COUNT]) -> [Self; COUNT] {
                 elements
             }
 
             #[inline(always)]
-            fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
+            unsafe fn narrow<M: VectorIsa, const COUNT: usize>(totals: [Self; COUNT]) -> [Self; COUNT] {
                 one_nan(totals, Self::is_nan, Self::NAN)
             }
         }

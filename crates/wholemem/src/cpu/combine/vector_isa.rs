@@ -49,23 +49,37 @@ pub(super) trait VectorIsa {
     unsafe fn load_halves<const COUNT: usize>(from: *const u8) -> [f32; COUNT] {
         // SAFETY: the caller of `load_halves` guarantees that `from` is readable for `COUNT` elements and that the CPU supports
         // this instruction set.
-        Self::widen_halves(unsafe { Self::load::<f16, COUNT>(from) })
+        let halves = unsafe { Self::load::<f16, COUNT>(from) };
+        // SAFETY: the caller of `load_halves` guarantees that the CPU supports this instruction set.
+        unsafe { Self::widen_halves(halves) }
     }
 
     /// Converts half-precision floats to single precision.
-    fn widen_halves<const COUNT: usize>(halves: [f16; COUNT]) -> [f32; COUNT];
+    ///
+    /// # Safety
+    /// The CPU supports this instruction set.
+    unsafe fn widen_halves<const COUNT: usize>(halves: [f16; COUNT]) -> [f32; COUNT];
 
     /// Rounds single-precision floats to the nearest half-precision floats.
-    fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT];
+    ///
+    /// # Safety
+    /// The CPU supports this instruction set.
+    unsafe fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT];
 
     /// Converts bfloat16 to single precision. The result has another order, so that no element moves between lanes of a register:
     /// the input is read as 32-bit words with two elements each; the lower halves of all words come first in the result, then the
     /// upper halves.
-    fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT];
+    ///
+    /// # Safety
+    /// The CPU supports this instruction set.
+    unsafe fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT];
 
     /// Rounds single-precision floats to the nearest bfloat16, and reverses the order of
     /// [`widen_upper_halves`](Self::widen_upper_halves). Every NaN of the input must be the canonical NaN.
-    fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT];
+    ///
+    /// # Safety
+    /// The CPU supports this instruction set.
+    unsafe fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT];
 }
 
 /// The implementation of vector operations for any CPU: copies of shared memory, for which the compiler chooses the instructions.
@@ -116,22 +130,22 @@ impl VectorIsa for PortableIsa {
     }
 
     #[inline(always)]
-    fn widen_halves<const COUNT: usize>(halves: [f16; COUNT]) -> [f32; COUNT] {
+    unsafe fn widen_halves<const COUNT: usize>(halves: [f16; COUNT]) -> [f32; COUNT] {
         halves.map(f16::to_f32)
     }
 
     #[inline(always)]
-    fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT] {
+    unsafe fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT] {
         singles.map(f16::from_f32)
     }
 
     #[inline(always)]
-    fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT] {
+    unsafe fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT] {
         widen_pairs(halves)
     }
 
     #[inline(always)]
-    fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT] {
+    unsafe fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT] {
         narrow_pairs(singles)
     }
 }

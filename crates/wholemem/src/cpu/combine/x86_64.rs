@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use super::halves::{narrow_pairs, widen_pairs};
 use super::vector_isa::VectorIsa;
 
-/// The vector instructions AVX2 and F16C.
+/// The vector instructions AVX2 and F16C, as a type. A value of it does not prove that the CPU has them.
 pub(super) struct Avx2;
 
 /// Loads 32 bytes into a vector register.
@@ -193,15 +193,15 @@ impl VectorIsa for Avx2 {
         let place: *mut u8 = elements.as_mut_ptr().cast();
         for_registers::<T, COUNT>(
             |at| {
-                // SAFETY: the caller of `load` guarantees that `from` is readable for all elements, and the 32 bytes at `at` are
-                // among them; the CPU has AVX2, because this is `Avx2`.
+                // SAFETY: the caller of `load` guarantees that `from` is readable for all elements, and the 32 bytes at `at`
+                // are among them; that caller also guarantees that the CPU has AVX2.
                 let register = unsafe { load(from.wrapping_add(at)) };
                 // SAFETY: the 32 bytes at offset `at` are within the local `elements`.
                 unsafe { place.wrapping_add(at).cast::<__m256i>().write_unaligned(register) };
             },
             |at| {
                 // SAFETY: the elements have 16 bytes, and the caller of `load` guarantees that `from` is readable for all of
-                // them; the CPU has AVX2, because this is `Avx2`.
+                // them; that caller also guarantees that the CPU has AVX2.
                 let register = unsafe { load_half(from.wrapping_add(at)) };
                 // SAFETY: the elements have 16 bytes, and `place` is the address of the local `elements`.
                 unsafe { place.wrapping_add(at).cast::<__m128i>().write_unaligned(register) };
@@ -218,15 +218,15 @@ impl VectorIsa for Avx2 {
             |at| {
                 // SAFETY: the 32 bytes at offset `at` are within the local `elements`.
                 let register = unsafe { place.wrapping_add(at).cast::<__m256i>().read_unaligned() };
-                // SAFETY: the caller of `store` guarantees that `to` is writable for all elements, and the 32 bytes at `at` are
-                // among them; the CPU has AVX2, because this is `Avx2`.
+                // SAFETY: the caller of `store` guarantees that `to` is writable for all elements, and the 32 bytes at `at`
+                // are among them; that caller also guarantees that the CPU has AVX2.
                 unsafe { store(register, to.wrapping_add(at)) };
             },
             |at| {
                 // SAFETY: the elements have 16 bytes, and `place` is the address of the local `elements`.
                 let register = unsafe { place.wrapping_add(at).cast::<__m128i>().read_unaligned() };
-                // SAFETY: the elements have 16 bytes, and the caller of `store` guarantees that `to` is writable for all of them;
-                // the CPU has AVX2, because this is `Avx2`.
+                // SAFETY: the elements have 16 bytes, and the caller of `store` guarantees that `to` is writable for all of
+                // them; that caller also guarantees that the CPU has AVX2.
                 unsafe { store_half(register, to.wrapping_add(at)) };
             },
         );
@@ -239,8 +239,8 @@ impl VectorIsa for Avx2 {
             // SAFETY: the 32 bytes at offset `at` are within the local `elements`.
             let register =
                 unsafe { elements.as_ptr().wrapping_byte_add(at).cast::<__m256i>().read_unaligned() };
-            // SAFETY: the caller of `stream` guarantees that `to` is writable for all elements and aligned to 32 bytes, and `at`
-            // is a multiple of 32; the CPU has AVX2, because this is `Avx2`.
+            // SAFETY: the caller of `stream` guarantees that `to` is writable for all elements and aligned to 32 bytes, and
+            // `at` is a multiple of 32; that caller also guarantees that the CPU has AVX2.
             unsafe { stream(register, to.wrapping_add(at)) };
         }
     }
@@ -308,8 +308,8 @@ impl VectorIsa for Avx2 {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT).step_by(8) {
-            // SAFETY: the caller guarantees that `from` is readable for `COUNT` half-precision floats, and the eight from `at` on
-            // are among them; the CPU has F16C, because this is `Avx2`.
+            // SAFETY: the caller guarantees that `from` is readable for `COUNT` half-precision floats, and the eight from `at`
+            // on are among them; that caller also guarantees that the CPU has F16C.
             let wide = unsafe { load_halves(from.wrapping_add(at * size_of::<f16>())) };
             // SAFETY: the eight floats are within `singles`.
             unsafe { singles.as_mut_ptr().wrapping_add(at).cast::<__m256>().write_unaligned(wide) };
@@ -318,13 +318,13 @@ impl VectorIsa for Avx2 {
     }
 
     #[inline(always)]
-    fn widen_halves<const COUNT: usize>(halves: [f16; COUNT]) -> [f32; COUNT] {
+    unsafe fn widen_halves<const COUNT: usize>(halves: [f16; COUNT]) -> [f32; COUNT] {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut singles = [0.0; COUNT];
         for at in (0..COUNT).step_by(8) {
             // SAFETY: the eight half-precision floats from `at` on are within `halves`.
             let eight = unsafe { halves.as_ptr().wrapping_add(at).cast::<__m128i>().read_unaligned() };
-            // SAFETY: the CPU has F16C, because this is `Avx2`.
+            // SAFETY: the caller of `widen_halves` guarantees that the CPU has F16C.
             let wide = unsafe { _mm256_cvtph_ps(eight) };
             // SAFETY: the eight floats are within `singles`.
             unsafe { singles.as_mut_ptr().wrapping_add(at).cast::<__m256>().write_unaligned(wide) };
@@ -333,13 +333,13 @@ impl VectorIsa for Avx2 {
     }
 
     #[inline(always)]
-    fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT] {
+    unsafe fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT] {
         const { assert!(COUNT.is_multiple_of(8)) };
         let mut halves = [f16::ZERO; COUNT];
         for at in (0..COUNT).step_by(8) {
             // SAFETY: the eight floats are within `singles`.
             let eight = unsafe { singles.as_ptr().wrapping_add(at).cast::<__m256>().read_unaligned() };
-            // SAFETY: the CPU has F16C, because this is `Avx2`.
+            // SAFETY: the caller of `narrow_to_halves` guarantees that the CPU has F16C.
             let narrow = unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight) };
             // SAFETY: the eight half-precision floats from `at` on are within `halves`.
             unsafe { halves.as_mut_ptr().wrapping_add(at).cast::<__m128i>().write_unaligned(narrow) };
@@ -349,7 +349,7 @@ impl VectorIsa for Avx2 {
 
     // Without explicit intrinsics for this conversion of bfloat16, the compiler permutes the words twice.
     #[inline(always)]
-    fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT] {
+    unsafe fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT] {
         if !COUNT.is_multiple_of(16) {
             return widen_pairs(halves);
         }
@@ -357,7 +357,7 @@ impl VectorIsa for Avx2 {
         for at in (0..COUNT / 2).step_by(8) {
             // SAFETY: the eight pairs of bfloat16 are within `halves`.
             let words = unsafe { halves.as_ptr().wrapping_add(2 * at).cast::<__m256i>().read_unaligned() };
-            // SAFETY: the CPU has AVX2, because this is `Avx2`.
+            // SAFETY: the caller of `widen_upper_halves` guarantees that the CPU has AVX2.
             let (lower, upper) = unsafe { unpack(words) };
             let place = singles.as_mut_ptr().wrapping_add(at);
             // SAFETY: the eight floats are within `singles`.
@@ -369,7 +369,7 @@ impl VectorIsa for Avx2 {
     }
 
     #[inline(always)]
-    fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT] {
+    unsafe fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT] {
         if !COUNT.is_multiple_of(16) {
             return narrow_pairs(singles);
         }
@@ -380,7 +380,7 @@ impl VectorIsa for Avx2 {
             let lower = unsafe { place.cast::<__m256i>().read_unaligned() };
             // SAFETY: the eight floats are within the second half of `singles`.
             let upper = unsafe { place.wrapping_add(COUNT / 2).cast::<__m256i>().read_unaligned() };
-            // SAFETY: the CPU has AVX2, because this is `Avx2`.
+            // SAFETY: the caller of `narrow_to_upper_halves` guarantees that the CPU has AVX2.
             let words = unsafe { pack(lower, upper) };
             // SAFETY: the eight pairs of bfloat16 are within `halves`.
             unsafe { halves.as_mut_ptr().wrapping_add(2 * at).cast::<__m256i>().write_unaligned(words) };
