@@ -1,4 +1,5 @@
-//! The step `headers`: compiles the headers for users' kernels with the host's C++ compiler and runs test programs.
+//! The step `headers`: compiles the headers for users' kernels with the host's C++ compiler and runs test programs, and compiles the
+//! header of the C interface as C and as C++.
 //!
 //! The same headers are compiled by NVRTC as part of the sample kernels; see `kernels`.
 
@@ -18,6 +19,15 @@ const PROGRAMS: &[&str] =
 
 /// The C++ standards that the headers are compiled with: the oldest supported one, and a recent one.
 const STANDARDS: &[&str] = &["c++11", "c++17"];
+
+/// The C header, and the compilers and standards that it is compiled with.
+const C_HEADER: &str = "include/wholemem.h";
+const C_COMPILERS: &[(&str, &[&str])] = &[
+    ("cc", &["c11", "c17"]),
+    ("clang", &["c11", "c17"]),
+    ("c++", &["c++17", "c++20"]),
+    ("clang++", &["c++17", "c++20"]),
+];
 
 /// The time limit of a test program.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -46,6 +56,24 @@ pub(crate) fn check() -> Result<()> {
                 .args([binary.as_path(), Path::new(program)]);
             command::run(&mut compiler)?;
             command::run_within(&mut Command::new(&binary), LIMIT)?;
+        }
+    }
+    compile_c_header()
+}
+
+/// Compiles the C header alone, with every compiler that is installed.
+fn compile_c_header() -> Result<()> {
+    for (compiler, standards) in C_COMPILERS {
+        if !command::succeeds(Command::new(compiler).arg("--version")) {
+            println!("`{compiler}` is not installed, so {C_HEADER} is not compiled with it");
+            continue;
+        }
+        for standard in *standards {
+            let language = if standard.starts_with("c++") { "c++" } else { "c" };
+            let mut compile = Command::new(compiler);
+            compile.arg(format!("-std={standard}")).args(["-Wall", "-Wextra", "-pedantic", "-Werror"]);
+            compile.args(["-fsyntax-only", "-x", language, C_HEADER]);
+            command::run(&mut compile)?;
         }
     }
     Ok(())
