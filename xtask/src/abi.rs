@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::bail;
 use anyhow::{Context, Result};
 
-use crate::generated;
+use crate::{c_header, generated};
 
 /// The folder with the Rust definitions of structures that kernels share with the host.
 const SOURCES: &str = "crates/wholemem/src";
@@ -62,8 +62,8 @@ const HEADERS: &[Header] = &[
     },
 ];
 
-/// Checks that the committed C++ headers match the digest of their Rust definitions and were not edited; if not, generates and
-/// compares them.
+/// Checks that the committed C++ headers and the C header match the digest of their Rust definitions and were not edited; if not,
+/// generates and compares them.
 pub(crate) fn check() -> Result<()> {
     for header in HEADERS {
         let text = fs::read_to_string(header.file).unwrap_or_default();
@@ -72,7 +72,7 @@ pub(crate) fn check() -> Result<()> {
             return generate(true);
         }
     }
-    Ok(())
+    if c_header::is_current()? { Ok(()) } else { generate(true) }
 }
 
 /// Runs xtask again with the feature `abi`, which generates the C++ headers from the Rust definitions.
@@ -81,7 +81,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     generated::run_generator("abi", check)
 }
 
-/// Generates the C++ headers with shared structures and constants from the Rust definitions.
+/// Generates the C++ headers with shared structures and constants, and the C header, from the Rust definitions.
 #[cfg(feature = "abi")]
 pub(crate) fn generate(check: bool) -> Result<()> {
     for header in HEADERS {
@@ -89,7 +89,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
         let label = generated::label("//", "abi", &header.digest(&body)?);
         generated::write_or_compare(Path::new(header.file), &(label + &body), check)?;
     }
-    Ok(())
+    c_header::generate(check)
 }
 
 impl Header {

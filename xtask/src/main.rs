@@ -9,7 +9,7 @@
 //! | [`source_rules`] | the rules for source files that rustc and clippy do not check |
 //! | [`vocabulary`] | former names and phrases that must not be used again |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`metadata`] | the rules for dependencies between crates and between modules, and for licences |
-//! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | generated files that are committed, and the pinned tools that generate them |
+//! | [`abi`], [`c_header`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | generated files that are committed, and the pinned tools that generate them |
 //! | [`package`], [`release`] | tests of the published crates, and a release with all its artefacts |
 //! | [`dist`], [`wheel`], [`wheel_data`], [`deb`] | the binary packages: the program, the wheel and the Debian package |
 //! | [`wheel_check`], [`empty`] | tests of the binary packages in an environment without Rust |
@@ -29,6 +29,7 @@
 mod abi;
 mod bindings;
 mod bundle;
+mod c_header;
 mod cargo;
 mod command;
 mod crate_graph;
@@ -88,7 +89,7 @@ enum Task {
     Test(TestArguments),
     /// Generate the table of CUDA driver functions from NVIDIA's headers, which are downloaded.
     Bindings(GenerateArguments),
-    /// Generate the C++ headers with the structures that kernels share with the host.
+    /// Generate the C++ headers with the structures that kernels share with the host, and the C header of the library.
     Abi(GenerateArguments),
     /// Compile the kernels to PTX with NVRTC, which is downloaded.
     Kernels(GenerateArguments),

@@ -269,6 +269,38 @@ impl Error {
         }
     }
 
+    /// Returns the stable number of the kind of error, which C programs see as a status. An error that other crates have too has the
+    /// same number there: the numbers of [`wholemem_hal::Error`](https://docs.rs/wholemem-hal) are below 1000, those of `wholemem`
+    /// begin at 1000, and those of errors that only ranks have at 1100.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        match self {
+            Self::PeerLost { .. } => 1100,
+            Self::Timeout { .. } => 1101,
+            Self::Aborted { .. } => 1102,
+            Self::PeerLeft { .. } => 1103,
+            Self::Closed => 1104,
+            Self::Poisoned { .. } => 1105,
+            Self::RanksDisagree { .. } => 1001,
+            Self::Protocol { .. } => 1106,
+            Self::RankTaken { .. } => 1107,
+            Self::SizeDiffers { .. } => 1108,
+            Self::OtherNamespace { .. } => 1109,
+            Self::SocketDir { .. } => 1110,
+            Self::NoSuchRank { .. } => 1111,
+            Self::TooManyRanks { .. } => 1112,
+            Self::WrongCount { .. } => 1113,
+            Self::TooLong { .. } => 1114,
+            Self::Busy => 1115,
+            Self::Forked => 18,
+            Self::BadId { .. } => 1116,
+            Self::Environment { .. } => 1027,
+            Self::SeveralNodes { .. } => 1117,
+            Self::Descriptors { .. } => 1118,
+            Self::Os(_) => 1030,
+        }
+    }
+
     /// Returns true if the error is permanent: every later operation of the communicator that returned it fails too.
     #[must_use]
     pub fn poisons(&self) -> bool {

@@ -189,9 +189,10 @@ mod values;
 pub use backend::{Backend, Device};
 pub use host::HostConfig;
 pub use memory::{
-    Allocation, CudaMallocBuffer, Mapping, PinnedBuffer, Registration, Reservation, Segment, Span,
+    Allocation, BorrowedMemory, CudaMallocBuffer, Mapping, PinnedBuffer, Registration, Reservation, Segment,
+    Span,
 };
-pub use queue::{Event, Function, Graph, LaunchCheck, Module, Stream};
+pub use queue::{Event, ForeignStreams, Function, Graph, LaunchCheck, Module, Stream};
 pub use raw::{AllocationProperties, BackendFact, EventHandle, EventKind};
 pub use suballocator::{Suballocator, SuballocatorError};
 pub use values::{

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use wholemem::{Rank, SymmetricMemory};
 use wholemem_comm::{Bootstrap, UniqueId};
-use wholemem_hal::{CudaMallocBuffer, Device, Stream};
+use wholemem_hal::{BorrowedMemory, CudaMallocBuffer, Device, ForeignStreams, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{DlDevice, Layout, View};
@@ -15,8 +15,7 @@ use crate::device::DeviceName;
 use crate::error::{Exception, IntoPyResult};
 use crate::handle::Handle;
 use crate::number::{optional_unsigned, unsigned};
-use crate::raw_tensor::BorrowedMemory;
-use crate::stream::{CallStream, StreamCache};
+use crate::stream::CallStream;
 use crate::wait::run_blocking;
 
 /// The state of a communicator until it is closed. The communicator's tables and windows share the state.
@@ -27,7 +26,8 @@ pub(crate) struct CommState {
     pub(crate) stream: Stream,
     /// The group's symmetric memory, created by the first call that needs it.
     pub(crate) symmetric: OnceLock<SymmetricMemory>,
-    pub(crate) streams: StreamCache,
+    /// The streams of a framework by handle. torch never destroys its streams.
+    pub(crate) streams: ForeignStreams,
     /// Creates spans of memory that callers keep alive, without allocating an owner for each.
     pub(crate) borrowed_memory: BorrowedMemory,
     /// The device of this rank, as DLPack describes it.
@@ -36,8 +36,8 @@ pub(crate) struct CommState {
 
 impl CommState {
     fn new(comm: wholemem::Communicator) -> Result<Self, Exception> {
-        let stream = comm.device().stream()?;
-        let streams = StreamCache::new()?;
+        let streams = ForeignStreams::create(comm.device())?;
+        let stream = streams.own().clone();
         let (borrowed_memory, dl_device) = (BorrowedMemory::new(comm.device()), DlDevice::of(comm.device()));
         Ok(Self { comm, stream, symmetric: OnceLock::new(), streams, borrowed_memory, dl_device })
     }

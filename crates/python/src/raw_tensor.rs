@@ -11,7 +11,6 @@
 use std::sync::Arc;
 
 use wholemem_hal::{Device, Rights, Span};
-use wholemem_os::width::to_usize;
 
 use crate::array::{DlDevice, Element, Layout, Owner, View, are_contiguous, extent_of};
 use crate::communicator::CommState;
@@ -83,7 +82,7 @@ impl<'a> RawTensor<'a> {
             let (address, len) = self.checked_range(argument, device, is_accessible, rights)?;
             // SAFETY: the caller of `borrowed` guarantees that the device can access all elements until the work has run, and that
             // no reference to them is used meanwhile. The range covers the elements and the gaps between them.
-            return unsafe { state.borrowed_memory.part(address, len) };
+            return Ok(unsafe { state.borrowed_memory.part(address, len) }?);
         };
         self.owned_span(argument, device, owner, rights)
     }
@@ -246,34 +245,5 @@ fn contiguity_hint(rights: Rights) -> &'static str {
     match rights {
         Rights::None | Rights::Read => "make it contiguous first",
         Rights::ReadWrite => "pass a contiguous tensor, and copy from it",
-    }
-}
-
-/// Creates spans of memory that callers keep alive. All spans are parts of one span, which is created once, so that a launch does
-/// not allocate an owner.
-#[derive(Debug)]
-pub(crate) struct BorrowedMemory {
-    /// A span of the whole address space of the device. Only parts of it are returned.
-    all: Span,
-}
-
-impl BorrowedMemory {
-    pub(crate) fn new(device: &Device) -> Self {
-        // SAFETY: nothing is accessed through `all` itself. Its only use is `part`, whose caller guarantees that the device can
-        // access the returned part and that no reference to the part is used.
-        let all = unsafe { Span::foreign(device, 0, usize::MAX, Rights::ReadWrite, Arc::new(())) };
-        Self { all }
-    }
-
-    /// Returns a span of `len` bytes at an address of borrowed memory.
-    ///
-    /// # Errors
-    /// `OutOfRange` if the range ends beyond the last address.
-    ///
-    /// # Safety
-    /// The device can read and write the bytes until all work that uses the span, its parts or its clones has run, and no `&`
-    /// or `&mut` to them is used meanwhile.
-    unsafe fn part(&self, address: u64, len: usize) -> Result<Span, Exception> {
-        Ok(self.all.part(to_usize(address), len)?)
     }
 }

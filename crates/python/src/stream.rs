@@ -3,12 +3,10 @@
 //! On the host, the work has run when the call returns. On a GPU it is enqueued on the stream that the caller passes, or on
 //! the default stream.
 
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::prelude::*;
 use wholemem_hal::{BackendKind, Error as HalError, Rights, Stream};
+use wholemem_os::Deadline;
 use wholemem_os::interrupt::{CHECK_INTERVAL, is_interrupted};
-use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Array, DlDevice, FrameworkStream, View, import};
 use crate::communicator::CommState;
@@ -144,41 +142,4 @@ pub(crate) fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
     Err(Exception::new("WrongType", message)
         .hint("pass a stream of torch or CuPy, or its handle as an int")
         .into())
-}
-
-/// The cached streams of a framework by handle, the most recently used first. The framework owns the streams.
-#[derive(Debug)]
-pub(crate) struct StreamCache {
-    epoch: ForkEpoch,
-    cached: Mutex<Vec<(u64, Stream)>>,
-}
-
-impl StreamCache {
-    pub(crate) fn new() -> Result<Self, Exception> {
-        Ok(Self { epoch: ForkEpoch::current()?, cached: Mutex::default() })
-    }
-}
-
-impl CommState {
-    /// Returns the stream with a handle of the framework. The stream is cached, so that the next call does not allocate.
-    ///
-    /// # Safety
-    /// The handle is that of a stream of the communicator's device, which its framework does not destroy before the communicator
-    /// is closed and its memory is dropped; torch never destroys its streams. On the host the handle is ignored.
-    pub(crate) unsafe fn stream_at(&self, handle: u64) -> Stream {
-        // In a forked child, a thread that was not forked may hold the mutex, so the cache is not used; any enqueue in the child
-        // is an error.
-        if !self.dl_device.is_cuda() || !self.streams.epoch.is_current() {
-            return self.stream.clone();
-        }
-        let mut cached = self.streams.cached.lock().unwrap_or_else(PoisonError::into_inner);
-        let position = cached.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
-            // SAFETY: the caller of `stream_at` guarantees that `handle` is that of a stream of this device, which outlives the
-            // communicator's memory and so every clone of the `Stream`.
-            cached.push((handle, unsafe { Stream::from_foreign_static(self.comm.device(), handle) }));
-            cached.len() - 1
-        });
-        cached.swap(0, position);
-        cached[0].1.clone()
-    }
 }

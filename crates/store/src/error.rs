@@ -192,4 +192,35 @@ impl Error {
             Self::Os(_) => "os",
         }
     }
+
+    /// Returns the stable number of the kind of this error, which C programs see as a status. Numbers of errors that only a store has
+    /// begin at 2000, those of [refusals](Refusal::number) at 2100.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        match self {
+            Self::Refused(refusal) => refusal.number(),
+            Self::NotServed { .. } => 2000,
+            Self::NoSocket { .. } => 2001,
+            Self::AlreadyServed { .. } => 2002,
+            Self::NotASocket { .. } => 2003,
+            Self::Socket { .. } => 2004,
+            Self::TimedOut => 2005,
+            Self::Interrupted => 1018,
+            Self::Disconnected => 2006,
+            Self::EventsMissed { .. } => 2007,
+            Self::Protocol { .. } => 2008,
+            Self::TooManyPins { .. } => 2009,
+            Self::EmptyName => 2010,
+            Self::OutOfRange { .. } => 2011,
+            Self::OnDevice { .. } => 2012,
+            Self::DeviceHidden => 2013,
+            Self::Forked => 18,
+            Self::Index(_) => 2014,
+            Self::Launch { .. } => 2015,
+            Self::NeverServed => 2016,
+            Self::Incomplete { .. } => 2017,
+            Self::Memory(error) => error.code(),
+            Self::Os(_) => 1030,
+        }
+    }
 }

@@ -12,6 +12,7 @@
 //! before its addresses are freed, and memory is released after its last mapping.
 
 mod allocation;
+mod borrowed;
 mod cuda_malloc;
 mod foreign;
 mod mapping;
@@ -22,6 +23,7 @@ mod span;
 
 use allocation::AllocationCore;
 pub use allocation::{Allocation, Segment};
+pub use borrowed::BorrowedMemory;
 pub use cuda_malloc::CudaMallocBuffer;
 pub use mapping::Mapping;
 pub use pinned::PinnedBuffer;

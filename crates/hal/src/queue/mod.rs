@@ -6,12 +6,14 @@
 
 mod capture;
 mod event;
+mod foreign_streams;
 mod graph;
 mod launch_check;
 mod module;
 mod stream;
 
 pub use event::Event;
+pub use foreign_streams::ForeignStreams;
 pub use graph::Graph;
 pub use launch_check::LaunchCheck;
 pub use module::{Function, Module};

@@ -251,6 +251,36 @@ impl Refusal {
             Self::ServersDied { .. } => "servers-died",
         }
     }
+
+    /// Returns the stable number of the kind of refusal, which C programs see as a status.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        match self {
+            Self::NoSuchObject { .. } => 2100,
+            Self::NoSuchName { .. } => 2101,
+            Self::NotSealed { .. } => 2102,
+            Self::NotYours { .. } => 2103,
+            Self::NothingToSeal => 2104,
+            Self::StillMapped => 2105,
+            Self::NameTooLong { .. } => 2106,
+            Self::MetaTooLong { .. } => 2107,
+            Self::TooManyMembers { .. } => 2108,
+            Self::OverQuota { .. } => 2109,
+            Self::IndexFull { .. } => 2110,
+            Self::NoSuchDevice { .. } => 2111,
+            Self::NoMemory { .. } => 2112,
+            Self::CannotAdopt { .. } => 2113,
+            Self::NotTrusted { .. } => 2114,
+            Self::OutOfRange { .. } => 2115,
+            Self::TooManyWaiting { .. } => 2116,
+            Self::OtherProtocol { .. } => 2117,
+            Self::NoDescriptors => 2118,
+            Self::NameTaken { .. } => 2119,
+            Self::Malformed { .. } => 2120,
+            Self::ClientLimit { .. } => 2121,
+            Self::ServersDied { .. } => 2122,
+        }
+    }
 }
 
 /// Returns the text of an error. If the server has reached its limit of open descriptors, the text contains the limit.

@@ -341,13 +341,14 @@ fn out_of_range(position: u64, index: Option<i64>, rows: Option<u64>) -> String 
 
 impl Error {
     /// Returns the stable numeric code of this error, which is equal in C, in Python and between processes. Codes below 1,000 are
-    /// those of [devices and memory](wholemem_hal::Error::code).
+    /// those of [devices and memory](wholemem_hal::Error::code), and codes from 1,100 on those of [ranks](wholemem_comm::Error::number).
     #[must_use]
     pub fn code(&self) -> u32 {
         match self {
             Self::Hal(error) => error.code(),
             Self::OnRank { code, .. } => *code,
-            Self::Comm(_) => 1000,
+            // The code 1000 was that of all errors of ranks in earlier versions, and is not reused.
+            Self::Comm(error) => error.number(),
             Self::RanksDisagree { .. } => 1001,
             Self::NoRanks => 1002,
             Self::RanksDiffer { .. } => 1003,
