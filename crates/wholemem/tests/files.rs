@@ -280,7 +280,7 @@ fn the_progress_callback_can_interrupt_a_save() {
     let interrupted = Communicator::on_each(&groups, save).unwrap_err();
     assert_eq!(
         interrupted.to_string(),
-        "rank 0 failed: the progress callback interrupted the save, load, export or check of a tensor"
+        "rank 0 failed: the save, load, export or check of a tensor was interrupted"
     );
     assert!(max_done.load(Ordering::Relaxed) > 8_000_000);
     assert!(listed(folder.path()).is_empty(), "files remain after a failed save");

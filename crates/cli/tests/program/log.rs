@@ -34,8 +34,9 @@ fn an_invalid_filter_is_an_error_of_every_command() {
     let run = run_with(&[("WHOLEMEM_LOG", "verbose")], &["doctor", "--json"]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
     let error = "error: the environment variable `WHOLEMEM_LOG` has the invalid value `verbose`: \
-                 `verbose` is not a level (off, error, warn, info, debug, trace), nor a \
-                 target of wholemem with a level, such as `wholemem::collective=debug`\n";
+                 `verbose` is neither a level (off, error, warn, info, debug, trace) nor a \
+                 target of wholemem, with or without a level, such as `wholemem::collective=debug` or \
+                 `wholemem::collective`\n";
     assert_eq!(run.stderr, error);
 }
 

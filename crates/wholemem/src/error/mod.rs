@@ -34,8 +34,8 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// The progress callback interrupted a save, load, export or check of a tensor.
-    #[error("the progress callback interrupted the save, load, export or check of a tensor")]
+    /// The save, load, export or check of a tensor was interrupted: by the progress callback, or by a signal such as Ctrl-C.
+    #[error("the save, load, export or check of a tensor was interrupted")]
     Interrupted,
 
     /// A collective call failed on a rank. Every rank returns the error of the lowest rank that failed.
