@@ -292,11 +292,17 @@ async def follow(client):
     async for event in client.watch():
         pass
 
+async def tick():
+    # A signal that arrives just before the event loop waits is handled after the wait.
+    while True:
+        await asyncio.sleep(0.01)
+
 async def main():
     client = AsyncClient(sys.argv[1])
     {connect}
         tasks = [asyncio.create_task(follow(client)) for _ in range(3)]
         tasks.append(asyncio.create_task(client.get("never", timeout=1e9)))
+        tasks.append(asyncio.create_task(tick()))
         while len(client._watches) < 4:
             await asyncio.sleep(0.001)
         print("waiting", flush=True)
