@@ -19,7 +19,7 @@ import pytest
 
 import wholemem
 from launcher import descriptors, run, script
-from wholemem import Communicator, errors
+from wholemem import Communicator, errors, launching
 
 LIMIT = 60
 
@@ -31,13 +31,17 @@ def total(comm: Communicator, scale: int = 1) -> tuple[int, int, int]:
     return comm.rank, int(values[0]), os.getpid()
 
 
+def children() -> set[int]:
+    """Returns the process ids of the children of this process, also of those that have ended."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(child) for path in lists for child in path.read_text().split()}
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Any:
-    before = descriptors()
+    before = descriptors(), children()
     yield
-    assert descriptors() == before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)  # no child, not even one that has ended
+    assert (descriptors(), children()) == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("wholemem-rank")]
 
 
@@ -165,25 +169,29 @@ def test_the_time_limit_ends_ranks_that_do_not_return() -> None:
         finally:
             print("cleaned up", flush=True)
 
-    with pytest.raises(errors.Timeout, match="^ranks 1, 2 did not return within 1.5 seconds") as caught:
+    # On a busy machine, rank 0 has not returned either.
+    with pytest.raises(errors.Timeout, match="^ranks (0, )?1, 2 did not return within 1.5 seconds") as caught:
         wholemem.run(work, ranks=3, device="cpu", time_limit=1.5)
-    assert caught.value.missing == (1, 2)
+    assert caught.value.missing[-2:] == (1, 2)
 
 
-def test_threads_that_wait_for_a_rank_are_ended_by_the_time_limit() -> None:
+def test_threads_that_wait_for_a_rank_are_ended_by_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
+    running = []
 
     def work(comm: Communicator) -> None:
+        running.append(threading.current_thread())
         comm.barrier() if comm.rank else release.wait()
 
-    threading.Timer(1, release.set).start()
+    monkeypatch.setattr(launching, "_GRACE", 0.1)
     with pytest.raises(errors.Timeout, match="^ranks 0, 1 did not return within 0.2 seconds"):
         wholemem.run(work, ranks=2, device="cpu", threads=True, time_limit=0.2)
+    release.set()
+    for thread in running:
+        thread.join()
 
 
 def test_a_rank_that_ignores_interrupts_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wholemem import launching
-
     def work(comm: Communicator) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if comm.rank == 0:

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import threading
 from typing import Any, Awaitable, Callable, Iterator
 
@@ -224,10 +225,14 @@ def test_a_put_waits_for_free_memory() -> None:
                 await client.put("second", large)
             with pytest.raises(errors.OverQuota):
                 await client.put("second", large, timeout=0.01)
-            waiting = asyncio.create_task(client.put("second", large, timeout=LIMIT))
             cancelled = asyncio.create_task(client.put("third", large, timeout=float("inf")))
             await turns()
             cancelled.cancel()
+            # The request that is running when its task is cancelled may still be executed.
+            await until(lambda: not client._requests)
+            assert await client.keys() == ["first"]
+            waiting = asyncio.create_task(client.put("second", large, timeout=LIMIT))
+            await until(lambda: bool(client._requests))
             await client.delete("first")
             assert await waiting == 1 and await client.keys() == ["second"]
 
@@ -297,15 +302,18 @@ async def tick():
     while True:
         await asyncio.sleep(0.01)
 
+async def announce(client):
+    while not all(watch._waiting for watch in client._watches) or len(client._watches) < 4:
+        await asyncio.sleep(0.001)
+    print("waiting", flush=True)
+
 async def main():
     client = AsyncClient(sys.argv[1])
     {connect}
         tasks = [asyncio.create_task(follow(client)) for _ in range(3)]
         tasks.append(asyncio.create_task(client.get("never", timeout=1e9)))
         tasks.append(asyncio.create_task(tick()))
-        while len(client._watches) < 4:
-            await asyncio.sleep(0.001)
-        print("waiting", flush=True)
+        tasks.append(asyncio.create_task(announce(client)))
         await asyncio.gather(*tasks)
 
 asyncio.run(main())
@@ -322,7 +330,9 @@ def test_ctrl_c_ends_a_program_that_waits(served: StoreServer, connect: str) -> 
         shown = program.stderr.read()
         assert program.wait() in (-signal.SIGINT, 130)
     assert shown.rstrip().endswith("KeyboardInterrupt"), shown
-    assert "never retrieved" not in shown and "was destroyed" not in shown
+    assert "was destroyed" not in shown
+    # Until Python 3.10, an interrupt ends the task that runs, and asyncio reports that task.
+    assert "never retrieved" not in shown or sys.version_info < (3, 11)
 
 
 def test_a_loop_that_ends_without_closing_leaves_no_message(served: StoreServer) -> None:

@@ -418,7 +418,11 @@ class AsyncWatch:
         self._check_open()
         if self._watch is None:
             self._client._watches.add(self)
-            watch = await self._client._submit(self._client.sync.watch, self._prefix)
+            try:
+                watch = await self._client._submit(self._client.sync.watch, self._prefix)
+            except BaseException:
+                self._client._watches.discard(self)
+                raise
             if self._is_closed:
                 watch.close()
             self._check_open()
