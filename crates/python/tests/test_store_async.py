@@ -244,7 +244,7 @@ def test_a_restarted_server_is_an_event_and_later_events_arrive() -> None:
     async def main(served: StoreServer) -> None:
         async with AsyncClient(served.socket) as client, client.watch("r") as watch:
             waiting = asyncio.create_task(client.get("r", timeout=LIMIT))
-            await until(lambda: len(client._watches) == 2)
+            await until(lambda: any(other._waiting for other in client._watches))
             for at_end in [False, True]:
                 served.kill_server()
                 await client.status()  # the next server answers
@@ -272,7 +272,7 @@ def test_the_end_of_the_store_ends_all_waits() -> None:
     async def main(served: StoreServer) -> None:
         async with AsyncClient(served.socket) as client:
             tasks = [asyncio.create_task(wait) for wait in (client.watch().next(), client.get("x", timeout=LIMIT))]
-            await until(lambda: len(client._watches) == 2)
+            await until(lambda: sum(watch._waiting is not None for watch in client._watches) == 2)
             served.kill()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(error) for error in ended] == [errors.ServerLost] * 2
