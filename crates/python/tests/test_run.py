@@ -353,7 +353,7 @@ WAITING = """
 import os, time, wholemem
 
 def work(comm):
-    print(os.getpid())
+    print(f"{os.getpid()}\\n", end="", flush=True)  # in one piece, also if ranks are threads
     comm.barrier()
     {wait}
 
