@@ -131,29 +131,10 @@ def in_torch(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Gr
 
 def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Graph) -> Weights:
     import torch
-    import wholemem.torch as wm
-    from torch_geometric.data import FeatureStore, TensorAttr
     from torch_geometric.loader import NodeLoader
     from torch_geometric.nn import SAGEConv
     from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
-
-    class Features(FeatureStore):
-        """A feature store of PyTorch Geometric that gathers features from the table of all ranks."""
-
-        def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
-            return wm.gather(table, attr.index.to(comm.device))
-
-        def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
-            return table.shape
-
-        def get_all_tensor_attrs(self) -> list[TensorAttr]:
-            return [TensorAttr(group_name=None, attr_name="x")]
-
-        def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-            return False
-
-        def _remove_tensor(self, attr: TensorAttr) -> bool:
-            return False
+    from wholemem.data import FeatureStore
 
     class Sampler(BaseSampler):
         """A sampler of PyTorch Geometric that samples neighbours of this example's graph. For its own graphs, PyTorch Geometric
@@ -174,8 +155,10 @@ def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Grap
         def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
             raise NotImplementedError("this example samples from nodes only")
 
+    features = FeatureStore(comm)
+    features.add_table(table, None, "x")
     loader = NodeLoader(
-        (Features(), None), Sampler(), torch.from_numpy(graph.seeds(comm.rank)), batch_size=BATCH, shuffle=False
+        (features, None), Sampler(), torch.from_numpy(graph.seeds(comm.rank)), batch_size=BATCH, shuffle=False
     )
 
     class Layer(torch.nn.Module):

@@ -43,9 +43,9 @@ pub(crate) fn check() -> Result<()> {
     command::run(Command::new(&python).args(types).arg(target.join("mypy")).arg(SOURCES))?;
     install(&python, "dev")?;
     build_what_tests_start()?;
-    // The doctests of the modules that need torch run in the step `torch`; those of `store.py` need a store and are run by the
+    // The doctests of the modules that need torch run in the step `torch`; those of `store` need a store and are run by the
     // tests.
-    let store = "--ignore-glob=*/wholemem/store.py";
+    let store = "--ignore-glob=*/wholemem/store/*";
     let examples = ["--doctest-modules", "--doctest-ignore-import-errors", store, "--pyargs", "wholemem"];
     command::run(pytest(&python, &target).arg(TESTS))?;
     command::run(pytest(&python, &target).args(examples))

@@ -15,6 +15,7 @@
 //! | `doctor` | the capabilities of this machine |
 //! | `log` | passes the log events that `WHOLEMEM_LOG` selects to Python's `logging` |
 //! | `pool` | an allocator for `torch.cuda.MemPool` whose memory can be published without a copy |
+//! | `process` | ties a rank that `wholemem.run` started to its parent |
 //! | `store` | named objects that outlive the process that created them, as arrays |
 //! | `pickling` | the error for objects that cannot be pickled |
 //! | `window`, `collective` | memory that every rank has mapped, and collectives over it |
@@ -41,6 +42,7 @@ mod number;
 mod operators;
 mod pickling;
 mod pool;
+mod process;
 mod raw_tensor;
 mod recording;
 mod rows;
@@ -65,6 +67,9 @@ mod _native {
 
     #[pymodule_export]
     use crate::log::{start_logging, stop_logging};
+
+    #[pymodule_export]
+    use crate::process::die_with_parent;
 
     #[pymodule_export]
     use crate::recording::CaptureRecording;

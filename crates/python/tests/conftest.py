@@ -15,7 +15,7 @@ from wholemem import store
 LIMIT = 60
 
 # The reasons for which a test may be skipped in a run that requires torch.
-EXCUSES = ("no GPU", "needs cuda", "has nothing of torch")
+EXCUSES = ("no GPU", "needs cuda", "has nothing of torch", "needs transformers")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,23 +6,17 @@ them, or a :class:`Window`, of which every rank has a part and over which collec
 numpy, torch, CuPy and JAX import and export without a copy. Arrays that other processes use, or that outlive the process that created
 them, are put into a :mod:`~wholemem.store`.
 
-In this example the ranks are threads:
+In this example the ranks are threads; without ``threads=True``, :func:`run` starts a process for each rank:
 
->>> import numpy, threading, wholemem
->>> def run(comm):
-...     with comm:
-...         table = wholemem.WholeTensor.create(comm, (100, 4), "float32")
-...         table.local().numpy()[:] = comm.rank
-...         comm.barrier()
-...         rows = table.gather(numpy.array([0, 99]))
-...         total = comm.all_reduce(rows)
-...         if comm.rank == 0:
-...             print(rows[:, 0], total[:, 0])
->>> ranks = wholemem.Communicator.local(2, device="cpu")
->>> threads = [threading.Thread(target=run, args=(comm,)) for comm in ranks]
->>> for thread in threads: thread.start()
->>> for thread in threads: thread.join()
-[0. 1.] [0. 2.]
+>>> import numpy, wholemem
+>>> def work(comm):
+...     table = wholemem.WholeTensor.create(comm, (100, 4), "float32")
+...     table.local().numpy()[:] = comm.rank
+...     comm.barrier()
+...     rows = table.gather(numpy.array([0, 99]))
+...     return rows[:, 0], comm.all_reduce(rows)[:, 0]
+>>> wholemem.run(work, ranks=2, device="cpu", threads=True)[0]
+(array([0., 1.], dtype=float32), array([0., 2.], dtype=float32))
 """
 
 from __future__ import annotations
@@ -34,6 +28,7 @@ from .chunked import ChunkedTensor
 from .diagnosis import doctor
 from .errors import Error
 from .headers import include
+from .launching import run
 
 __all__ = [
     "Array",
@@ -47,6 +42,7 @@ __all__ = [
     "doctor",
     "errors",
     "include",
+    "run",
     "store",
     "unique_id",
     "zeros",

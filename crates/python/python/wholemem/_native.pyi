@@ -1164,6 +1164,16 @@ def findings() -> list[
         name, bytes of memory and capabilities; a capability is a tuple of name, whether it works, and the reason if not.
     """
 
+def die_with_parent(parent: int) -> None:
+    """Requests that the kernel kills this process when the thread that started it ends.
+
+    Args:
+        parent: The process id of the parent.
+
+    Raises:
+        wholemem.errors.Error: The parent has ended.
+    """
+
 def collect_shared() -> int:
     """Releases GPU arrays that were published to a store without a copy and whose objects the store has freed.
 

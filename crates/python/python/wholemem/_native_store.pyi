@@ -13,7 +13,8 @@ class Client:
     """A connection to an object store that ``wholemem serve`` runs. Threads may share a connection; a forked child process
     needs its own.
 
-    Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
+    A client is used like a dict of names: ``client[name]``, ``name in client``, ``del client[name]``, ``len(client)``, and iteration
+    over the names. Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
     its arrays stay valid. After a call has detected that the store has ended, every later call raises
     :class:`wholemem.errors.ServerLost`.
 
@@ -35,6 +36,11 @@ class Client:
            [3, 4, 5]], shape=(2, 3), dtype=int64, device=cpu, readonly)
     >>> numbers.numpy().sum()
     np.int64(15)
+    >>> with store.Client() as client:
+    ...     client["answer"] = numpy.array(42)
+    ...     print("answer" in client, int(client["answer"]), client.get("question", default=None))
+    ...     del client["answer"]
+    True 42 None
     """
 
     def __init__(self, socket: Optional[Union[str, PathLike[str]]] = None) -> None: ...
@@ -44,7 +50,7 @@ class Client:
     @property
     def closed(self) -> bool:
         """True if the connection to the store was closed."""
-    def get(self, name: str, timeout: Optional[float] = None) -> Any:
+    def get(self, name: str, timeout: Optional[float] = None, *, default: Any = ...) -> Any:
         """Returns the current object of a name in the store, without a copy.
 
         DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
@@ -53,11 +59,12 @@ class Client:
         that writes to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a
         writable copy.
 
-        Getting an object again takes about a microsecond and no system call.
+        Getting an object again takes about a microsecond and no system call. ``client[name]`` is a get without a timeout.
 
         Args:
             name: The name of the object.
             timeout: Seconds to wait until the name exists. ``None`` does not wait.
+            default: The result if the name does not exist, or did not appear in time. Without it, an exception is raised.
 
         Returns:
             A read-only :class:`Array`, or a :class:`Pack`.
@@ -66,15 +73,18 @@ class Client:
             wholemem.errors.NotFound: The name does not exist.
             wholemem.errors.Timeout: The name did not appear in time.
         """
+    def _get_mapped(self, name: str) -> Any:
+        """Returns the current object of a name if its memory is already mapped in this process, and ``None`` otherwise. Does not wait."""
     def put(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
         """Copies an array into the store, or a mapping of names to arrays as a pack (one object with several arrays).
 
-        An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also has its own name:
-        ``name/array``.
+        Arrays in host memory and tensors of torch may have any strides; objects are contiguous. A parameter of a torch module is put
+        without its gradient. An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also
+        has its own name: ``name/array``. ``client[name] = value`` is a put without a timeout.
 
         Args:
             name: The name of the object. An object that has the name is replaced.
-            value: An array, a buffer such as ``bytes``, or a mapping of names to arrays.
+            value: An array, a buffer such as ``bytes``, or a mapping of names to arrays, such as the ``state_dict`` of a module.
             timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
 
         Returns:
@@ -83,7 +93,7 @@ class Client:
         Raises:
             wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
             wholemem.errors.OverQuota: The quota is exhausted.
-            wholemem.errors.WrongStride: An array is not contiguous.
+            wholemem.errors.WrongStride: An array on a GPU is not contiguous, and not a tensor of torch.
         """
     def publish(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
         """Publishes an array under a name, without a copy if the array is already an object of this store.
@@ -101,7 +111,7 @@ class Client:
 
         Raises:
             wholemem.errors.OverQuota: The quota is exhausted.
-            wholemem.errors.WrongStride: An array is not contiguous.
+            wholemem.errors.WrongStride: An array on a GPU is not contiguous, and not a tensor of torch.
         """
     def share(self, name: str, array: Any, *, timeout: Optional[float] = None) -> int:
         """Publishes an array on a GPU as an object of the store, without a copy. The object keeps the array's memory, so the
@@ -202,6 +212,20 @@ class Client:
         Returns:
             One entry for each object.
         """
+    def keys(self, prefix: str = "") -> builtins.list[str]:
+        """Returns the names of the objects of the store, sorted. Iterating over the client yields the same names, ``len(client)`` is their
+        number, ``name in client`` tests whether one exists, and ``del client[name]`` deletes an object.
+
+        Args:
+            prefix: The beginning of the names.
+        """
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __contains__(self, name: object) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __getitem__(self, name: str) -> Any: ...
+    def __setitem__(self, name: str, value: Any) -> None: ...
+    def __delitem__(self, name: str) -> None: ...
     def stat(self, name: str) -> Entry:
         """Returns the description of the current object of a name in the store.
 
@@ -398,6 +422,29 @@ class Watch:
             wholemem.errors.Closed: The watch or its client is closed.
             wholemem.errors.ServerLost: The store has ended.
             wholemem.errors.Timeout: No event arrived in time.
+        """
+    def try_next(self) -> Optional[Event]:
+        """Returns the next event if it has already arrived, and ``None`` otherwise. It does not wait, so it is for event loops:
+        :meth:`fileno` is readable when events have arrived.
+
+        It also returns ``None`` if :attr:`is_registered` is false; :meth:`next` then registers the watch.
+
+        Raises:
+            wholemem.errors.Busy: Another thread is waiting.
+            wholemem.errors.Closed: The watch or its client is closed.
+            wholemem.errors.ServerLost: The store has ended.
+        """
+    def fileno(self) -> int:
+        """Returns the file descriptor of the watch, for event loops. It is readable if an event has arrived, if the server was
+        restarted, or if the store has ended. It is closed with the watch.
+
+        Raises:
+            wholemem.errors.Closed: The watch or its client is closed.
+        """
+    @property
+    def is_registered(self) -> bool:
+        """False if the server was restarted and the watch is not registered with the new one yet: the next call of :meth:`next`
+        registers it, and returns the event ``missed``.
         """
     def close(self) -> None:
         """Closes the watch, from any thread. Iterations over the watch end, and a thread that waits in :meth:`next` gets

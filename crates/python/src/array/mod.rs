@@ -8,6 +8,7 @@
 //! | `exchange` | reads torch tensors through DLPack's C exchange API, without a Python object |
 //! | `buffer` | import through the buffer protocol and numpy's array interfaces |
 //! | `private` | copy-on-write exports of read-only objects |
+//! | `strided` | reads the elements of an array with any strides in order |
 //! | `values` | element access through numpy: indexing, numbers, comparison, printing |
 //! | `stream_order` | the stream that used an array last, for which the next stream waits |
 //!
@@ -21,6 +22,7 @@ mod exchange;
 mod layout;
 mod private;
 mod stream_order;
+mod strided;
 mod values;
 mod view;
 

@@ -179,7 +179,7 @@ impl View {
     }
 
     /// Returns the bytes of an array in host memory from the first to the last element, including gaps, for reading.
-    fn host_bytes(&self) -> Result<SharedSlice<'_>, Exception> {
+    pub(super) fn host_bytes(&self) -> Result<SharedSlice<'_>, Exception> {
         self.host_slice(false)
     }
 

@@ -2,19 +2,23 @@
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use wholemem_os::{Deadline, ForkEpoch};
+use pyo3::types::{PyIterator, PyList};
+use wholemem_os::ForkEpoch;
 use wholemem_store::{Client as Connection, Error, Refusal};
 
+use super::arguments::{
+    DefaultArg, DeleteArg, deadline_of, exists, or_missing, seconds_of, wait_error, with_list_hint,
+};
 use super::draft::{Draft, PackDraft};
 use super::entry::{Entry, Status};
 use super::put_value::{self, PutValue};
 use super::share;
 use super::stored::{self, StoredValue};
 use super::watch::Watch;
-use crate::array::{self, Element, Layout};
+use crate::array::{Element, Layout};
 use crate::device::DeviceName;
 use crate::error::{Exception, IntoPyResult};
 use crate::number::Shape;
@@ -23,7 +27,8 @@ use crate::wait::{ClosedFlag, run_blocking, run_blocking_unless};
 /// A connection to an object store that ``wholemem serve`` runs. Threads may share a connection; a forked child process
 /// needs its own.
 ///
-/// Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
+/// A client is used like a dict of names: ``client[name]``, ``name in client``, ``del client[name]``, ``len(client)``, and iteration
+/// over the names. Calls that wait release the GIL, and Ctrl-C interrupts them. As a context manager, the connection is closed at the end;
 /// its arrays stay valid. After a call has detected that the store has ended, every later call raises
 /// :class:`wholemem.errors.ServerLost`.
 ///
@@ -45,7 +50,12 @@ use crate::wait::{ClosedFlag, run_blocking, run_blocking_unless};
 ///        [3, 4, 5]], shape=(2, 3), dtype=int64, device=cpu, readonly)
 /// >>> numbers.numpy().sum()
 /// np.int64(15)
-#[pyclass(frozen, module = "wholemem.store")]
+/// >>> with store.Client() as client:
+/// ...     client["answer"] = numpy.array(42)
+/// ...     print("answer" in client, int(client["answer"]), client.get("question", default=None))
+/// ...     del client["answer"]
+/// True 42 None
+#[pyclass(frozen, mapping, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
@@ -53,20 +63,6 @@ pub(crate) struct Client {
     open: Mutex<Option<Connection>>,
     closed: ClosedFlag,
     epoch: ForkEpoch,
-}
-
-/// Converts a timeout in seconds to a duration. Infinity is allowed.
-fn seconds_of(seconds: f64) -> Result<Duration, Exception> {
-    if seconds == f64::INFINITY {
-        return Ok(Duration::MAX);
-    }
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Exception::new("WrongValue", format!("a timeout of {seconds} seconds is not valid")))
-}
-
-/// Returns the deadline after a number of seconds from now. Infinity is allowed.
-pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Exception> {
-    seconds_of(seconds).map(Deadline::after)
 }
 
 impl Client {
@@ -135,11 +131,12 @@ impl Client {
     /// that writes to it fails and destroys the CUDA context of the process. ``torch.from_dlpack(array, copy=True)`` creates a
     /// writable copy.
     ///
-    /// Getting an object again takes about a microsecond and no system call.
+    /// Getting an object again takes about a microsecond and no system call. ``client[name]`` is a get without a timeout.
     ///
     /// Args:
     ///     name: The name of the object.
     ///     timeout: Seconds to wait until the name exists. ``None`` does not wait.
+    ///     default: The result if the name does not exist, or did not appear in time. Without it, an exception is raised.
     ///
     /// Returns:
     ///     A read-only :class:`Array`, or a :class:`Pack`.
@@ -147,32 +144,46 @@ impl Client {
     /// Raises:
     ///     wholemem.errors.NotFound: The name does not exist.
     ///     wholemem.errors.Timeout: The name did not appear in time.
-    #[pyo3(signature = (name, timeout=None))]
-    fn get(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<StoredValue> {
+    #[pyo3(signature = (name, timeout=None, *, default=DefaultArg::MISSING))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        timeout: Option<f64>,
+        default: DefaultArg<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let client = self.connection().into_py()?;
-        let object = match client.get_mapped(name).into_py()? {
-            Some(object) => object,
-            None => match timeout {
-                None => self.run_blocking(py, || client.get(name))?,
-                Some(seconds) => {
-                    let deadline = deadline_of(seconds).into_py()?;
-                    self.run_blocking(py, || {
-                        client.get_within(name, deadline).map_err(|error| wait_error(error, seconds))
-                    })?
-                }
-            },
+        let found = match (client.get_mapped(name).into_py()?, timeout) {
+            (Some(object), _) => Ok(object),
+            (None, None) => self.run_blocking(py, || or_missing(client.get(name)))?,
+            (None, Some(seconds)) => {
+                let deadline = deadline_of(seconds).into_py()?;
+                self.run_blocking(py, || or_missing(client.get_within(name, deadline)))?
+            }
         };
-        StoredValue::of(object).into_py()
+        match (found, default.0, timeout) {
+            (Ok(object), ..) => StoredValue::of(object).into_py()?.into_bound_py_any(py),
+            (Err(_), Some(default), _) => Ok(default),
+            (Err(error), None, Some(seconds)) => Err(wait_error(error, seconds).into()),
+            (Err(error), None, None) => Err(Exception::from(error).into()),
+        }
+    }
+
+    /// Returns the current object of a name if its memory is already mapped in this process, and ``None`` otherwise. Does not wait.
+    fn _get_mapped(&self, name: &str) -> PyResult<Option<StoredValue>> {
+        let object = self.connection().into_py()?.get_mapped(name).into_py()?;
+        object.map(StoredValue::of).transpose().into_py()
     }
 
     /// Copies an array into the store, or a mapping of names to arrays as a pack (one object with several arrays).
     ///
-    /// An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also has its own name:
-    /// ``name/array``.
+    /// Arrays in host memory and tensors of torch may have any strides; objects are contiguous. A parameter of a torch module is put
+    /// without its gradient. An array on a GPU is copied on that GPU, after the work that is enqueued on it. An array of a pack also
+    /// has its own name: ``name/array``. ``client[name] = value`` is a put without a timeout.
     ///
     /// Args:
     ///     name: The name of the object. An object that has the name is replaced.
-    ///     value: An array, a buffer such as ``bytes``, or a mapping of names to arrays.
+    ///     value: An array, a buffer such as ``bytes``, or a mapping of names to arrays, such as the ``state_dict`` of a module.
     ///     timeout: Seconds to wait for free memory if the quota is exhausted. ``None`` does not wait.
     ///
     /// Returns:
@@ -181,7 +192,7 @@ impl Client {
     /// Raises:
     ///     wholemem.errors.OutOfMemory: The store has no memory or no free index entry.
     ///     wholemem.errors.OverQuota: The quota is exhausted.
-    ///     wholemem.errors.WrongStride: An array is not contiguous.
+    ///     wholemem.errors.WrongStride: An array on a GPU is not contiguous, and not a tensor of torch.
     #[pyo3(signature = (name, value, *, timeout=None))]
     fn put(
         &self,
@@ -210,7 +221,7 @@ impl Client {
     ///
     /// Raises:
     ///     wholemem.errors.OverQuota: The quota is exhausted.
-    ///     wholemem.errors.WrongStride: An array is not contiguous.
+    ///     wholemem.errors.WrongStride: An array on a GPU is not contiguous, and not a tensor of torch.
     #[pyo3(signature = (name, value, *, timeout=None))]
     fn publish(
         &self,
@@ -264,7 +275,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let (client, view) =
-            (self.connection_with_timeout(name, timeout).into_py()?, array::import_on_default_stream(array)?);
+            (self.connection_with_timeout(name, timeout).into_py()?, put_value::import_one(array)?);
         self.run_blocking(py, || share::share(&client, name, &view))
     }
 
@@ -377,6 +388,52 @@ impl Client {
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
+    /// Returns the names of the objects of the store, sorted. Iterating over the client yields the same names, ``len(client)`` is their
+    /// number, ``name in client`` tests whether one exists, and ``del client[name]`` deletes an object.
+    ///
+    /// Args:
+    ///     prefix: The beginning of the names.
+    #[pyo3(signature = (prefix=""))]
+    fn keys(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<String>> {
+        let client = self.connection().into_py()?;
+        let entries = self.run_blocking(py, || client.list(prefix))?;
+        // Programs in Rust can create objects without a name.
+        Ok(entries.into_iter().map(|entry| entry.name).filter(|name| !name.is_empty()).collect())
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.keys(py, "")?.len())
+    }
+
+    /// A client of an empty store is true, unlike an empty dict: programs test whether they have a client.
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let client = self.connection().into_py()?;
+        match name.extract::<String>() {
+            Ok(name) => self.run_blocking(py, || exists(client.stat(&name))),
+            Err(_) => Ok(false),
+        }
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyList::new(py, self.keys(py, "")?)?.try_iter()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        self.get(py, name, None, DefaultArg::MISSING)
+    }
+
+    fn __setitem__(&self, py: Python<'_>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.put(py, name, value, None).map(drop)
+    }
+
+    fn __delitem__(&self, py: Python<'_>, name: String) -> PyResult<()> {
+        self.delete(py, DeleteArg::Name(name))
+    }
+
     /// Returns the description of the current object of a name in the store.
     ///
     /// Args:
@@ -438,33 +495,6 @@ impl Client {
 
 pub(super) fn closed() -> Exception {
     Exception::new("Closed", "the client is closed").hint("create a new one: `Client(socket)`")
-}
-
-/// Converts the error of a `get` that waited for a name.
-fn wait_error(error: Error, seconds: f64) -> Exception {
-    match error {
-        Error::Refused(Refusal::NoSuchName { name }) => {
-            let message = format!("the name `{name}` did not appear within {seconds} seconds");
-            Exception::new("Timeout", message).code("no-such-name").hint("`client.list()` lists the objects")
-        }
-        error => error.into(),
-    }
-}
-
-/// The argument of `delete`: a name, whose current object is deleted, or an entry, whose object is deleted.
-#[derive(FromPyObject)]
-enum DeleteArg<'py> {
-    Name(String),
-    Entry(Bound<'py, Entry>),
-}
-
-fn with_list_hint(error: Error) -> Exception {
-    match error {
-        Error::Refused(Refusal::NoSuchName { .. }) => {
-            Exception::from(error).hint("`client.list()` lists the objects")
-        }
-        error => error.into(),
-    }
 }
 
 /// Releases GPU arrays that were published to a store without a copy and whose objects the store has freed.

@@ -78,10 +78,16 @@ impl StoreDraft {
         }
     }
 
-    pub(super) fn copy(&mut self, member: usize, bytes: SharedSlice<'_>) -> wholemem_store::Result<()> {
+    /// Copies bytes to an array of the draft, from an offset on.
+    pub(super) fn copy(
+        &mut self,
+        member: usize,
+        offset: usize,
+        bytes: SharedSlice<'_>,
+    ) -> wholemem_store::Result<()> {
         match self {
-            Self::One(draft) => draft.copy_at(0, bytes),
-            Self::Many(pack) => pack.copy_at(member, 0, bytes),
+            Self::One(draft) => draft.copy_at(offset, bytes),
+            Self::Many(pack) => pack.copy_at(member, offset, bytes),
         }
     }
 
@@ -143,7 +149,7 @@ impl OpenDraft {
         }
         if !self.in_place {
             for (member, view) in self.views.iter().enumerate() {
-                self.target.copy(member, view.bytes("the draft")?)?;
+                self.target.copy(member, 0, view.bytes("the draft")?)?;
             }
         }
         Ok(())

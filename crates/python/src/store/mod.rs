@@ -4,6 +4,7 @@
 //! | module | content |
 //! |---|---|
 //! | `client` | a connection: put, get, publish, delete, list |
+//! | `arguments` | timeouts, default values and names as arguments of its calls |
 //! | `put_value` | the value of a `put`: arrays in host memory or on a GPU |
 //! | `share` | publishes GPU memory without a copy |
 //! | `stored` | an object, or a pack of objects, as arrays that hold its pin |
@@ -17,6 +18,7 @@
 //! Getting an object whose memory is already mapped makes no system call, except for a periodic check of the connection, and
 //! keeps the GIL. All other calls release the GIL. Dropping an object does not block.
 
+mod arguments;
 mod client;
 mod description;
 mod draft;

@@ -1,12 +1,13 @@
 //! The value that `put` copies into a store: one array, or several arrays with names, in host memory or on a GPU.
 //!
 //! An array on a GPU is copied to memory of the store on the same GPU, after the work that is enqueued on it. The object is
-//! published when the copy is complete.
+//! published when the copy is complete. Objects are contiguous in C order, whatever the strides of the arrays are.
 
 use std::collections::HashSet;
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyMapping;
+use pyo3::types::{PyMapping, PyString};
 use wholemem_hal::{Device, Rights};
 use wholemem_store::Client;
 
@@ -63,12 +64,43 @@ pub(super) enum PutValue {
     Many(Vec<(String, View)>),
 }
 
+/// Returns a tensor of torch as one that can be exported: without a gradient, as a parameter of a module has one; with elements that
+/// are stored as they are, and not to be conjugated or negated by every reader; and on a GPU contiguous. Other values are returned
+/// unchanged.
+fn exportable<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = value.py();
+    let is_true = |value: &Bound<'py, PyAny>, name: &Bound<'py, PyString>| match value.getattr_opt(name)? {
+        Some(found) if found.is_callable() => found.call0()?.is_truthy(),
+        Some(found) => found.is_truthy(),
+        None => Ok(false),
+    };
+    // Only tensors of torch have this attribute.
+    if value.getattr_opt(intern!(py, "requires_grad"))?.is_none() {
+        return Ok(value.clone());
+    }
+    let mut tensor = value.call_method0(intern!(py, "detach"))?;
+    if is_true(&tensor, intern!(py, "is_conj"))? {
+        tensor = tensor.call_method0(intern!(py, "resolve_conj"))?;
+    }
+    if is_true(&tensor, intern!(py, "is_neg"))? {
+        tensor = tensor.call_method0(intern!(py, "resolve_neg"))?;
+    }
+    if is_true(&tensor, intern!(py, "is_cuda"))? {
+        tensor = tensor.call_method0(intern!(py, "contiguous"))?;
+    }
+    Ok(tensor)
+}
+
+pub(super) fn import_one(value: &Bound<'_, PyAny>) -> PyResult<View> {
+    array::import_on_default_stream(&exportable(value)?)
+}
+
 impl PutValue {
     pub(super) fn import(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let Ok(mapping) = value.cast::<PyMapping>() else {
-            return array::import_on_default_stream(value).map(Self::One);
-        };
-        members(mapping, array::import_on_default_stream).map(Self::Many)
+        match value.cast::<PyMapping>() {
+            Ok(mapping) => members(mapping, import_one).map(Self::Many),
+            Err(_) => import_one(value).map(Self::One),
+        }
     }
 
     /// Returns the arrays, each with its name for errors.
@@ -103,8 +135,10 @@ impl PutValue {
     /// Copies the arrays into the store, and returns the version of the new object under its name.
     pub(super) fn put(&self, client: &Client, name: &str) -> Result<u64, Exception> {
         let (device, views) = (self.device()?, self.views());
-        // The strides of the arrays are checked before memory of the store is allocated.
-        views.iter().try_for_each(|(argument, view)| view.check_contiguous(argument))?;
+        if device.is_some() {
+            // The strides of the arrays are checked before memory of the store is allocated.
+            views.iter().try_for_each(|(argument, view)| view.check_contiguous(argument))?;
+        }
         let mut draft = match self {
             Self::One(view) => StoreDraft::one(client, name, &view.layout, device.as_ref())?,
             Self::Many(arrays) => {
@@ -115,8 +149,8 @@ impl PutValue {
         if device.is_some() {
             copy_on_gpu(&draft, &views)?;
         } else {
-            for (member, (argument, view)) in views.iter().enumerate() {
-                draft.copy(member, view.bytes(argument)?)?;
+            for (member, (_, view)) in views.iter().enumerate() {
+                view.read_in_order(|offset, bytes| Ok(draft.copy(member, offset, bytes)?))?;
             }
         }
         let sealed = draft.seal().map_err(|(error, _)| error)?;

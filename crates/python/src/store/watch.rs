@@ -1,5 +1,6 @@
 //! Watches: iterators that wait for the events (published, deleted) of names with a prefix.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use pyo3::prelude::*;
@@ -7,7 +8,7 @@ use pyo3::types::PyTuple;
 use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Error, EventKind};
 
-use super::client::deadline_of;
+use super::arguments::deadline_of;
 use crate::error::{Exception, IntoPyResult};
 use crate::wait::{ClosedFlag, run_blocking_unless};
 
@@ -122,6 +123,13 @@ impl Watch {
         }
     }
 
+    /// Calls a function that does not wait with the open watch.
+    fn with_open<T>(&self, call: impl FnOnce(&mut wholemem_store::Watch) -> T) -> Result<T, Exception> {
+        let mut open = self.open()?;
+        open.take_if(|_| self.closed.iter().any(ClosedFlag::is_set));
+        open.as_mut().map(call).ok_or_else(closed)
+    }
+
     /// Waits for the next event of the watch, and returns `None` if the watch is closed.
     fn event(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<Event>> {
         let closed = self.closed.clone();
@@ -143,6 +151,10 @@ impl Watch {
             }
         })
     }
+}
+
+fn closed() -> Exception {
+    Exception::new("Closed", "the watch is closed").hint("create another one: `client.watch(prefix)`")
 }
 
 #[pymethods]
@@ -171,10 +183,37 @@ impl Watch {
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Event> {
         let deadline = timeout.map_or(Ok(Deadline::NEVER), deadline_of).into_py()?;
-        let closed = || {
-            Exception::new("Closed", "the watch is closed").hint("create another one: `client.watch(prefix)`")
-        };
         self.event(py, deadline)?.ok_or_else(|| closed().into())
+    }
+
+    /// Returns the next event if it has already arrived, and ``None`` otherwise. It does not wait, so it is for event loops:
+    /// :meth:`fileno` is readable when events have arrived.
+    ///
+    /// It also returns ``None`` if :attr:`is_registered` is false; :meth:`next` then registers the watch.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Busy: Another thread is waiting.
+    ///     wholemem.errors.Closed: The watch or its client is closed.
+    ///     wholemem.errors.ServerLost: The store has ended.
+    fn try_next(&self) -> PyResult<Option<Event>> {
+        let event = self.with_open(wholemem_store::Watch::try_next).into_py()?;
+        event.map(|event| event.map(Event::new)).map_err(Exception::from).into_py()
+    }
+
+    /// Returns the file descriptor of the watch, for event loops. It is readable if an event has arrived, if the server was
+    /// restarted, or if the store has ended. It is closed with the watch.
+    ///
+    /// Raises:
+    ///     wholemem.errors.Closed: The watch or its client is closed.
+    fn fileno(&self) -> PyResult<i32> {
+        self.with_open(|watch| watch.as_fd().as_raw_fd()).into_py()
+    }
+
+    /// False if the server was restarted and the watch is not registered with the new one yet: the next call of :meth:`next`
+    /// registers it, and returns the event ``missed``.
+    #[getter]
+    fn is_registered(&self) -> PyResult<bool> {
+        self.with_open(|watch| watch.is_registered()).into_py()
     }
 
     /// Closes the watch, from any thread. Iterations over the watch end, and a thread that waits in :meth:`next` gets

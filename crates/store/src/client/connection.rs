@@ -226,6 +226,12 @@ impl Connection {
     }
 }
 
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Drop for Connection {
     fn drop(&mut self) {
         if self.sends_goodbye && self.epoch.is_current() {

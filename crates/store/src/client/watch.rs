@@ -1,5 +1,6 @@
 //! Watches: streams of events of objects whose names begin with a prefix.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use wholemem_os::Deadline;
@@ -46,10 +47,45 @@ impl Watch {
         Err(Error::EventsMissed { prefix: self.prefix.clone() })
     }
 
+    /// Returns the next event if it has already arrived, and `None` otherwise. Never waits, so it is for event loops: they wait until the
+    /// descriptor of the watch is readable, and then call this function until it returns `None`.
+    ///
+    /// It also returns `None` if the server was replaced: then [`Watch::is_registered`] returns false, and [`Watch::next`] registers the
+    /// watch with the new server.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] as for [`Watch::next`].
+    pub fn try_next(&mut self) -> Result<Option<Event>> {
+        if self.is_unregistered {
+            return Ok(None);
+        }
+        match self.connection.event(Deadline::NOW) {
+            Ok(None) => {
+                self.is_unregistered = true;
+                Ok(None)
+            }
+            Err(Error::TimedOut) => Ok(None),
+            outcome => outcome,
+        }
+    }
+
+    /// Returns false if the server was replaced and the next call of [`Watch::next`] must register the watch with the new one.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        !self.is_unregistered
+    }
+
     fn register(&mut self) -> Result<()> {
         let kind = RequestKind::Watch { prefix: self.prefix.clone() };
         self.connection.request(kind, &[], Deadline::after(Client::TIMEOUT))?;
         self.is_unregistered = false;
         Ok(())
+    }
+}
+
+/// The descriptor is readable if an event has arrived, if the server was replaced, or if the store has ended.
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
     }
 }

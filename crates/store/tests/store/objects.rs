@@ -10,7 +10,7 @@ use wholemem_os::Deadline;
 use wholemem_os::interrupt::interruptible;
 use wholemem_store::{Client, Error, EventKind, Mirror, Pack, Refusal};
 
-use crate::test_store::TestStore;
+use crate::test_store::{TestStore, wait_until_readable};
 
 const LARGE: usize = 3 << 20;
 
@@ -367,6 +367,25 @@ fn a_watcher_receives_events() {
         [("a/1".to_owned(), EventKind::Published { version: 1 }), ("a/1".to_owned(), EventKind::Deleted)];
     assert_eq!(events, expected);
     assert!(matches!(watch.next(Deadline::NOW), Err(Error::TimedOut)));
+}
+
+#[test]
+fn an_event_loop_polls_a_watch_and_receives_events_without_waiting() {
+    let store = TestStore::start();
+    let client = store.client();
+    let mut watch = client.watch("a/").unwrap();
+    assert!(matches!(watch.try_next(), Ok(None)) && watch.is_registered());
+    for name in ["a/1", "b/1", "a/2"] {
+        client.put(name, b"x").unwrap();
+    }
+    let mut names = Vec::new();
+    while names.len() < 2 {
+        wait_until_readable(&watch);
+        while let Some(event) = watch.try_next().unwrap() {
+            names.push(event.name);
+        }
+    }
+    assert_eq!(names, ["a/1", "a/2"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PacketSocket, PidFd};
 use wholemem_store::{Client, Error};
 
-use crate::test_store::TestStore;
+use crate::test_store::{TestStore, wait_until_readable};
 
 #[test]
 fn a_killed_server_loses_nothing_and_mapped_objects_stay_available() {
@@ -90,6 +90,25 @@ fn a_watcher_gets_one_error_for_missed_events_and_then_all_later_events() {
     assert!(matches!(watch.next(timeout), Err(Error::EventsMissed { .. })));
     client.put("seen 5", b"after").unwrap();
     assert_eq!(watch.next(timeout).unwrap().name, "seen 5");
+}
+
+#[test]
+fn a_polled_watch_shows_that_the_server_was_replaced_and_is_then_registered_again() {
+    let store = TestStore::start();
+    let client = store.client();
+    let mut watch = client.watch("seen").unwrap();
+    store.kill("server");
+    client.put("seen 1", b"between").unwrap();
+    while watch.is_registered() {
+        wait_until_readable(&watch);
+        assert!(matches!(watch.try_next(), Ok(None)));
+    }
+    assert!(matches!(watch.try_next(), Ok(None)), "only `next` registers the watch");
+    let timeout = Deadline::after(Duration::from_secs(60));
+    assert!(matches!(watch.next(timeout), Err(Error::EventsMissed { .. })) && watch.is_registered());
+    client.put("seen 2", b"after").unwrap();
+    wait_until_readable(&watch);
+    assert_eq!(watch.try_next().unwrap().unwrap().name, "seen 2");
 }
 
 #[test]

@@ -8,16 +8,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Rlimit, kill_process_group, setrlimit};
 use wholemem_hal::BackendKind;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
-use wholemem_store::{Client, ProcessRole, Serve, Status};
+use wholemem_store::{Client, ProcessRole, Serve, Status, Watch};
 use wholemem_testkit::MemoryGroup;
 
 const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
 const ROLE: &str = "WHOLEMEM_STORE_TEST_ROLE";
 const TEST: &str = "WHOLEMEM_STORE_TEST_PROCESS";
+
+/// Waits until the descriptor of a watch is readable, as an event loop does.
+pub(crate) fn wait_until_readable(watch: &Watch) {
+    let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(watch, PollFlags::IN)], Some(&timeout)), Ok(1));
+}
 
 /// A store in a temporary folder, whose processes are killed when this value is dropped.
 pub(crate) struct TestStore {

@@ -15,7 +15,8 @@ Serve a store, put a file into it, and use it::
     model = client.get("model", timeout=60)         # a Pack: arrays by name, mapped together
     weights = model["layers.0.weight"].numpy()      # a view, not a copy; it keeps the memory alive
 
-    client.put("answer", numpy.arange(10))
+    client["answer"] = numpy.arange(10)             # as `client.put`, which returns the version and waits for free memory
+    assert "answer" in client
     with client.create("large", (1 << 20, 256), "float32") as draft:
         fill(draft.array.numpy())                   # written in place
 
@@ -26,7 +27,7 @@ Arrays on a GPU stay on it: :meth:`Client.put` copies them to memory of the stor
 publishes their memory without a copy. ``torch.from_dlpack`` imports an object on a GPU as a tensor.
 
 The server may be killed and restarted: clients and arrays stay valid. An array keeps its object alive, also after its client is
-closed or the store has ended. A forked child holds the arrays that it inherited until it exits; for anything else it needs its
+closed or the store has ended. :mod:`wholemem.store.aio` is the client of asyncio programs. A forked child holds the arrays that it inherited until it exits; for anything else it needs its
 own client.
 """
 
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ._native import Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch
+from .._native import Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch
 
 __all__ = ["Client", "Draft", "Entry", "Event", "Mirror", "Pack", "PackDraft", "Status", "Watch"]
 
