@@ -34,7 +34,7 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// The save, load, export or check of a tensor was interrupted: by the progress callback, or by a signal such as Ctrl-C.
+    /// The progress callback ended the save, load, export or check of a tensor, for example after Ctrl-C.
     #[error("the save, load, export or check of a tensor was interrupted")]
     Interrupted,
 
