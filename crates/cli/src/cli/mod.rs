@@ -59,7 +59,7 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// Delete objects of a store; memory is freed when no client holds the object
     Rm(RemoveArgs),
-    /// Print events of a store: published and deleted objects
+    /// Print events of a store: published, replaced and deleted objects
     Watch(WatchArgs),
     /// Run a benchmark that compares wholemem with raw system calls or plain copies
     Bench(BenchArgs),

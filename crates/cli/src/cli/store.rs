@@ -122,9 +122,12 @@ pub(crate) struct RemoveArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// Print only events of objects whose names have this prefix
+    /// Print only events of objects whose names have this prefix; a pack is one event, under its own name
     #[arg(default_value = "")]
     pub(crate) prefix: String,
+    /// First print the events behind this revision, which `--json` prints with each event; the server retains the latest
+    #[arg(long, value_name = "REVISION")]
+    pub(crate) after: Option<u64>,
     /// Exit after this many events
     #[arg(long)]
     pub(crate) count: Option<u64>,

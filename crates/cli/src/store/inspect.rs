@@ -1,15 +1,14 @@
-//! `wholemem ls`, `stat`, `rm` and `watch`: lists, shows and deletes objects of a store, and prints its events.
+//! `wholemem ls`, `stat` and `rm`: lists, shows and deletes objects of a store.
 
 use anyhow::Result;
 use serde::Serialize;
 use wholemem_command::size::RoundedSize;
 use wholemem_command::table::{Align, TextTable};
 use wholemem_command::terminal::{self, Colour, TextStyle};
-use wholemem_os::Deadline;
 use wholemem_os::width::to_usize;
-use wholemem_store::{Entry, Error, Event, EventKind};
+use wholemem_store::Entry;
 
-use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
+use crate::cli::{ListArgs, RemoveArgs, StatArgs};
 
 /// The properties of an object of a store, printed as JSON.
 #[derive(Debug, Serialize)]
@@ -152,47 +151,6 @@ pub(crate) fn remove(args: &RemoveArgs) -> Result<()> {
     }
     for id in &args.ids {
         client.delete(*id)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
-    #[derive(Serialize)]
-    struct EventLine<'a> {
-        event: &'static str,
-        name: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        id: Option<u64>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        version: Option<u64>,
-    }
-    let mut watch = super::connect(&args.socket)?.watch(&args.prefix)?;
-    let mut left = args.count;
-    while left != Some(0) {
-        let event = watch.next(Deadline::NEVER);
-        let line = match &event {
-            Ok(Event { name, object, kind: EventKind::Published { version } }) => {
-                EventLine { event: "published", name, id: Some(object.as_u64()), version: Some(*version) }
-            }
-            Ok(Event { name, object, .. }) => {
-                EventLine { event: "deleted", name, id: Some(object.as_u64()), version: None }
-            }
-            // Missed events are printed, but not counted as an event. The user should list the objects again.
-            Err(Error::EventsMissed { prefix }) => {
-                EventLine { event: "missed", name: prefix, id: None, version: None }
-            }
-            Err(_) => return Ok(event.map(drop)?),
-        };
-        if args.json {
-            terminal::print_json(&line)?;
-        } else {
-            let EventLine { event, name, version, .. } = line;
-            let version = version.map(|version| format!(" version {version}")).unwrap_or_default();
-            terminal::print(&format!("{event:<10}{}{version}\n", terminal::escaped(name)))?;
-        }
-        if event.is_ok() {
-            left = left.map(|left| left - 1);
-        }
     }
     Ok(())
 }

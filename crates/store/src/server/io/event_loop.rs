@@ -215,6 +215,7 @@ impl<'a> EventLoop<'a> {
         fd: Option<OwnedFd>,
         charge: Option<Charge>,
     ) {
+        self.executor.clients.begin_request(client, &request);
         match request.kind {
             RequestKind::Goodbye => return self.end(client, EndReason::Left),
             RequestKind::AwaitChild => {
