@@ -63,10 +63,13 @@ impl<'a> EventLine<'a> {
 }
 
 pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
-    let client = super::connect(&args.socket)?;
-    let mut watch = match args.after {
-        Some(revision) => client.watch_after(&args.prefix, revision)?,
-        None => client.watch(&args.prefix)?,
+    let mut watch = {
+        // The watch has a connection of its own.
+        let client = super::connect(&args.socket)?;
+        match args.after {
+            Some(revision) => client.watch_after(&args.prefix, revision)?,
+            None => client.watch(&args.prefix)?,
+        }
     };
     let mut left = args.count;
     while left != Some(0) {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wholemem_os::PacketSocket;
 
@@ -27,6 +27,9 @@ use crate::{Refusal, Result};
 
 /// The number of bytes that the server uses for a client's watch of names, besides the watched prefix.
 const WATCH_COST: u64 = 256;
+
+/// The interval in which the refusal of one client is logged.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason why a client's connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub(super) struct Clients {
     times: RequestTimes,
     /// The number of clients that were accepted, and of those that were refused when they connected.
     connected: [u64; 2],
+    /// The time at which the refusal of a client was logged last.
+    refusal_logged: Option<Instant>,
     /// The user that the server runs as. Only clients of this user may send descriptors with their requests.
     user: u32,
     next: u64,
@@ -71,6 +76,7 @@ impl Clients {
             slots: MessageSlots::default(),
             times: RequestTimes::default(),
             connected: [0, 0],
+            refusal_logged: None,
             user,
             next: 0,
             ended: Vec::new(),
@@ -117,10 +123,19 @@ impl Clients {
             }
             Err(refusal) => {
                 self.connected[1] += 1;
-                tracing::warn!(user, %refusal, "refused a client");
+                self.log_refusal(user, &refusal);
                 refuse_connection(&socket, refusal);
                 Ok(())
             }
+        }
+    }
+
+    /// Logs that a client was refused, at most once in a second, since clients can connect again at once.
+    fn log_refusal(&mut self, user: u32, refusal: &Refusal) {
+        let now = Instant::now();
+        if self.refusal_logged.is_none_or(|at| now.duration_since(at) >= REFUSAL_LOG_INTERVAL) {
+            self.refusal_logged = Some(now);
+            tracing::warn!(user, %refusal, refused = self.connected[1], "a client was refused");
         }
     }
 

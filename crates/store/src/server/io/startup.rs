@@ -78,7 +78,9 @@ pub(super) fn start<'a>(
         Executor { memory, clients, keeper, workers, admission, retries: BTreeMap::new(), started };
     let mut event_loop = EventLoop::new(server, executor, acceptor, clock);
     event_loop.execute(outputs, None);
-    tracing::info!(epoch, clients = inherited.clients.len(), "a server serves the store");
+    let server = std::process::id();
+    let (clients, objects) = (inherited.clients.len(), event_loop.status().objects);
+    tracing::info!(epoch, server, clients, objects, "a server serves the store");
     Ok(event_loop)
 }
 

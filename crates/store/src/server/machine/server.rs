@@ -12,7 +12,7 @@ use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId};
 use crate::index::ObjectIndex;
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, check_name};
+use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, Status, check_name};
 use crate::server::budget::Charge;
 
 /// The number of request history entries of departed clients that one step of the state machine drops.
@@ -35,6 +35,11 @@ impl<C: Cells> Server<C> {
 
     pub(crate) fn index(&self) -> &ObjectIndex<C> {
         self.state.objects.index()
+    }
+
+    /// Returns the status of the store.
+    pub(crate) fn status(&self) -> Status {
+        self.state.status()
     }
 
     /// Returns the protocol version of a client.
