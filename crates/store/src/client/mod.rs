@@ -383,7 +383,7 @@ impl Client {
     }
 
     /// Subscribes to the events of objects whose names begin with `prefix`, and first returns those behind a revision, the
-    /// [`Event::revision`] of the last event that the caller has seen. The server retains the latest events of all names, about
+    /// [`Event::revision`](crate::Event::revision) of the last event that the caller has seen. The server retains the latest events of all names, about
     /// 1 MiB of them; a replaced server has none. If it does not have all, the first call of [`Watch::next`] returns
     /// [`Error::EventsMissed`].
     ///

@@ -23,10 +23,11 @@ pub(crate) struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// Sets the quota of host memory for objects. At most an eighth of the quota is preallocated.
+    /// Sets the quota of host memory for objects. At most half of the quota is preallocated, and less if little of it or of the
+    /// machine's memory is free.
     pub(crate) fn set_host_quota(&mut self, quota: u64) {
         self.host.quota = quota;
-        self.prealloc_limit = quota / 8;
+        self.prealloc_limit = quota / 2;
     }
 }
 
