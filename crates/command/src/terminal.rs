@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
-use crate::table;
+use crate::wrap::wrap;
 
 /// The smallest width for which tables are laid out.
 const MIN_WIDTH: usize = 40;
@@ -100,7 +100,7 @@ fn fitted_within(text: &str, width: Option<usize>) -> String {
     let Some(width) = width else { return text.to_owned() };
     let line = |line: &str| match line.starts_with(' ') {
         true => line.to_owned(),
-        false => table::wrap(line, width).join("\n"),
+        false => wrap(line, width).join("\n"),
     };
     text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }

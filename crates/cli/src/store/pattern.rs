@@ -41,7 +41,8 @@ pub(super) fn selected(client: &Client, selection: &str) -> Result<Vec<Entry>> {
     }
 }
 
-pub(super) fn sorted(mut entries: Vec<Entry>) -> Vec<Entry> {
+/// Sorts objects by name, in natural order.
+pub(crate) fn sorted(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries.sort_by(|a, b| natural::compare(&a.name, &b.name).then(a.id.cmp(&b.id)));
     entries
 }

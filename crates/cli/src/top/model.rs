@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 use wholemem_store::{Client, RequestStatistics, Statistics, Status};
 
-use crate::store::pattern::fold_packs;
+use crate::store::pattern;
 use crate::store::summary::{ObjectSummary, Summarizer};
 
 /// The state of a store at one moment.
@@ -22,8 +22,9 @@ impl Sample {
     pub(super) fn take(client: &Client) -> Result<Self> {
         let (at, statistics) = (Instant::now(), client.statistics()?);
         let mut entries = client.list("")?;
-        fold_packs(&mut entries);
-        entries.sort_by(|a, b| b.len.cmp(&a.len).then_with(|| a.name.cmp(&b.name)));
+        pattern::fold_packs(&mut entries);
+        let mut entries = pattern::sorted(entries);
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.len));
         let objects = Summarizer::new(client)?.with_readers(&entries)?;
         Ok(Self { at, statistics, objects })
     }

@@ -155,7 +155,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &TopView, first_row: usize) {
     draw_requests(frame, requests, &view.requests[..kinds]);
     draw_objects(frame, objects, view, first_row);
     let keys = format!(
-        "q quit   Up, Down scroll   objects {} of {}",
+        "q quit   Up, Down scroll   row {} of {}",
         (first_row + 1).min(view.objects.len()),
         view.objects.len()
     );
@@ -308,7 +308,7 @@ mod tests {
             30 MiB       3    0 s       4  bf16[4096,4096]  model/layers.1…q_proj.weight
             29 MiB       3    0 s       4  bf16[4096,4096]  model/layers.1…q_proj.weight
             28 MiB       3    0 s       4  bf16[4096,4096]  model/layers.1…q_proj.weight
-        q quit   Up, Down scroll   objects 1 of 30
+        q quit   Up, Down scroll   row 1 of 30
         ");
     }
 
@@ -319,7 +319,7 @@ mod tests {
         let screen = screen(80, 24, &view, 28);
         assert!(screen.contains("device  ") && screen.contains("1 GiB of 4 GiB"), "{screen}");
         assert!(screen.contains("   12 MiB") && !screen.contains("   13 MiB"), "{screen}");
-        assert!(screen.ends_with("objects 29 of 30\n"), "{screen}");
+        assert!(screen.ends_with("row 29 of 30\n"), "{screen}");
     }
 
     #[test]
