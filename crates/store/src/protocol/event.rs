@@ -1,5 +1,7 @@
 //! Events of a watch: changes of the objects that have watched names, in the current form and in that of protocol 5.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use crate::id::ObjectId;
@@ -85,8 +87,7 @@ impl Change {
             objects: objects as u64,
             kind,
         };
-        let previous = |name: &str| self.deleted.iter().find(|old| old.name == name).map(|old| old.version);
-        let kind = |new: &NamedVersion| match previous(&new.name) {
+        let kind = |new: &NamedVersion, previous: Option<u64>| match previous {
             Some(previous) => EventKind::Replaced { version: new.version, previous },
             None => EventKind::Published { version: new.version },
         };
@@ -100,7 +101,8 @@ impl Change {
         match (&self.published[..], &self.deleted[..]) {
             ([first, ..], _) if self.is_pack || self.published.len() == 1 => {
                 let names = sorted(&mut self.published.iter().chain(&self.deleted));
-                vec![(event(first, self.published.len(), kind(first)), names)]
+                let previous = self.deleted.iter().find(|old| old.name == first.name).map(|old| old.version);
+                vec![(event(first, self.published.len(), kind(first, previous)), names)]
             }
             ([], [first, ..]) if self.is_pack || self.deleted.len() == 1 => {
                 let names = sorted(&mut self.deleted.iter());
@@ -108,10 +110,14 @@ impl Change {
             }
             // The objects of a pack without a name are reported each by its own.
             (published, removed) => {
-                let is_left = |old: &&NamedVersion| !published.iter().any(|new| new.name == old.name);
-                let new = published.iter().map(|new| (event(new, 1, kind(new)), vec![new.name.clone()]));
-                let old = removed.iter().filter(is_left);
-                new.chain(old.map(|old| (event(old, 1, deleted(old)), vec![old.name.clone()]))).collect()
+                let versions: BTreeMap<_, _> = removed.iter().map(|old| (&old.name, old.version)).collect();
+                let names: BTreeSet<_> = published.iter().map(|new| &new.name).collect();
+                let new = published.iter().map(|new| {
+                    let kind = kind(new, versions.get(&new.name).copied());
+                    (event(new, 1, kind), vec![new.name.clone()])
+                });
+                let left = removed.iter().filter(|old| !names.contains(&old.name));
+                new.chain(left.map(|old| (event(old, 1, deleted(old)), vec![old.name.clone()]))).collect()
             }
         }
     }

@@ -147,8 +147,9 @@ fn counters_agree_with_a_model_after_ten_thousand_random_operations() {
     assert_eq!((value("objects_deleted"), value("objects_freed")), (model.deleted, model.deleted));
     assert_eq!((statistics.status.objects, model.sealed - model.deleted), (current, current));
     assert_eq!(value("events"), model.events);
-    assert_eq!((value("clients_accepted"), value("clients_refused")), (1, 0));
-    assert_eq!(count_of(&statistics, "hello"), (1, 0));
+    // Other tests of this process fork meanwhile, and then each client connects once more for the child.
+    assert!(value("clients_accepted") >= 1 && count_of(&statistics, "hello").0 >= 1);
+    assert_eq!((value("clients_refused"), count_of(&statistics, "hello").1), (0, 0));
     for kind in ["create", "seal", "delete", "find"] {
         assert_eq!(count_of(&statistics, kind), model.requests[kind], "{kind}");
     }

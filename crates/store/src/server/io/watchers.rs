@@ -16,11 +16,12 @@ use crate::protocol::frame;
 use crate::protocol::{Answer, Response};
 use crate::server::budget::Charge;
 
-/// The maximum number of bytes of the event log: twice the events of the largest pack (objects that are published together).
-const MAX_LOG_BYTES: usize = 8 << 20;
+/// The maximum number of bytes of the event log. The events of the largest pack (objects that are published together) fit, also if
+/// the pack has no name and each of its objects an event of its own.
+const MAX_LOG_BYTES: usize = 16 << 20;
 
 /// The number of bytes that an entry of the event log uses besides its name and packets.
-const ENTRY_COST: usize = 256;
+const ENTRY_COST: usize = 192;
 
 /// The number of bytes of events that are retained after all watchers have received them.
 const HISTORY_BYTES: usize = 1 << 20;
